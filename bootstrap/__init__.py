@@ -1,0 +1,1 @@
+"""The coordinator program: corpus, tokenizer and shards, genesis, seed node, evaluator, command line."""

@@ -1,0 +1,127 @@
+"""`dipaco-bootstrap`: the command line of a coordinator. Heavy imports stay inside the commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dipaco_p2p import __version__
+
+EPILOG = """Exit codes: 0 done; 1 the demo's promises do not all hold; 2 a wrong flag, run file or corpus;
+4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version; 8 damaged data;
+130 stopped: the demo by Ctrl-C, others by a second one."""
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def print_version(is_asked: bool) -> None:
+    """What `--version` does."""
+    if is_asked:
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Say it and leave.")
+    ] = False,
+) -> None:
+    """Describe a run, prepare it, and be the node that volunteers join through."""
+
+
+@app.command(epilog=EPILOG)
+def init(
+    path: Annotated[Path, typer.Argument(help="The run file to write.")] = Path("run.toml"),
+    name: Annotated[str, typer.Option(help="The run's name.")] = "my-run",
+) -> None:
+    """Write a commented run file, with every key at its default."""
+    from dipaco_p2p.runtime.console import run_program
+
+    async def main() -> None:
+        from .runfile import write_template
+
+        write_template(path, name)
+        print(f"wrote {path}; change what you like, then: dipaco-bootstrap start {path}")
+
+    raise typer.Exit(run_program(main))
+
+
+@app.command(epilog=EPILOG)
+def start(
+    run_file: Annotated[Path, typer.Argument(help="A run file, as `init` writes one.")],
+    folder: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Where the run is kept. Default: the run file's, else the user's data folder."),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details to seed.log.")] = False,
+) -> None:
+    """Prepare the run (corpus, tokenizer, warm-up, router, shards), then serve it as the seed node.
+
+    Prints the line that volunteers join with. Ctrl-C hands over and stops; the same command goes on later.
+    """
+    from dipaco_p2p.runtime.console import run_program
+
+    async def main() -> None:
+        from .runfile import load_run_file, run_folder
+
+        file = load_run_file(run_file)  # before the imports that take seconds
+
+        from .seed import start as start_seed
+
+        await start_seed(file, folder or run_folder(file), verbose=verbose)
+
+    raise typer.Exit(run_program(main))
+
+
+@app.command(epilog=EPILOG)
+def verify(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")],
+) -> None:
+    """Recompute every module's chain from genesis to head, from the archived contributions."""
+    from dipaco_p2p.runtime.console import run_program
+
+    async def main() -> None:
+        from .report import print_chains, verify_folder
+
+        print_chains(verify_folder(folder))
+
+    raise typer.Exit(run_program(main))
+
+
+@app.command(epilog=EPILOG)
+def demo(
+    peers: Annotated[int, typer.Option(min=1, max=16, help="Volunteers at the start.")] = 4,
+    grid: Annotated[str, typer.Option(help="Modules per level, as in 2x2.")] = "2x2",
+    rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 12,
+    steps: Annotated[int, typer.Option(min=1, help="Inner steps per round.")] = 30,
+    kills: Annotated[int, typer.Option(min=0, help="Volunteers to kill with SIGKILL, one after the other.")] = 1,
+    corpus: Annotated[
+        str, typer.Option(help="`found`, a file or folder of text, JSONL or Parquet, or a hub name.")
+    ] = "found",
+    seed: Annotated[int, typer.Option(min=0, help="Decides weights, shards, order of batches, and who is killed.")] = 0,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Keep everything here. Default: a temporary folder.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here as JSON.")] = None,
+) -> None:
+    """Train a small model with a real swarm of processes on this machine, kill a volunteer, show what came of it."""
+    from dipaco_p2p.runtime.console import run_program
+
+    failed: list[str] = []
+
+    async def main() -> None:
+        from .demo import DemoConfig, run_demo
+
+        config = DemoConfig(peers=peers, grid=grid, rounds=rounds, steps=steps, kills=kills, corpus=corpus, seed=seed)
+        failed.extend(await run_demo(config, folder=folder, json_file=json_file))
+
+    code = run_program(main)
+    raise typer.Exit(code or (1 if failed else 0))
+
+
+def main() -> None:
+    """The entry point of the `dipaco-bootstrap` script."""
+    app()

@@ -1,0 +1,347 @@
+"""The demo: a real swarm on this machine, through the public commands only, and a volunteer killed on the way.
+
+Read `run_demo` from top to bottom. What it knows of the swarm it reads from the files that every program keeps anyway
+(histories, archive, evaluations); nothing in the programs knows that it is a demo.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dipaco_p2p.errors import ConfigError, DipacoError, Interrupted
+from dipaco_p2p.runtime.console import on_signals
+from dipaco_p2p.runtime.history import read_history
+from dipaco_p2p.swarm.daemon import sweep_stale_sockets
+
+from .demo_report import DemoResult, Kill, measure, print_result, problems
+from .evaluator import read_evaluations
+from .processes import Child, Children, require_alive
+from .progress import stage
+
+POLL_S = 0.25
+ROUND_WORDS = "validation perplexity"
+"""In the lines that the coordinator prints when it has judged a round."""
+LEAVE_S = 60.0
+"""Volunteers of a complete run leave by themselves, within this."""
+STALL_S = 150.0
+"""Without any progress for this long, something is broken, and waiting would hide it."""
+HEARTBEAT_TTL_S = 10.0
+PATHS_MAX = 64
+"""Processes on one machine train them; beyond this the text found on it is too little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoConfig:
+    """What the demo's flags say."""
+
+    peers: int
+    grid: str
+    rounds: int
+    steps: int
+    kills: int
+    corpus: str
+    seed: int
+
+
+async def run_demo(config: DemoConfig, *, folder: Path | None, json_file: Path | None) -> list[str]:
+    """Run the demo and print its table; the promises that did not hold, one line each. Raises DipacoError.
+
+    The first Ctrl-C or SIGTERM ends all programs in good order and raises Interrupted; the second leaves at once, and
+    the kernel then ends them.
+    """
+    require_sense(config)
+    if json_file is not None and not json_file.parent.is_dir():
+        raise ConfigError(f"`{json_file.parent}` is no folder", hint="name a file in an existing folder for --json")
+    is_stopped = threading.Event()
+    with _work_folder(folder) as work, _stop_ends_task(is_stopped):
+        result = await _measured(config, work, is_stopped)
+        if json_file is not None:
+            json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
+        return problems(result)
+
+
+async def _measured(config: DemoConfig, work: Path, is_stopped: threading.Event) -> DemoResult:
+    began_s = time.monotonic()
+    run_file = work / "run.toml"
+    run_file.write_text(run_text(config))
+    demo = Demo(config, work)
+    try:
+        await demo.start_coordinator(run_file)
+        await demo.start_volunteers()
+        await demo.wait_rounds()
+    finally:
+        await demo.end()
+    measuring = asyncio.create_task(
+        asyncio.to_thread(
+            measure,
+            demo.coordinator_folder,
+            demo.homes,
+            demo.kills,
+            kills_asked=config.kills,
+            is_stopped=is_stopped.is_set,
+        )
+    )
+    try:
+        result = await asyncio.shield(measuring)
+    except asyncio.CancelledError:  # the thread sees it too, and must be out of the folder before that goes
+        await asyncio.gather(measuring, return_exceptions=True)
+        raise
+    print_result(result, seconds=time.monotonic() - began_s)
+    return result
+
+
+@contextlib.contextmanager
+def _stop_ends_task(is_stopped: threading.Event) -> Iterator[None]:
+    """Turn the first signal into Interrupted: in this task where it waits, in threads where they look."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    def stop() -> None:
+        is_stopped.set()
+        task.cancel()
+
+    on_signals(stop)
+    try:
+        yield
+    except asyncio.CancelledError:
+        raise Interrupted("the demo was stopped", hint="all its programs have ended") from None
+
+
+def require_sense(config: DemoConfig) -> None:
+    """Raise ConfigError for flags that are fine one by one but not together."""
+    if config.kills and config.kills >= config.rounds:
+        raise ConfigError(
+            f"{config.kills} kills do not fit into {config.rounds} rounds",
+            hint=f"one round must be over before the first: use --rounds {config.kills + 1} or more",
+        )
+    paths = math.prod(grid_widths(config.grid))
+    if paths > PATHS_MAX:
+        raise ConfigError(f"a grid of {paths} paths is too large for a demo", hint=f"at most {PATHS_MAX} paths")
+
+
+@contextlib.contextmanager
+def _work_folder(folder: Path | None) -> Iterator[Path]:
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="dipaco-demo-") as name:
+            yield Path(name)
+    elif folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"`{folder}` is not empty", hint="name a new folder for --dir")
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+
+
+def run_text(config: DemoConfig) -> str:
+    """The demo's run file. Small on purpose: four paths must train in minutes on two CPU cores."""
+    widths = grid_widths(config.grid)
+    blocks = max(1, 4 // len(widths))
+    levels = "".join(f"\n[[model.levels]]\nmodules = {width}\nblocks = {blocks}\n" for width in widths)
+    return f"""\
+[run]
+name = "demo"
+seed = {config.seed}
+pretrain_steps = 200
+
+[model]
+[[model.levels]]
+modules = 1
+embedding = true
+head = true
+{levels}
+[inner]
+steps = {config.steps}
+
+[rounds]
+rounds = {config.rounds}
+min_paths = {min(config.peers, math.prod(widths))}
+deadline_s = 60.0
+
+[liveness]
+heartbeat_ttl_s = {HEARTBEAT_TTL_S}
+
+[corpus]
+source = {json.dumps(str(Path(config.corpus).resolve()) if Path(config.corpus).exists() else config.corpus)}
+
+[node]
+port = 0
+"""
+
+
+def grid_widths(grid: str) -> list[int]:
+    """Modules per level, from `2x2`; raises ConfigError."""
+    parts = grid.split("x")
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) <= PATHS_MAX for part in parts):
+        raise ConfigError(f"`{grid}` is no grid", hint="write modules per level, like 2x2 or 2x4")
+    return [int(part) for part in parts]
+
+
+@dataclass(slots=True)
+class Demo:
+    """The running demo."""
+
+    config: DemoConfig
+    work: Path
+    address: list[str] = field(default_factory=list)
+    children: Children = field(default_factory=lambda: Children(threads=1))
+    volunteers: dict[str, Child] = field(default_factory=dict)
+    kills: list[Kill] = field(default_factory=list)
+    _listening: asyncio.Task[None] | None = None
+
+    @property
+    def coordinator_folder(self) -> Path:
+        return self.work / "coordinator"
+
+    @property
+    def homes(self) -> dict[str, Path]:
+        return {name: self.work / name for name in self.volunteers}
+
+    async def start_coordinator(self, run_file: Path) -> None:
+        """Start the coordinator and wait for the line to join with."""
+        arguments = ("start", str(run_file), "--dir", str(self.coordinator_folder))
+        pipe = asyncio.subprocess.PIPE
+        child = await self.children.start(
+            "the coordinator", "bootstrap.cli", *arguments, log=self.work / "coordinator.log", output=pipe
+        )
+        assert child.process.stdout is not None
+        async for line in child.process.stdout:
+            print(line.decode().rstrip(), flush=True)
+            words = line.decode().split()
+            if words[:2] == ["dipaco-peer", "join"]:
+                self.address = words[2:]
+                self._listening = asyncio.create_task(_print_rounds(child.process.stdout))
+                return
+        raise DipacoError("the coordinator did not open the run", hint="its own message is above")
+
+    async def end(self) -> None:
+        """End all programs and tidy up after them."""
+        await self.children.end_all()
+        sweep_stale_sockets()  # a killed program cannot remove its own
+        if self._listening is not None:
+            await self._listening
+
+    async def start_volunteers(self) -> None:
+        for _ in range(self.config.peers):
+            await self.start_volunteer()
+
+    async def start_volunteer(self) -> str:
+        """One more volunteer, as a person would start it; its name."""
+        name = f"volunteer-{len(self.volunteers) + 1}"
+        arguments = ("join", *self.address, "--home", str(self.work / name), "--device", "cpu", "--threads", "1")
+        arguments += ("--listen", "/ip4/127.0.0.1/tcp/0")
+        log = self.work / f"{name}.log"
+        self.volunteers[name] = await self.children.start(name, "peers.cli", *arguments, log=log)
+        return name
+
+    async def wait_rounds(self) -> None:
+        """Watch the rounds go by, kill whom the flags say, and wait for the last evaluation."""
+        rounds, chooser = self.config.rounds, random.Random(self.config.seed)
+        progressed_s, state = time.monotonic(), None
+        with stage("Training in the swarm", total=rounds) as advance:
+            while (done := self.rounds_done()) < rounds or not self._is_judged(rounds):
+                if self._is_kill_due(done):
+                    await self.kill_one(chooser)
+                self._note_reassignment()
+                if state != (state := (done, self._events())):
+                    progressed_s = time.monotonic()
+                if time.monotonic() - progressed_s > STALL_S:
+                    raise DipacoError(
+                        f"nothing happened for {STALL_S:.0f} s in round {done}",
+                        hint="use --dir and read the logs there",
+                    )
+                self._require_all_alive()
+                advance(done)
+                await asyncio.sleep(POLL_S)
+            advance(rounds)
+        with contextlib.suppress(TimeoutError):  # who does not go by itself is told to
+            async with asyncio.timeout(LEAVE_S):
+                await asyncio.gather(*(child.process.wait() for child in self.volunteers.values()))
+
+    async def kill_one(self, chooser: random.Random) -> None:
+        """SIGKILL a volunteer in the middle of its inner steps, and let a new one join."""
+        training = sorted(name for name in self._alive() if self._last(name, "doing").get("doing") == "training")
+        if not training:
+            return
+        victim = chooser.choice(training)
+        path = self._last(victim, "claimed").get("path", "")
+        self.volunteers[victim].kill()
+        self.kills.append(Kill(victim=victim, path=path, killed_s=time.time()))
+        await self.volunteers[victim].process.wait()
+        newcomer = await self.start_volunteer()
+        print(f"killed {victim}, which trained {path}, with SIGKILL; {newcomer} joins", flush=True)
+
+    def _note_reassignment(self) -> None:
+        for kill in self.kills:
+            if kill.claimed_s is None:
+                for name in self._alive():
+                    for event in self.events(name):
+                        if event["ev"] == "claimed" and event["path"] == kill.path and event["t"] > kill.killed_s:
+                            kill.claimant, kill.claimed_s = name, event["t"]
+                            after = f"{kill.reassigned_after_s:.1f} s after the kill"
+                            print(f"{kill.path} has a new claimant, {name}, {after}", flush=True)
+                            return
+
+    def _is_kill_due(self, done: int) -> bool:
+        """Kills are spread over the rounds, and each waits for the last one's path to be covered again."""
+        number = len(self.kills)
+        if number >= self.config.kills or any(kill.claimed_s is None for kill in self.kills):
+            return False
+        return done >= max(1, (number + 1) * self.config.rounds // (self.config.kills + 2))
+
+    def rounds_done(self) -> int:
+        """The newest version that every module in the archive has."""
+        newest: dict[str, int] = {}
+        for event in _events(self.coordinator_folder / "history.jsonl"):
+            if event["ev"] == "archived":
+                newest[event["module"]] = event["version"]
+        return min(newest.values()) if len(newest) == self._module_count() else 0
+
+    def _module_count(self) -> int:
+        return 1 + sum(int(part) for part in self.config.grid.split("x"))
+
+    def _is_judged(self, version: int) -> bool:
+        rows = read_evaluations(self.coordinator_folder / "evaluations.jsonl")
+        return any(row["version"] == version for row in rows)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The history of one volunteer."""
+        return [event for path in (self.work / name).glob("runs/*/history.jsonl") for event in _events(path)]
+
+    def _last(self, name: str, ev: str) -> dict[str, Any]:
+        return next((event for event in reversed(self.events(name)) if event["ev"] == ev), {})
+
+    def _events(self) -> int:
+        return sum(len(self.events(name)) for name in self.volunteers)
+
+    def _alive(self) -> list[str]:
+        return [name for name, child in self.volunteers.items() if child.is_alive]
+
+    def _require_all_alive(self) -> None:
+        killed = {kill.victim for kill in self.kills}
+        require_alive(self.children.children[0], "serving the run")
+        if self.rounds_done() < self.config.rounds:
+            for name, child in self.volunteers.items():
+                if name not in killed and child.process.returncode != 0:  # 0: it saw the end of the run before we do
+                    require_alive(child, "training")
+
+
+async def _print_rounds(stream: asyncio.StreamReader) -> None:
+    """Pass on what the coordinator says of each round; a pipe that nobody reads would stop it one day."""
+    async for line in stream:
+        text = line.decode(errors="replace").rstrip()
+        if ROUND_WORDS in text:  # not the line after the last round, which says how to stop it: that is ours to do
+            print(text, flush=True)
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    return list(read_history(path))

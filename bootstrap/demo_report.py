@@ -1,0 +1,266 @@
+"""What a demo showed: gathered from the files of its programs, checked, printed, and written as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dipaco_p2p.errors import Interrupted
+from dipaco_p2p.runtime.history import read_history
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.store import Store
+
+from .archive import SeedArchive
+from .baseline import train_dense
+from .evaluator import Evaluator, read_evaluations
+from .prepare import open_prepared
+from .progress import Advance, stage
+from .verify import ChainReport, verify_run
+
+COLUMNS = 100
+VOLUNTEERS_A_TABLE = 5
+EXPIRIES_MAX = 3
+"""A killed volunteer's path must have a new claimant within this many heartbeat lives."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Kill:
+    """One volunteer that was killed, and who took its path."""
+
+    victim: str
+    path: str
+    killed_s: float
+    claimant: str = ""
+    claimed_s: float | None = None
+
+    @property
+    def reassigned_after_s(self) -> float | None:
+        return None if self.claimed_s is None else self.claimed_s - self.killed_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoResult:
+    """All figures of a demo."""
+
+    run: Run
+    modules: dict[str, list[dict[str, Any]]]
+    """Per module its versions: digest, contributions, validation loss, leader."""
+    peers: list[dict[str, Any]]
+    """Per volunteer and round: bytes pushed and pulled, tokens, seconds."""
+    kills: list[Kill]
+    kills_asked: int
+    chains: list[ChainReport]
+    receipts: int
+    receipts_lost: int
+    pretrained_perplexity: float
+    routed_perplexity: float
+    dense_perplexity: float
+
+    @property
+    def chains_verified(self) -> bool:
+        return all(not chain.problem for chain in self.chains)
+
+    @property
+    def reassigned_after_s(self) -> float | None:
+        """The slowest reassignment; None when nobody was killed or a path was not taken."""
+        times = [kill.reassigned_after_s for kill in self.kills]
+        return max((t for t in times if t is not None), default=None) if None not in times else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "run": self.run.id,
+            "grid": str(self.run.topology),
+            "rounds": self.run.config.rounds.rounds,
+            "steps_per_path": self.run.config.rounds.rounds * self.run.config.inner.steps,
+            "pretrained_perplexity": self.pretrained_perplexity,
+            "routed_perplexity": self.routed_perplexity,
+            "dense_perplexity": self.dense_perplexity,
+            "below_dense": 1 - self.routed_perplexity / self.dense_perplexity,
+            "reassigned_after_s": self.reassigned_after_s,
+            "heartbeat_ttl_s": self.run.config.liveness.heartbeat_ttl_s,
+            "kills": [asdict(kill) for kill in self.kills],
+            "chains_verified": self.chains_verified,
+            "receipts": self.receipts,
+            "receipts_lost": self.receipts_lost,
+            "modules": self.modules,
+            "peers": self.peers,
+        }
+
+
+def measure(
+    folder: Path, homes: dict[str, Path], kills: list[Kill], *, kills_asked: int, is_stopped: Callable[[], bool]
+) -> DemoResult:
+    """Read what the programs left, verify every chain, and train the dense baseline beside it.
+
+    Takes minutes, in a thread: raises Interrupted soon after `is_stopped`.
+    """
+    store = Store(folder)
+    run = open_prepared(store)
+    assert run is not None
+    archive = SeedArchive(run, store)
+    evaluator = Evaluator(run, store, archive)
+    rounds = run.config.rounds.rounds
+    with _stage("Verifying every chain", rounds * len(archive.ledgers), is_stopped) as advance:
+        chains = verify_run(run, store, archive, on_progress=advance)
+    with _stage("Training the dense baseline", rounds, is_stopped) as advance:
+        dense = train_dense(run, store, evaluator, on_progress=advance)
+    losses = {row["version"]: row for row in read_evaluations(folder / "evaluations.jsonl")}
+    events = {name: list(_history(home)) for name, home in homes.items()}
+    receipts = {event["id"] for rows in events.values() for event in rows if event["ev"] == "receipt"}
+    counted = {name for ledger in archive.ledgers.values() for name in ledger.counted}
+    return DemoResult(
+        run=run,
+        modules={str(module): _versions(ledger, losses, events) for module, ledger in archive.ledgers.items()},
+        peers=[_peer_round(name, event) for name, rows in events.items() for event in rows if event["ev"] == "round"],
+        kills=kills,
+        kills_asked=kills_asked,
+        chains=chains,
+        receipts=len(receipts),
+        receipts_lost=len(receipts - counted),
+        pretrained_perplexity=evaluator.evaluate(0).routed.perplexity,
+        routed_perplexity=evaluator.evaluate(rounds).routed.perplexity,
+        dense_perplexity=dense.evaluation.perplexity,
+    )
+
+
+@contextmanager
+def _stage(title: str, total: int, is_stopped: Callable[[], bool]) -> Iterator[Advance]:
+    with stage(title, total=total) as show:
+
+        def advance(done: int) -> None:
+            if is_stopped():
+                raise Interrupted("the demo was stopped")
+            show(done)
+
+        yield advance
+
+
+def problems(result: DemoResult) -> list[str]:
+    """The promises that did not hold, one line each; the demo's exit code depends on them."""
+    limit_s = EXPIRIES_MAX * result.run.config.liveness.heartbeat_ttl_s
+    bad = [chain for chain in result.chains if chain.problem]
+    found = [f"the chain of {chain.module} does not verify: {chain.problem}" for chain in bad]
+    if result.receipts_lost:
+        found.append(f"{result.receipts_lost} contributions with a receipt are in no version")
+    if len(result.kills) < result.kills_asked:
+        found.append(f"only {len(result.kills)} of {result.kills_asked} kills met a volunteer in training")
+    for kill in result.kills:
+        if kill.reassigned_after_s is None:
+            found.append(f"{kill.path} of {kill.victim} was not taken by anybody")
+        elif kill.reassigned_after_s > limit_s:
+            found.append(f"{kill.path} was taken after {kill.reassigned_after_s:.1f} s, more than {limit_s:.0f} s")
+    return found
+
+
+def print_result(result: DemoResult, *, seconds: float) -> None:
+    """The table of the demo."""
+    console = Console(width=None if Console().is_terminal else COLUMNS)
+    console.print(_module_table(result))
+    names = list(dict.fromkeys(row["volunteer"] for row in result.peers))
+    for first in range(0, len(names), VOLUNTEERS_A_TABLE):
+        console.print(_peer_table(result, names[first : first + VOLUNTEERS_A_TABLE]))
+    paths, rounds = result.run.topology.path_count, result.run.config.rounds.rounds
+    lines = [
+        f"routed validation perplexity    {result.routed_perplexity:8.2f}   {_compared(result)}",
+        f"dense baseline, same outer step {result.dense_perplexity:8.2f}",
+        f"after the warm-up, for both     {result.pretrained_perplexity:8.2f}",
+        f"held equal: {rounds * result.run.config.inner.steps} steps per path, batch, text, warm-up, outer step, codec",
+        f"not equal: compute ({paths} paths train, against 1) and parameters; the fairer controls (DiLoCo, random",
+        "  routing) belong to the experiment: see `What the demo shows` in docs/design.md",
+        *(_kill_line(result, kill) for kill in result.kills),
+        f"chains: {_chains_line(result)}; receipts: {result.receipts}, lost {result.receipts_lost}",
+        f"the whole demo took {seconds:.0f} s",
+        *(f"BROKEN: {problem}" for problem in problems(result)),
+    ]
+    console.print("\n".join(lines), highlight=False)
+
+
+def _compared(result: DemoResult) -> str:
+    below = 1 - result.routed_perplexity / result.dense_perplexity
+    return f"{abs(below):.1%} {'below' if below > 0 else 'ABOVE'} the dense baseline"
+
+
+def _kill_line(result: DemoResult, kill: Kill) -> str:
+    if kill.reassigned_after_s is None:
+        return f"{kill.victim} was killed; {kill.path} was taken by nobody"
+    lives = kill.reassigned_after_s / result.run.config.liveness.heartbeat_ttl_s
+    return (
+        f"{kill.victim} was killed; {kill.claimant} took {kill.path} after {kill.reassigned_after_s:.1f} s "
+        f"({lives:.1f} heartbeat lives)"
+    )
+
+
+def _chains_line(result: DemoResult) -> str:
+    good = sum(not chain.problem for chain in result.chains)
+    return f"{good} of {len(result.chains)} recomputed from genesis to head, to the bit"
+
+
+def _module_table(result: DemoResult) -> Table:
+    title = "Module versions, with the validation loss (nats per token) of the paths through the module"
+    table = _table(title)
+    for name in ("module", "version", "digest", "contributions", "loss", "leader", "term"):
+        table.add_column(name, justify="left" if name in ("module", "digest", "leader") else "right")
+    for module, versions in result.modules.items():
+        for row in versions:
+            table.add_row(module if row is versions[0] else "", *_version_cells(row), end_section=row is versions[-1])
+    return table
+
+
+def _version_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    loss = "-" if row["loss"] is None else f"{row['loss']:.3f}"
+    return str(row["version"]), row["digest"][:8], str(row["contributions"]), loss, row["leader"], str(row["term"])
+
+
+def _peer_table(result: DemoResult, names: list[str]) -> Table:
+    table = _table("kB pushed / pulled per round, what leading modules for others takes included")
+    table.add_column("round", justify="right")
+    for name in names:
+        table.add_column(name, justify="right")
+    for number in range(result.run.config.rounds.rounds):
+        rows = {row["volunteer"]: row for row in result.peers if row["round"] == number}
+        table.add_row(str(number), *(_traffic(rows[name]) if name in rows else "" for name in names))
+    return table
+
+
+def _table(title: str) -> Table:
+    """Lines only where they help; as wide as its columns, but never narrower than its title."""
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, min_width=len(title))
+
+
+def _traffic(row: dict[str, Any]) -> str:
+    return f"{row['bytes_pushed'] / 1000:,.0f} / {row['bytes_pulled'] / 1000:,.0f}"
+
+
+def _versions(ledger: Any, losses: dict[int, Any], events: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    names = {event["peer"]: name for name, rows in events.items() for event in rows if event["ev"] == "joined"}
+    rows = []
+    for sealed in ledger.versions:
+        version = sealed.document
+        judged = losses.get(version.version, {}).get("modules", {})
+        rows.append(
+            {
+                "version": version.version,
+                "digest": version.digest,
+                "contributions": len(version.shares),
+                "loss": judged.get(str(version.module)),
+                "leader": names.get(version.author, "coordinator"),
+                "term": version.term,
+            }
+        )
+    return rows
+
+
+def _peer_round(name: str, event: dict[str, Any]) -> dict[str, Any]:
+    kept = ("path", "round", "steps", "tokens", "loss", "seconds", "bytes_pushed", "bytes_pulled")
+    return {"volunteer": name} | {key: event[key] for key in kept}
+
+
+def _history(home: Path) -> list[dict[str, Any]]:
+    return [event for path in home.glob("runs/*/history.jsonl") for event in read_history(path)]

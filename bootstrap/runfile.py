@@ -1,0 +1,235 @@
+"""The run file: one TOML file that describes a run, and the commented template that `init` writes.
+
+    [run]       name, seed, warm-up      \\
+    [model]     and [[model.levels]]      |  `RunConfig`: shared by all participants, part of the fingerprint
+    [inner] [outer] [rounds] [liveness]  /
+    [corpus]    where the text comes from   only this machine's business
+    [node]      where the coordinator listens
+
+Every key may be left out and then has the default that `template` shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dipaco_p2p import strict
+from dipaco_p2p.config import InnerConfig, LivenessConfig, ModelConfig, OuterConfig, RoundsConfig, RunConfig
+from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.strict import bounded
+
+DEFAULT_PORT = 31337
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusConfig:
+    """Which text to train on, and how it is split."""
+
+    source: str = "found"
+    """`found`, a file or folder (.txt, .jsonl, .jsonl.gz, .parquet), or a hub name `org/name` or `org/name:subset`."""
+    text_field: str = "text"
+    """The field of a JSONL or Parquet record that holds the text."""
+    documents_max: int = bounded(0, low=0)
+    """Take at most this many documents; 0 is no limit."""
+    bytes_max: int = bounded(12_000_000, low=1)
+    """Take at most this much text (UTF-8), whatever the source."""
+    validation_share: float = bounded(0.06, low=0.001, high=0.5)
+    router_share: float = bounded(0.04, low=0.001, high=0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """Where the coordinator listens and keeps its files."""
+
+    host: str = "127.0.0.1"
+    port: int = bounded(DEFAULT_PORT, low=0, high=65_535)
+    """0 takes any free port."""
+    directory: str = ""
+    """Empty: the platform's folder for program data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFile:
+    """All that a run file says."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    node: NodeConfig = field(default_factory=NodeConfig)
+
+
+def _same(name: str) -> Any:
+    """A field with the default and bounds that `RunConfig` gives it."""
+    known = RunConfig.__dataclass_fields__[name]
+    return field(default=known.default, metadata=known.metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RunTable:
+    name: str = _same("name")
+    seed: int = _same("seed")
+    pretrain_steps: int = _same("pretrain_steps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """The tables of the file, in the order of the template."""
+
+    run: _RunTable = field(default_factory=_RunTable)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    inner: InnerConfig = field(default_factory=InnerConfig)
+    outer: OuterConfig = field(default_factory=OuterConfig)
+    rounds: RoundsConfig = field(default_factory=RoundsConfig)
+    liveness: LivenessConfig = field(default_factory=LivenessConfig)
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    node: NodeConfig = field(default_factory=NodeConfig)
+
+
+def load_run_file(path: Path) -> RunFile:
+    """Read and check a run file; a relative corpus path counts from the run file's folder if it exists there.
+
+    Raises ConfigError, with the file's name in its message, for anything that is not exactly right.
+    """
+    try:
+        mapping = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        hint = "`dipaco-bootstrap init` writes a commented one"
+        raise ConfigError(f"run file `{path}` cannot be read: {error.strerror}", hint=hint) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"run file `{path}` is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"`{path}` is no TOML: {error}", hint="texts need quotes, tables look like `[model]`"
+        ) from None
+    return _beside(_run_file(mapping, where=path.name), path.parent)
+
+
+def _run_file(mapping: object, *, where: str) -> RunFile:
+    try:
+        layout = strict.load(_Layout, mapping, where=where)
+        if layout.corpus.validation_share + layout.corpus.router_share > 0.5:
+            raise ConfigError("validation and router shares leave less than half of the text for training")
+        run = _run_config(layout)
+    except ConfigError as error:
+        message = str(error) if where in str(error) else f"{where}: {error}"
+        raise ConfigError(message, hint=error.hint) from None
+    return RunFile(run=run, corpus=layout.corpus, node=layout.node)
+
+
+def _run_config(layout: _Layout) -> RunConfig:
+    """`RunConfig` has the keys of [run] and, beside them, the tables that are shared."""
+    values = {known.name: getattr(layout.run, known.name) for known in dataclasses.fields(_RunTable)}
+    shared = {known.name for known in dataclasses.fields(RunConfig)} - set(values)
+    return RunConfig(**values, **{name: getattr(layout, name) for name in shared})
+
+
+def _beside(file: RunFile, folder: Path) -> RunFile:
+    beside = folder / file.corpus.source
+    if file.corpus.source == "found" or Path(file.corpus.source).is_absolute() or not beside.exists():
+        return file
+    return dataclasses.replace(file, corpus=dataclasses.replace(file.corpus, source=str(beside)))
+
+
+def template(name: str) -> str:
+    """A commented run file for a run called `name`; it says every key with its default."""
+    RunConfig(name=name)  # refuses a name that the file could not be loaded with
+    return TEMPLATE.replace("@name@", name)
+
+
+TEMPLATE = """\
+# A run of dipaco-p2p. Every key may be left out; the values below are the defaults.
+
+[run]
+name = "@name@"            # letters, digits, - and _
+seed = 0                # decides initial weights, shards and the order of batches
+pretrain_steps = 200    # inner steps of one path before it is copied into the grid
+
+[model]                 # a path: a Llama-style decoder, cut into levels
+vocab_size = 2048       # size of the tokenizer that is trained on the corpus
+width = 64
+heads = 2               # width / heads must be even
+ffn_width = 192
+context = 256           # tokens in a training sequence
+rope_theta = 10000.0
+norm_eps = 1e-5
+tied = true             # the output head is the embedding; then one level holds both
+
+[[model.levels]]        # one table per level; a path takes one module of each
+modules = 1             # 1: shared by all paths
+blocks = 0              # decoder blocks in each module
+embedding = true        # exactly one level has the token embedding
+head = true             # exactly one level has the final norm and output head
+
+[[model.levels]]
+modules = 2
+blocks = 2
+
+[[model.levels]]
+modules = 2
+blocks = 2
+
+[inner]                 # AdamW of a volunteer on its path's shard
+steps = 30              # inner steps per round
+batch = 8               # sequences per step
+lr = 3e-3
+lr_min_ratio = 0.1      # the cosine over the whole run ends at this share of lr
+warmup_steps = 20       # from the start of the run, pretrain_steps included
+beta1 = 0.9
+beta2 = 0.95
+weight_decay = 0.1
+clip = 1.0              # largest norm of a step's gradient
+
+[outer]                 # Nesterov on a module's averaged outer gradients
+lr = 0.7
+momentum = 0.9
+norm_rule = "sqrt"      # sqrt: mean times sqrt(number of paths); rda: mean of norms, mean of directions
+
+[rounds]
+rounds = 16             # outer steps of every module
+min_paths = 1           # paths that must be claimed before the first round starts
+quorum = 0.5            # share of a module's claimed paths that a deadline needs to close its round
+deadline_s = 120.0      # from a round's first contribution on
+grace_s = 5.0           # how long a round at its deadline still waits for the slowest
+staleness = 1           # how many versions behind a contribution may be
+
+[liveness]
+heartbeat_ttl_s = 15.0  # a peer silent for this long has lost its claims
+settle_s = 1.0          # wait before a claim counts, in which others may object
+
+[corpus]                # only the coordinator reads this part and the next
+source = "found"        # text of installed packages; or a file, a folder, or a hub name "org/name"
+text_field = "text"     # the field with the text in JSONL and Parquet
+documents_max = 0       # 0: no limit
+bytes_max = 12000000    # take at most this much text
+validation_share = 0.06 # of the documents, for measuring
+router_share = 0.04     # of the documents, for making the router
+
+[node]
+host = "127.0.0.1"      # the address others reach; "0.0.0.0" listens everywhere
+port = 31337            # 0: any free port
+directory = ""          # where the run is kept; empty: the platform's folder for program data
+"""
+
+
+def write_template(path: Path, name: str) -> None:
+    """Write `template(name)` to `path`; raises ConfigError rather than replace a file."""
+    text = template(name)
+    try:
+        with path.open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"`{path}` is there already", hint="name another file, or remove that one") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write `{path}`: {error.strerror}") from None
+
+
+def run_folder(file: RunFile) -> Path:
+    """Where a run is kept unless the user says otherwise."""
+    import platformdirs
+
+    if file.node.directory:
+        return Path(file.node.directory).expanduser()
+    return platformdirs.user_data_path("dipaco-p2p") / "coordinator" / file.run.name

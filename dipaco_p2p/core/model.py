@@ -1,0 +1,218 @@
+"""One path as a torch module: a Llama decoder whose parameters carry Hugging Face's names.
+
+B batch, T tokens, D width, H heads, K width of a head, V vocabulary.
+RMSNorm, rotary positions in the `rotate_half` convention, SwiGLU, no biases, causal attention.
+Source of the architecture: Llama (arXiv 2302.13971); `LlamaForCausalLM` is the reference in the tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import TypeVar, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+from .arrays import Floats
+from .head_loss import IGNORED, head_loss
+from .layout import module_layout
+
+INIT_STD = 0.02
+
+QUERIES = 128
+"""Queries at a time in attention on a CPU."""
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class PathModel(nn.Module):
+    """A whole path; its state dict has the names of `module_layout` over all levels."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = _Decoder(config)
+        self.lm_head = None if config.tied else _linear(config.width, config.vocab_size)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits (B, T, V) of the token after each position."""
+        return self.logits(self.hidden(tokens_BT))
+
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        """Output (B, T, D) of the last block, before the final norm."""
+        return cast(Tensor, self.model(tokens_BT))
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """Final norm and output head."""
+        return F.linear(self.model.norm(hidden_BTD), self.head_weight)
+
+    def loss(self, tokens_BT: Tensor, *, skip: int = 0) -> Tensor:
+        """`next_token_loss` of this model, without ever holding all logits."""
+        normed_BTD = self.model.norm(self.hidden(tokens_BT))
+        targets_BT = _targets(tokens_BT, skip)
+        return head_loss(normed_BTD.flatten(0, 1), self.head_weight, targets_BT.flatten())
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The output head (V, D)."""
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+
+class _Decoder(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = _empty(nn.Embedding, config.vocab_size, config.width)
+        self.layers = nn.ModuleList(_Block(config) for _ in range(sum(level.blocks for level in config.levels)))
+        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        hidden_BTD = self.embed_tokens(tokens_BT)
+        head_width = self.config.width // self.config.heads
+        rope = _rope_tables(tokens_BT.shape[1], head_width, self.config.rope_theta, hidden_BTD.device)
+        for layer in self.layers:
+            hidden_BTD = layer(hidden_BTD, rope)
+        return cast(Tensor, hidden_BTD)
+
+
+class _Block(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.self_attn = _Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.mlp = _SwiGlu(config)
+
+    def forward(self, hidden_BTD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        hidden_BTD = hidden_BTD + self.self_attn(self.input_layernorm(hidden_BTD), rope)
+        return cast(Tensor, hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD)))
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (_linear(config.width, config.width) for _ in range(4))
+
+    def forward(self, normed_BTD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        query_BHTK = _rotate(self._heads(self.q_proj(normed_BTD)), rope)
+        key_BHTK = _rotate(self._heads(self.k_proj(normed_BTD)), rope)
+        mixed_BHTK = _attend(query_BHTK, key_BHTK, self._heads(self.v_proj(normed_BTD)))
+        return cast(Tensor, self.o_proj(mixed_BHTK.transpose(1, 2).reshape(normed_BTD.shape)))
+
+    def _heads(self, values_BTD: Tensor) -> Tensor:
+        batch, tokens, width = values_BTD.shape
+        return values_BTD.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
+
+
+class _SwiGlu(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = _linear(config.width, config.ffn_width)
+        self.up_proj = _linear(config.width, config.ffn_width)
+        self.down_proj = _linear(config.ffn_width, config.width)
+
+    def forward(self, normed_BTD: Tensor) -> Tensor:
+        return cast(Tensor, self.down_proj(F.silu(self.gate_proj(normed_BTD)) * self.up_proj(normed_BTD)))
+
+
+def initial_modules(config: ModelConfig, *, seed: int) -> dict[int, Floats]:
+    """The flat vector of a fresh module per level: normal weights of deviation 0.02, norms 1.
+
+    Projections that write into the residual stream are scaled down by sqrt(2 * layers), as in GPT-2.
+    """
+    residual_std = INIT_STD / math.sqrt(2 * sum(level.blocks for level in config.levels))
+    modules = {}
+    for level in range(len(config.levels)):
+        generator = np.random.default_rng([seed, level])
+        layout = module_layout(config, level)
+        modules[level] = np.ones(layout.size, dtype="<f4")
+        for name, view in layout.split(modules[level]).items():
+            if view.ndim == 2:
+                std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else INIT_STD
+                view[...] = generator.standard_normal(view.shape, dtype=np.float32) * np.float32(std)
+    return modules
+
+
+def load_modules(model: PathModel, flats: Sequence[Floats]) -> None:
+    """Copy one flat vector per level, in level order, into the model."""
+    assert len(flats) == len(model.config.levels), len(flats)
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for level, flat in enumerate(flats):
+            for name, values in module_layout(model.config, level).split(flat).items():
+                # A copy: views of a blob are read-only, which torch warns about.
+                parameters[name].copy_(torch.from_numpy(values.copy()))
+
+
+def read_module(model: PathModel, level: int) -> Floats:
+    """A fresh flat vector of what the model now holds of `level`."""
+    parameters = dict(model.named_parameters())
+    layout = module_layout(model.config, level)
+    return layout.flatten({name: parameters[name] for name in layout.names})
+
+
+def next_token_loss(logits_BTV: Tensor, tokens_BT: Tensor, *, skip: int = 0) -> Tensor:
+    """Mean cross-entropy in nats over the predicted positions; targets at positions below `skip` do not count."""
+    targets_BT = _targets(tokens_BT, skip)
+    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED)
+
+
+def _targets(tokens_BT: Tensor, skip: int) -> Tensor:
+    """The token after each position, or IGNORED; shifting these instead of the logits saves a copy of the latter."""
+    targets_BT = F.pad(tokens_BT[:, 1:], (0, 1), value=IGNORED)
+    targets_BT[:, : max(skip - 1, 0)] = IGNORED
+    return targets_BT
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    return _empty(nn.Linear, inputs, outputs, bias=False)
+
+
+def _empty(kind: type[Module], *args: int, **options: bool) -> Module:
+    """A layer without initial values: these always come from a blob or from `initial_modules`."""
+    return cast(Module, nn.utils.skip_init(kind, *args, **options))  # type: ignore[no-untyped-call]
+
+
+def _rotate(values_BHTK: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    cos_TK, sin_TK = rope
+    first, second = values_BHTK.chunk(2, dim=-1)
+    return values_BHTK * cos_TK + torch.cat((-second, first), dim=-1) * sin_TK
+
+
+def _attend(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor) -> Tensor:
+    if query_BHTK.device.type != "cpu":
+        return F.scaled_dot_product_attention(query_BHTK, key_BHTK, value_BHTK, is_causal=True)
+    # On a CPU, at the default sizes, plain products are a little quicker than torch's fused kernel (a training step in
+    # 82 to 84 ms, not 86 to 89; best of 35, one thread), if queries go in slices: then the later half of the keys
+    # is not computed for the earlier half of the queries.
+    batch, heads, tokens, width = query_BHTK.shape
+    query, key, value = (part.reshape(batch * heads, tokens, width) for part in (query_BHTK, key_BHTK, value_BHTK))
+    mixed = []
+    for start in range(0, tokens, QUERIES):
+        end = min(start + QUERIES, tokens)
+        mask = _causal_mask(tokens)[start:end, :end].expand(batch * heads, -1, -1)
+        scores = torch.baddbmm(mask, query[:, start:end], key[:, :end].transpose(1, 2), alpha=1 / math.sqrt(width))
+        mixed.append(torch.bmm(scores.softmax(dim=-1), value[:, :end]))
+    return torch.cat(mixed, dim=1).view(batch, heads, tokens, width)
+
+
+# Kept tables must be ordinary tensors, even if the first to ask is in inference mode.
+@functools.lru_cache(maxsize=4)
+@torch.inference_mode(False)
+def _causal_mask(tokens: int) -> Tensor:
+    return torch.full((tokens, tokens), -math.inf).triu(1)
+
+
+@functools.lru_cache(maxsize=4)
+@torch.inference_mode(False)
+def _rope_tables(tokens: int, head_width: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosine and sine (T, K); the two halves of K hold the same angles."""
+    frequencies = 1.0 / theta ** (torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
+    angles = torch.outer(torch.arange(tokens, dtype=torch.float32), frequencies).repeat(1, 2)
+    return angles.cos().to(device), angles.sin().to(device)

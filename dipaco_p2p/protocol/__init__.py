@@ -1,0 +1,1 @@
+"""The rules between peers: pure state machines and documents. No torch, no asyncio, no clock, no network."""

@@ -1,0 +1,120 @@
+"""Whether a leader takes a contribution. Every refusal is one of `Reason`, and its sender is told.
+
+Order matters: cheap checks first, and nothing is read from the payload before its author, run and base are right.
+What needs the payload's numbers is decided by `judge_norm`, from the norm that the core measured.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ..topology import PathId
+from .documents import Contribution, ModuleVersion
+from .signing import PeerId
+
+NORM_MULTIPLE_MAX = 10.0
+"""A contribution may be this many times the running median of its module's norms; honest ones stay within 3."""
+NORM_HISTORY = 32
+NORM_SAMPLES_MIN = 3
+
+
+class Reason(StrEnum):
+    WRONG_RUN = "wrong-run"
+    WRONG_MODULE = "wrong-module"
+    WRONG_PATH = "wrong-path"
+    NOT_AUTHOR = "not-author"
+    NOT_LEADER = "not-leader"
+    STALE_BASE = "stale-base"
+    UNKNOWN_BASE = "unknown-base"
+    ALREADY_CONTRIBUTED = "already-contributed"
+    OVERSIZED = "oversized"
+    MALFORMED = "malformed"
+    NORM = "norm"
+    COMPLETE = "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """None as reason means admitted."""
+
+    reason: Reason | None
+    detail: str = ""
+
+    @property
+    def is_admitted(self) -> bool:
+        return self.reason is None
+
+
+ADMITTED = Verdict(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionRules:
+    """What a leader knows when a contribution comes."""
+
+    run: str
+    head: ModuleVersion
+    bases: Mapping[int, str]
+    """Digest by version, for the head and the versions within the staleness limit."""
+    paths: Container[PathId]
+    """The paths through the module."""
+    rounds: int
+    payload_bytes_max: int
+    tokens_max: int
+    contributed: Mapping[tuple[PeerId, PathId, int], str]
+    """Contribution id by author, path and base version, for the bases above."""
+
+
+def judge(contribution: Contribution, *, sender: PeerId, contribution_id: str, rules: AdmissionRules) -> Verdict:
+    """Everything that can be said without the payload. The signature is checked already (`unseal`)."""
+    if contribution.run != rules.run:
+        return Verdict(Reason.WRONG_RUN, f"this is run {rules.run[:8]}, not {contribution.run[:8]}")
+    if contribution.module != rules.head.module:
+        return Verdict(Reason.WRONG_MODULE, f"{contribution.module} is not led here")
+    if contribution.path not in rules.paths:
+        return Verdict(Reason.WRONG_PATH, f"{contribution.path} does not go through {contribution.module}")
+    if sender != contribution.author:
+        return Verdict(Reason.NOT_AUTHOR, "a contribution must be pushed by its author")
+    if contribution.payload.size > rules.payload_bytes_max:
+        size_bytes = contribution.payload.size
+        return Verdict(Reason.OVERSIZED, f"payload of {size_bytes} bytes, limit {rules.payload_bytes_max}")
+    if contribution.tokens > rules.tokens_max:
+        return Verdict(Reason.MALFORMED, f"{contribution.tokens} tokens in one round, limit {rules.tokens_max}")
+    earlier = rules.contributed.get((contribution.author, contribution.path, contribution.base_version))
+    if earlier is not None and earlier != contribution_id:
+        detail = f"{contribution.path} has contributed from version {contribution.base_version}"
+        return Verdict(Reason.ALREADY_CONTRIBUTED, detail)
+    if earlier is None:
+        return _judge_base(contribution, rules)
+    return ADMITTED
+
+
+def _judge_base(contribution: Contribution, rules: AdmissionRules) -> Verdict:
+    base, head = contribution.base_version, rules.head.version
+    if head >= rules.rounds:
+        return Verdict(Reason.COMPLETE, f"{contribution.module} has its last version, {head}")
+    if base not in rules.bases:
+        reason = Reason.STALE_BASE if base < head else Reason.UNKNOWN_BASE
+        return Verdict(reason, f"based on version {base}, but the head is {head} and only {sorted(rules.bases)} count")
+    if rules.bases[base] != contribution.base_digest:
+        detail = f"version {base} is {rules.bases[base][:8]}, not {contribution.base_digest[:8]}"
+        return Verdict(Reason.UNKNOWN_BASE, detail)
+    return ADMITTED
+
+
+def judge_norm(norm: float, history: Sequence[float]) -> Verdict:
+    """Whether an outer gradient of this norm may count; `history` holds the norms of the module's last ones."""
+    if not math.isfinite(norm):  # finite values may still have an infinite norm
+        return Verdict(Reason.NORM, f"norm {norm}")
+    if norm == 0.0:
+        return Verdict(Reason.NORM, "an outer gradient of zeros")
+    if len(history) < NORM_SAMPLES_MIN:
+        return ADMITTED
+    limit = NORM_MULTIPLE_MAX * statistics.median(history)
+    if norm > limit:
+        return Verdict(Reason.NORM, f"norm {norm:.4g}, limit {limit:.4g}")
+    return ADMITTED

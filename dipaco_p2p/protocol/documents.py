@@ -1,0 +1,262 @@
+"""The signed documents: contribution, receipt, module version, manifest. Each is a dataclass with one canonical form.
+
+- A document's `id` is the digest of its canonical bytes; the signature is over the same bytes, under its `KIND`.
+- `unseal` is the only door for a document from outside: schema, bounds, then signature. What comes out is safe to use.
+- Nothing here says whether a document is *wanted*: that is admission.py and versions.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from .. import strict
+from ..canonical import canonical_bytes, digest, is_digest
+from ..config import RunConfig
+from ..errors import ConfigError, IntegrityError
+from ..strict import bounded
+from ..topology import ModuleId, PathId
+from .signing import PeerId, Signer, verify
+
+DOCUMENT_BYTES_MAX = 192 * 1024
+"""Of one document as canonical JSON. A version of a module with 300 contributions needs about 70 kB."""
+
+VALUES_MAX = 2**40
+PROBLEM_CHARS_MAX = 300
+"""Of what is wrong with a document: its sender chose the words, and they go into logs and replies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobRef:
+    """A blob by the digest of its exact bytes; `size` lets a reader refuse before it allocates."""
+
+    digest: str
+    size: int = bounded(low=0, high=VALUES_MAX)
+
+    def __post_init__(self) -> None:
+        _require_digest(self.digest)
+
+    @classmethod
+    def of(cls, data: bytes) -> BlobRef:
+        return cls(digest=digest(data), size=len(data))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """One path's outer gradient for one module: the claim that `payload` came from training on `base`."""
+
+    KIND: ClassVar[str] = "contribution"
+    run: str
+    module: ModuleId
+    path: PathId
+    base_version: int = bounded(low=0, high=VALUES_MAX)
+    """The version of the module that the training started from."""
+    base_digest: str
+    payload: BlobRef
+    """The compressed outer gradient."""
+    steps: int = bounded(low=1, high=VALUES_MAX)
+    tokens: int = bounded(low=1, high=VALUES_MAX)
+    """Tokens trained to make this; weighs in the average up to a full round's worth."""
+    loss: float
+    """Mean training loss over the steps, in nats per token; said by the trainer, used for display only."""
+    author: PeerId
+
+    def __post_init__(self) -> None:
+        _require_digest(self.run, self.base_digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """The leader's promise that a contribution is on disk and will be in a version, or be reported as expired."""
+
+    KIND: ClassVar[str] = "receipt"
+    run: str
+    contribution: str
+    """The contribution's id."""
+    module: ModuleId
+    round: int = bounded(low=0, high=VALUES_MAX)
+    """The round that took it: the version this round publishes is one greater."""
+    term: int = bounded(low=0, high=VALUES_MAX)
+    holders: tuple[PeerId, ...]
+    """The peers that had it on disk when this was signed."""
+    author: PeerId
+
+    def __post_init__(self) -> None:
+        _require_digest(self.run, self.contribution)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one contribution weighs in one version."""
+
+    contribution: str
+    path: PathId
+    peer: PeerId
+    base_version: int = bounded(low=0, high=VALUES_MAX)
+    """The version that it was based on: an author counts once per path and base."""
+    weight: float = bounded(low=0.0, high=1.0)
+    tokens: int = bounded(low=1, high=VALUES_MAX)
+    loss: float
+
+    def __post_init__(self) -> None:
+        _require_digest(self.contribution)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """The coordinator's word that `leader` leads a module in a term. Only its signature travels."""
+
+    KIND: ClassVar[str] = "grant"
+    run: str
+    module: ModuleId
+    term: int = bounded(low=0, high=VALUES_MAX)
+    leader: PeerId
+    author: PeerId
+    """The coordinator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleVersion:
+    """One version of one module, and everything needed to recompute it from its parent.
+
+    Version 0 has no parent, no update and no shares: it is the genesis that the manifest names.
+    """
+
+    KIND: ClassVar[str] = "version"
+    run: str
+    module: ModuleId
+    version: int = bounded(low=0, high=VALUES_MAX)
+    parent: str
+    """Digest of the parent's parameters; empty for version 0."""
+    snapshot: BlobRef
+    """The parameters; the digest *is* the version's digest."""
+    update: BlobRef | None
+    """The quantised outer step: parent minus this gives the snapshot, to the bit."""
+    state: BlobRef | None
+    """Outer momentum and the residual of the update's quantisation: what the next leader needs."""
+    shares: tuple[Share, ...]
+    """In the order of the average: by contribution id."""
+    clip_norm: float | None
+    """Contributions with a greater norm were scaled down to it."""
+    lr: float
+    momentum: float
+    norm_rule: str
+    term: int = bounded(low=0, high=VALUES_MAX)
+    grant: str
+    """The coordinator's signature under the Grant of this term to the author; empty for version 0."""
+    author: PeerId
+    """The leader."""
+
+    def __post_init__(self) -> None:
+        _require_digest(self.run, *([self.parent] if self.version else []))
+        if self.clip_norm is not None and self.clip_norm < 0:
+            raise ConfigError(f"`clip_norm` is {self.clip_norm}")
+        if not self.version and (self.parent or self.grant):
+            raise ConfigError("version 0 has neither a parent nor a grant")
+
+    @property
+    def digest(self) -> str:
+        return self.snapshot.digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRef:
+    """The shard of one path, as a blob of token ids."""
+
+    path: PathId
+    blob: BlobRef
+    sequences: int = bounded(low=1, high=VALUES_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenesisRef:
+    """Version 0 of one module."""
+
+    module: ModuleId
+    blob: BlobRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A run. Its id is the run's fingerprint, so nothing in it can change without becoming another run."""
+
+    KIND: ClassVar[str] = "manifest"
+    protocol: int
+    config: RunConfig
+    admission: str = bounded(choices=("open",))
+    tokenizer: BlobRef
+    router: BlobRef
+    optimizer: BlobRef
+    """AdamW's state after the warm-up: what a path starts from on a machine that has not trained it before."""
+    shards: tuple[ShardRef, ...]
+    validation: tuple[ShardRef, ...]
+    """Held-out sequences, routed like the shards; never trained on."""
+    genesis: tuple[GenesisRef, ...]
+    author: PeerId
+    """The coordinator: the peer whose signature opens the run."""
+
+    def __post_init__(self) -> None:
+        topology = self.config.topology
+        if [ref.module for ref in self.genesis] != list(topology.modules()):
+            raise ConfigError("the manifest's genesis does not list the grid's modules in order")
+        if [ref.path for ref in self.shards] != list(topology.paths()):
+            raise ConfigError("the manifest's shards do not list the grid's paths in order")
+
+
+Document = Contribution | Receipt | Grant | ModuleVersion | Manifest
+D = TypeVar("D", Contribution, Receipt, Grant, ModuleVersion, Manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed(Generic[D]):
+    """A document with its author's signature, already checked."""
+
+    document: D
+    signature: str
+
+    @property
+    def id(self) -> str:
+        return document_id(self.document)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"document": strict.plain(self.document), "signature": self.signature}
+
+
+def document_id(document: Document) -> str:
+    """The digest of the canonical bytes."""
+    return digest(canonical_bytes(strict.plain(document)))
+
+
+def run_name(run: str) -> str:
+    """How people see a run's id: `run:3f9a21c4`."""
+    return f"run:{run[:8]}"
+
+
+def seal(signer: Signer, document: D) -> Sealed[D]:
+    """Sign a document of our own."""
+    assert document.author == signer.peer, "only the author can sign"
+    return Sealed(document, signer.sign(document.KIND, canonical_bytes(strict.plain(document))))
+
+
+def unseal(kind: type[D], value: object) -> Sealed[D]:
+    """A checked document from what came over the wire; raises IntegrityError with the first thing that is wrong."""
+    if not isinstance(value, dict) or set(value) != {"document", "signature"}:
+        raise IntegrityError(f"a {kind.KIND} must be an object with `document` and `signature`")
+    try:
+        data = canonical_bytes(value["document"])
+        if len(data) > DOCUMENT_BYTES_MAX:
+            raise IntegrityError(f"a {kind.KIND} of {len(data)} bytes, limit {DOCUMENT_BYTES_MAX}")
+        document = strict.load(kind, value["document"], where=f"this {kind.KIND}")
+    except (ConfigError, ValueError, TypeError, RecursionError) as error:
+        raise IntegrityError(f"malformed {kind.KIND}: {str(error)[:PROBLEM_CHARS_MAX]}") from None
+    if canonical_bytes(strict.plain(document)) != data:
+        raise IntegrityError(f"a {kind.KIND} that is not in canonical form")
+    if not isinstance(value["signature"], str) or not verify(document.author, kind.KIND, data, value["signature"]):
+        raise IntegrityError(f"the signature of this {kind.KIND} does not fit its author")
+    return Sealed(document, value["signature"])
+
+
+def _require_digest(*texts: str) -> None:
+    for text in texts:
+        if not is_digest(text):
+            raise ConfigError(f"`{text[:80]}` is no digest")

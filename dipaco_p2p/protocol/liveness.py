@@ -1,0 +1,106 @@
+"""What live peers say of themselves in the DHT: heartbeats, claims and heads. All of it is a hint and expires.
+
+The bodies of the records of records.py; `read` turns a record's body into one of these, or says what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .. import strict
+from ..canonical import is_digest
+from ..config import LivenessConfig
+from ..errors import ConfigError, IntegrityError
+from ..strict import bounded
+from ..topology import PathId
+from .documents import PROBLEM_CHARS_MAX, VALUES_MAX
+from .signing import PeerId
+
+ADDRESSES_MAX = 8
+TEXT_MAX = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """I am alive, here is where I answer, and this is what I do."""
+
+    addresses: tuple[str, ...] = ()
+    """Full multiaddresses; empty for a peer that cannot be dialled."""
+    role: str = bounded("volunteer", choices=("volunteer", "seed"))
+    owns: bool = False
+    """Whether this peer can lead modules: it can be dialled and has room on disk."""
+    doing: str = "starting"
+    path: PathId | None = None
+    round: int = bounded(0, low=0, high=VALUES_MAX)
+    tokens_per_s: float = bounded(0.0, low=0.0)
+    left: bool = False
+    """Said once on leaving. A record cannot be taken back from a DHT, only replaced by a newer one."""
+
+    def __post_init__(self) -> None:
+        if len(self.addresses) > ADDRESSES_MAX or any(len(text) > TEXT_MAX * 2 for text in self.addresses):
+            raise ConfigError("too many or too long addresses")
+        if len(self.doing) > TEXT_MAX or not self.doing.isprintable():
+            raise ConfigError("`doing` must be a short printable text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """I train this path. Soft state: two peers may say so at once, and then both count (DiLoCo replicas)."""
+
+    path: PathId
+    since_s: float
+    """When this peer took the path; the earlier claimant stays."""
+    round: int = bounded(0, low=0, high=VALUES_MAX)
+    released: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """I lead this module in this term, and this is its newest version."""
+
+    version: int = bounded(low=0, high=VALUES_MAX)
+    digest: str
+    term: int = bounded(low=0, high=VALUES_MAX)
+    grant: str = ""
+    """The coordinator's signature that this peer leads in this term; a head without it is not believed."""
+    resigned: bool = False
+
+    def __post_init__(self) -> None:
+        if not is_digest(self.digest):
+            raise ConfigError("a head without a digest")
+
+
+B = TypeVar("B", Heartbeat, Claim, Head)
+
+
+def heartbeat_interval_s(config: LivenessConfig) -> float:
+    """Three chances before a peer is given up."""
+    return config.heartbeat_ttl_s / 3
+
+
+def read(kind: type[B], body: Mapping[str, Any]) -> B:
+    """The body of a record; raises IntegrityError."""
+    try:
+        return strict.load(kind, body, where=f"this {kind.__name__.lower()}")
+    except ConfigError as error:
+        raise IntegrityError(str(error)[:PROBLEM_CHARS_MAX]) from None
+
+
+def read_all(kind: type[B], bodies: Mapping[PeerId, Mapping[str, Any]]) -> dict[PeerId, B]:
+    """Every body that can be read, by peer; junk is left out, since anyone may write to a key."""
+    found = {}
+    for peer, body in bodies.items():
+        try:
+            found[peer] = read(kind, body)
+        except IntegrityError:
+            continue
+    return found
+
+
+def best_head(heads: Mapping[PeerId, Head]) -> tuple[PeerId, Head] | None:
+    """The leader to believe: greatest term, then version, then smallest digest and peer."""
+    if not heads:
+        return None
+    return min(heads.items(), key=lambda item: (-item[1].term, -item[1].version, item[1].digest, item[0]))

@@ -1,0 +1,113 @@
+"""The chain of a module's versions: which follow each other, which is the head, what counts once.
+
+- A chain starts at the genesis that the manifest names; version n + 1 names the digest of version n as its parent.
+- A contribution counts at most once on a chain, and an author at most once per path and base.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..errors import IntegrityError
+from ..topology import ModuleId, PathId
+from .documents import Manifest, ModuleVersion, Sealed, document_id
+from .grants import is_version_granted
+from .signing import PeerId
+
+
+def genesis_version(manifest: Manifest, module: ModuleId) -> ModuleVersion:
+    """Version 0, as the manifest's author would sign it."""
+    ref = next(ref for ref in manifest.genesis if ref.module == module)
+    outer = manifest.config.outer
+    return ModuleVersion(
+        run=document_id(manifest),
+        module=module,
+        version=0,
+        parent="",
+        snapshot=ref.blob,
+        update=None,
+        state=None,
+        shares=(),
+        clip_norm=None,
+        lr=outer.lr,
+        momentum=outer.momentum,
+        norm_rule=outer.norm_rule,
+        term=0,
+        grant="",
+        author=manifest.author,
+    )
+
+
+def check_successor(parent: ModuleVersion, child: ModuleVersion, manifest: Manifest) -> None:
+    """Raise IntegrityError unless `child` may follow `parent`; the bytes are checked by whoever holds them."""
+    name = f"version {child.version} of {child.module}"
+    outer = manifest.config.outer
+    if (child.run, child.module) != (parent.run, parent.module):
+        raise IntegrityError(f"{name} belongs to another run or module than its parent")
+    if child.version != parent.version + 1 or child.parent != parent.digest:
+        raise IntegrityError(f"{name} does not follow version {parent.version}, {parent.digest[:8]}")
+    if child.term < parent.term:
+        raise IntegrityError(f"{name} has term {child.term}, after term {parent.term}")
+    if child.version > manifest.config.rounds.rounds:
+        raise IntegrityError(f"{name}, but the run ends with version {manifest.config.rounds.rounds}")
+    if (child.lr, child.momentum, child.norm_rule) != (outer.lr, outer.momentum, outer.norm_rule):
+        raise IntegrityError(f"{name} was made with other outer settings than the run's")
+    if not is_version_granted(child, coordinator=manifest.author):
+        raise IntegrityError(f"{name} was made by a peer that did not lead in term {child.term}")
+    if child.update is None or child.state is None:
+        raise IntegrityError(f"{name} names no update or no state")
+    _check_shares(child, name, staleness=manifest.config.rounds.staleness)
+
+
+def _check_shares(version: ModuleVersion, name: str, *, staleness: int) -> None:
+    ids = [share.contribution for share in version.shares]
+    if not ids:
+        raise IntegrityError(f"{name} was made without any contribution")
+    if not all(0 < version.version - share.base_version <= 1 + staleness for share in version.shares):
+        raise IntegrityError(f"{name} counts a contribution with a base that is too old, or no base of it")
+    if ids != sorted(set(ids)):
+        raise IntegrityError(f"{name} counts a contribution twice, or not in order")
+    total = math.fsum(share.weight for share in version.shares)
+    if abs(total - 1.0) > 1e-9:
+        raise IntegrityError(f"the weights of {name} sum to {total}")
+
+
+class Tally:
+    """What a chain has counted: no contribution twice, and no second one of an author for the same path and base."""
+
+    def __init__(self) -> None:
+        self.counted: dict[str, int] = {}
+        """Contribution id to the version that counts it."""
+        self._bases: dict[tuple[PeerId, PathId, int], str] = {}
+
+    def check(self, version: ModuleVersion) -> None:
+        """Raise IntegrityError if `version` counts something that may not count (any more)."""
+        fresh: set[tuple[PeerId, PathId, int]] = set()
+        for share in version.shares:
+            base = (share.peer, share.path, share.base_version)
+            if share.contribution in self.counted or base in self._bases or base in fresh:
+                raise IntegrityError(f"{share.contribution[:8]} counts twice in the chain of {version.module}")
+            fresh.add(base)
+
+    def add(self, version: ModuleVersion) -> None:
+        """`version` is on the chain now."""
+        for share in version.shares:
+            self.counted[share.contribution] = version.version
+            self._bases[share.peer, share.path, share.base_version] = share.contribution
+
+    def drop_after(self, version: int) -> None:
+        """The versions after this one are on the chain no more."""
+        self.counted = {id_: number for id_, number in self.counted.items() if number <= version}
+        self._bases = {base: id_ for base, id_ in self._bases.items() if id_ in self.counted}
+
+
+def check_chain(versions: Sequence[Sealed[ModuleVersion]], manifest: Manifest, module: ModuleId) -> None:
+    """Raise IntegrityError unless these follow the genesis of `module` one by one and count nothing twice."""
+    parent = genesis_version(manifest, module)
+    tally = Tally()
+    for sealed in versions:
+        check_successor(parent, sealed.document, manifest)
+        tally.check(sealed.document)
+        tally.add(sealed.document)
+        parent = sealed.document

@@ -1,0 +1,98 @@
+"""How a program ends: `error: ...` and `hint: ...` on the error stream, and the exit code of errors.py."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..errors import EXIT_SECOND_INTERRUPT, DipacoError, EnvironmentUnfit, Interrupted
+
+SHOW_CURSOR = "\x1b[?25h"
+"""Progress bars and panels hide it."""
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+
+
+def run_program(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
+    """Run `main` to its end; the exit code. Errors of the tree become one line and a hint, without a traceback.
+
+    SIGINT and SIGTERM cancel `main` until it has a way of its own to stop, see `on_signals`.
+    """
+    try:
+        asyncio.run(_stoppable(main))
+    except DipacoError as error:
+        print_error(error)
+        return error.exit_code
+    except OSError as error:  # a full disk can be met at any write: of a history, a log, a cache
+        if error.errno not in DISK_ERRORS:
+            raise
+        unfit = EnvironmentUnfit(
+            f"the disk: {error.strerror or error}", hint="free some space, or choose another folder"
+        )
+        print_error(unfit)
+        return unfit.exit_code
+    except KeyboardInterrupt:
+        return EXIT_SECOND_INTERRUPT
+    return 0
+
+
+async def _stoppable(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await main()
+    except asyncio.CancelledError:  # what was open is closed, its daemon too
+        interrupted = Interrupted("stopped before it was ready", hint="the same command starts again")
+        print_error(interrupted)
+        _leave_now(interrupted.exit_code)  # a thread that prepares a run takes minutes, and cannot be cancelled
+
+
+def _leave_now(code: int) -> NoReturn:
+    """End the process without waiting for its threads, and give the terminal its cursor back."""
+    if sys.stderr.isatty():
+        sys.stderr.write(SHOW_CURSOR)
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def print_error(error: DipacoError) -> None:
+    """`error: what, with which value`, then `hint: what to do`."""
+    print(f"error: {error}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)
+
+
+def on_signals(stop: Callable[[], None]) -> None:
+    """The first SIGINT or SIGTERM calls `stop`; the second leaves at once."""
+    loop = asyncio.get_running_loop()
+    seen: list[int] = []
+
+    def handle(number: int) -> None:
+        if seen:
+            _leave_now(EXIT_SECOND_INTERRUPT)  # the libp2p daemon ends by itself within a second of its parent
+        seen.append(number)
+        stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handle, number)
+
+
+def log_to(path: Path, *, verbose: bool) -> None:
+    """Our own log goes to a file; what the user must see is printed by the program itself."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logging.raiseExceptions = False  # on a full disk the log is the least loss, and says nothing new
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    for name in ("dipaco_p2p", "peers", "bootstrap"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(logging.DEBUG if verbose else logging.INFO)
+        logger.propagate = False

@@ -1,0 +1,147 @@
+"""What a leader takes in: contributions of one module, judged, decoded, and remembered until they are counted.
+
+- One contribution per author, path and base. One that is still on its way to the disk counts already, so that of two
+  that come at once only one gets a receipt.
+- A contribution gets one receipt, however often it is pushed.
+- Until there are norms to compare with, the norm of the parameters themselves is the measure: an outer gradient ten
+  times as long is none, and could make the module useless in one round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections import deque
+from collections.abc import Iterator
+
+from ..core.arrays import Floats, tree_norm
+from ..core.compress import Compressed, decode_compressed, norm
+from ..errors import IntegrityError, Refused
+from ..protocol.admission import (
+    NORM_HISTORY,
+    NORM_SAMPLES_MIN,
+    AdmissionRules,
+    Reason,
+    Verdict,
+    judge,
+    judge_norm,
+)
+from ..protocol.documents import Contribution, Receipt, Sealed
+from ..protocol.signing import PeerId
+from ..topology import PathId
+from .ledger import Ledger
+from .recompute import Admitted
+from .run import Run
+
+CLIP_MULTIPLE = 3.0
+"""Contributions count with at most this many times the running median norm of their module."""
+
+Key = tuple[PeerId, PathId, int]
+
+
+class Intake:
+    """The open round's contributions, and what is needed to judge the next one."""
+
+    def __init__(self, run: Run, ledger: Ledger) -> None:
+        self._run = run
+        self._ledger = ledger
+        self._size = run.layout(ledger.module).size
+        self._paths = frozenset(run.topology.paths_through(ledger.module))
+        self._contributed: dict[Key, str] = {}
+        """Contribution id by author, path and base, for the bases that may still be used."""
+        self._norms: deque[float] = deque(maxlen=NORM_HISTORY)
+        self.admitted: dict[str, Admitted] = {}
+        self.receipts: dict[str, Sealed[Receipt]] = {}
+
+    def recall(self) -> None:
+        """Learn from the chain who has contributed from bases that may still be used: a new leader was not there."""
+        for sealed in self._ledger.versions[self._oldest_base() :]:
+            for share in sealed.document.shares:
+                self._contributed[share.peer, share.path, share.base_version] = share.contribution
+
+    def judge(self, sender: PeerId, sealed: Sealed[Contribution]) -> None:
+        """Everything that can be said without the payload; raises Refused with the reason."""
+        if sealed.id not in self._ledger.counted:
+            _require(judge(sealed.document, sender=sender, contribution_id=sealed.id, rules=self._rules(sealed.id)))
+
+    def decode(self, payload: bytes, params: Floats) -> Compressed:
+        """The outer gradient in `payload`; raises Refused for what is malformed or out of proportion to `params`."""
+        try:
+            gradient = decode_compressed(payload, size=self._size)
+        except IntegrityError as error:
+            raise Refused(str(error), reason=Reason.MALFORMED) from None
+        norms = list(self._norms)
+        if len(norms) < NORM_SAMPLES_MIN:
+            norms = [tree_norm(params)] * NORM_SAMPLES_MIN
+        _require(judge_norm(norm(gradient), norms))
+        return gradient
+
+    @contextlib.contextmanager
+    def arriving(self, sealed: Sealed[Contribution]) -> Iterator[None]:
+        """Hold the place of a contribution that was judged, until it is admitted or found to be bad."""
+        key = _key(sealed)
+        self._contributed.setdefault(key, sealed.id)
+        try:
+            yield
+        finally:
+            if not self.has(sealed.id) and self._contributed.get(key) == sealed.id:
+                del self._contributed[key]
+
+    def has(self, contribution: str) -> bool:
+        """Whether it is in a version, or will be in the next."""
+        return contribution in self.admitted or contribution in self._ledger.counted
+
+    def admit(self, sealed: Sealed[Contribution], gradient: Compressed) -> None:
+        """It will be in the next version."""
+        self._contributed[_key(sealed)] = sealed.id
+        self.admitted[sealed.id] = Admitted(sealed, gradient)
+
+    def clear(self) -> None:
+        """The ledger has the version that counts what was admitted: the next round is open."""
+        self._norms.extend(norm(item.gradient) for item in self.admitted.values())
+        self.admitted = {}
+        oldest, head = self._oldest_base(), self._ledger.head.version
+        self._contributed = {key: id_ for key, id_ in self._contributed.items() if key[2] >= oldest}
+        self.receipts = {
+            id_: sealed for id_, sealed in self.receipts.items() if sealed.document.round >= head - 1 - self._staleness
+        }
+
+    def clip_norm(self) -> float | None:
+        """The norm that longer contributions are scaled down to; None while too few are known."""
+        return CLIP_MULTIPLE * statistics.median(self._norms) if len(self._norms) >= NORM_SAMPLES_MIN else None
+
+    @property
+    def _staleness(self) -> int:
+        return self._run.config.rounds.staleness
+
+    def _oldest_base(self) -> int:
+        return max(0, self._ledger.head.version - self._staleness)
+
+    def _rules(self, contribution: str) -> AdmissionRules:
+        head = self._ledger.head
+        # One that is only arriving is judged anew: the round that it came for may have closed meanwhile.
+        is_new = not self.has(contribution)
+        contributed = {key: id_ for key, id_ in self._contributed.items() if not (is_new and id_ == contribution)}
+        bases = {head.version: head.digest}
+        for version in range(self._oldest_base(), head.version):
+            bases[version] = self._ledger.versions[version].document.parent
+        return AdmissionRules(
+            run=self._run.id,
+            head=head,
+            bases=bases,
+            paths=self._paths,
+            rounds=self._run.config.rounds.rounds,
+            payload_bytes_max=self._run.payload_bytes_max(self._ledger.module),
+            tokens_max=self._run.tokens_full,
+            contributed=contributed,
+        )
+
+
+def _key(sealed: Sealed[Contribution]) -> Key:
+    document = sealed.document
+    return document.author, document.path, document.base_version
+
+
+def _require(verdict: Verdict) -> None:
+    if verdict.reason is not None:
+        raise Refused(verdict.detail, reason=verdict.reason)

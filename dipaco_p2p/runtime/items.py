@@ -1,0 +1,41 @@
+"""Lists of documents in a reply: as many as fit, and the asker asks again for what follows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TypeVar
+
+from ..canonical import canonical_bytes
+from ..errors import IntegrityError
+from ..protocol.documents import Contribution, ModuleVersion, Sealed, unseal
+from ..swarm.api import BODY_BYTES_MAX, Reply
+
+ITEMS_BYTES_MAX = BODY_BYTES_MAX // 2
+"""Of one page; a single document is at most 192 KiB, so a page always holds some."""
+
+D = TypeVar("D", Contribution, ModuleVersion)
+
+
+def items_reply(documents: Iterable[Sealed[D]]) -> Reply:
+    """A page: the first of `documents`, as many as fit."""
+    page: list[bytes] = []
+    size = 0
+    for sealed in documents:
+        data = canonical_bytes(sealed.to_dict())
+        size += len(data) + 1
+        if size > ITEMS_BYTES_MAX:
+            break
+        page.append(data)
+    return Reply({}, b"[" + b",".join(page) + b"]")
+
+
+def read_items(kind: type[D], reply: Reply) -> list[Sealed[D]]:
+    """The checked documents of a page; raises IntegrityError."""
+    try:
+        items = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        raise IntegrityError(f"a page of {kind.KIND}s that is no JSON") from None
+    if not isinstance(items, list):
+        raise IntegrityError(f"a page of {kind.KIND}s that is no list")
+    return [unseal(kind, item) for item in items]

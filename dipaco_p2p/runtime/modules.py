@@ -1,0 +1,166 @@
+"""One module as a trainer follows it: its head's parameters, checked to the bit, and nothing else of the run.
+
+Close behind the head, the quantised updates are fetched and applied; far behind, a snapshot. Either way the bytes
+must have the digest that the leader signed, and the chain of versions must lead back to the run's genesis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..canonical import digest
+from ..core.codec import decode_module, encode_module
+from ..core.compress import decode_compressed
+from ..core.outer import apply_update
+from ..errors import IntegrityError, Refused, SwarmError
+from ..protocol.admission import Reason
+from ..protocol.documents import ModuleVersion, Sealed
+from ..protocol.signing import PeerId
+from ..protocol.versions import check_successor, genesis_version
+from ..swarm.api import Reply
+from ..topology import ModuleId
+from .items import read_items
+from .node import CALL_TIMEOUT_S, Node
+from .ownership import WAIT_MAX_S
+from .transfer import fetch
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+UPDATES_MAX = 3
+"""An int8 update is a quarter of a snapshot, so from four versions on the snapshot is smaller."""
+
+
+class ModuleReader:
+    """Holds the newest version that it has fetched and checked."""
+
+    def __init__(self, node: Node, module: ModuleId) -> None:
+        self._node = node
+        self._layout = node.run.layout(module)
+        self.module = module
+        self.version: ModuleVersion = genesis_version(node.run.manifest, module)
+        self.params: NDArray[np.float32] | None = None
+        """Flat parameters of `version`; None until the first `sync`."""
+        self._is_on_lost_branch = False
+
+    @property
+    def is_complete(self) -> bool:
+        return self.version.version >= self._node.run.config.rounds.rounds
+
+    async def sync(self, *, after: int | None = None) -> None:
+        """Come up to the head; with `after`, wait until there is a version greater than it.
+
+        Waits through leaders that die and successors that take over; ends early only by cancellation.
+        """
+        while True:
+            versions = await self._ask_versions(wait_s=WAIT_MAX_S if self._must_wait(after) else 0.0)
+            if self._is_on_lost_branch:
+                self._start_over()
+                after = None
+            elif versions is None or not await self._try_advance(versions):
+                await self._node.clock.sleep(RETRY_S)
+                await self._node.watch.read_heads(self.module)
+            elif not versions and not self._must_wait(after):
+                return
+
+    def _must_wait(self, after: int | None) -> bool:
+        return after is not None and self.version.version <= after and not self.is_complete
+
+    async def _ask_versions(self, *, wait_s: float) -> list[Sealed[ModuleVersion]] | None:
+        """What follows our version, from the leader, else from an archive; None when neither answers."""
+        header = {"module": str(self.module), "after": self.version.version}
+        leader = self._node.watch.leader(self.module)
+        if leader is not None:
+            try:
+                return await self._call(leader, "module.next", header | {"wait_s": wait_s})
+            except (SwarmError, Refused, IntegrityError) as error:
+                log.info("the leader of %s gave nothing: %s", self.module, error)
+                is_unknown = isinstance(error, Refused) and error.reason == Reason.UNKNOWN_BASE
+                if is_unknown and not await self._is_archived():
+                    self._is_on_lost_branch = True
+                    return None
+        for seed in self._node.watch.seeds():
+            try:
+                found = await self._call(seed, "archive.chain", header)
+                return found or (None if wait_s else found)
+            except (SwarmError, Refused, IntegrityError) as error:
+                log.info("the archive gave nothing for %s: %s", self.module, error)
+        return None
+
+    async def _is_archived(self) -> bool:
+        """Whether an archive has our very version: then it is the leader that is wrong, not we."""
+        header = {"module": str(self.module), "after": self.version.version - 1}
+        for seed in self._node.watch.seeds():
+            try:
+                reply = await self._ask(seed, "archive.chain", header)
+                kept = read_items(ModuleVersion, reply)
+                return bool(kept) and kept[0].document.digest == self.version.digest
+            except (SwarmError, Refused, IntegrityError) as error:
+                log.info("the archive said nothing of version %d of %s: %s", self.version.version, self.module, error)
+        return False
+
+    def _start_over(self) -> None:
+        """Our version is of a branch that its leader could not save: follow the chain that goes on, from genesis."""
+        log.warning("%s: version %d was given up by the swarm", self.module, self.version.version)
+        self.version, self.params = genesis_version(self._node.run.manifest, self.module), None
+        self._is_on_lost_branch = False
+
+    async def _call(self, peer: PeerId, method: str, header: dict[str, Any]) -> list[Sealed[ModuleVersion]]:
+        versions = read_items(ModuleVersion, await self._ask(peer, method, header))
+        parent = self.version
+        if versions and parent.version and versions[0].document.parent != parent.digest:
+            raise Refused(f"version {parent.version} here is not theirs", reason=Reason.UNKNOWN_BASE)
+        for sealed in versions:
+            check_successor(parent, sealed.document, self._node.run.manifest)
+            parent = sealed.document
+        return versions
+
+    async def _ask(self, peer: PeerId, method: str, header: dict[str, Any]) -> Reply:
+        addresses = self._node.watch.addresses(peer)
+        return await self._node.swarm.call(peer, method, header, timeout_s=CALL_TIMEOUT_S, addresses=addresses)
+
+    async def _try_advance(self, versions: list[Sealed[ModuleVersion]]) -> bool:
+        try:
+            await self._advance(versions)
+            return True
+        except (SwarmError, IntegrityError, Refused) as error:
+            log.warning("%s stays at version %d for now: %s", self.module, self.version.version, error)
+            return False
+
+    async def _advance(self, versions: list[Sealed[ModuleVersion]]) -> None:
+        if self.params is None or len(versions) > UPDATES_MAX:
+            await self._load_snapshot(versions[-1].document if versions else self.version)
+            return
+        for sealed in versions:
+            await self._apply(sealed.document)
+
+    async def _apply(self, version: ModuleVersion) -> None:
+        assert version.update is not None and self.params is not None
+        blob = await fetch(self._node, version.update, holders=self._holders(version))
+        params = await asyncio.to_thread(self._updated, blob, version)
+        self.params, self.version = params, version
+
+    def _updated(self, blob: bytes, version: ModuleVersion) -> NDArray[np.float32]:
+        assert self.params is not None
+        params = apply_update(self.params, decode_compressed(blob, size=self._layout.size))
+        if digest(encode_module(params, self._layout)) != version.digest:
+            raise IntegrityError(f"the update to version {version.version} of {self.module} does not give its digest")
+        return params
+
+    async def _load_snapshot(self, version: ModuleVersion) -> None:
+        limit = self._node.run.snapshot_bytes_max(self.module)
+        if version.snapshot.size > limit:
+            raise IntegrityError(f"a snapshot of {self.module} with {version.snapshot.size} bytes, limit {limit}")
+        data = await fetch(self._node, version.snapshot, holders=self._holders(version))
+        self.params, self.version = decode_module(data, self._layout), version
+
+    def _holders(self, version: ModuleVersion) -> list[PeerId]:
+        """Who should have this version's blobs: its leader, the present one, and the archives."""
+        present = self._node.watch.leader(self.module)
+        candidates = [version.author, *([present] if present else []), *self._node.watch.seeds()]
+        return list(dict.fromkeys(candidates))

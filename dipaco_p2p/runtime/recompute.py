@@ -1,0 +1,98 @@
+"""The one place where a version is made from its parent and its contributions.
+
+The leader makes versions with it, and whoever verifies a chain makes them again: same inputs, same bytes, on any
+machine and in any order of arrival (core/outer.py says why).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..core import outer
+from ..core.codec import encode_module
+from ..core.compress import Compressed, encode_compressed
+from ..core.outer import OuterState, encode_state
+from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, Share
+from ..protocol.signing import PeerId
+from .run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A contribution and its decoded outer gradient."""
+
+    sealed: Sealed[Contribution]
+    gradient: Compressed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A version not yet signed, the outer state after it, and the blobs that it names."""
+
+    version: ModuleVersion
+    state: OuterState
+    snapshot: bytes
+    update: bytes
+    state_blob: bytes
+
+
+def make_version(
+    run: Run,
+    parent: ModuleVersion,
+    state: OuterState,
+    admitted: Iterable[Admitted],
+    *,
+    clip_norm: float | None,
+    term: int,
+    grant: str,
+    author: PeerId,
+) -> Made:
+    """Average, outer step, quantised update. `state` holds the parent's parameters. Needs one contribution at least."""
+    ordered = sorted(admitted, key=lambda item: item.sealed.id)
+    assert ordered, "a module without contributors gets no step"
+    alphas = _alphas(run, ordered)
+    settings = run.config.outer
+    gradient = outer.average([item.gradient for item in ordered], alphas, rule=settings.norm_rule, clip_norm=clip_norm)
+    after, update = outer.outer_step(state, gradient, lr=settings.lr, momentum=settings.momentum)
+    snapshot = encode_module(after.params, run.layout(parent.module))
+    update_blob, state_blob = encode_compressed(update), encode_state(after)
+    version = ModuleVersion(
+        run=run.id,
+        module=parent.module,
+        version=parent.version + 1,
+        parent=parent.digest,
+        snapshot=BlobRef.of(snapshot),
+        update=BlobRef.of(update_blob),
+        state=BlobRef.of(state_blob),
+        shares=tuple(_share(item, alpha) for item, alpha in zip(ordered, alphas, strict=True)),
+        clip_norm=clip_norm,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        norm_rule=settings.norm_rule,
+        term=term,
+        grant=grant,
+        author=author,
+    )
+    return Made(version=version, state=after, snapshot=snapshot, update=update_blob, state_blob=state_blob)
+
+
+def _alphas(run: Run, ordered: Sequence[Admitted]) -> tuple[float, ...]:
+    documents = [item.sealed.document for item in ordered]
+    shares = [
+        outer.Share(path=str(doc.path), shard_size=run.shard_tokens(doc.path), tokens=doc.tokens) for doc in documents
+    ]
+    return outer.weights(shares, tokens_full=run.tokens_full)
+
+
+def _share(item: Admitted, alpha: float) -> Share:
+    document = item.sealed.document
+    return Share(
+        contribution=item.sealed.id,
+        path=document.path,
+        peer=document.author,
+        base_version=document.base_version,
+        weight=alpha,
+        tokens=document.tokens,
+        loss=document.loss,
+    )

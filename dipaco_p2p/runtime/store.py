@@ -1,0 +1,172 @@
+"""What a peer keeps on disk: blobs by digest, uploads in progress, and small documents by name.
+
+    blobs/ab/<digest>          immutable; the name is the SHA-256 of the bytes, checked on every whole read
+    partial/<peer>-<digest>    an upload or a download that is not complete
+    documents/<name>.json      small, replaced atomically
+
+Every write goes to a temporary file, is synced, and is renamed: a crash leaves the old or the new, never a part.
+A full disk is one clear error, and what was half written is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..canonical import digest
+from ..errors import EnvironmentUnfit, IntegrityError
+from ..protocol.documents import BlobRef
+
+PARTIALS_MAX = 64
+LOCK_NAME = "lock"
+ELSEWHERE = "choose another folder (--home of a volunteer, --dir of a coordinator)"
+
+
+class Store:
+    """A folder of blobs and documents; one process at a time, which `folder_lock` sees to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("blobs", "partial", "documents"):
+            _make_folder(folder / name)
+        self._sweep()
+
+    def put(self, data: bytes) -> BlobRef:
+        """Keep `data`; raises EnvironmentUnfit when the disk is full."""
+        ref = BlobRef.of(data)
+        path = self._blob_path(ref.digest)
+        if not path.exists():
+            _make_folder(path.parent)
+            write_atomically(path, data)
+        return ref
+
+    def get(self, name: str) -> bytes | None:
+        """The blob, or None; raises IntegrityError and forgets the file when the disk changed its bytes."""
+        path = self._blob_path(name)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        if digest(data) != name:
+            path.unlink(missing_ok=True)
+            raise IntegrityError(f"blob {name[:8]} was damaged on disk", hint="it will be fetched again")
+        return data
+
+    def size(self, name: str) -> int | None:
+        """The blob's size in bytes, or None if it is not here."""
+        try:
+            return self._blob_path(name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def read_range(self, name: str, offset: int, length: int) -> bytes | None:
+        """A part of a blob; not checked here, since the reader checks the whole."""
+        try:
+            with self._blob_path(name).open("rb") as file:
+                file.seek(offset)
+                return file.read(length)
+        except FileNotFoundError:
+            return None
+
+    def drop(self, name: str) -> None:
+        self._blob_path(name).unlink(missing_ok=True)
+
+    def partial_path(self, name: str) -> Path:
+        """Where an unfinished transfer of this name may keep its bytes; the oldest makes room beyond a bound."""
+        folder = self.folder / "partial"
+        others = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+        for path in others[: max(0, len(others) - PARTIALS_MAX + 1)]:
+            path.unlink(missing_ok=True)
+        return folder / name
+
+    def write_document(self, name: str, data: bytes) -> None:
+        write_atomically(self.folder / "documents" / f"{name}.json", data)
+
+    def read_document(self, name: str) -> bytes | None:
+        try:
+            return (self.folder / "documents" / f"{name}.json").read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def documents(self, prefix: str) -> list[str]:
+        """The names of documents that start with `prefix`, sorted."""
+        return sorted(path.stem for path in (self.folder / "documents").glob(f"{prefix}*.json"))
+
+    def drop_document(self, name: str) -> None:
+        (self.folder / "documents" / f"{name}.json").unlink(missing_ok=True)
+
+    def _blob_path(self, name: str) -> Path:
+        return self.folder / "blobs" / name[:2] / name
+
+    def _sweep(self) -> None:
+        for path in self.folder.rglob("*.tmp"):
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path, *, hint: str) -> Iterator[None]:
+    """Make `folder`, and keep every other process out of it while the block runs; raises EnvironmentUnfit.
+
+    The kernel holds the lock, so that it ends with the process, however that ends.
+    """
+    _make_folder(folder)
+    try:
+        handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise unfit(error, folder / LOCK_NAME) from None
+    try:
+        _lock(handle, folder, hint)
+        yield
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write, sync, rename, sync the folder; raises EnvironmentUnfit when the machine will not."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise unfit(error, path) from None
+
+
+def unfit(error: OSError, path: Path) -> EnvironmentUnfit:
+    """What to tell about a file system that refuses."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EnvironmentUnfit(f"no space left on the disk of {path.parent}", hint=f"free some space, or {ELSEWHERE}")
+    return EnvironmentUnfit(f"cannot write {path}: {error.strerror}", hint=ELSEWHERE)
+
+
+def _lock(handle: int, folder: Path, hint: str) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise EnvironmentUnfit(f"`{folder}` is in use by another process", hint=hint) from None
+    except OSError as error:  # some network file systems know no locks
+        raise EnvironmentUnfit(f"`{folder}` cannot be locked: {error.strerror}", hint=ELSEWHERE) from None
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unfit(error, path) from None
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,22 @@
+"""Loops that must not die unnoticed: a peer whose heartbeat loop failed would look dead while it trains."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from ..clock import Clock
+
+log = logging.getLogger(__name__)
+
+RESTART_S = 1.0
+
+
+async def keep_going(work: Callable[[], Awaitable[None]], clock: Clock) -> None:
+    """Run `work` to its end; whenever it fails, log why and start it again a second later. Cancellation passes."""
+    while True:
+        try:
+            return await work()
+        except Exception:
+            log.exception("%s failed and is started again", getattr(work, "__qualname__", work))
+            await clock.sleep(RESTART_S)

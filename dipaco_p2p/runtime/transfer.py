@@ -1,0 +1,122 @@
+"""Blobs between this peer's store and others': fetch, send, serve, and take uploads within bounds."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..canonical import digest, is_digest
+from ..errors import BlobMissing, IntegrityError, Refused
+from ..protocol.documents import BlobRef
+from ..protocol.signing import PeerId
+from ..swarm.api import Swarm
+from ..swarm.blobs import fetch_blob, send_blob, serve_blobs, serve_uploads
+from .node import CALL_TIMEOUT_S, Node
+from .store import Store
+
+UNUSED_UPLOADS_MAX = 16
+"""Finished uploads per peer that no contribution has named yet; the oldest gives way."""
+
+
+async def fetch(
+    node: Node,
+    ref: BlobRef,
+    *,
+    holders: Sequence[PeerId],
+    keep: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> bytes:
+    """The blob, from our store or from `holders`; kept in the store on request. Raises BlobMissing."""
+    try:
+        data = node.store.get(ref.digest)
+    except IntegrityError:  # damaged on disk and removed: fetch it again
+        data = None
+    if data is None:
+        others = [(peer, node.watch.addresses(peer)) for peer in holders if peer != node.peer]
+        if not others:
+            raise BlobMissing(f"nobody alive holds blob {ref.digest[:8]}")
+        data = await fetch_blob(
+            node.swarm,
+            ref.digest,
+            size_max=ref.size,
+            holders=others,
+            partial=node.store.partial_path(ref.digest),
+            timeout_s=CALL_TIMEOUT_S,
+            on_progress=on_progress,
+        )
+        if keep:
+            node.store.put(data)
+    return data
+
+
+async def send(node: Node, peer: PeerId, data: bytes) -> None:
+    """Upload a blob to `peer`, from where an earlier try stopped. Raises Unreachable or Refused."""
+    await send_blob(node.swarm, peer, data, timeout_s=CALL_TIMEOUT_S, addresses=node.watch.addresses(peer))
+
+
+def serve_store(swarm: Swarm, store: Store) -> None:
+    """Let anyone read our blobs."""
+    serve_blobs(swarm, store.read_range, store.size)
+
+
+class Uploads:
+    """Takes blobs that others send, each at most `size_max` bytes, and forgets those that nothing came of."""
+
+    def __init__(self, swarm: Swarm, store: Store, *, size_max: int) -> None:
+        self._store = store
+        self._size_max = size_max
+        self._unused: dict[PeerId, OrderedDict[str, None]] = {}
+        serve_uploads(swarm, self._accept)
+
+    def claim(self, name: str) -> None:
+        """A contribution or version names this blob: it stays."""
+        for names in self._unused.values():
+            names.pop(name, None)
+
+    async def _accept(self, sender: PeerId, name: str, size: int) -> _Sink:
+        if not is_digest(name) or not 0 < size <= self._size_max:
+            raise Refused(f"an upload of {size} bytes, limit {self._size_max}", reason="oversized")
+        return _Sink(self._store, sender, name, size, on_finish=self._finished)
+
+    def _finished(self, sender: PeerId, name: str) -> None:
+        names = self._unused.setdefault(sender, OrderedDict())
+        names[name] = None
+        while len(names) > UNUSED_UPLOADS_MAX:
+            oldest, _ = names.popitem(last=False)
+            self._store.drop(oldest)
+
+
+class _Sink:
+    """One upload on its way into the store; what has arrived survives a broken connection."""
+
+    def __init__(
+        self, store: Store, sender: PeerId, name: str, size: int, *, on_finish: Callable[[PeerId, str], None]
+    ) -> None:
+        self._store, self._sender, self._name, self._size = store, sender, name, size
+        self._path: Path = store.partial_path(f"{sender[-8:]}-{name}")
+        self._on_finish = on_finish
+
+    @property
+    def received(self) -> int:
+        """Bytes that are here already."""
+        if self._store.size(self._name) == self._size:
+            return self._size
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def write(self, offset: int, data: bytes) -> None:
+        if offset != self.received or offset + len(data) > self._size:
+            raise Refused(f"offset {offset}, but {self.received} of {self._size} bytes are here", reason="offset")
+        with self._path.open("ab") as file:
+            file.write(data)
+
+    def finish(self) -> None:
+        """All bytes are here; raises IntegrityError, and forgets them, if they are not the blob."""
+        if self._store.size(self._name) == self._size:
+            return
+        data = self._path.read_bytes()
+        self._path.unlink()
+        if digest(data) != self._name:
+            raise IntegrityError(f"the upload is not blob {self._name[:8]}")
+        self._store.put(data)
+        self._on_finish(self._sender, self._name)

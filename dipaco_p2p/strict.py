@@ -1,0 +1,139 @@
+"""From a plain mapping (TOML, JSON) to a frozen dataclass, refusing whatever is not exactly right.
+
+An unknown key is refused with the nearest known name; there are no aliases and no silent conversions, except that
+an integer may stand for a float. A type with a `parse` class method (a module, a path) is written as its text. A bound
+is written beside the field: `rounds: int = bounded(16, low=1)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from .errors import ConfigError
+
+T = TypeVar("T")
+
+
+def bounded(
+    default: Any = dataclasses.MISSING,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[Any] = (),
+) -> Any:
+    """A dataclass field whose value must lie in [low, high] and, if given, among `choices`."""
+    return dataclasses.field(default=default, metadata={"low": low, "high": high, "choices": tuple(choices)})
+
+
+def load(kind: type[T], mapping: object, *, where: str) -> T:
+    """Make a `kind` from `mapping`; `where` names the place for messages. Raises ConfigError."""
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(f"{where} must be a table, not {_describe(mapping)}")
+    fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, kind))}
+    for key in mapping:
+        _check_known(key, fields, where)
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for name, field in fields.items():
+        if name in mapping:
+            values[name] = _convert(mapping[name], hints[name], f"`{name}` in {where}")
+            _check_bounds(values[name], field, f"`{name}` in {where}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"`{name}` is missing in {where}")
+    return kind(**values)
+
+
+def plain(value: Any) -> Any:
+    """The inverse of `load`: dataclasses to dicts, tuples to lists."""
+    if hasattr(value, "parse"):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    return value
+
+
+def _check_known(key: object, known: Mapping[str, Any], where: str) -> None:
+    if key in known:
+        return
+    near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+    hint = f"did you mean `{near[0]}`?" if near else f"known keys: {', '.join(known)}"
+    raise ConfigError(f"unknown key `{key}` in {where}", hint=hint)
+
+
+def _convert(value: object, kind: Any, where: str) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return _convert_union(value, args, where)
+    if hasattr(kind, "__supertype__"):
+        return _convert(value, kind.__supertype__, where)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{where} must be a list, not {_describe(value)}")
+        return tuple(_convert(item, args[0], f"{where}, item {i + 1}") for i, item in enumerate(value))
+    if hasattr(kind, "parse"):
+        if not isinstance(value, str):
+            raise ConfigError(f"{where} must be a text, not {_describe(value)}")
+        return kind.parse(value)
+    if dataclasses.is_dataclass(kind):
+        return load(typing.cast(type, kind), value, where=where.replace("`", "").replace(" in ", " of ", 1))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = _float(value, where)
+    if type(value) is not kind:
+        raise ConfigError(f"{where} must be {_name(kind)}, not {_describe(value)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where} must be finite, not {value}")
+    return value
+
+
+def _float(value: int, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # no subclass of ValueError, so it would pass every caller that expects a bad value
+        raise ConfigError(f"{where} must be finite, not a number of {value.bit_length()} bits") from None
+
+
+def _convert_union(value: object, kinds: tuple[Any, ...], where: str) -> Any:
+    if value is None and type(None) in kinds:
+        return None
+    problems = []
+    for kind in kinds:
+        if kind is not type(None):
+            try:
+                return _convert(value, kind, where)
+            except ConfigError as error:
+                problems.append(error)
+    raise problems[0]
+
+
+def _check_bounds(value: Any, field: dataclasses.Field[Any], where: str) -> None:
+    low, high = field.metadata.get("low"), field.metadata.get("high")
+    choices = field.metadata.get("choices") or ()
+    if choices and value not in choices:
+        near = difflib.get_close_matches(str(value), map(str, choices), n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(map(str, choices))}"
+        raise ConfigError(f"{where} is `{value}`", hint=hint)
+    for item in value if isinstance(value, tuple) else (value,):
+        if isinstance(item, (int, float)) and ((low is not None and item < low) or (high is not None and item > high)):
+            raise ConfigError(f"{where} is {item}, but must be {_bounds(low, high)}")
+
+
+def _bounds(low: float | None, high: float | None) -> str:
+    if high is None:
+        return f"at least {low}"
+    return f"at most {high}" if low is None else f"from {low} to {high}"
+
+
+def _name(kind: Any) -> str:
+    return {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}.get(kind, str(kind))
+
+
+def _describe(value: object) -> str:
+    return {dict: "a table", list: "a list", type(None): "nothing"}.get(type(value), f"`{value}`")

@@ -1,0 +1,70 @@
+"""Multiaddrs of peers, as far as this project uses them: TCP, directly, with the peer's id at the end."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import ConfigError, IntegrityError
+from ..protocol.signing import PeerId, public_key_of
+
+ADDRESS_CHARS_MAX = 400
+ADDRESSES_MAX = 16
+_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*\.?")
+_HINT = "an address looks like /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW..."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a peer listens: `place` is the multiaddr without the peer."""
+
+    peer: PeerId
+    place: str
+
+
+def read_address(text: str) -> Address:
+    """The address that `text` says; raises ConfigError."""
+    place, _, peer = text.rpartition("/p2p/")
+    try:
+        read_place(place)
+        public_key_of(PeerId(peer))
+    except (ConfigError, IntegrityError):
+        raise ConfigError(f"not the address of a peer: {text[:ADDRESS_CHARS_MAX]}", hint=_HINT) from None
+    return Address(peer=PeerId(peer), place=place)
+
+
+def read_place(text: str) -> tuple[str, int]:
+    """Host and port of a multiaddr without a peer, /ip4/HOST/tcp/PORT; raises ConfigError."""
+    parts = text.split("/")
+    if len(text) <= ADDRESS_CHARS_MAX and len(parts) == 5:
+        empty, kind, host, transport, port = parts
+        is_port = port.isascii() and port.isdigit() and int(port) < 2**16
+        if not empty and transport == "tcp" and is_port and _is_host(kind, host):
+            return host, int(port)
+    message = f"not a TCP address: {text[:ADDRESS_CHARS_MAX]}"
+    raise ConfigError(message, hint="a place to listen on looks like /ip4/0.0.0.0/tcp/31337")
+
+
+def places_of(peer: PeerId, addresses: Sequence[str]) -> list[str]:
+    """Where `peer` says it can be dialled; others wrote this, so what is malformed or another's is left out."""
+    places = []
+    for text in addresses[:ADDRESSES_MAX]:
+        try:
+            address = read_address(text)
+        except ConfigError:
+            continue
+        if address.peer == peer:
+            places.append(address.place)
+    return places
+
+
+def _is_host(kind: str, host: str) -> bool:
+    if kind in ("dns", "dns4", "dns6"):
+        return _NAME.fullmatch(host) is not None
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        return False
+    return kind == f"ip{version}"

@@ -1,0 +1,100 @@
+"""What the programs see of the network: one small protocol with records, calls and addresses.
+
+Two swarms keep it: `memory.MemorySwarm` (one process, seeded faults) and `libp2p.Libp2pSwarm` (the real one). One
+contract test suite runs on both. The remote peer of a call is authenticated by the transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..protocol.records import Record
+from ..protocol.signing import PeerId, Signer
+
+HEADER_BYTES_MAX = 256 * 1024
+BODY_BYTES_MAX = 4 * 1024 * 1024
+INBOUND_CALLS_PER_PEER_MAX = 16
+INBOUND_CALLS_MAX = 128
+FRAME_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a call: a header of plain JSON values, and bytes."""
+
+    header: dict[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+
+
+Handler = Callable[[PeerId, dict[str, Any], bytes], Awaitable[Reply]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmStatistics:
+    """What a swarm did since it was opened; bytes are those of calls, with their headers."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    calls_made: int = 0
+    calls_failed: int = 0
+    calls_served: int = 0
+    calls_refused: int = 0
+    calls_broken: int = 0
+    records_put: int = 0
+    records_refused: int = 0
+
+
+class Swarm(Protocol):
+    """One peer's place in the network."""
+
+    @property
+    def peer(self) -> PeerId:
+        """Who we are."""
+
+    @property
+    def signer(self) -> Signer:
+        """The key behind `peer`."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs, with /p2p/ID, at which others can dial us; empty if we do not listen."""
+
+    async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
+        """Sign `body` and keep it under `key`, in our name, for `ttl_s`; whether at least one node stored it."""
+
+    async def get(self, key: str) -> dict[PeerId, Record]:
+        """All live valid records under `key`, the newest of each owner; junk is ignored and counted.
+
+        What was seen once is kept until its own signed expiry, even if the network lost it sooner.
+        """
+
+    async def call(
+        self,
+        peer: PeerId,
+        method: str,
+        header: dict[str, Any],
+        body: bytes = b"",
+        *,
+        timeout_s: float,
+        addresses: Sequence[str] = (),
+    ) -> Reply:
+        """Ask `peer` and wait for its reply; after a failed dial, connect to `addresses` and try once more.
+
+        Raises Unreachable (no answer, or not in time), Refused (with the peer's reason), IntegrityError (malformed).
+        After Unreachable the peer may or may not have done what was asked: handlers must be idempotent.
+        """
+
+    def serve(self, method: str, handler: Handler) -> None:
+        """Answer calls of `method`. A handler may raise Refused; any other exception is logged and reaches the
+        caller as Refused with the reason "internal"."""
+
+    async def connect(self, address: str, *, timeout_s: float) -> PeerId:
+        """Dial a full multiaddr; raises ConfigError if it is malformed and Unreachable if nobody answers."""
+
+    async def close(self) -> None:
+        """Leave, and let go of everything; a second close does nothing."""
+
+    def statistics(self) -> SwarmStatistics:
+        """The figures so far."""

@@ -1,0 +1,114 @@
+"""What surrounds the libp2p daemon on this machine: its port and the sockets that dead ones leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import EnvironmentUnfit
+
+SOCKET_FOLDER = Path("/tmp")
+SOCKET_PATTERN = "hivemind-*.sock"
+_LIBC = ctypes.CDLL(None)  # looked up before any fork
+_PR_SET_PDEATHSIG = 1
+_BOUND_SOCKETS = Path("/proc/net/unix")
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Raises EnvironmentUnfit if `port` is taken or may not be used.
+
+    libp2p shares a taken port silently (SO_REUSEPORT) when it is of the same user, so that half of the connections
+    would go to the other process.
+    """
+    if port == 0:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            raise _unfit(host, port, error) from None
+
+
+def cannot_join(place: str, problem: str) -> EnvironmentUnfit:
+    """A seed node at `place` answers but will not have us: our clock, or our firewall; `problem` is hivemind's text."""
+    if "local time" in problem:
+        message = f"the clock of this machine differs by more than 3 s from that of {place}"
+        return EnvironmentUnfit(message, hint="set the clock, for instance with NTP")
+    message = f"{place} cannot dial this machine back"
+    return EnvironmentUnfit(message, hint="open the port of --listen, or join with --no-listen")
+
+
+def sweep_stale_sockets(folder: Path = SOCKET_FOLDER) -> int:
+    """Remove our user's daemon sockets that nobody holds any more; how many. A live process loses nothing."""
+    removed = 0
+    for path in folder.glob(SOCKET_PATTERN):
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            if _is_ours(path) and _is_dead(path):
+                path.unlink()
+                removed += 1
+    return removed
+
+
+@contextlib.contextmanager
+def daemons_apart() -> Iterator[None]:
+    """Children started within are out of the terminal's reach, and end with us.
+
+    Ctrl-C reaches the whole foreground group, but a program that wants to finish cleanly still needs its daemon; so
+    that gets a session of its own. (To start it with SIGINT blocked does not help: Go unblocks what it handles.) And
+    Linux sends it SIGTERM when we die, however we die. hivemind lets nobody say so, hence this detour.
+    """
+    start = asyncio.subprocess.create_subprocess_exec
+    apart = functools.partial(start, start_new_session=True, preexec_fn=_end_with_parent)
+    asyncio.subprocess.create_subprocess_exec = apart
+    try:
+        yield
+    finally:
+        asyncio.subprocess.create_subprocess_exec = start
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _unfit(host: str, port: int, error: OSError) -> EnvironmentUnfit:
+    if error.errno == errno.EADDRINUSE:
+        return EnvironmentUnfit(f"port {port} is taken", hint="choose another port, or 0 for any free one")
+    if error.errno == errno.EACCES:
+        return EnvironmentUnfit(f"port {port} needs more rights", hint="choose a port above 1023")
+    return EnvironmentUnfit(f"cannot listen on {host}: {error.strerror}", hint="0.0.0.0 means all addresses")
+
+
+def _is_ours(path: Path) -> bool:
+    status = path.lstat()
+    return stat.S_ISSOCK(status.st_mode) and status.st_uid == os.getuid()
+
+
+def _is_dead(path: Path) -> bool:
+    """Nobody accepts, and nobody has it bound (between bind and listen a live socket refuses too)."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+            return False
+        except ConnectionRefusedError:
+            pass
+        except OSError:
+            return False
+    try:
+        return str(path) not in _BOUND_SOCKETS.read_text()
+    except OSError:
+        return True

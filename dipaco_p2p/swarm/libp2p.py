@@ -1,0 +1,399 @@
+"""The real swarm: libp2p streams and a Kademlia DHT. The only file that imports hivemind.
+
+hivemind's `P2P` and `DHTNode` run in the program's own event loop, not in the process that `hivemind.DHT` forks, so
+that nothing outlives the program but for a second (the daemon ends when its parent does). TCP only; no UPnP; no
+relaying for strangers. Every wait has a limit of our own. Traps in hivemind 1.1.12 that are designed around:
+a refused write may shorten the life of what is stored (`_Storage`), one seed with a wrong clock aborts a join
+(`_join`), and a failed dial leaks its connection to the daemon (`_Daemon`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from asyncio import IncompleteReadError, StreamReader, StreamWriter
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hivemind.dht.crypto import DHTRecord, RecordValidatorBase
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol, ValidationError
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.p2p import P2P, PeerID, p2p_daemon
+from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
+from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
+from hivemind.proto import p2pd_pb2
+from hivemind.utils.logging import use_hivemind_log_handler
+from hivemind.utils.multiaddr import Multiaddr
+from torch.multiprocessing import set_sharing_strategy
+
+from ..clock import Clock
+from ..errors import EnvironmentUnfit, Unreachable
+from ..protocol.records import RECORD_BYTES_MAX, Record
+from ..protocol.signing import PeerId, Signer, short
+from . import frames, identity, streams
+from .addresses import Address, places_of, read_address, read_place
+from .api import FRAME_TIMEOUT_S, Handler, Reply, SwarmStatistics
+from .daemon import cannot_join, check_port_free, daemons_apart, sweep_stale_sockets
+from .dispatch import Dispatcher
+from .guard import RecordGuard
+from .shelf import Shelf
+
+PROTOCOL = "/dipaco-p2p/call/1"
+DIAL_TIMEOUT_S = 10.0
+DHT_TIMEOUT_S = 10.0
+STARTUP_TIMEOUT_S = 20.0
+CLOSE_TIMEOUT_S = 3.0
+REPLICAS = 5
+RPC_TIMEOUT_S = 3.0
+SUBKEYS_MAX = 1024
+KEYS_MAX = 65536
+_SERIALIZED_BYTES_MAX = RECORD_BYTES_MAX + 8
+_HINT = "check that it is running, and that the address is its newest"
+_log = logging.getLogger(__name__)
+
+# hivemind's own choice would start a helper process, and leave segments in /dev/shm, as soon as any library of this
+# process shares a tensor (datasets does).
+set_sharing_strategy("file_descriptor")  # type: ignore[no-untyped-call]
+use_hivemind_log_handler("nowhere")
+logging.getLogger("hivemind").setLevel(logging.ERROR)
+p2p_daemon.loglevel = "ERROR"  # What the daemon is told to log.
+logging.getLogger("hivemind.p2p.p2p_daemon").setLevel(logging.CRITICAL)  # Every failed dial is an "error" there.
+logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames the level for the whole process.
+
+
+async def open_libp2p(
+    identity_path: Path,
+    *,
+    initial_peers: Sequence[str] = (),
+    listen: str = "/ip4/127.0.0.1/tcp/0",
+    client_mode: bool = False,
+    ttl_max_s: float,
+    clock: Clock,
+    frame_timeout_s: float = FRAME_TIMEOUT_S,
+) -> Libp2pSwarm:
+    """Start a daemon and join the DHT of `initial_peers`; with none, begin a new one.
+
+    One answering peer is enough. A peer in `client_mode` does not listen and stores nothing for others.
+    Raises ConfigError (a malformed address), Unreachable (none of the peers answers), EnvironmentUnfit (a taken
+    port, a wrong clock, an unsafe key file), IntegrityError (a malformed key file).
+    """
+    host, port = read_place(listen)
+    signer = identity.load_or_create(identity_path)
+    dialled = {address: read_address(address) for address in initial_peers if not address.endswith(signer.peer)}
+    sweep_stale_sockets()
+    if not client_mode:
+        check_port_free(host, port)
+    p2p = await _start_daemon(identity_path, listen, client_mode)
+    try:
+        swarm = Libp2pSwarm(p2p, signer, clock=clock, ttl_max_s=ttl_max_s, frame_timeout_s=frame_timeout_s)
+        await swarm.start(client_mode=client_mode)
+        if dialled:
+            await swarm.join(dialled)
+    except BaseException:
+        await _stop_daemon(p2p)
+        raise
+    return swarm
+
+
+class Libp2pSwarm:
+    """One peer of the real network; keeps the `Swarm` protocol. Made by `open_libp2p`."""
+
+    def __init__(self, p2p: P2P, signer: Signer, *, clock: Clock, ttl_max_s: float, frame_timeout_s: float) -> None:
+        self.peer, self.signer = signer.peer, signer
+        self.addresses: tuple[str, ...] = ()
+        self._p2p = p2p
+        self._daemon = _Daemon(p2p)
+        self._counts: Counter[str] = Counter()
+        self._dispatcher = Dispatcher(self._counts)
+        self._server = streams.StreamServer(self._dispatcher, self._counts, timeout_s=frame_timeout_s)
+        self._shelf = Shelf(clock=clock, ttl_max_s=ttl_max_s, counts=self._counts)
+        self._guard = RecordGuard(clock=clock, ttl_max_s=ttl_max_s, hash_key=_hash_key, counts=self._counts)
+        self._client_mode = False
+        self._node: DHTNode | None = None
+
+    async def start(self, *, client_mode: bool) -> None:
+        """Bring up our node of the DHT and answer calls."""
+        self._client_mode = client_mode
+        if not client_mode:
+            self.addresses = tuple(str(address) for address in await self._p2p.get_visible_maddrs())
+        self._node = await DHTNode.create(
+            p2p=self._p2p,
+            client_mode=client_mode,
+            num_replicas=REPLICAS,
+            wait_timeout=RPC_TIMEOUT_S,
+            record_validator=_Validator(self._guard),
+            cache_locally=False,
+            cache_nearest=0,
+            cache_on_store=False,
+            cache_refresh_before_expiry=0,
+        )
+        _quieten(self._p2p)
+        self._node.protocol.storage, self._node.protocol.cache = _Storage(), _Storage()
+        await self._p2p.add_binary_stream_handler(PROTOCOL, self._on_stream)
+
+    async def join(self, dialled: dict[str, Address]) -> None:
+        """Join through whichever of `dialled` answer; raises as `open_libp2p`."""
+        problems = await asyncio.gather(*map(self._join_through, dialled.values()), return_exceptions=True)
+        if all(problems):
+            unreachable = Unreachable(f"no answer from {', '.join(dialled)}", hint=_HINT)
+            raise next((problem for problem in problems if isinstance(problem, EnvironmentUnfit)), unreachable)
+        assert self._node is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DHT_TIMEOUT_S):
+                await self._node.find_nearest_nodes([self._node.node_id])
+
+    async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
+        if self._node is None:
+            return False
+        self._guard.know(key)
+        record = self._shelf.sign(self.signer, key, body, ttl_s=ttl_s)
+        self._counts["records_put"] += 1
+        try:
+            async with asyncio.timeout(DHT_TIMEOUT_S):
+                stored = await self._node.store(
+                    key, record.to_bytes(), record.expires_s, subkey=self.peer, exclude_self=self._client_mode
+                )
+        except TimeoutError:
+            return False
+        return bool(stored)
+
+    async def get(self, key: str) -> dict[PeerId, Record]:
+        if self._node is None:
+            return self._shelf.live(key)
+        self._guard.know(key)
+        found = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DHT_TIMEOUT_S):
+                found = await self._node.get(key, latest=True)
+        if found is not None and isinstance(found.value, dict):
+            pairs = ((owner, entry.value) for owner, entry in found.value.items())
+            self._shelf.admit(key, ((owner, data) for owner, data in pairs if isinstance(data, bytes)))
+        return self._shelf.live(key)
+
+    async def call(
+        self,
+        peer: PeerId,
+        method: str,
+        header: dict[str, Any],
+        body: bytes = b"",
+        *,
+        timeout_s: float,
+        addresses: Sequence[str] = (),
+    ) -> Reply:
+        self._counts["calls_made"] += 1
+        request = frames.request(method, header, body)
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply = await self._exchange(peer, request, addresses, dial_s=timeout_s / 2)
+        except (TimeoutError, IncompleteReadError, OSError, ValueError, P2PDaemonError) as error:
+            self._counts["calls_failed"] += 1
+            _log.debug("call of %s to %s: %r", method, peer, error)
+            raise Unreachable(f"no answer from {short(peer)}: {streams.why_broken(error, timeout_s)}") from None
+        return Reply(*frames.read_reply(reply))
+
+    def serve(self, method: str, handler: Handler) -> None:
+        self._dispatcher.serve(method, handler)
+
+    async def connect(self, address: str, *, timeout_s: float) -> PeerId:
+        target = read_address(address)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._daemon.connect(target.peer, [target.place])
+        except (TimeoutError, OSError, P2PDaemonError, IncompleteReadError):
+            raise Unreachable(f"no answer from {address}", hint=_HINT) from None
+        return target.peer
+
+    async def close(self) -> None:
+        if self._node is None:
+            return
+        node, self._node = self._node, None
+        await self._server.close()
+        with contextlib.suppress(TimeoutError, OSError, P2PDaemonError, IncompleteReadError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await node.shutdown()
+        await _stop_daemon(self._p2p)
+
+    def statistics(self) -> SwarmStatistics:
+        return SwarmStatistics(**self._counts)
+
+    async def _exchange(
+        self, peer: PeerId, request: frames.Frame, addresses: Sequence[str], *, dial_s: float
+    ) -> frames.Frame:
+        if peer == self.peer:  # libp2p does not dial itself.
+            return await self._server.answer_self(self.peer, request)
+        reader, writer = await self._dial(peer, addresses, dial_s=dial_s)
+        try:
+            self._counts["bytes_sent"] += frames.size_bytes(request)
+            reply = await streams.exchange(reader, writer, request)
+            self._counts["bytes_received"] += frames.size_bytes(reply)
+            return reply
+        finally:
+            writer.close()
+
+    async def _dial(
+        self, peer: PeerId, addresses: Sequence[str], *, dial_s: float
+    ) -> tuple[StreamReader, StreamWriter]:
+        """A stream to `peer`: by what the daemon knows of it, else by the `addresses` that it announced."""
+        places = places_of(peer, addresses)
+        try:
+            async with asyncio.timeout(dial_s if places else None):
+                return await self._daemon.open_stream(peer)
+        except (TimeoutError, P2PDaemonError):
+            if not places:
+                raise
+        await self._daemon.connect(peer, places)
+        return await self._daemon.open_stream(peer)
+
+    async def _join_through(self, address: Address) -> None:
+        assert self._node is not None
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
+            await self._daemon.connect(address.peer, [address.place])
+            try:
+                pong = await self._node.protocol.call_ping(PeerID.from_base58(address.peer), validate=True, strict=True)
+            except ValidationError as error:
+                raise cannot_join(address.place, str(error)) from None
+        if pong is None:
+            raise Unreachable(f"{short(address.peer)} has no part in a DHT")
+
+    async def _on_stream(self, info: Any, reader: StreamReader, writer: StreamWriter) -> None:
+        await self._server.answer(PeerId(info.peer_id.to_base58()), reader, writer)
+
+
+class _Daemon:
+    """Requests to the daemon that close their connection to it also when they fail."""
+
+    def __init__(self, p2p: P2P) -> None:
+        self._connector = p2p._client.control.daemon_connector
+
+    async def connect(self, peer: PeerId, places: Sequence[str]) -> None:
+        """Dial `peer` at `places`; raises P2PDaemonError."""
+        raw = p2pd_pb2.ConnectRequest(
+            peer=PeerID.from_base58(peer).to_bytes(),
+            addrs=[Multiaddr(place).to_bytes() for place in places],
+            timeout=int(DIAL_TIMEOUT_S),
+        )
+        _, writer = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=raw))
+        writer.close()
+
+    async def open_stream(self, peer: PeerId) -> tuple[StreamReader, StreamWriter]:
+        """A stream of our protocol to `peer`; raises P2PDaemonError."""
+        raw = p2pd_pb2.StreamOpenRequest(
+            peer=PeerID.from_base58(peer).to_bytes(), proto=[PROTOCOL], timeout=int(DIAL_TIMEOUT_S)
+        )
+        return await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=raw))
+
+    async def _ask(self, request: Any) -> tuple[StreamReader, StreamWriter]:
+        reader, writer = await self._connector.open_connection()
+        try:
+            await write_pbmsg(writer, request)
+            response = p2pd_pb2.Response()
+            await read_pbmsg_safe(reader, response)
+            raise_if_failed(response)
+        except BaseException:
+            writer.close()
+            raise
+        return reader, writer
+
+
+class _Validator(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types.
+    """hivemind asks this before it keeps or believes a value."""
+
+    def __init__(self, guard: RecordGuard) -> None:
+        self._guard = guard
+
+    def validate(self, record: DHTRecord) -> bool:
+        owner, value = None, None
+        if len(record.value) <= _SERIALIZED_BYTES_MAX:
+            with contextlib.suppress(Exception):  # Whatever a hostile encoding can raise, it is not a record.
+                owner, value = DHTProtocol.serializer.loads(record.subkey), DHTProtocol.serializer.loads(record.value)
+        return value is not None and self._guard.allows(
+            record.key, owner, value, size_bytes=len(record.value), expires_s=record.expiration_time
+        )
+
+
+class _Storage(DHTLocalStorage):  # type: ignore[misc]
+    """What our node stores for others: a refused write changes nothing, and plain values never oust sub-keys."""
+
+    def get(self, key: DHTID) -> Any:
+        """A copy of a dictionary: hivemind's search merges what others answer into what it is given."""
+        held = super().get(key)
+        if held is None or not isinstance(held.value, DictionaryDHTValue):
+            return held
+        return type(held)(DictionaryDHTValue.unpackb(held.value.packb()), held.expiration_time)
+
+    def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
+        if subkey is not None:
+            return self.store_subkey(key, subkey, value, expiration_time)
+        held = super().get(key)
+        if held is not None and (isinstance(held.value, DictionaryDHTValue) or held.expiration_time >= expiration_time):
+            return False
+        return self._has_room(key) and bool(super().store(key, value, expiration_time))
+
+    def store_subkey(self, key: DHTID, subkey: Any, value: Any, expiration_time: float) -> bool:
+        held = super().get(key)
+        has_subkeys = held is not None and isinstance(held.value, DictionaryDHTValue)
+        dictionary = held.value if has_subkeys else DictionaryDHTValue()
+        old = dictionary.get(subkey)
+        has_room = self._has_room(key) and (old is not None or len(dictionary) < SUBKEYS_MAX)
+        is_later = old is None or old.expiration_time < expiration_time
+        if not (has_room and is_later and dictionary.store(subkey, value, expiration_time)):
+            return False
+        if not has_subkeys:
+            del self[key]
+        if not has_subkeys or held.expiration_time < expiration_time:
+            super().store(key, dictionary, expiration_time)
+        return True
+
+    def _has_room(self, key: DHTID) -> bool:
+        return key in self or len(self) < KEYS_MAX
+
+
+async def _start_daemon(identity_path: Path, listen: str, client_mode: bool) -> P2P:
+    try:
+        with daemons_apart():
+            return await P2P.create(
+                identity_path=str(identity_path),
+                check_if_identity_free=False,  # It reads RSA keys only.
+                host_maddrs=[listen],
+                no_listen=client_mode,
+                dht_mode="client" if client_mode else "server",
+                nat_port_map=False,
+                auto_nat=False,
+                use_relay=False,
+                use_auto_relay=False,
+                startup_timeout=STARTUP_TIMEOUT_S,
+            )
+    except P2PDaemonError as error:
+        raise EnvironmentUnfit(f"the libp2p daemon did not start: {error}") from None
+
+
+def _quieten(p2p: P2P) -> None:
+    """The daemon tries our socket by connecting and hanging up, for which hivemind's handler prints a traceback."""
+    control = p2p._client.control
+    handler = control._handler
+
+    async def handle(reader: StreamReader, writer: StreamWriter) -> None:
+        try:
+            await handler(reader, writer)
+        except (IncompleteReadError, ConnectionError, P2PDaemonError):
+            writer.close()
+
+    control._handler = handle
+
+
+async def _stop_daemon(p2p: P2P) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await p2p.shutdown()
+    except TimeoutError:
+        p2p._child.kill()
+        await p2p._child.wait()
+
+
+def _hash_key(key: str) -> bytes:
+    return bytes(DHTID.generate(source=key).to_bytes())

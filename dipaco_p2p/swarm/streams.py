@@ -1,0 +1,133 @@
+"""One call over one pair of asyncio streams, from either end; nothing here knows what carries the bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from asyncio import IncompleteReadError, StreamReader, StreamWriter
+from collections import Counter
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from ..canonical import canonical_bytes, read_canonical
+from ..errors import IntegrityError, Refused
+from ..protocol.signing import PeerId, public_key_of
+from . import frames
+from .api import BODY_BYTES_MAX, HEADER_BYTES_MAX
+from .dispatch import Dispatcher, busy
+from .frames import Frame
+
+T = TypeVar("T")
+
+CHUNK_BYTES = 256 * 1024
+DISCARD_BYTES_MAX = HEADER_BYTES_MAX + BODY_BYTES_MAX
+DISCARD_S_MAX = 2.0
+
+
+async def exchange(reader: StreamReader, writer: StreamWriter, request: Frame) -> Frame:
+    """Send `request` and read the reply at the same time: a refusal may come before all has been sent.
+
+    Raises IntegrityError for what is no frame, IncompleteReadError or ConnectionError when the other side hangs up.
+    """
+    sending = asyncio.ensure_future(_send_or_stop(writer, request))
+    try:
+        return await frames.read_frame(reader.readexactly)
+    except Refused as oversize:
+        raise IntegrityError(f"a reply that cannot be read: {oversize}") from None
+    finally:
+        sending.cancel()
+        await asyncio.wait({sending})
+
+
+class StreamServer:
+    """Serves calls on streams; reading a request and sending a reply may each take `timeout_s`, a handler answers for
+    its own time."""
+
+    def __init__(self, dispatcher: Dispatcher, counts: Counter[str], *, timeout_s: float) -> None:
+        self._dispatcher, self._counts, self._timeout_s = dispatcher, counts, timeout_s
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def answer(self, caller: PeerId, reader: StreamReader, writer: StreamWriter) -> None:
+        """Serve one call and close; whatever `caller` sends, or fails to send in time, harms nobody else."""
+        await asyncio.wait({self._start(self._answer(caller, reader, writer))})
+
+    async def answer_self(self, us: PeerId, request: Frame) -> Frame:
+        """Serve a call of our own; like one from elsewhere, it goes on when the caller stops waiting for it."""
+        copy = Frame(kind=request.kind, header=read_canonical(canonical_bytes(request.header)), body=request.body)
+        return await asyncio.shield(self._start(self._dispatcher.answer(us, copy)))
+
+    async def close(self) -> None:
+        """End all calls that are being served, except one that closes us."""
+        tasks = self._tasks - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _answer(self, caller: PeerId, reader: StreamReader, writer: StreamWriter) -> None:
+        try:
+            public_key_of(caller)  # A foreign kind of key could not sign anything for us.
+            if not self._dispatcher.enter(caller):
+                await _refuse(reader, writer, self._dispatcher.refuse(busy()))
+                return
+            try:
+                await self._answer_entered(caller, reader, writer)
+            finally:
+                self._dispatcher.leave(caller)
+        except (TimeoutError, ConnectionError, IncompleteReadError, IntegrityError):
+            self._counts["calls_broken"] += 1
+        finally:
+            writer.close()
+
+    async def _answer_entered(self, caller: PeerId, reader: StreamReader, writer: StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                request = await frames.read_frame(reader.readexactly)
+        except IntegrityError as error:
+            await _refuse(reader, writer, self._dispatcher.refuse(Refused(str(error), reason="malformed")))
+            return
+        except Refused as refused:
+            await _refuse(reader, writer, self._dispatcher.refuse(refused))
+            return
+        self._counts["bytes_received"] += frames.size_bytes(request)
+        reply = await self._dispatcher.answer(caller, request)
+        async with asyncio.timeout(self._timeout_s):
+            await send(writer, reply)
+        self._counts["bytes_sent"] += frames.size_bytes(reply)
+
+
+def why_broken(error: Exception, timeout_s: float) -> str:
+    """Why a call got no reply, for people."""
+    if isinstance(error, TimeoutError):
+        return f"not in {timeout_s:g} s"
+    return "it hung up" if isinstance(error, (IncompleteReadError, ConnectionError)) else "it cannot be dialled"
+
+
+async def send(writer: StreamWriter, frame: Frame) -> None:
+    """Write a frame, waiting for the other side chunk by chunk."""
+    writer.write(frames.encode_head(frame))
+    body = memoryview(frame.body)
+    for start in range(0, len(body), CHUNK_BYTES):
+        writer.write(body[start : start + CHUNK_BYTES])
+        await writer.drain()
+    await writer.drain()
+
+
+async def _send_or_stop(writer: StreamWriter, frame: Frame) -> None:
+    with contextlib.suppress(ConnectionError):
+        await send(writer, frame)
+
+
+async def _refuse(reader: StreamReader, writer: StreamWriter, refusal: Frame) -> None:
+    """Send a refusal to one who is still sending; closing at once would reset the stream before it is read."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S_MAX):
+            await send(writer, refusal)
+            discarded_bytes = 0
+            while discarded_bytes < DISCARD_BYTES_MAX and (chunk := await reader.read(CHUNK_BYTES)):
+                discarded_bytes += len(chunk)

@@ -1,0 +1,1 @@
+"""The volunteer program: `dipaco-peer`. Read volunteer.py first."""

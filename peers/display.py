@@ -1,0 +1,132 @@
+"""What a volunteer sees: a live panel on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from dipaco_p2p.runtime.history import History
+
+from .status import Status
+
+REFRESH_S = 0.25
+PANEL_COLUMNS = 78
+"""Fits the narrowest usual terminal; and beyond the frame there is room for the `^C` that a terminal echoes."""
+STEPS_LINE_S = 10.0
+"""A plain line about training at most this often."""
+
+
+@asynccontextmanager
+async def show(status: Status, history: History) -> AsyncIterator[None]:
+    """Show `status` while the block runs."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        task = asyncio.create_task(_live(status, console))
+    else:
+        history.listen(_print_event)
+        task = asyncio.create_task(_lines(status))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    if console.is_terminal:
+        console.print(closing(status))
+
+
+def closing(status: Status) -> str:
+    """The last line that a volunteer sees."""
+    end = "The run is complete." if status.is_complete else "The same command goes on where this one stopped."
+    return f"Thank you: {status.receipts} receipts. {end}"
+
+
+def panel(status: Status) -> Panel:
+    """The whole picture: what it does, whom it waits for, loss, speed, last receipt, time left."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for name, value in _rows(status):
+        table.add_row(name, value)
+    total = max(status.rounds * status.steps, 1)
+    progress = ProgressBar(total=total, completed=min(status.round * status.steps + status.step, total))
+    title = f"dipaco-peer  {status.run}  ...{status.peer[-6:]}"
+    subtitle = "Ctrl-C finishes cleanly, twice leaves at once"
+    return Panel(Group(table, Text(), progress), title=title, subtitle=subtitle, width=PANEL_COLUMNS)
+
+
+def _rows(status: Status) -> list[tuple[str, str]]:
+    last = f", the last for {status.last_receipt}" if status.last_receipt else ""
+    return [
+        ("doing", status.doing + (f" for {status.waits_for}" if status.waits_for else "")),
+        ("path", str(status.path or "none")),
+        ("leads", ", ".join(map(str, status.leads)) or "no module"),
+        ("round", f"{status.round} of {status.rounds}, step {status.step} of {status.steps}"),
+        ("loss", "-" if status.loss is None else f"{status.loss:.3f} nats per token"),
+        ("speed", f"{status.tokens_per_s:,.0f} tokens/s"),
+        ("receipts", f"{status.receipts}{last}"),
+        ("swarm", f"{status.peers_alive} peers alive, {status.paths_covered} of {status.paths} paths have a volunteer"),
+        ("time left", duration(status.eta_s)),
+    ]
+
+
+def duration(seconds: float | None) -> str:
+    """`1 h 05 min`, `3 min 20 s`, `12 s`; `-` for None."""
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+async def _live(status: Status, console: Console) -> None:
+    with Live(panel(status), console=console, auto_refresh=False, redirect_stderr=False) as live:
+        try:
+            while True:
+                live.update(panel(status), refresh=True)
+                await asyncio.sleep(REFRESH_S)
+        finally:
+            live.update(panel(status), refresh=True)
+
+
+async def _lines(status: Status) -> None:
+    while True:
+        await asyncio.sleep(STEPS_LINE_S)
+        if status.doing == "training" and status.loss is not None:
+            _print(
+                f"round {status.round} step {status.step}/{status.steps}  loss {status.loss:.3f}  "
+                f"{status.tokens_per_s:,.0f} tokens/s  left {duration(status.eta_s)}"
+            )
+
+
+def _print_event(event: dict[str, Any]) -> None:
+    words: dict[str, Callable[[dict[str, Any]], str]] = {
+        "doing": lambda e: e["doing"] + (f" for {e['waits_for']}" if e["waits_for"] else ""),
+        "claimed": lambda e: f"claimed {e['path']}",
+        "released": lambda e: f"released {e['path']}",
+        "receipt": lambda e: f"receipt for {e['module']} from version {e['base']}: {e['id'][:8]}",
+        "refused": lambda e: f"refused: {e['module']}: {e['reason']}: {e['detail']}",
+        "round": lambda e: f"round {e['round']} of {e['path']} done: loss {e['loss']:.3f}, {e['seconds']:.1f} s",
+        "leads": lambda e: f"leads {e['module']} from version {e['version']}, term {e['term']}",
+        "handed_over": lambda e: f"handed {e['module']} over to ...{e['to'][-6:]}",
+        "version": lambda e: f"made {e['module']} version {e['version']} {e['digest'][:8]}",
+        "left": lambda e: "left: the run is complete" if e["complete"] else "left",
+    }
+    if event["ev"] in words:
+        _print(words[event["ev"]](event))
+
+
+def _print(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

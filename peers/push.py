@@ -1,0 +1,55 @@
+"""Bringing one outer gradient to the leader of its module, through whatever happens to that leader.
+
+A push is idempotent: the same contribution gets the same place, so after a lost answer it is simply sent again. It
+ends with a receipt, or with a reason why the leader does not want it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
+from dipaco_p2p.protocol.admission import Reason
+from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
+from dipaco_p2p.protocol.signing import PeerId, short
+from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Node
+from dipaco_p2p.runtime.transfer import send
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+PASSING = {Reason.NOT_LEADER, "payload-missing", "busy", "internal", "offset"}
+"""Refusals that another try, or another leader, can cure."""
+
+
+async def push(node: Node, contribution: Contribution, payload: bytes) -> Sealed[Receipt]:
+    """Push until there is a receipt; raises Refused with the reason if there will be none."""
+    sealed = seal(node.swarm.signer, contribution)
+    while True:
+        leader = node.watch.leader(contribution.module)
+        if leader is not None:
+            try:
+                return await _push_once(node, leader, sealed, payload)
+            except Refused as refused:
+                if refused.reason not in PASSING:
+                    raise
+                log.info("%s: %s said %s", contribution.module, short(leader), refused)
+            except (SwarmError, IntegrityError) as error:
+                log.info("%s: %s did not take it: %s", contribution.module, short(leader), error)
+        await node.clock.sleep(RETRY_S)
+        await node.watch.read_heads(contribution.module)
+
+
+async def _push_once(node: Node, leader: PeerId, sealed: Sealed[Contribution], payload: bytes) -> Sealed[Receipt]:
+    await send(node, leader, payload)
+    reply = await node.swarm.call(
+        leader,
+        "module.contribute",
+        {"contribution": sealed.to_dict()},
+        timeout_s=CALL_TIMEOUT_S,
+        addresses=node.watch.addresses(leader),
+    )
+    receipt = unseal(Receipt, reply.header.get("receipt"))
+    if receipt.document.contribution != sealed.id or receipt.document.author != leader:
+        raise IntegrityError("the receipt is for another contribution, or from another peer")
+    return receipt

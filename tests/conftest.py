@@ -1,0 +1,121 @@
+"""What every test runs under: one thread, repeatable hypothesis examples, and nothing left behind.
+
+After the last test the machine must be as it was before the first: no process that a test started, directly or through
+another (all carry the session's mark in their environment, so one whose parent is gone is found too), no hivemind
+socket, no shared memory of torch. What is left after a grace time is listed and fails the session. Linux only: it
+reads /proc. Not seen: a fork of pytest itself, without exec, whose own parent is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# Before anything imports torch: the tests' models are too small to gain from threads, and machines are shared.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("repeatable")
+
+MARK = "DIPACO_TEST_SESSION"
+POLL_S = 0.05
+PROC = Path("/proc")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--leftover-grace-s",
+        type=float,
+        default=5.0,
+        help="seconds that processes, sockets and shared memory of the tests get to vanish after the last test",
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Set up before and torn down after every other fixture of the session, as it is the first one of the root."""
+    # A session inside a test extends the mark of the outer one, which so recognises what the inner one left.
+    outer = os.environ.get(MARK)
+    mark = f"{outer}/{uuid.uuid4().hex}" if outer else uuid.uuid4().hex
+    os.environ[MARK] = mark
+    before = files()
+    yield
+    grace_s = request.config.getoption("--leftover-grace-s")
+    left = wait_until_empty(
+        lambda: processes(mark) + [str(path) for path in sorted(files() - before) if not is_of_others(path, mark)],
+        grace_s,
+    )
+    if outer is None:
+        del os.environ[MARK]
+    else:
+        os.environ[MARK] = outer
+    if left:
+        pytest.fail(f"left by the tests {grace_s:g} s after the last one:\n  " + "\n  ".join(left), pytrace=False)
+
+
+def wait_until_empty(look: Callable[[], list[str]], grace_s: float) -> list[str]:
+    """The first empty answer of `look`, or its last one after `grace_s`."""
+    deadline_s = time.monotonic() + grace_s
+    while (left := look()) and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+    return left
+
+
+def processes(mark: str) -> list[str]:
+    """Live processes that the session `mark` started, this one left out."""
+    found, family = [], {os.getpid()}
+    # In order of ids parents come before children, save when ids wrap around: then the mark still finds the child.
+    for pid in pids():
+        state, parent = status(pid)
+        if pid == os.getpid() or state in {"", "Z"} or not (parent in family or carries(pid, mark)):
+            continue
+        family.add(pid)
+        command = read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+        # Python's own helper of `multiprocessing` ends with this process, by design.
+        if "multiprocessing.resource_tracker" not in command:
+            found.append(f"process {pid}: {command[:200]}")
+    return found
+
+
+def files() -> set[Path]:
+    """Where hivemind puts its sockets, whatever TMPDIR says, and torch its shared memory."""
+    return {*Path("/tmp").glob("hivemind*.sock"), *Path("/dev/shm").glob("torch_*")}
+
+
+def is_of_others(path: Path, mark: str) -> bool:
+    """Whether a living process outside this session made `path`: somebody else may use this machine."""
+    if path.name.startswith("torch_"):  # torch_PID_...
+        makers = [int(number) for number in path.name.split("_")[1:2] if number.isdigit()]
+    else:  # hivemind-p2pd-TOKEN.sock, and p2pd has the token in its command line; a token may hold hyphens
+        token = path.stem.split("-", 2)[-1].encode()
+        makers = [pid for pid in pids() if token in read(pid, "cmdline")]
+    return any(status(pid)[0] and pid != os.getpid() and not carries(pid, mark) for pid in makers)
+
+
+def pids() -> list[int]:
+    return sorted(int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
+
+
+def status(pid: int) -> tuple[str, int]:
+    """State letter and parent of a process; an empty letter for one that has gone."""
+    # The command name before the last parenthesis may hold spaces and parentheses itself.
+    fields = read(pid, "stat").rpartition(b")")[2].split()
+    return (fields[0].decode(), int(fields[1])) if len(fields) > 1 else ("", 0)
+
+
+def carries(pid: int, mark: str) -> bool:
+    entries = read(pid, "environ").decode(errors="replace").split("\0")
+    return any(f"{entry}/".startswith(f"{MARK}={mark}/") for entry in entries)
+
+
+def read(pid: int, name: str) -> bytes:
+    try:
+        return (PROC / str(pid) / name).read_bytes()
+    except OSError:
+        return b""

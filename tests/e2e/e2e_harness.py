@@ -1,0 +1,278 @@
+"""The programs as a user starts them: real processes, real libp2p on loopback, and what they leave in files.
+
+Nothing waits by sleeping for a guess: every wait polls a file or a process and has a deadline. All processes are
+started in a session of their own and ended by their pid, with the daemons that they had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from dipaco_p2p.swarm.daemon import sweep_stale_sockets
+
+REPO = Path(__file__).parents[2]
+POLL_S = 0.05
+START_S = 60.0
+"""Imports alone take seconds, and machines are shared."""
+ENTRIES = {"dipaco-peer": "peers.cli", "dipaco-bootstrap": "bootstrap.cli"}
+CODE = """
+import importlib, sys
+sys.argv[0], entry = sys.argv.pop(1), sys.argv.pop(1)
+importlib.import_module(entry).main()
+"""
+
+
+def eventually(look: Callable[[], Any], *, within_s: float = 40.0, what: Callable[[], str] = lambda: "") -> Any:
+    """The first true answer of `look`; fails with the words of `what` after `within_s`."""
+    deadline_s = time.monotonic() + within_s
+    while not (found := look()):
+        assert time.monotonic() < deadline_s, f"not within {within_s:g} s: {what()}"
+        time.sleep(POLL_S)
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that `pid` started itself."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@dataclass(slots=True)
+class Program:
+    """One program in a process of its own; what it says goes to files."""
+
+    process: subprocess.Popen[bytes]
+    out: Path
+    err: Path
+    home: Path
+    """The `--dir` or `--home` that it was given."""
+    daemons: list[int] = field(default_factory=list)
+
+    @property
+    def said(self) -> str:
+        return self.out.read_text(errors="replace")
+
+    @property
+    def complaint(self) -> str:
+        return self.err.read_text(errors="replace")
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = START_S) -> int:
+        """Its exit code."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout_s:g} s: {self.complaint[-2000:]}") from None
+
+    def kill(self) -> list[int]:
+        """SIGKILL, without a word to anybody; the daemons that it leaves."""
+        daemons = children_of(self.process.pid)
+        self.process.kill()
+        self.process.wait()
+        return daemons
+
+    def end(self) -> int:
+        """SIGTERM, as a service manager would; its exit code."""
+        if self.process.poll() is None:
+            self.send(signal.SIGTERM)
+        return self.wait(40)
+
+    def events(self, name: str = "") -> list[dict[str, Any]]:
+        """What its history says so far: of a coordinator, or of a volunteer in its one run."""
+        found = []
+        for path in (self.home / "history.jsonl", *self.home.glob("runs/*/history.jsonl")):
+            if path.exists():
+                for line in path.read_text().splitlines():
+                    with contextlib.suppress(ValueError):  # the last line may be half written
+                        found.append(json.loads(line))
+        return [event for event in found if name in ("", event["ev"])]
+
+    def wait_event(self, name: str, *, count: int = 1, within_s: float = START_S, **values: Any) -> dict[str, Any]:
+        """Wait for the `count`-th event of this name with these values."""
+
+        def look() -> dict[str, Any] | None:
+            wanted = [e for e in self.events(name) if all(e[key] == value for key, value in values.items())]
+            ended = self.process.poll() is not None and len(wanted) < count
+            assert not ended, f"it ended with {self.process.returncode}: {self.complaint[-2000:]}"
+            return wanted[count - 1] if len(wanted) >= count else None
+
+        found: dict[str, Any] = eventually(look, within_s=within_s, what=lambda: f"{name}: {self.complaint[-2000:]}")
+        return found
+
+    def wait_address(self) -> dict[str, str]:
+        """`address`, `run` and `peer` of a coordinator that is open."""
+
+        def look() -> bool:
+            assert self.process.poll() is None, f"it ended: {self.complaint[-2000:]}"
+            return "dipaco-peer join" in self.said
+
+        eventually(look, within_s=START_S, what=lambda: self.complaint[-2000:])
+        details: dict[str, str] = json.loads((self.home / "address.json").read_text())
+        return details
+
+
+@dataclass(slots=True)
+class Programs:
+    """Starts programs, and ends all of them."""
+
+    folder: Path
+    started: list[Program] = field(default_factory=list)
+
+    def start(self, program: str, *arguments: str | Path, home: Path, **environment: str) -> Program:
+        """Start `dipaco-peer` or `dipaco-bootstrap`; its streams go to files."""
+        number = len(self.started)
+        out, err = self.folder / f"{number}.out", self.folder / f"{number}.err"
+        with out.open("wb") as out_file, err.open("wb") as err_file:
+            process = spawn(program, *arguments, stdout=out_file, stderr=err_file, **environment)
+        self.started.append(Program(process, out, err, home))
+        return self.started[-1]
+
+    def run(self, program: str, *arguments: str | Path, timeout_s: float = START_S, **environment: str) -> Program:
+        """Start a program and wait for its end."""
+        done = self.start(program, *arguments, home=self.folder, **environment)
+        done.wait(timeout_s)
+        return done
+
+    def coordinator(self, run_file: Path, home: Path, *more: str) -> Program:
+        return self.start("dipaco-bootstrap", "start", run_file, "--dir", home, *more, home=home)
+
+    def volunteer(self, address: str, name: str, *more: str) -> Program:
+        home = self.folder / name
+        return self.start("dipaco-peer", "join", address, "--home", home, *more, home=home)
+
+    def end_all(self) -> None:
+        """Kill what is left, wait for the daemons to follow, and remove the sockets that killed ones leave."""
+        daemons: list[int] = []
+        for program in reversed(self.started):
+            if program.process.poll() is None:
+                program.send(signal.SIGCONT)
+                daemons += program.kill()
+        eventually(lambda: not any(map(is_running, daemons)), within_s=10, what=lambda: f"daemons {daemons} live on")
+        sweep_stale_sockets()
+
+
+def spawn(
+    program: str, *arguments: str | Path, stdout: IO[bytes] | int, stderr: IO[bytes] | int, **environment: str
+) -> Any:
+    """A process of `program` in a session of its own, as the installed script would be."""
+    command = [sys.executable, "-c", CODE, program, ENTRIES[program], *map(str, arguments)]
+    plain = {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "COLUMNS": "120", "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        command,
+        stdin=environment.pop("stdin", subprocess.DEVNULL),  # type: ignore[call-overload]
+        stdout=stdout,
+        stderr=stderr,
+        env=os.environ | plain | environment,
+        start_new_session=True,
+    )
+
+
+def refused(program: Program, code: int, *words: str) -> None:
+    """The end that bad input must have: a documented code, one line that says what, one with a hint, no traceback."""
+    ended = program.wait()
+    said = program.complaint
+    assert ended == code, said
+    assert "Traceback" not in said
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, said
+    hint = next((line for line in said.splitlines() if line.startswith("hint: ")), "")
+    assert len(hint) > 12, f"no useful hint: {said}"
+    for word in words:
+        assert word in f"{lines[0]}\n{hint}", said
+
+
+def write_corpus(path: Path, *, documents: int = 160, words: int = 260) -> Path:
+    """Documents of four made-up vocabularies, always the same, as JSONL."""
+    chance = random.Random(1)
+
+    def word() -> str:
+        return "".join(chance.choice("bcdfglmnprst") + chance.choice("aeiou") for _ in range(chance.randint(1, 3)))
+
+    topics = [[word() for _ in range(40)] for _ in range(4)]
+    texts = (" ".join(chance.choices(topics[number % 4], k=words)) for number in range(documents))
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def write_run(path: Path, corpus: Path | str, *, rounds: int, min_paths: int, port: int = 0) -> Path:
+    """A run file whose preparation takes no time: two paths of one tiny block each."""
+    path.write_text(f"""\
+[run]
+name = "{path.stem}"
+pretrain_steps = 2
+[model]
+vocab_size = 300
+width = 16
+ffn_width = 16
+context = 72
+[[model.levels]]
+modules = 1
+embedding = true
+head = true
+[[model.levels]]
+modules = 2
+blocks = 1
+[inner]
+steps = 2
+batch = 4
+warmup_steps = 1
+[rounds]
+rounds = {rounds}
+min_paths = {min_paths}
+deadline_s = 3.0
+grace_s = 0.3
+[liveness]
+heartbeat_ttl_s = 3.0
+settle_s = 0.3
+[corpus]
+source = {json.dumps(str(corpus))}
+[node]
+port = {port}
+""")
+    return path
+
+
+def copy_prepared(source: Path, target: Path) -> Path:
+    """The folder of a prepared run that nobody has joined yet; the same run, at a port of its own."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("address.json", "history.jsonl", "*.tmp"))
+    return target
+
+
+def versions_of(coordinator: Program) -> dict[str, int]:
+    """The newest archived version of every module."""
+    return {event["module"]: event["version"] for event in coordinator.events("archived")}
+
+
+@contextlib.contextmanager
+def stopped(*programs: Program) -> Iterator[None]:
+    """These programs do not answer while the block runs, as on a machine that sleeps."""
+    for program in programs:
+        program.send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.send(signal.SIGCONT)

@@ -1,0 +1,66 @@
+"""Ctrl-C and SIGTERM: once finishes cleanly, twice leaves at once."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from e2e_harness import Program, Programs, children_of, eventually, is_running, refused, stopped, write_run
+
+pytestmark = pytest.mark.libp2p
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_one_signal_releases_the_path_and_hands_modules_over(
+    programs: Programs, endless: Program, number: signal.Signals
+) -> None:
+    volunteer = programs.volunteer(endless.wait_address()["address"], "home", "--grace", "20")
+    volunteer.wait_event("leads")
+    volunteer.wait_event("round")
+    led = {event["module"] for event in volunteer.events("leads")}
+    taken_before = len(endless.events("leads"))
+    began_s = time.monotonic()
+    volunteer.send(number)
+    assert volunteer.wait() == 0, volunteer.complaint
+    assert time.monotonic() - began_s < 20
+    assert volunteer.events("released")[-1]["path"] == volunteer.events("claimed")[-1]["path"]
+    handed = {event["module"]: event["to"] for event in volunteer.events("handed_over")}
+    assert led <= set(handed) and set(handed.values()) == {endless.wait_address()["peer"]}
+    assert {event["module"] for event in endless.events("leads")[taken_before:]} >= led
+    assert volunteer.events()[-1]["ev"] == "left"
+    assert "Traceback" not in volunteer.complaint
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_while_a_run_is_prepared_ends_it_with_its_daemon(
+    programs: Programs, corpus: Path, number: signal.Signals
+) -> None:
+    run_file = write_run(programs.folder / "long.toml", corpus, rounds=4, min_paths=1)
+    run_file.write_text(run_file.read_text().replace("pretrain_steps = 2", "pretrain_steps = 100000"))
+    coordinator = programs.coordinator(run_file, programs.folder / "run")
+    eventually(lambda: "Tokenising" in coordinator.complaint, within_s=60, what=lambda: coordinator.complaint)
+    daemons = children_of(coordinator.process.pid)
+    assert daemons
+    coordinator.send(number)
+    began_s = time.monotonic()
+    refused(coordinator, 130, "stopped before it was ready")
+    assert time.monotonic() - began_s < 10
+    eventually(lambda: not any(map(is_running, daemons)), within_s=10)
+
+
+def test_a_second_ctrl_c_leaves_at_once(programs: Programs, endless: Program) -> None:
+    volunteer = programs.volunteer(endless.wait_address()["address"], "home")
+    volunteer.wait_event("leads")
+    volunteer.wait_event("receipt")
+    with stopped(endless):  # so that leaving in good order takes long
+        volunteer.send(signal.SIGINT)
+        volunteer.wait_event("doing", doing="finishing")
+        began_s = time.monotonic()
+        volunteer.send(signal.SIGINT)
+        assert volunteer.wait() == 130
+        assert time.monotonic() - began_s < 5
+    assert not volunteer.events("left")
+    assert "Traceback" not in volunteer.complaint
+    eventually(lambda: endless.process.poll() is None)

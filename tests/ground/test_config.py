@@ -1,0 +1,123 @@
+"""`RunConfig`: the defaults are a run that works, and each rule between its values has its refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.config import (
+    PREFIX_TOKENS,
+    InnerConfig,
+    LevelConfig,
+    LivenessConfig,
+    ModelConfig,
+    OuterConfig,
+    RoundsConfig,
+    RunConfig,
+)
+from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.strict import load, plain
+from dipaco_p2p.topology import Topology
+
+TRUNK = LevelConfig(embedding=True, head=True)
+BLOCKS = LevelConfig(modules=2, blocks=1)
+PARTS = (RunConfig, ModelConfig, LevelConfig, InnerConfig, OuterConfig, RoundsConfig, LivenessConfig)
+
+
+def test_the_defaults_are_valid_and_within_their_own_bounds() -> None:
+    for part in PARTS:
+        if part is not LevelConfig:  # a level alone holds nothing, and need not
+            assert load(part, plain(part()), where="the defaults") == part()
+
+
+def test_the_grid_of_a_run_is_the_modules_of_its_levels() -> None:
+    assert RunConfig().topology == Topology((1, 2, 2))
+    assert ModelConfig(levels=(TRUNK, LevelConfig(modules=3, blocks=1))).topology == Topology((1, 3))
+
+
+def test_total_steps_are_of_one_path_over_warm_up_and_all_rounds() -> None:
+    run = RunConfig(pretrain_steps=7, rounds=RoundsConfig(rounds=3), inner=InnerConfig(steps=10))
+    assert run.total_steps == 37
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": 65}, "a width of 65 cannot be split over 2 heads of even size"),
+        ({"width": 66, "heads": 2}, "a width of 66 cannot be split"),  # 33 is odd: rotary positions need pairs
+        ({"width": 64, "heads": 3}, "a width of 64 cannot be split over 3"),
+        ({"levels": ()}, "a grid of 0 levels"),
+        ({"levels": (LevelConfig(head=True), BLOCKS)}, "0 levels say `embedding = true`"),
+        ({"levels": (TRUNK, LevelConfig(embedding=True), BLOCKS)}, "2 levels say `embedding = true`"),
+        ({"levels": (LevelConfig(embedding=True), BLOCKS)}, "0 levels say `head = true`"),
+        ({"levels": (TRUNK, LevelConfig(head=True), BLOCKS)}, "2 levels say `head = true`"),
+        ({"levels": (LevelConfig(embedding=True), BLOCKS, LevelConfig(head=True))}, "`tied = true` needs"),
+        ({"levels": (TRUNK, BLOCKS, LevelConfig(modules=2))}, "level 2 of the grid holds nothing"),
+        ({"levels": (TRUNK,)}, "no level of the grid has blocks"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_a_model_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig(**change)
+    assert str(caught.value).startswith(message)
+
+
+def test_an_untied_head_may_have_a_level_of_its_own() -> None:
+    levels = (LevelConfig(embedding=True), BLOCKS, LevelConfig(head=True))
+    assert ModelConfig(tied=False, levels=levels).topology == Topology((1, 2, 1))
+
+
+@pytest.mark.parametrize("name", ["", "-", "a b", "a/b", "a.b", "a\n", "a" * 65])
+def test_a_name_that_is_no_file_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="a run cannot be called"):
+        RunConfig(name=name)
+
+
+@pytest.mark.parametrize("name", ["a", "demo-2x2", "my_run", "a" * 64])
+def test_a_plain_name_is_taken(name: str) -> None:
+    assert RunConfig(name=name).name == name
+
+
+def test_a_context_must_leave_something_after_the_routed_prefix() -> None:
+    with pytest.raises(ConfigError, match=f"a context of {2 * PREFIX_TOKENS} leaves nothing"):
+        RunConfig(model=ModelConfig(context=2 * PREFIX_TOKENS))
+    assert RunConfig(model=ModelConfig(context=2 * PREFIX_TOKENS + 1))
+
+
+def test_a_run_cannot_wait_for_more_paths_than_there_are() -> None:
+    assert RunConfig(rounds=RoundsConfig(min_paths=4))
+    with pytest.raises(ConfigError, match="`min_paths` is 5, but the grid 1x2x2 has 4 paths"):
+        RunConfig(rounds=RoundsConfig(min_paths=5))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_value_just_outside_its_bound_is_refused(part: type[Any]) -> None:
+    for field in dataclasses.fields(part):
+        for bound, step in (("low", -1), ("high", 1)):
+            edge = field.metadata.get(bound)
+            if edge is not None:
+                with pytest.raises(ConfigError, match=f"`{field.name}` in a part is .* but must be"):
+                    load(part, {field.name: type(field.default)(edge + step)}, where="a part")
+
+
+def test_every_number_has_a_lower_bound() -> None:
+    for part in PARTS:
+        for field in dataclasses.fields(part):
+            if type(field.default) in (int, float):
+                assert field.metadata.get("low") is not None, f"{part.__name__}.{field.name}"
+
+
+def test_each_value_is_part_of_what_a_run_is() -> None:
+    """Two participants that disagree on any value are in different runs."""
+    runs = [
+        RunConfig(),
+        RunConfig(seed=1),
+        RunConfig(inner=InnerConfig(lr=1e-3)),
+        RunConfig(liveness=LivenessConfig(settle_s=2.0)),
+        RunConfig(model=ModelConfig(levels=(TRUNK, BLOCKS))),
+    ]
+    assert len({canonical_bytes(plain(run)) for run in runs}) == len(runs)

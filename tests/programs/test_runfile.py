@@ -1,0 +1,124 @@
+"""The run file: strict, and its template says the truth about the defaults."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import bootstrap
+from bootstrap.runfile import RunFile, load_run_file, template
+from dipaco_p2p.config import RunConfig
+from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.strict import plain
+
+RUNS = sorted((Path(bootstrap.__file__).parent / "runs").glob("*.toml"))
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "my-run.toml"
+    path.write_text(text)
+    return path
+
+
+def refusal(folder: Path, text: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_run_file(write(folder, text))
+    assert "\n" not in str(caught.value)
+    assert "my-run.toml" in str(caught.value)
+    return caught.value
+
+
+def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    assert load_run_file(write(tmp_path, "")) == RunFile()
+
+
+def test_the_template_is_exactly_the_defaults(tmp_path: Path) -> None:
+    assert load_run_file(write(tmp_path, template("mine"))) == RunFile(run=RunConfig(name="mine"))
+
+
+def test_the_template_names_every_key_of_every_table() -> None:
+    tables = tomllib.loads(template("run"))
+    run = plain(RunFile().run)
+    expected = {name: set(table) for name, table in run.items() if isinstance(table, dict)}
+    expected["run"] = {name for name, value in run.items() if not isinstance(value, dict)}
+    expected |= {"corpus": set(plain(RunFile().corpus)), "node": set(plain(RunFile().node))}
+    assert {name: set(table) for name, table in tables.items()} == expected
+    assert set(tables["model"]["levels"][0]) == set(run["model"]["levels"][0])
+
+
+def test_a_template_for_an_impossible_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be called"):
+        template('a"b')
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_every_shipped_run_loads_and_is_called_like_its_file(path: Path) -> None:
+    assert load_run_file(path).run.name == path.stem
+
+
+def test_runs_are_shipped() -> None:
+    assert {path.stem: str(load_run_file(path).run.topology) for path in RUNS} == {
+        "demo-2x2": "1x2x2",
+        "home-4x4": "1x4x4",
+    }
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    error = refusal(tmp_path, "[model]\nwidht = 64\n")
+    assert "`widht` in model" in str(error)
+    assert error.hint == "did you mean `width`?"
+
+
+def test_an_unknown_table_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    assert refusal(tmp_path, "[modle]\n").hint == "did you mean `model`?"
+
+
+def test_a_key_of_another_table_is_unknown_under_run(tmp_path: Path) -> None:
+    assert "unknown key `model`" in str(refusal(tmp_path, "[run]\nmodel = {}\n"))
+
+
+def test_values_out_of_bounds_are_refused_with_the_bound(tmp_path: Path) -> None:
+    assert "is -1, but must be" in str(refusal(tmp_path, "[run]\nseed = -1\n"))
+    assert "is 70000, but must be" in str(refusal(tmp_path, "[node]\nport = 70000\n"))
+
+
+def test_a_value_of_another_type_is_refused(tmp_path: Path) -> None:
+    assert "must be a whole number, not `2.5`" in str(refusal(tmp_path, "[rounds]\nrounds = 2.5\n"))
+
+
+def test_values_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    assert "width of 65" in str(refusal(tmp_path, "[model]\nwidth = 65\n"))
+    assert "less than half" in str(refusal(tmp_path, "[corpus]\nvalidation_share = 0.4\nrouter_share = 0.3\n"))
+
+
+def test_a_syntax_error_gives_file_and_line(tmp_path: Path) -> None:
+    assert "line 2" in str(refusal(tmp_path, "[run]\nname = demo\n"))
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "my-run.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_run_file(path)
+
+
+def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file") as caught:
+        load_run_file(tmp_path / "none.toml")
+    assert "dipaco-bootstrap init" in caught.value.hint
+
+
+def test_a_relative_corpus_counts_from_the_run_file(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    file = load_run_file(write(tmp_path, '[corpus]\nsource = "texts"\n'))
+    assert file.corpus.source == str(tmp_path / "texts")
+    hub = load_run_file(write(tmp_path, '[corpus]\nsource = "org/name"\n'))
+    assert hub.corpus.source == "org/name"
+
+
+def test_found_is_never_a_file(tmp_path: Path) -> None:
+    (tmp_path / "found").mkdir()
+    file = load_run_file(write(tmp_path, '[corpus]\nsource = "found"\n'))
+    assert file == RunFile()

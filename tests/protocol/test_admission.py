@@ -1,0 +1,189 @@
+"""Admission: every reason for a refusal, the order of the checks, and what counts once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from dipaco_p2p.canonical import digest
+from dipaco_p2p.protocol.admission import (
+    NORM_MULTIPLE_MAX,
+    NORM_SAMPLES_MIN,
+    AdmissionRules,
+    Reason,
+    Verdict,
+    judge,
+    judge_norm,
+)
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, document_id
+from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.topology import ModuleId, PathId, Topology
+
+ALICE, BOB = Signer(bytes([1]) * 32).peer, Signer(bytes([2]) * 32).peer
+RUN, MODULE, PATH = digest(b"run"), ModuleId(1, 1), PathId((0, 1, 0))
+HEAD_VERSION = 5
+DIGESTS = {version: digest(b"version %d" % version) for version in range(10)}
+
+HEAD = ModuleVersion(
+    run=RUN,
+    module=MODULE,
+    version=HEAD_VERSION,
+    parent=DIGESTS[4],
+    snapshot=BlobRef(digest=DIGESTS[HEAD_VERSION], size=100),
+    update=None,
+    state=None,
+    shares=(),
+    clip_norm=None,
+    lr=0.7,
+    momentum=0.9,
+    norm_rule="sqrt",
+    term=0,
+    grant="",
+    author=BOB,
+)
+RULES = AdmissionRules(
+    run=RUN,
+    head=HEAD,
+    bases={version: DIGESTS[version] for version in (4, 5)},  # staleness 1
+    paths=Topology((1, 2, 2)).paths_through(MODULE),
+    rounds=16,
+    payload_bytes_max=1000,
+    tokens_max=5000,
+    contributed={},
+)
+GOOD = Contribution(
+    run=RUN,
+    module=MODULE,
+    path=PATH,
+    base_version=HEAD_VERSION,
+    base_digest=DIGESTS[HEAD_VERSION],
+    payload=BlobRef(digest=digest(b"payload"), size=1000),
+    steps=30,
+    tokens=5000,
+    loss=2.0,
+    author=ALICE,
+)
+
+
+def verdict(contribution: Contribution = GOOD, *, sender: PeerId = ALICE, **rules: Any) -> Verdict:
+    id_ = document_id(contribution)
+    return judge(contribution, sender=sender, contribution_id=id_, rules=dataclasses.replace(RULES, **rules))
+
+
+def reason(sender: PeerId = ALICE, rules: dict[str, Any] | None = None, **changes: Any) -> Reason | None:
+    return verdict(dataclasses.replace(GOOD, **changes), sender=sender, **rules or {}).reason
+
+
+def on(version: int) -> dict[str, Any]:
+    """The base of a contribution, by its right digest."""
+    return {"base_version": version, "base_digest": DIGESTS[version]}
+
+
+TOO_BIG = BlobRef(digest=digest(b"payload"), size=1001)
+
+# In the order in which they are checked.
+FAULTS: list[tuple[Reason, dict[str, Any]]] = [
+    (Reason.WRONG_RUN, {"run": digest(b"another run")}),
+    (Reason.WRONG_MODULE, {"module": ModuleId(1, 0)}),
+    (Reason.WRONG_PATH, {"path": PathId((0, 0, 0))}),
+    (Reason.NOT_AUTHOR, {"sender": BOB}),
+    (Reason.OVERSIZED, {"payload": TOO_BIG}),
+    (Reason.MALFORMED, {"tokens": 5001}),
+    (Reason.ALREADY_CONTRIBUTED, {"rules": {"contributed": {(ALICE, PATH, 5): digest(b"another")}}}),
+    (Reason.COMPLETE, {"rules": {"rounds": HEAD_VERSION}}),
+    (Reason.STALE_BASE, on(3)),
+]
+
+
+def test_the_good_one_is_admitted_at_its_limits() -> None:
+    assert verdict() == Verdict(None)
+    assert verdict().is_admitted
+
+
+@pytest.mark.parametrize(("expected", "fault"), FAULTS)
+def test_each_fault_has_its_reason(expected: Reason, fault: dict[str, Any]) -> None:
+    assert reason(**fault) is expected
+
+
+@pytest.mark.parametrize("place", range(len(FAULTS) - 3))
+def test_the_earlier_fault_is_told(place: int) -> None:
+    """Down to the payload's size: run, module, path and author are right before anything else is looked at."""
+    for _, later in FAULTS[place + 1 :]:
+        expected, fault = FAULTS[place]
+        assert reason(**{**later, **fault}) is expected
+
+
+def test_a_refusal_says_why() -> None:
+    for _, fault in FAULTS:
+        changes = {key: value for key, value in fault.items() if key not in ("sender", "rules")}
+        told = verdict(
+            dataclasses.replace(GOOD, **changes), sender=fault.get("sender", ALICE), **fault.get("rules", {})
+        )
+        assert told.detail and not told.is_admitted
+
+
+def test_bases_within_the_staleness_limit_count() -> None:
+    assert {version: reason(**on(version)) for version in range(8)} == {
+        0: Reason.STALE_BASE,
+        1: Reason.STALE_BASE,
+        2: Reason.STALE_BASE,
+        3: Reason.STALE_BASE,
+        4: None,
+        5: None,
+        6: Reason.UNKNOWN_BASE,
+        7: Reason.UNKNOWN_BASE,
+    }
+
+
+def test_a_base_of_another_branch_is_unknown() -> None:
+    assert reason(base_version=5, base_digest=DIGESTS[4]) is Reason.UNKNOWN_BASE
+    assert reason(base_version=4, base_digest=digest(b"a fork")) is Reason.UNKNOWN_BASE
+
+
+def test_the_same_contribution_may_come_again() -> None:
+    """Its sender lost our answer; that nothing counts twice is the round's business."""
+    contributed = {(ALICE, PATH, HEAD_VERSION): document_id(GOOD)}
+    assert verdict(contributed=contributed).is_admitted
+    assert verdict(contributed=contributed, rounds=HEAD_VERSION).is_admitted, "even after the last round"
+
+
+def test_another_contribution_from_the_same_base_is_refused() -> None:
+    contributed = {(ALICE, PATH, HEAD_VERSION): document_id(GOOD)}
+    assert reason(loss=1.5, rules={"contributed": contributed}) is Reason.ALREADY_CONTRIBUTED
+
+
+def test_other_paths_peers_and_bases_are_not_held_against_it() -> None:
+    other_path = PathId((0, 1, 1))
+    contributed = {(ALICE, other_path, 5): "x", (BOB, PATH, 5): "x", (ALICE, PATH, 4): "x"}
+    assert verdict(contributed=contributed).is_admitted, "a replica of BOB, and ALICE one version ago"
+
+
+def test_before_the_last_version_the_run_is_not_complete() -> None:
+    assert reason(rules={"rounds": HEAD_VERSION + 1}) is None
+    assert reason(rules={"rounds": HEAD_VERSION}) is Reason.COMPLETE
+
+
+@pytest.mark.parametrize("norm", [0.0, math.nan, math.inf])
+def test_a_norm_that_means_nothing_is_refused_without_any_history(norm: float) -> None:
+    assert judge_norm(norm, []).reason is Reason.NORM
+
+
+def test_a_norm_far_above_the_median_is_refused() -> None:
+    history = [1.0, 2.0, 3.0, 1000.0]
+    limit = NORM_MULTIPLE_MAX * 2.5
+    assert judge_norm(limit, history).is_admitted
+    assert judge_norm(math.nextafter(limit, math.inf), history).reason is Reason.NORM
+    assert judge_norm(1e-9, history).is_admitted, "a small one harms nobody"
+
+
+def test_a_short_history_judges_nobody() -> None:
+    assert judge_norm(1e9, [1.0] * (NORM_SAMPLES_MIN - 1)).is_admitted
+    assert judge_norm(1e9, [1.0] * NORM_SAMPLES_MIN).reason is Reason.NORM
+
+
+def test_every_reason_is_met_here_or_given_by_the_leader_itself() -> None:
+    met = {expected for expected, _ in FAULTS} | {Reason.UNKNOWN_BASE, Reason.NORM}
+    assert set(Reason) - met == {Reason.NOT_LEADER}

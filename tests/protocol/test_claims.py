@@ -1,0 +1,218 @@
+"""Claims: whatever the order of events, enough volunteers cover all paths, and they come to rest."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dipaco_p2p.protocol.claims import (
+    CLAIM_TRANSITIONS,
+    ClaimEvent,
+    ClaimState,
+    choose_path,
+    ranking,
+    should_yield,
+)
+from dipaco_p2p.protocol.liveness import Claim
+from dipaco_p2p.protocol.machine import IllegalTransition, follow
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.topology import PathId, Topology
+
+MOVES_MAX = 400
+ROUNDS_MAX = 60
+
+
+def path(number: int) -> PathId:
+    return PathId((0, number))
+
+
+def peer(number: int) -> PeerId:
+    return PeerId(f"peer-{number}")
+
+
+class Table:
+    """The claims that all volunteers of a test see, and a time that only grows."""
+
+    def __init__(self, paths: int) -> None:
+        self.claims: dict[PathId, dict[PeerId, Claim]] = {path(number): {} for number in range(paths)}
+        self.now_s = 0.0
+
+    def claim(self, who: PeerId, where: PathId) -> None:
+        self.claims[where][who] = Claim(path=where, since_s=self.now_s)
+        self.now_s += 1.0
+
+    def move(self, who: PeerId, seed: int) -> PathId:
+        """Release, choose again, claim."""
+        for peers in self.claims.values():
+            peers.pop(who, None)
+        where = choose_path(self.claims, {}, seed=seed)
+        self.claim(who, where)
+        return where
+
+    def restless(self) -> list[tuple[PeerId, PathId]]:
+        return [
+            (who, where)
+            for where, peers in self.claims.items()
+            for who in sorted(peers)
+            if should_yield(who, where, self.claims)
+        ]
+
+    def settle(self, rng: random.Random) -> None:
+        """One after the other moves, in any order, until all stay."""
+        for _ in range(MOVES_MAX):
+            restless = self.restless()
+            if not restless:
+                return
+            self.move(rng.choice(restless)[0], rng.randrange(2**31))
+        raise AssertionError(f"still moving after {MOVES_MAX} moves: {self.counts()}")
+
+    def counts(self) -> list[int]:
+        return [len(peers) for peers in self.claims.values()]
+
+
+def crowd(paths: int, where: list[int]) -> Table:
+    """Volunteer i has claimed the path of number `where[i]`, in that order."""
+    table = Table(paths)
+    for number, chosen in enumerate(where):
+        table.claim(peer(number), path(chosen % paths))
+    return table
+
+
+starts = st.tuples(st.integers(1, 9), st.lists(st.integers(0, 8), min_size=1, max_size=24), st.randoms())
+
+
+@given(starts)
+@example((9, [0] * 24, random.Random(0)))
+def test_they_come_to_rest_spread_evenly(start: tuple[int, list[int], random.Random]) -> None:
+    paths, where, rng = start
+    table = crowd(paths, where)
+    table.settle(rng)
+    assert max(table.counts()) - min(table.counts()) <= 1
+    assert len(where) < paths or min(table.counts()) >= 1
+
+
+@given(starts)
+@example((9, [0] * 24, random.Random(0)))
+def test_they_come_to_rest_even_if_all_move_at_once(start: tuple[int, list[int], random.Random]) -> None:
+    """The worst network: in each round all read the same view, and who yields chooses without seeing the others."""
+    paths, where, rng = start
+    table = crowd(paths, where)
+    for _ in range(ROUNDS_MAX):
+        restless = table.restless()
+        if not restless:
+            break
+        seen = {chosen: dict(peers) for chosen, peers in table.claims.items()}
+        for who, left in restless:
+            del table.claims[left][who]
+            view = {chosen: {k: claim for k, claim in peers.items() if k != who} for chosen, peers in seen.items()}
+            table.claim(who, choose_path(view, {}, seed=rng.randrange(2**31)))
+    assert table.restless() == []
+    assert len(where) < paths or min(table.counts()) >= 1
+
+
+@given(starts)
+def test_a_covered_path_stays_covered(start: tuple[int, list[int], random.Random]) -> None:
+    paths, where, rng = start
+    table = crowd(paths, where)
+    for _ in range(MOVES_MAX):
+        restless = table.restless()
+        if not restless:
+            break
+        covered = {chosen for chosen, peers in table.claims.items() if peers}
+        table.move(rng.choice(restless)[0], rng.randrange(2**31))
+        assert covered <= {chosen for chosen, peers in table.claims.items() if peers}
+
+
+@given(starts)
+def test_the_first_of_a_path_never_yields(start: tuple[int, list[int], random.Random]) -> None:
+    table = crowd(*start[:2])
+    for where, peers in table.claims.items():
+        if peers:
+            assert not should_yield(ranking(where, peers)[0], where, table.claims)
+
+
+def test_a_replica_takes_the_path_of_a_killed_claimant() -> None:
+    table = crowd(3, [0, 1, 2, 0])
+    assert table.restless() == []
+    del table.claims[path(1)][peer(1)]
+    assert table.restless() == [(peer(3), path(0))], "the later claimant of the doubled path, and only that one"
+    assert table.move(peer(3), seed=0) == path(1)
+    assert table.restless() == []
+
+
+def test_without_replicas_a_lost_path_waits_for_a_newcomer() -> None:
+    table = crowd(3, [0, 1, 2])
+    table.claims[path(2)].clear()
+    assert table.restless() == []
+    assert table.move(peer(9), seed=0) == path(2)
+
+
+def test_a_newcomer_takes_the_uncovered_path_whatever_else_speaks_for_others() -> None:
+    claims = crowd(3, [0, 2, 2]).claims
+    for seed in range(20):
+        assert choose_path(claims, {path(1): 99}, seed=seed, preferred=path(0)) == path(1)
+
+
+def test_the_preferred_path_wins_among_equals_only() -> None:
+    claims = crowd(3, [0]).claims
+    assert choose_path(claims, {path(1): 0, path(2): 5}, seed=0, preferred=path(2)) == path(2)
+    assert choose_path(claims, {path(1): 0, path(2): 5}, seed=0, preferred=path(0)) == path(1)
+
+
+def test_the_least_trained_comes_before_chance() -> None:
+    claims = Table(4).claims
+    rounds = {path(0): 3, path(1): 2, path(2): 2, path(3): 3}
+    assert {choose_path(claims, rounds, seed=seed) for seed in range(40)} == {path(1), path(2)}
+    assert choose_path(claims, {path(0): 1, path(1): 1, path(2): 1}, seed=0) == path(3), "unknown counts as untrained"
+
+
+def test_two_volunteers_on_a_square_grid_train_every_module() -> None:
+    paths = list(Topology((1, 2, 2)).paths())
+    for seed in range(20):
+        claims: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in paths}
+        for number in range(2):
+            chosen = choose_path(claims, {}, seed=seed + 100 * number)
+            claims[chosen] = {PeerId(str(number)): Claim(path=chosen, since_s=0.0)}
+        covered = {module for path, peers in claims.items() if peers for module in path.modules()}
+        assert len(covered) == 5, seed
+
+
+def test_a_crowd_of_newcomers_spreads_out() -> None:
+    claims = Table(4).claims
+    chosen = [choose_path(claims, {}, seed=seed) for seed in range(200)]
+    assert all(25 <= chosen.count(path(number)) <= 75 for number in range(4))
+    assert chosen == [choose_path(dict(reversed(claims.items())), {}, seed=seed) for seed in range(200)]
+
+
+def test_who_came_first_is_ranked_first_and_ties_favour_nobody() -> None:
+    table = crowd(1, [0, 0, 0])
+    assert ranking(path(0), table.claims[path(0)]) == [peer(0), peer(1), peer(2)]
+    winners = {ranking(path(n), {peer(k): Claim(path=path(n), since_s=5.0) for k in range(3)})[0] for n in range(30)}
+    assert winners == {peer(0), peer(1), peer(2)}
+
+
+def test_who_claims_nothing_need_not_yield() -> None:
+    table = crowd(2, [0, 0, 0])
+    assert not should_yield(peer(9), path(0), table.claims)
+    assert not should_yield(peer(0), path(7), table.claims)
+
+
+def test_on_a_grid_of_one_path_all_stay() -> None:
+    assert crowd(1, [0] * 10).restless() == []
+
+
+@pytest.mark.parametrize("state", ClaimState)
+@pytest.mark.parametrize("event", ClaimEvent)
+def test_what_the_table_does_not_list_is_refused(state: ClaimState, event: ClaimEvent) -> None:
+    if (state, event) in CLAIM_TRANSITIONS:
+        assert follow(CLAIM_TRANSITIONS, state, event) is CLAIM_TRANSITIONS[state, event]
+    else:
+        with pytest.raises(IllegalTransition, match=f"`{event}` cannot happen while `{state}`"):
+            follow(CLAIM_TRANSITIONS, state, event)
+
+
+def test_every_state_is_reached_and_left() -> None:
+    assert {state for state, _ in CLAIM_TRANSITIONS} == set(ClaimState) == set(CLAIM_TRANSITIONS.values())

@@ -1,0 +1,144 @@
+"""What peers say of themselves: read strictly, junk left out, and one leader believed by all."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dipaco_p2p import strict
+from dipaco_p2p.canonical import digest
+from dipaco_p2p.config import LivenessConfig
+from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.protocol.liveness import (
+    ADDRESSES_MAX,
+    TEXT_MAX,
+    Claim,
+    Head,
+    Heartbeat,
+    best_head,
+    heartbeat_interval_s,
+    read,
+    read_all,
+)
+from dipaco_p2p.protocol.records import RECORD_BYTES_MAX, sign_record
+from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.topology import PathId
+
+ALICE, BOB = PeerId("alice"), PeerId("bob")
+ADDRESS = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW"
+BEAT = Heartbeat(addresses=(ADDRESS,), role="seed", owns=True, path=PathId((0, 1)), round=3, tokens_per_s=1.5)
+CLAIM = Claim(path=PathId((0, 1)), since_s=1_000_000.0, round=3)
+HEAD = Head(version=3, digest=digest(b"head"), term=2)
+Body = Heartbeat | Claim | Head
+
+
+def plain(body: Body) -> dict[str, Any]:
+    """As it comes out of a record."""
+    return json.loads(json.dumps(strict.plain(body)))
+
+
+@pytest.mark.parametrize("body", [BEAT, Heartbeat(), CLAIM, HEAD, Head(version=0, digest=HEAD.digest, term=0)])
+def test_what_is_said_is_read(body: Body) -> None:
+    assert read(type(body), plain(body)) == body
+
+
+@pytest.mark.parametrize(
+    ("body", "change"),
+    [
+        (BEAT, {"role": "king"}),
+        (BEAT, {"owns": 1}),
+        (BEAT, {"addresses": ADDRESS}),
+        (BEAT, {"addresses": [ADDRESS] * (ADDRESSES_MAX + 1)}),
+        (BEAT, {"addresses": ["/" * (2 * TEXT_MAX + 1)]}),
+        (BEAT, {"addresses": [7]}),
+        (BEAT, {"doing": "x" * (TEXT_MAX + 1)}),
+        (BEAT, {"doing": "two\nlines"}),
+        (BEAT, {"doing": "\x1b[2J"}),
+        (BEAT, {"path": "P0-x"}),
+        (BEAT, {"path": {"indices": [0, -1]}}),
+        (BEAT, {"round": -1}),
+        (BEAT, {"tokens_per_s": -0.5}),
+        (BEAT, {"tokens_per_s": 10**400}),  # an integer that no float can hold
+        (BEAT, {"mood": "good"}),
+        (CLAIM, {"path": None}),
+        (CLAIM, {"since_s": "now"}),
+        (CLAIM, {"since_s": 10**400}),
+        (CLAIM, {"since_s": float("nan")}),
+        (CLAIM, {"released": None}),
+        (HEAD, {"digest": "head"}),
+        (HEAD, {"term": -1}),
+        (HEAD, {"term": 2**41}),
+        (HEAD, {"version": 2.0}),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_junk_is_refused_alone_and_left_out_among_others(body: Body, change: dict[str, Any]) -> None:
+    kind, junk = type(body), {**plain(body), **change}
+    with pytest.raises(IntegrityError):
+        read(kind, junk)
+    assert read_all(kind, {ALICE: junk, BOB: plain(body)}) == {BOB: body}
+
+
+def test_we_cannot_say_what_others_would_refuse() -> None:
+    for wrong in ({"doing": "two\nlines"}, {"addresses": (ADDRESS,) * 9}):
+        with pytest.raises(ConfigError):
+            Heartbeat(**wrong)
+    with pytest.raises(ConfigError, match="digest"):
+        Head(version=0, digest="", term=0)
+
+
+def test_the_longest_heartbeat_fits_a_record() -> None:
+    longest = Heartbeat(addresses=("/" * 2 * TEXT_MAX,) * ADDRESSES_MAX, doing="ü" * TEXT_MAX, path=PathId((99,) * 32))
+    record = sign_record(Signer(bytes(32)), key="dipaco/test", counter=1, expires_s=1.0, body=strict.plain(longest))
+    assert len(record.to_bytes()) <= RECORD_BYTES_MAX
+
+
+def test_two_heartbeats_may_be_lost_before_the_third_renews() -> None:
+    config = LivenessConfig(heartbeat_ttl_s=15.0)
+    assert 2 * heartbeat_interval_s(config) < config.heartbeat_ttl_s <= 3 * heartbeat_interval_s(config)
+
+
+def head(term: int, version: int, name: bytes = b"head") -> Head:
+    return Head(version=version, digest=digest(name), term=term)
+
+
+def test_the_greatest_term_is_believed_even_with_an_older_version() -> None:
+    """An old leader that woke up may have made a version that nobody granted it."""
+    assert best_head({ALICE: head(1, 9), BOB: head(2, 8)}) == (BOB, head(2, 8))
+    assert best_head({ALICE: head(2, 9), BOB: head(2, 8)}) == (ALICE, head(2, 9))
+    assert best_head({}) is None
+
+
+def test_all_peers_believe_the_same_head() -> None:
+    heads = {
+        ALICE: head(2, 8),
+        BOB: head(2, 8),
+        PeerId("carol"): head(2, 8, b"fork"),
+        PeerId("dave"): head(1, 9),
+        PeerId("erin"): head(2, 7),
+    }
+    for some in itertools.combinations(heads.items(), 3):
+        found = {best_head(dict(order)) for order in itertools.permutations(some)}
+        assert len(found) == 1
+    smallest = min(digest(b"head"), digest(b"fork"))
+    best = best_head(heads)
+    assert best is not None and best[1] == Head(version=8, digest=smallest, term=2)
+
+
+names = st.sampled_from(["addresses", "role", "owns", "doing", "path", "round", "since_s", "digest", "term", "other"])
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400)
+
+
+@given(st.sampled_from([Heartbeat, Claim, Head]), st.dictionaries(names, scalars | st.lists(scalars), max_size=3))
+def test_any_body_is_read_or_left_out(kind: Any, junk: dict[str, Any]) -> None:
+    for body in (BEAT, CLAIM, HEAD):
+        found = read_all(kind, {ALICE: {**plain(body), **junk}})
+        assert all(read(kind, plain(value)) == value for value in found.values())
+        is_known = junk.keys() <= {field.name for field in dataclasses.fields(kind)}
+        assert not found or (is_known and isinstance(body, kind))

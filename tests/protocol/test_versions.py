@@ -1,0 +1,199 @@
+"""The chain of versions: what may follow what, what counts once, and one head for all."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from dipaco_p2p.canonical import digest
+from dipaco_p2p.config import OuterConfig, RoundsConfig, RunConfig
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.protocol.documents import (
+    BlobRef,
+    GenesisRef,
+    Manifest,
+    ModuleVersion,
+    Sealed,
+    ShardRef,
+    Share,
+    document_id,
+    seal,
+)
+from dipaco_p2p.protocol.grants import sign_grant
+from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.protocol.versions import check_chain, check_successor, genesis_version
+from dipaco_p2p.topology import ModuleId, PathId
+
+COORDINATOR, LEADER = Signer(bytes([1]) * 32), Signer(bytes([2]) * 32)
+MODULE, PATH = ModuleId(1, 1), PathId((0, 1, 0))
+ROUNDS = 3
+
+
+def blob(text: str) -> BlobRef:
+    return BlobRef.of(text.encode())
+
+
+CONFIG = RunConfig(rounds=RoundsConfig(rounds=ROUNDS), outer=OuterConfig(lr=0.5))
+SHARDS = tuple(ShardRef(path=path, blob=blob(f"shard {path}"), sequences=7) for path in CONFIG.topology.paths())
+MANIFEST = Manifest(
+    protocol=1,
+    config=CONFIG,
+    admission="open",
+    tokenizer=blob("tokenizer"),
+    router=blob("router"),
+    optimizer=blob("optimizer"),
+    shards=SHARDS,
+    validation=SHARDS,
+    genesis=tuple(GenesisRef(module=m, blob=blob(f"genesis {m}")) for m in CONFIG.topology.modules()),
+    author=COORDINATOR.peer,
+)
+GENESIS = genesis_version(MANIFEST, MODULE)
+
+
+def share(name: str, *, weight: float = 1.0, tokens: int = 100, base: int = 0) -> Share:
+    return Share(
+        contribution=digest(name.encode()),
+        path=PATH,
+        peer=PeerId(f"peer {name}"),
+        base_version=base,
+        weight=weight,
+        tokens=tokens,
+        loss=2.0,
+    )
+
+
+def shares(*names: str, base: int = 0) -> tuple[Share, ...]:
+    """Of equal weight, in the order of the contributions' ids."""
+    found = (share(name, weight=1 / len(names), base=base) for name in names)
+    return tuple(sorted(found, key=lambda one: one.contribution))
+
+
+def child(parent: ModuleVersion = GENESIS, /, **changes: Any) -> ModuleVersion:
+    """A good successor, but for the changes."""
+    number = parent.version + 1
+    good: dict[str, Any] = {
+        "version": number,
+        "parent": parent.digest,
+        "snapshot": blob(f"snapshot {number}"),
+        "update": blob(f"update {number}"),
+        "state": blob(f"state {number}"),
+        "shares": shares(f"a{number}", f"b{number}", f"c{number}", base=number - 1),
+        "author": LEADER.peer,
+    }
+    values = {**good, **changes}
+    term = values.get("term", parent.term)
+    grant = sign_grant(COORDINATOR, run=parent.run, module=parent.module, term=term, leader=values["author"])
+    return dataclasses.replace(parent, **{"grant": grant, **values})
+
+
+def chain(*documents: ModuleVersion) -> list[Sealed[ModuleVersion]]:
+    return [seal(LEADER, document) for document in documents]
+
+
+def test_the_genesis_is_what_the_manifest_says() -> None:
+    for module in CONFIG.topology.modules():
+        genesis = genesis_version(MANIFEST, module)
+        assert (genesis.module, genesis.version, genesis.run) == (module, 0, document_id(MANIFEST))
+        assert genesis.digest == digest(f"genesis {module}".encode())
+        assert (genesis.lr, genesis.shares, genesis.update, genesis.state) == (0.5, (), None, None)
+
+
+def test_a_good_successor_is_taken() -> None:
+    check_successor(GENESIS, child(), MANIFEST)
+    check_successor(GENESIS, child(term=4), MANIFEST)
+    check_successor(GENESIS, child(shares=shares("only")), MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"run": digest(b"another run")}, "another run or module"),
+        ({"module": ModuleId(1, 0)}, "another run or module"),
+        ({"version": 0, "parent": "", "grant": ""}, "does not follow"),
+        ({"version": 2}, "does not follow"),
+        ({"parent": digest(b"another parent")}, "does not follow"),
+        ({"lr": 0.7}, "outer settings"),
+        ({"momentum": 0.0}, "outer settings"),
+        ({"norm_rule": "rda"}, "outer settings"),
+        ({"grant": "ab" * 64}, "did not lead in term 0"),
+        ({"grant": ""}, "did not lead in term 0"),
+        ({"update": None}, "no update or no state"),
+        ({"state": None}, "no update or no state"),
+        ({"shares": ()}, "without any contribution"),
+        ({"shares": shares("a", "b")[::-1]}, "not in order"),
+        ({"shares": shares("a", "a")}, "twice"),
+        ({"shares": shares("a", "b")[:1]}, "sum to 0.5"),
+        ({"shares": (share("a", weight=1.0 + 1e-8),)}, "sum to"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_each_breach_is_found(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(IntegrityError, match=why):
+        check_successor(GENESIS, child(**change), MANIFEST)
+
+
+def test_an_older_term_does_not_follow_a_newer_one() -> None:
+    first = child(term=2)
+    check_successor(first, child(first, term=2), MANIFEST)
+    with pytest.raises(IntegrityError, match="term 1, after term 2"):
+        check_successor(first, child(first, term=1), MANIFEST)
+
+
+def test_nothing_follows_the_last_version() -> None:
+    versions = [GENESIS]
+    for _ in range(ROUNDS):
+        versions.append(child(versions[-1]))
+        check_successor(*versions[-2:], MANIFEST)
+    with pytest.raises(IntegrityError, match=f"ends with version {ROUNDS}"):
+        check_successor(versions[-1], child(versions[-1]), MANIFEST)
+
+
+def test_rounding_of_many_weights_is_forgiven() -> None:
+    many = shares(*(f"contribution {number}" for number in range(300)))
+    check_successor(GENESIS, child(shares=many), MANIFEST)
+
+
+def test_a_chain_is_taken_from_the_genesis_on() -> None:
+    first = child()
+    second = child(first)
+    check_chain([], MANIFEST, MODULE)
+    check_chain(chain(first), MANIFEST, MODULE)
+    check_chain(chain(first, second), MANIFEST, MODULE)
+
+
+def test_a_chain_with_a_gap_a_swap_or_of_another_module_is_refused() -> None:
+    first = child()
+    second = child(first)
+    for broken in (chain(second), chain(second, first), chain(first, first), chain(first, child(second))):
+        with pytest.raises(IntegrityError, match="does not follow"):
+            check_chain(broken, MANIFEST, MODULE)
+    with pytest.raises(IntegrityError, match="another run or module"):
+        check_chain(chain(first), MANIFEST, ModuleId(1, 0))
+
+
+def test_a_contribution_counts_once_in_a_chain() -> None:
+    first = child(shares=shares("a", "b"))
+    second = child(first, shares=shares("c", "d", base=1))
+    third = child(second, shares=shares("e", "a", base=2))
+    check_chain(chain(first, second), MANIFEST, MODULE)
+    with pytest.raises(IntegrityError, match=f"{digest(b'a')[:8]} counts twice"):
+        check_chain(chain(first, second, third), MANIFEST, MODULE)
+
+
+def test_an_author_counts_once_per_path_and_base_in_a_chain() -> None:
+    first = child(shares=shares("a"))
+    again = dataclasses.replace(share("another payload"), peer=PeerId("peer a"))
+    with pytest.raises(IntegrityError, match="counts twice"):
+        check_chain(chain(first, child(first, shares=(again,))), MANIFEST, MODULE)
+    later = dataclasses.replace(again, base_version=1)
+    check_chain(chain(first, child(first, shares=(later,))), MANIFEST, MODULE)
+
+
+def test_a_base_that_is_too_old_or_not_a_base_is_found() -> None:
+    first, second = child(), child(child())
+    check_successor(second, child(second, shares=shares("late", base=1)), MANIFEST)  # staleness 1
+    for parent, base in ((second, 0), (second, 3), (first, 2)):
+        with pytest.raises(IntegrityError, match="base"):
+            check_successor(parent, child(parent, shares=shares("wrong", base=base)), MANIFEST)

@@ -1,0 +1,337 @@
+"""The leader of a module, over the network: what it takes, what it refuses and why, and that it stays up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runtime_harness import MODEL, Leader, World, contribution_of, gradient_bytes, offer, signer, tiny_config
+from virtual_time import eventually, play
+
+from dipaco_p2p.core.codec import encode
+from dipaco_p2p.core.compress import METADATA
+from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.errors import Refused
+from dipaco_p2p.protocol.admission import Reason
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, seal
+from dipaco_p2p.runtime.items import read_items
+from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.owner import ModuleOwner
+from dipaco_p2p.runtime.transfer import send
+from dipaco_p2p.topology import ModuleId, PathId
+
+MODULE = ModuleId(1, 0)
+PATH = PathId((0, 0, 0))
+SIZE = module_layout(MODEL, 1).size
+
+
+class Stage:
+    """A led module, an honest contributor, and the means to let rounds pass."""
+
+    def __init__(self, world: World, leader: Leader, owner: ModuleOwner, node: Node) -> None:
+        self.world, self.leader, self.owner, self.node = world, leader, owner, node
+
+    def document(self, payload: bytes, **changes: Any) -> Contribution:
+        head = self.owner.head
+        honest = {"module": MODULE, "path": PATH, "base_version": head.version, "base_digest": head.digest}
+        return contribution_of(self.world.run, self.node.swarm.signer, payload, **(honest | changes))
+
+    async def refusal(self, payload: bytes, **changes: Any) -> str:
+        with pytest.raises(Refused) as caught:
+            await offer(self.node, self.leader.peer, self.document(payload, **changes), payload)
+        return caught.value.reason
+
+    async def honest_round(self, number: int) -> None:
+        payload, before = gradient_bytes(self.world.run, MODULE, seed=number), self.owner.head.version
+        await offer(self.node, self.leader.peer, self.document(payload), payload)
+        await eventually(lambda: self.owner.head.version == before + 1)
+
+    async def hold_round_open(self) -> None:
+        """Somebody claims the other path and never contributes: rounds now wait for the deadline."""
+        await self.leader.node.presence.claim(PathId((0, 0, 1)), since_s=0.0)
+        await self.leader.node.watch.refresh()
+
+
+def on_stage(folder: Path, scene: Callable[[Stage], Awaitable[None]], *, rounds: int = 9, **faults: Any) -> None:
+    async def scenario() -> None:
+        async with World(folder, config=tiny_config(rounds=rounds), **faults) as world:
+            leader = world.leader(50)
+            owner = await leader.lead(MODULE)
+            node = world.peer(60)
+            await node.watch.refresh()
+            await scene(Stage(world, leader, owner, node))
+
+    play(scenario)
+
+
+def payload_with(codes: np.ndarray[Any, Any], scales: np.ndarray[Any, Any]) -> bytes:
+    return encode({"codes": codes, "scales": scales}, metadata=METADATA)
+
+
+CODES = np.ones(SIZE, dtype=np.int8)
+SCALES = np.full(-(-SIZE // 256), 1e-3, dtype=np.float32)
+BAD_PAYLOADS = {
+    "nan": payload_with(CODES, np.full_like(SCALES, np.nan)),
+    "infinity": payload_with(CODES, np.full_like(SCALES, np.inf)),
+    "negative": payload_with(CODES, -SCALES),
+    "too short": payload_with(CODES[:-1], SCALES),
+    "too long": payload_with(np.append(CODES, CODES[:1]), SCALES),
+    "other type": payload_with(CODES, SCALES.astype(np.float16)),
+    "no tensors": b"these are not tensors",
+    "all zeros": payload_with(CODES * 0, SCALES),
+    "far beyond the parameters": payload_with(CODES, SCALES * np.float32(1e30)),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PAYLOADS)
+def test_a_bad_payload_is_refused_and_honest_work_goes_on(tmp_path: Path, name: str) -> None:
+    async def scene(stage: Stage) -> None:
+        reason = await stage.refusal(BAD_PAYLOADS[name])
+        assert reason == (Reason.NORM if name in ("all zeros", "far beyond the parameters") else Reason.MALFORMED)
+        await stage.honest_round(1)
+        assert len(stage.owner.head.shares) == 1
+
+    on_stage(tmp_path, scene)
+
+
+def test_every_other_run_module_path_base_or_author_is_refused_by_name(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        payload = gradient_bytes(stage.world.run, MODULE)
+        odd = {
+            Reason.WRONG_RUN: {"run": "0" * 64},
+            Reason.NOT_LEADER: {"module": ModuleId(2, 0)},
+            Reason.WRONG_PATH: {"path": PathId((0, 1, 0))},
+            Reason.UNKNOWN_BASE: {"base_digest": "1" * 64},
+            Reason.MALFORMED: {"tokens": stage.world.run.tokens_full + 1},
+        }
+        for reason, changes in odd.items():
+            assert await stage.refusal(payload, **changes) == reason
+        assert await stage.refusal(payload, base_version=1) == Reason.UNKNOWN_BASE
+        somebody = contribution_of(stage.world.run, signer(61), payload, module=MODULE, path=PATH)
+        with pytest.raises(Refused) as caught:
+            await offer(stage.node, stage.leader.peer, seal(signer(61), somebody), payload)
+        assert caught.value.reason == Reason.NOT_AUTHOR
+        await stage.honest_round(1)
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_forged_signature_is_refused(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        payload = gradient_bytes(stage.world.run, MODULE)
+        sealed = seal(stage.node.swarm.signer, stage.document(payload))
+        with pytest.raises(Refused, match="signature"):
+            await offer(stage.node, stage.leader.peer, replace(sealed, signature="0" * 128), payload)
+        changed = replace(sealed, document=replace(sealed.document, tokens=1))
+        with pytest.raises(Refused, match="signature"):
+            await offer(stage.node, stage.leader.peer, changed, payload)
+        await stage.honest_round(1)
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_payload_that_was_not_uploaded_is_asked_for(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        payload = gradient_bytes(stage.world.run, MODULE)
+        sealed = seal(stage.node.swarm.signer, stage.document(payload))
+        header = {"contribution": sealed.to_dict()}
+        with pytest.raises(Refused) as caught:
+            await stage.node.swarm.call(stage.leader.peer, "module.contribute", header, timeout_s=5.0)
+        assert caught.value.reason == "payload-missing"
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_payload_that_rotted_on_disk_is_asked_for_again(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        payload = gradient_bytes(stage.world.run, MODULE)
+        await send(stage.node, stage.leader.peer, payload)
+        name = BlobRef.of(payload).digest
+        [path] = (stage.leader.node.store.folder / "blobs").rglob(name)
+        path.write_bytes(payload[:-1] + b"?")
+        sealed = seal(stage.node.swarm.signer, stage.document(payload))
+        with pytest.raises(Refused) as caught:
+            await stage.owner.contribute(stage.node.peer, sealed)
+        assert caught.value.reason == "payload-missing"
+        assert (await offer(stage.node, stage.leader.peer, sealed, payload)).document.contribution == sealed.id
+
+    on_stage(tmp_path, scene)
+
+
+def test_too_large_a_payload_is_refused_before_it_is_kept(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        limit = max(map(stage.world.run.payload_bytes_max, stage.world.run.topology.modules()))
+        huge = bytes(limit + 1)
+        with pytest.raises(Refused) as caught:
+            await send(stage.node, stage.leader.peer, huge)
+        assert caught.value.reason == "oversized"
+        assert list((stage.leader.node.store.folder / "partial").iterdir()) == []
+        small = gradient_bytes(stage.world.run, MODULE)
+        limit = stage.world.run.payload_bytes_max(MODULE)
+        document = replace(stage.document(small), payload=BlobRef(digest="0" * 64, size=limit + 1))
+        with pytest.raises(Refused) as caught:
+            await offer(stage.node, stage.leader.peer, document, small)
+        assert caught.value.reason == Reason.OVERSIZED
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_base_one_version_old_counts_and_one_of_two_does_not(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        genesis = {"base_version": 0, "base_digest": stage.owner.head.digest}
+        other = stage.world.peer(62)
+        payload = gradient_bytes(stage.world.run, MODULE, seed=8)
+        late = contribution_of(stage.world.run, other.swarm.signer, payload, module=MODULE, path=PATH, **genesis)
+        await stage.honest_round(1)
+        assert (await offer(other, stage.leader.peer, late, payload)).document.round == 1
+        await eventually(lambda: stage.owner.head.version == 2)
+        too_late = gradient_bytes(stage.world.run, MODULE, seed=9)
+        assert await stage.refusal(too_late, **genesis) == Reason.STALE_BASE
+
+    on_stage(tmp_path, scene)
+
+
+def test_the_same_contribution_gets_the_same_receipt_and_counts_once(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        payload = gradient_bytes(stage.world.run, MODULE)
+        sealed = seal(stage.node.swarm.signer, stage.document(payload))
+        first = await offer(stage.node, stage.leader.peer, sealed, payload)
+        assert set(first.document.holders) == {stage.leader.peer, stage.world.seed.node.peer}
+        assert await offer(stage.node, stage.leader.peer, sealed, payload) == first
+        await eventually(lambda: stage.owner.head.version == 1)
+        assert await offer(stage.node, stage.leader.peer, sealed, payload) == first
+        await stage.honest_round(2)
+        ledger = stage.world.seed.archive.ledgers[MODULE]
+        assert [sealed.id in {s.contribution for s in v.document.shares} for v in ledger.versions] == [True, False]
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_second_contribution_to_the_same_base_is_refused_also_in_the_next_round(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        base = {"base_version": 0, "base_digest": stage.owner.head.digest}
+        await stage.hold_round_open()
+        await offer(stage.node, stage.leader.peer, stage.document(one := gradient_bytes(stage.world.run, MODULE)), one)
+        other = gradient_bytes(stage.world.run, MODULE, seed=2)
+        assert await stage.refusal(other) == Reason.ALREADY_CONTRIBUTED
+        await eventually(lambda: stage.owner.head.version == 1)
+        assert await stage.refusal(other, **base) == Reason.ALREADY_CONTRIBUTED
+
+    on_stage(tmp_path, scene)
+
+
+def test_of_two_that_come_at_once_one_gets_a_receipt(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        payloads = [gradient_bytes(stage.world.run, MODULE, seed=seed) for seed in (1, 2)]
+        offers = [offer(stage.node, stage.leader.peer, stage.document(payload), payload) for payload in payloads]
+        found = await asyncio.gather(*offers, return_exceptions=True)
+        assert sorted(type(item).__name__ for item in found) == ["Refused", "Sealed"]
+        ledger = stage.world.seed.archive.ledgers[MODULE]
+        await eventually(lambda: ledger.head.version == 1)
+        assert len(ledger.head.shares) == 1 and ledger.open == {}
+
+    on_stage(tmp_path, scene, delay_s=(0.01, 0.1))
+
+
+def test_a_norm_far_above_the_usual_is_refused_once_the_usual_is_known(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        loud = gradient_bytes(stage.world.run, MODULE, seed=9, size=2e-2)
+        for number in range(3):
+            await stage.honest_round(number)
+        assert await stage.refusal(loud) == Reason.NORM
+        await stage.honest_round(4)
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_norm_somewhat_above_the_usual_is_clipped(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        for number in range(3):
+            await stage.honest_round(number)
+        assert stage.owner.head.clip_norm is None
+        await stage.honest_round(4)
+        usual = np.sqrt(SIZE) * 1e-3
+        assert stage.owner.head.clip_norm == pytest.approx(3 * usual, rel=0.05)
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_complete_module_takes_no_more(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.honest_round(1)
+        await stage.honest_round(2)
+        assert stage.owner.is_complete
+        assert await stage.refusal(gradient_bytes(stage.world.run, MODULE, seed=3)) == Reason.COMPLETE
+
+    on_stage(tmp_path, scene, rounds=2)
+
+
+def test_a_round_waits_for_claimed_paths_until_its_deadline(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        rounds = stage.world.run.config.rounds
+        await stage.hold_round_open()
+        began_s = stage.world.clock.now_s()
+        await stage.honest_round(1)
+        assert stage.world.clock.now_s() - began_s >= rounds.deadline_s + rounds.grace_s
+
+    on_stage(tmp_path, scene)
+
+
+def test_without_the_archive_receipts_name_the_leader_alone_and_versions_follow_later(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.world.kill_seed()
+        payload = gradient_bytes(stage.world.run, MODULE)
+        receipt = await offer(stage.node, stage.leader.peer, stage.document(payload), payload)
+        assert receipt.document.holders == (stage.leader.peer,)
+        await eventually(lambda: stage.owner.head.version == 1)
+        assert not stage.owner.is_complete
+        assert stage.world.start_seed().archive.ledgers[MODULE].head.version == 0
+        await stage.leader.node.watch.refresh()
+        await stage.honest_round(2)
+        archive = stage.world.seed.archive
+        assert [sealed.document.version for sealed in archive.ledgers[MODULE].versions] == [1, 2]
+        assert archive.contribution(receipt.document.contribution).document.payload == BlobRef.of(payload)
+        assert stage.world.seed.node.store.get(BlobRef.of(payload).digest) == payload
+        assert not stage.leader.node.store.documents("open-"), "nothing is kept here that the archive has"
+
+    on_stage(tmp_path, scene)
+
+
+def test_old_versions_leave_the_leaders_disk_when_the_archive_has_them(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        for number in range(6):
+            await stage.honest_round(number)
+        versions = stage.world.seed.archive.ledgers[MODULE].versions
+        here = [stage.leader.node.store.size(sealed.document.digest) is not None for sealed in versions]
+        there = [stage.world.seed.node.store.size(sealed.document.digest) is not None for sealed in versions]
+        assert here == [False] * 3 + [True] * 3 and all(there)
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_new_version_wakes_those_who_wait_for_it(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        header = {"module": str(MODULE), "after": 0, "wait_s": 2.0}
+        reply = await stage.node.swarm.call(stage.leader.peer, "module.next", header, timeout_s=20.0)
+        assert read_items(ModuleVersion, reply) == []
+        await stage.honest_round(1)
+        reply = await stage.node.swarm.call(stage.leader.peer, "module.next", header, timeout_s=20.0)
+        assert [sealed.document.version for sealed in read_items(ModuleVersion, reply)] == [1]
+
+    on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("odd", [{"after": -1}, {"after": "0"}, {"wait_s": 1e9}, {"wait_s": None}, {"module": "L9"}])
+def test_a_malformed_question_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
+    async def scene(stage: Stage) -> None:
+        header = {"module": str(MODULE), "after": 0, "wait_s": 0.0} | odd
+        with pytest.raises(Refused) as caught:
+            await stage.node.swarm.call(stage.leader.peer, "module.next", header, timeout_s=20.0)
+        assert caught.value.reason == Reason.MALFORMED
+
+    on_stage(tmp_path, scene)

@@ -1,0 +1,93 @@
+"""A version is a function of its parent and its contributions, and of nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from runtime_harness import SEED_NUMBER, _initial, contribution_of, gradient_bytes, make_run, signer, tiny_config
+
+from dipaco_p2p.core.codec import decode_module, encode_module
+from dipaco_p2p.core.compress import decode_compressed
+from dipaco_p2p.core.outer import OuterState, apply_update, decode_state
+from dipaco_p2p.protocol.documents import seal
+from dipaco_p2p.protocol.grants import sign_grant
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.versions import check_successor, genesis_version
+from dipaco_p2p.runtime.recompute import Admitted, Made, make_version
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.topology import ModuleId
+
+MODULE = ModuleId(1, 0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return make_run(Store(tmp_path), tiny_config())
+
+
+def admitted(run: Run, *, count: int = 3, tokens: int | None = None) -> list[Admitted]:
+    found = []
+    for number, path in zip(range(1, count + 1), itertools.cycle(run.topology.paths_through(MODULE)), strict=False):
+        payload = gradient_bytes(run, MODULE, seed=number)
+        document = contribution_of(run, signer(number), payload, module=MODULE, path=path)
+        sealed = seal(signer(number), replace(document, tokens=tokens or document.tokens))
+        found.append(Admitted(sealed, decode_compressed(payload, size=run.layout(MODULE).size)))
+    return found
+
+
+def grant_to(run: Run, leader: PeerId) -> str:
+    return sign_grant(signer(SEED_NUMBER), run=run.id, module=MODULE, term=1, leader=leader)
+
+
+def made_of(run: Run, items: list[Admitted]) -> Made:
+    parent, state = genesis_version(run.manifest, MODULE), OuterState.fresh(_initial()[0][1])
+    return make_version(
+        run, parent, state, items, clip_norm=None, term=1, grant=grant_to(run, signer(9).peer), author=signer(9).peer
+    )
+
+
+def test_the_order_of_arrival_does_not_matter(run: Run) -> None:
+    versions = {
+        (made.version.digest, made.version, made.update)
+        for order in itertools.permutations(admitted(run))
+        for made in [made_of(run, list(order))]
+    }
+    assert len(versions) == 1
+
+
+def test_the_version_follows_its_parent_and_its_blobs_fit_together(run: Run) -> None:
+    made = made_of(run, admitted(run))
+    parent, layout = genesis_version(run.manifest, MODULE), run.layout(MODULE)
+    check_successor(parent, made.version, run.manifest)
+    params = apply_update(_initial()[0][1], decode_compressed(made.update, size=layout.size))
+    assert encode_module(params, layout) == made.snapshot
+    assert (decode_module(made.snapshot, layout) == made.state.params).all()
+    momentum, residual = decode_state(made.state_blob, layout.size)
+    assert (momentum == made.state.momentum).all() and (residual == made.state.residual).all()
+
+
+def test_weights_follow_shards_and_tokens_and_sum_to_one(run: Run) -> None:
+    shares = made_of(run, admitted(run, count=2)).version.shares
+    assert math.fsum(share.weight for share in shares) == pytest.approx(1.0, abs=1e-12)
+    by_path = {share.path: share.weight for share in shares}
+    sizes = {path: run.shard(path).sequences for path in by_path}
+    assert all(by_path[path] == pytest.approx(sizes[path] / sum(sizes.values())) for path in by_path)
+
+
+def test_replicas_share_the_weight_of_their_path(run: Run) -> None:
+    shares = made_of(run, admitted(run, count=4)).version.shares
+    by_path: dict[object, float] = {}
+    for share in shares:
+        by_path[share.path] = by_path.get(share.path, 0.0) + share.weight
+    sizes = {path: run.shard(path).sequences for path in run.topology.paths_through(MODULE)}
+    assert all(by_path[path] == pytest.approx(size / sum(sizes.values())) for path, size in sizes.items())
+
+
+def test_a_version_of_nothing_is_a_programmers_error(run: Run) -> None:
+    with pytest.raises(AssertionError):
+        made_of(run, [])

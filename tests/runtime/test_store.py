@@ -1,0 +1,132 @@
+"""The store: bytes by digest that are checked, whole files or none, and one clear error when the disk is full."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from dipaco_p2p.canonical import digest
+from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError
+from dipaco_p2p.runtime.store import PARTIALS_MAX, Store, folder_lock, write_atomically
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSPC) -> None:
+    def refuse(handle: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+
+
+def test_a_blob_is_found_by_its_digest_in_whole_and_in_part(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    ref = store.put(b"0123456789")
+    assert ref.digest == digest(b"0123456789") and ref.size == 10
+    again = Store(tmp_path)
+    assert again.get(ref.digest) == b"0123456789"
+    assert again.size(ref.digest) == 10
+    assert again.read_range(ref.digest, 3, 4) == b"3456"
+
+
+def test_what_is_not_there_is_none(tmp_path: Path) -> None:
+    store, name = Store(tmp_path), digest(b"elsewhere")
+    assert [store.get(name), store.size(name), store.read_range(name, 0, 1), store.read_document("x")] == [None] * 4
+    store.drop(name)
+    store.drop_document("x")
+
+
+def test_bit_rot_is_found_and_the_blob_forgotten(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    ref = store.put(b"as it was written")
+    [path] = (tmp_path / "blobs").rglob(ref.digest)
+    path.write_bytes(b"as it was wr1tten")
+    with pytest.raises(IntegrityError, match=ref.digest[:8]):
+        store.get(ref.digest)
+    assert store.get(ref.digest) is None
+    store.put(b"as it was written")
+    assert store.get(ref.digest) == b"as it was written"
+
+
+def test_a_full_disk_is_one_clear_error_and_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    store.write_document("head", b"old")
+    before = files(tmp_path)
+    fill_disk(monkeypatch)
+    with pytest.raises(EnvironmentUnfit, match="no space left") as caught:
+        store.put(b"too much")
+    assert caught.value.hint
+    with pytest.raises(EnvironmentUnfit, match="no space left"):
+        store.write_document("head", b"new")
+    assert files(tmp_path) == before
+    assert store.read_document("head") == b"old"
+
+
+def test_a_disk_that_refuses_for_another_reason_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_disk(monkeypatch, errno.EROFS)
+    with pytest.raises(EnvironmentUnfit, match="[Rr]ead-only"):
+        Store(tmp_path).put(b"data")
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(EnvironmentUnfit):
+        Store(tmp_path / "file")
+
+
+def test_a_locked_folder_is_refused_until_the_lock_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "home"
+    with folder_lock(folder, hint="another --home"):
+        with pytest.raises(EnvironmentUnfit, match=f"`{folder}` is in use by another process") as caught:
+            with folder_lock(folder, hint="another --home"):
+                raise AssertionError("two at once")
+        assert caught.value.hint == "another --home"
+        with folder_lock(tmp_path / "new" / "other", hint=""):
+            pass
+    with pytest.raises(BlockingIOError), folder_lock(folder, hint=""):
+        raise BlockingIOError("what the block raises is not taken for the lock")
+
+
+def test_a_crash_before_the_rename_leaves_the_old_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Crash(BaseException):
+        pass
+
+    def crash(self: Path, target: Path) -> Path:
+        raise Crash
+
+    path = tmp_path / "documents" / "head.json"
+    store = Store(tmp_path)
+    store.write_document("head", b"old")
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(Path, "replace", crash)
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert files(tmp_path) != ["documents/head.json"], "the crash left its temporary file"
+    Store(tmp_path)
+    assert files(tmp_path) == ["documents/head.json"]
+
+
+def test_documents_are_listed_by_prefix_in_order(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for name in ("version-L1.M0-00000002", "version-L1.M0-00000001", "version-L1.M1-00000001"):
+        store.write_document(name, b"{}")
+    assert store.documents("version-L1.M0-") == ["version-L1.M0-00000001", "version-L1.M0-00000002"]
+    store.drop_document("version-L1.M0-00000001")
+    assert store.documents("version-L1.M0-") == ["version-L1.M0-00000002"]
+
+
+def test_unfinished_transfers_make_room_from_the_oldest(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for number in range(PARTIALS_MAX):
+        path = store.partial_path(f"{number:03d}")
+        path.write_bytes(b"x")
+        os.utime(path, (number, number))
+    store.partial_path("one more").write_bytes(b"x")
+    names = {path.name for path in (tmp_path / "partial").iterdir()}
+    assert len(names) == PARTIALS_MAX
+    assert "000" not in names and {"001", "one more"} <= names

@@ -1,0 +1,138 @@
+"""Blobs between stores: kept on request, fetched again after bit rot, and uploads within bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from runtime_harness import World
+from virtual_time import play
+
+from dipaco_p2p.canonical import digest
+from dipaco_p2p.errors import BlobMissing, Refused
+from dipaco_p2p.protocol.documents import BlobRef
+from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.transfer import UNUSED_UPLOADS_MAX, Uploads, fetch, send, serve_store
+from dipaco_p2p.swarm.blobs import WRITE
+
+DATA = bytes(range(256)) * 5000  # more than one range
+
+
+def between_two(folder: Path, scene: Callable[[Node, Node, Uploads], Awaitable[None]]) -> None:
+    """`scene` gets two nodes that serve their stores, and the uploads of the second."""
+
+    async def scenario() -> None:
+        async with World(folder) as world:
+            one, other = world.peer(40), world.peer(41)
+            for node in (one, other):
+                serve_store(node.swarm, node.store)
+            await scene(one, other, Uploads(other.swarm, other.store, size_max=len(DATA)))
+
+    play(scenario)
+
+
+def test_a_fetched_blob_is_kept_on_request_only(tmp_path: Path) -> None:
+    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+        ref = other.store.put(DATA)
+        assert await fetch(one, ref, holders=[other.peer]) == DATA
+        assert one.store.size(ref.digest) is None
+        assert await fetch(one, ref, holders=[other.peer], keep=True) == DATA
+        assert await fetch(one, ref, holders=[]) == DATA
+        assert list((one.store.folder / "partial").iterdir()) == []
+
+    between_two(tmp_path, scene)
+
+
+def test_a_blob_that_rotted_is_fetched_again(tmp_path: Path) -> None:
+    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+        ref = other.store.put(DATA)
+        one.store.put(DATA)
+        [path] = (one.store.folder / "blobs").rglob(ref.digest)
+        path.write_bytes(DATA[:-1] + b"?")
+        assert await fetch(one, ref, holders=[other.peer], keep=True) == DATA
+        assert one.store.get(ref.digest) == DATA
+
+    between_two(tmp_path, scene)
+
+
+def test_a_blob_that_nobody_has_is_missing(tmp_path: Path) -> None:
+    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+        for holders in ([], [one.peer], [other.peer]):
+            with pytest.raises(BlobMissing):
+                await fetch(one, BlobRef.of(DATA), holders=holders)
+
+    between_two(tmp_path, scene)
+
+
+def test_more_bytes_than_the_reference_says_are_not_taken(tmp_path: Path) -> None:
+    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+        ref = other.store.put(DATA)
+        with pytest.raises(BlobMissing):
+            await fetch(one, BlobRef(digest=ref.digest, size=10), holders=[other.peer])
+
+    between_two(tmp_path, scene)
+
+
+def test_an_upload_arrives_and_a_second_one_costs_nothing(tmp_path: Path) -> None:
+    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+        await send(one, other.peer, DATA)
+        assert other.store.get(digest(DATA)) == DATA
+        before = one.swarm.statistics().bytes_sent
+        await send(one, other.peer, DATA)
+        assert one.swarm.statistics().bytes_sent - before < 1000
+        assert list((other.store.folder / "partial").iterdir()) == []
+
+    between_two(tmp_path, scene)
+
+
+def test_an_upload_goes_on_where_it_broke_off(tmp_path: Path) -> None:
+    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+        header = {"digest": digest(DATA), "size": len(DATA), "offset": 0}
+        reply = await one.swarm.call(other.peer, WRITE, header, DATA[:1_000_000], timeout_s=20.0)
+        assert reply.header == {"have": 1_000_000, "done": False}
+        before = one.swarm.statistics().bytes_sent
+        await send(one, other.peer, DATA)
+        assert one.swarm.statistics().bytes_sent - before < len(DATA) - 900_000
+        assert other.store.get(digest(DATA)) == DATA
+
+    between_two(tmp_path, scene)
+
+
+def test_an_upload_of_other_bytes_is_refused_and_forgotten(tmp_path: Path) -> None:
+    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+        header = {"digest": digest(b"good"), "size": 4, "offset": 0}
+        with pytest.raises(Refused) as caught:
+            await one.swarm.call(other.peer, WRITE, header, b"evil", timeout_s=20.0)
+        assert caught.value.reason == "integrity"
+        await send(one, other.peer, b"good")
+        assert other.store.get(digest(b"good")) == b"good"
+        assert other.store.size(digest(b"evil")) is None
+
+    between_two(tmp_path, scene)
+
+
+@pytest.mark.parametrize("size", [0, len(DATA) + 1, 2**50])
+def test_a_size_out_of_bounds_is_refused_before_anything_is_written(tmp_path: Path, size: int) -> None:
+    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+        header = {"digest": digest(DATA), "size": size, "offset": 0}
+        with pytest.raises(Refused) as caught:
+            await one.swarm.call(other.peer, WRITE, header, b"", timeout_s=20.0)
+        assert caught.value.reason == "oversized"
+        assert list((other.store.folder / "partial").iterdir()) == []
+
+    between_two(tmp_path, scene)
+
+
+def test_uploads_that_nothing_came_of_make_room_and_claimed_ones_stay(tmp_path: Path) -> None:
+    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+        blobs = [f"upload {number}".encode() for number in range(UNUSED_UPLOADS_MAX + 2)]
+        await send(one, other.peer, blobs[0])
+        uploads.claim(digest(blobs[0]))
+        for blob in blobs[1:]:
+            await send(one, other.peer, blob)
+        assert [other.store.size(digest(blob)) is not None for blob in blobs] == [True, False] + [True] * (
+            UNUSED_UPLOADS_MAX
+        )
+
+    between_two(tmp_path, scene)

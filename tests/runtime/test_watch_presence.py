@@ -1,0 +1,165 @@
+"""What a peer says of itself, and what others see of it until it leaves or falls silent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+from runtime_harness import SEED_NUMBER, World, signer
+from virtual_time import end, eventually, play
+
+from dipaco_p2p.protocol.grants import sign_grant
+from dipaco_p2p.protocol.keys import claims_key, heads_key, peers_key
+from dipaco_p2p.protocol.liveness import Head
+from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.topology import ModuleId, PathId
+
+MODULE = ModuleId(1, 0)
+PATH = PathId((0, 0, 1))
+
+
+def between_two(folder: Path, scene: Callable[[World, Node, Node], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        async with World(folder) as world:
+            await scene(world, world.peer(40), world.peer(41))
+
+    play(scenario)
+
+
+def head(world: World, leader: Node, *, module: ModuleId = MODULE, version: int = 0, term: int = 1) -> Head:
+    """A head with the coordinator's grant to `leader`."""
+    grant = sign_grant(signer(SEED_NUMBER), run=world.run.id, module=module, term=term, leader=leader.peer)
+    return Head(version=version, digest=genesis_version(world.run.manifest, MODULE).digest, term=term, grant=grant)
+
+
+def test_what_is_said_is_seen(tmp_path: Path) -> None:
+    async def scene(world: World, one: Node, other: Node) -> None:
+        await one.presence.say(doing="training", path=PATH)
+        await one.presence.claim(PATH, since_s=5.0, round_number=2)
+        await one.presence.lead(MODULE, head(world, one, version=3))
+        await other.watch.refresh()
+        beat = other.watch.heartbeats[one.peer]
+        assert (beat.doing, beat.path, beat.addresses) == ("training", PATH, one.swarm.addresses)
+        assert other.watch.addresses(one.peer) == one.swarm.addresses
+        assert other.watch.claims[PATH][one.peer].round == 2
+        assert other.watch.claimed_paths(MODULE) == {PATH}
+        assert other.watch.leader(MODULE) == one.peer
+        assert world.seed.node.peer in other.watch.seeds() and one.peer not in other.watch.seeds()
+
+    between_two(tmp_path, scene)
+
+
+def test_a_note_waits_for_the_next_heartbeat(tmp_path: Path) -> None:
+    async def scene(world: World, one: Node, other: Node) -> None:
+        await one.presence.say(doing="training")
+        one.presence.note(doing="pushing")
+        await other.watch.refresh()
+        assert other.watch.heartbeats[one.peer].doing == "training"
+        await one.presence.beat()
+        await other.watch.refresh()
+        assert other.watch.heartbeats[one.peer].doing == "pushing"
+
+    between_two(tmp_path, scene)
+
+
+def test_all_is_repeated_before_it_expires_and_gone_after_silence(tmp_path: Path) -> None:
+    async def scene(world: World, one: Node, other: Node) -> None:
+        ttl_s = world.run.config.liveness.heartbeat_ttl_s
+        await one.presence.claim(PATH, since_s=5.0)
+        await one.presence.lead(MODULE, head(world, one))
+        beating = asyncio.create_task(one.presence.run())
+        for _ in range(10):
+            await asyncio.sleep(ttl_s / 2)
+            await other.watch.refresh()
+            assert one.peer in other.watch.heartbeats
+            assert one.peer in other.watch.claims[PATH] and one.peer in other.watch.heads[MODULE]
+        await end(beating)
+        await asyncio.sleep(ttl_s + 0.1)
+        await other.watch.refresh()
+        assert one.peer not in other.watch.heartbeats
+        assert not other.watch.claims[PATH] and one.peer not in other.watch.heads[MODULE]
+
+    between_two(tmp_path, scene)
+
+
+def test_leaving_is_seen_at_once(tmp_path: Path) -> None:
+    async def scene(world: World, one: Node, other: Node) -> None:
+        await one.presence.say()
+        await one.presence.claim(PATH, since_s=5.0)
+        await one.presence.lead(MODULE, head(world, one))
+        await one.presence.leave()
+        await other.watch.refresh()
+        assert one.peer not in other.watch.heartbeats
+        assert not other.watch.claims[PATH] and one.peer not in other.watch.heads[MODULE]
+        await one.presence.release()  # nothing is left to release
+        await one.presence.resign(MODULE)
+
+    between_two(tmp_path, scene)
+
+
+def test_junk_under_a_key_is_left_out(tmp_path: Path) -> None:
+    async def scene(world: World, one: Node, other: Node) -> None:
+        run = world.run.id
+        junk: list[dict[str, object]] = [{}, {"doing": 5}, {"digest": "x", "version": -1, "term": 0}]
+        for body in junk:
+            for key in (peers_key(run), claims_key(run, PATH), heads_key(run, MODULE)):
+                await one.swarm.put(key, body, ttl_s=5.0)
+            await other.watch.refresh()
+            assert not other.watch.claims[PATH] and one.peer not in other.watch.heads[MODULE]
+        wrong_path = {"path": "P0-0-0", "since_s": 1.0, "round": 0, "released": False}
+        await one.swarm.put(claims_key(run, PATH), wrong_path, ttl_s=5.0)
+        await other.watch.read_claims([PATH])
+        assert not other.watch.claims[PATH], "a claim of another path under this path's key"
+
+    between_two(tmp_path, scene)
+
+
+def test_the_round_of_a_path_is_that_of_its_slowest_module(tmp_path: Path) -> None:
+    async def scene(world: World, one: Node, other: Node) -> None:
+        for module, version in zip(PATH.modules(), (3, 1, 2), strict=True):
+            await one.presence.lead(module, head(world, one, module=module, version=version, term=50))
+        await other.watch.refresh()
+        assert other.watch.round(PATH) == 1
+
+    between_two(tmp_path, scene)
+
+
+def test_the_newest_term_leads(tmp_path: Path) -> None:
+    async def scene(world: World, one: Node, other: Node) -> None:
+        await one.presence.lead(MODULE, head(world, one, version=5, term=50))
+        await other.presence.lead(MODULE, head(world, other, version=4, term=51))
+        for node in (one, other):
+            await node.watch.read_heads(MODULE)
+            assert node.watch.leader(MODULE) == other.peer
+        await other.presence.resign(MODULE)
+        await one.watch.read_heads(MODULE)
+        assert one.watch.leader(MODULE) == one.peer
+
+    between_two(tmp_path, scene)
+
+
+def test_a_seed_node_leads_only_until_a_volunteer_can(tmp_path: Path) -> None:
+    async def scene(world: World, one: Node, other: Node) -> None:
+        await eventually(lambda: len(world.seed.ownership.modules) == 5)
+        await one.presence.say(owns=True)
+        await other.watch.refresh()
+        assert {other.watch.successor(module, incumbent=world.seed.node.peer) for module in other.watch.heads} == {
+            one.peer
+        }
+
+    between_two(tmp_path, scene)
+
+
+def test_who_leads_is_the_coordinators_word(tmp_path: Path) -> None:
+    async def scene(world: World, one: Node, other: Node) -> None:
+        granted = head(world, one, term=50)
+        await one.presence.lead(MODULE, granted)
+        for claim in (replace(granted, term=99), replace(granted, term=99, grant=""), granted):
+            await other.presence.lead(MODULE, claim)
+            await one.watch.read_heads(MODULE)
+            assert set(one.watch.heads[MODULE]) == {one.peer}
+
+    between_two(tmp_path, scene)

@@ -1,0 +1,346 @@
+"""What every swarm promises; each test runs in memory and over libp2p."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from swarm_harness import TTL_MAX_S, eventually
+
+from dipaco_p2p.canonical import digest
+from dipaco_p2p.clock import SystemClock
+from dipaco_p2p.errors import BlobMissing, ConfigError, IntegrityError, Refused, Unreachable
+from dipaco_p2p.protocol.records import sign_record
+from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.swarm.api import INBOUND_CALLS_PER_PEER_MAX, Reply
+from dipaco_p2p.swarm.blobs import RANGE_BYTES, fetch_blob, send_blob, serve_blobs, serve_uploads
+
+Play = Callable[[Callable[[Any], Any]], None]
+KEY = "dipaco/test/claims"
+BLOB = random.Random(5).randbytes(5 * RANGE_BYTES + 17)
+
+
+async def echo(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+    return Reply({"caller": peer, **header}, body)
+
+
+def test_records_of_all_owners_are_found_the_newest_of_each(play: Play) -> None:
+    async def scenario(net: Any) -> None:
+        a, b, c = [await net.join() for _ in range(3)]
+        assert await a.put(KEY, {"path": 1}, ttl_s=30) and await b.put(KEY, {"path": 2}, ttl_s=30)
+        assert await a.put(KEY, {"path": 3}, ttl_s=20)
+        found = await c.get(KEY)
+        assert {peer: record.body["path"] for peer, record in found.items()} == {a.peer: 3, b.peer: 2}
+        assert await c.get("dipaco/test/other") == {}
+
+    play(scenario)
+
+
+def test_a_record_ends_with_its_time_to_live(play: Play) -> None:
+    async def scenario(net: Any) -> None:
+        a, b = await net.join(), await net.join()
+        await a.put(KEY, {}, ttl_s=0.8)
+        assert a.peer in await b.get(KEY)
+
+        async def gone() -> bool:
+            return await b.get(KEY) == {} and await a.get(KEY) == {}
+
+        await eventually(gone)
+
+    play(scenario)
+
+
+def test_forged_foreign_and_eternal_records_are_refused(play: Play) -> None:
+    async def scenario(net: Any) -> None:
+        a, b, mallory = [await net.join() for _ in range(3)]
+        await a.put(KEY, {"path": 1}, ttl_s=30)
+        assert len(await b.get(KEY)) == 1
+        now_s = SystemClock().now_s()
+        mine = sign_record(mallory.signer, key=KEY, counter=1, expires_s=now_s + 40, body={})
+        forged = mine.to_bytes().replace(mallory.peer.encode(), a.peer.encode())
+        elsewhere = sign_record(mallory.signer, key="dipaco/x", counter=1, expires_s=now_s + 40, body={})
+        eternal = sign_record(mallory.signer, key=KEY, counter=2, expires_s=now_s + 1e9, body={})
+        for owner, data, expires_s in [
+            (a.peer, forged, now_s + 40),
+            (a.peer, mine.to_bytes(), now_s + 40),
+            (mallory.peer, elsewhere.to_bytes(), now_s + 40),
+            (mallory.peer, eternal.to_bytes(), now_s + 1e9),
+            (mallory.peer, b"junk", now_s + 40),
+            (mallory.peer, b"x" * 20_000, now_s + 40),
+        ]:
+            assert not await net.plant(mallory, KEY, owner, data, expires_s)
+        found = await b.get(KEY)
+        assert {peer: record.body for peer, record in found.items()} == {a.peer: {"path": 1}}
+        assert a.statistics().records_refused + b.statistics().records_refused > 0
+
+    play(scenario)
+
+
+def test_an_old_record_cannot_be_replayed_over_a_newer_one(play: Play) -> None:
+    async def scenario(net: Any) -> None:
+        a, b, mallory = [await net.join() for _ in range(3)]
+        await a.put(KEY, {"path": 1}, ttl_s=1.0)
+        old = (await mallory.get(KEY))[a.peer]
+        await a.put(KEY, {"path": 2}, ttl_s=30)
+        await net.plant(mallory, KEY, a.peer, old.to_bytes(), old.expires_s)
+
+        async def old_is_over() -> bool:
+            return SystemClock().now_s() > old.expires_s + 0.1
+
+        await eventually(old_is_over)
+        await mallory.close()  # It was spared by its own attack, and would answer for the others.
+        c = await net.join()
+        assert (await b.get(KEY))[a.peer].body == (await c.get(KEY))[a.peer].body == {"path": 2}
+
+    play(scenario)
+
+
+def test_a_call_carries_header_and_body_and_names_the_caller(play: Play) -> None:
+    async def scenario(net: Any) -> None:
+        a, b = await net.join(), await net.join()
+        b.serve("echo", echo)
+        for body in (b"", b"x", bytes(4 * 1024 * 1024)):
+            reply = await a.call(b.peer, "echo", {"n": 1, "text": "ü"}, body, timeout_s=10)
+            assert reply == Reply({"caller": a.peer, "n": 1, "text": "ü"}, body)
+        assert (a.statistics().calls_made, b.statistics().calls_served) == (3, 3)
+        assert a.statistics().bytes_sent == b.statistics().bytes_received > 4 * 1024 * 1024
+
+    play(scenario)
+
+
+def test_a_peer_may_call_itself(play: Play) -> None:
+    async def scenario(net: Any) -> None:
+        a = await net.join()
+        a.serve("echo", echo)
+        header: dict[str, Any] = {"list": [1]}
+        reply = await a.call(a.peer, "echo", header, b"x", timeout_s=5, addresses=a.addresses)
+        assert reply == Reply({"caller": a.peer, "list": [1]}, b"x") and reply.header["list"] is not header["list"]
+        with pytest.raises(Refused):
+            await a.call(a.peer, "none", {}, timeout_s=5)
+
+    play(scenario)
+
+
+def test_after_leaving_nothing_can_be_reached(play: Play) -> None:
+    async def scenario(net: Any) -> None:
+        a, b = await net.join(), await net.join()
+        await b.put(KEY, {}, ttl_s=30)
+        assert b.peer in await a.get(KEY)
+        await a.close()
+        assert not await a.put(KEY, {}, ttl_s=30)
+        assert b.peer in await a.get(KEY)
+        with pytest.raises(Unreachable):
+            await a.call(b.peer, "echo", {}, timeout_s=1)
+
+    play(scenario)
+
+
+def test_refusals_and_failures_reach_the_caller(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    async def refuse(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        raise Refused("the base is 2 versions stale", reason="stale")
+
+    async def fail(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        raise ValueError("a secret of the server")
+
+    async def too_large(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        return Reply({}, bytes(4 * 1024 * 1024 + 1))
+
+    async def scenario(net: Any) -> None:
+        a, b = await net.join(), await net.join()
+        for method, handler in [("refuse", refuse), ("fail", fail), ("large", too_large)]:
+            b.serve(method, handler)
+        reasons = {"refuse": "stale", "fail": "internal", "large": "internal", "none": "unknown-method"}
+        for method, reason in reasons.items():
+            with pytest.raises(Refused) as refused:
+                await a.call(b.peer, method, {}, timeout_s=5)
+            assert refused.value.reason == reason
+            assert "secret" not in str(refused.value)
+        with pytest.raises(Refused, match="^the base is 2 versions stale$"):
+            await a.call(b.peer, "refuse", {}, timeout_s=5)
+
+    play(scenario)
+    assert sum("ValueError" in (record.exc_text or "") for record in caplog.records) == 1
+
+
+def test_a_silent_or_unknown_peer_is_unreachable_in_time(play: Play) -> None:
+    async def never(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        await asyncio.Event().wait()
+        return Reply()
+
+    async def scenario(net: Any) -> None:
+        a, b, c = [await net.join() for _ in range(3)]
+        b.serve("never", never)
+        loop = asyncio.get_running_loop()
+        nobody = Signer(bytes([99]) * 32).peer
+        await c.close()
+        for peer in (b.peer, nobody, c.peer):
+            start_s = loop.time()
+            with pytest.raises(Unreachable):
+                await a.call(peer, "never", {}, timeout_s=0.5, addresses=c.addresses)
+            assert loop.time() - start_s < 2
+        assert a.statistics().calls_failed == 3
+
+    play(scenario)
+
+
+def test_one_peer_cannot_hold_all_the_calls(play: Play) -> None:
+    async def scenario(net: Any) -> None:
+        a, b, c = [await net.join() for _ in range(3)]
+        entered, leave = asyncio.Semaphore(0), asyncio.Event()
+
+        async def wait(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+            entered.release()
+            await leave.wait()
+            return Reply()
+
+        b.serve("wait", wait)
+        b.serve("echo", echo)
+        calls = [
+            asyncio.ensure_future(a.call(b.peer, "wait", {}, timeout_s=20)) for _ in range(INBOUND_CALLS_PER_PEER_MAX)
+        ]
+        for _ in calls:
+            await entered.acquire()
+        with pytest.raises(Refused) as refused:
+            await a.call(b.peer, "echo", {}, bytes(1024 * 1024), timeout_s=5)
+        assert refused.value.reason == "busy"
+        assert (await c.call(b.peer, "echo", {}, timeout_s=5)).header == {"caller": c.peer}
+        leave.set()
+        await asyncio.gather(*calls)
+        assert (await a.call(b.peer, "echo", {}, timeout_s=5)).header == {"caller": a.peer}
+
+    play(scenario)
+
+
+def test_connect_knows_good_dead_and_malformed_addresses(play: Play) -> None:
+    async def scenario(net: Any) -> None:
+        a, b, c = [await net.join() for _ in range(3)]
+        assert await a.connect(b.addresses[0], timeout_s=5) == b.peer
+        dead = c.addresses[0]
+        await c.close()
+        with pytest.raises(Unreachable, match="no answer from /"):
+            await a.connect(dead, timeout_s=1)
+        for address in ("", "nonsense", "/ip4/1.2.3.4/tcp/1", "/ip4/1.2.3.4/tcp/1/p2p/xyz"):
+            with pytest.raises(ConfigError):
+                await a.connect(address, timeout_s=1)
+
+    play(scenario)
+
+
+class Store:
+    """Blobs in a dict, as holders keep them; counts what was read."""
+
+    def __init__(self, swarm: Any, data: bytes, name: str = "") -> None:
+        self.blobs, self.reads = {name or digest(data): data}, 0
+        serve_blobs(swarm, self.read, lambda key: len(self.blobs[key]) if key in self.blobs else None)
+
+    def read(self, key: str, offset: int, length: int) -> bytes:
+        self.reads += 1
+        return self.blobs[key][offset : offset + length]
+
+
+def test_a_blob_comes_from_several_holders_and_resumes(play: Play, tmp_path: Path) -> None:
+    async def scenario(net: Any) -> None:
+        a, b, c = [await net.join() for _ in range(3)]
+        stores = [Store(b, BLOB), Store(c, BLOB)]
+        holders = [(b.peer, b.addresses), (c.peer, c.addresses)]
+        partial, progress = tmp_path / "partial", []
+
+        async def fetch(**options: Any) -> bytes:
+            options = {"size_max": len(BLOB), "holders": holders, "timeout_s": 10} | options
+            return await fetch_blob(a, digest(BLOB), **options)
+
+        assert await fetch(on_progress=lambda done, size: progress.append((done, size))) == BLOB
+        assert progress[-1] == (len(BLOB), len(BLOB)) and all(store.reads == 3 for store in stores)
+        partial.write_bytes(BLOB[: 4 * RANGE_BYTES])
+        assert await fetch(partial=partial) == BLOB
+        assert sum(store.reads for store in stores) == 8 and not partial.exists()
+        partial.write_bytes(b"damaged" + BLOB[7:])
+        assert await fetch(partial=partial) == BLOB
+        with pytest.raises(BlobMissing, match="is the most"):
+            await fetch(size_max=len(BLOB) - 1)
+
+    play(scenario)
+
+
+def test_a_blob_survives_a_liar_among_the_holders_who_alone_is_named(play: Play, tmp_path: Path) -> None:
+    async def scenario(net: Any) -> None:
+        a, liar, short_one, empty, honest = [await net.join() for _ in range(5)]
+        name, bad = digest(BLOB), BLOB[:-1] + b"?"
+        assert bad != BLOB
+        Store(liar, bad, name), Store(short_one, BLOB[:100], name), Store(empty, b"other"), Store(honest, BLOB)
+        partial = tmp_path / "partial"
+
+        async def fetch(*swarms: Any) -> bytes:
+            holders = [(swarm.peer, swarm.addresses) for swarm in swarms]
+            return await fetch_blob(a, name, size_max=len(BLOB), holders=holders, partial=partial, timeout_s=10)
+
+        for order in ([liar, honest], [short_one, liar, empty, honest], [honest, short_one]):
+            assert await fetch(*order) == BLOB
+        with pytest.raises(IntegrityError, match=liar.peer[-6:]):
+            await fetch(liar, empty)
+        with pytest.raises(BlobMissing, match="is not here"):
+            await fetch(empty)
+
+    play(scenario)
+
+
+def test_an_upload_resumes_after_the_connection_broke(play: Play) -> None:
+    class Sink:
+        def __init__(self) -> None:
+            self.data, self.offsets, self.finished = b"", [], 0
+
+        @property
+        def received(self) -> int:
+            return len(self.data)
+
+        def write(self, offset: int, data: bytes) -> None:
+            self.offsets.append(offset)
+            self.data += data
+
+        def finish(self) -> None:
+            self.finished += 1
+            if digest(self.data) != digest(BLOB):
+                raise IntegrityError("not the announced bytes")
+
+    async def scenario(net: Any) -> None:
+        a, b = await net.join(), await net.join()
+        sink = Sink()
+
+        async def accept(peer: PeerId, name: str, size: int) -> Sink:
+            if size > len(BLOB):
+                raise Refused(f"{size} bytes are too many", reason="too-large")
+            return sink
+
+        serve_uploads(b, accept)
+        sink.data = BLOB[: 2 * RANGE_BYTES]
+        assert await send_blob(a, b.peer, BLOB, timeout_s=10, addresses=b.addresses) == digest(BLOB)
+        assert sink.data == BLOB and sink.offsets == [n * RANGE_BYTES for n in (2, 3, 4, 5)] and sink.finished == 1
+        with pytest.raises(Refused, match="too many"):
+            await send_blob(a, b.peer, BLOB + b"x", timeout_s=10)
+        sink.data = b"?" + BLOB[1:-1]
+        with pytest.raises(Refused) as refused:
+            await send_blob(a, b.peer, BLOB, timeout_s=10)
+        assert refused.value.reason == "integrity"
+
+    play(scenario)
+
+
+def test_time_to_live_is_bounded_where_it_is_set(play: Play) -> None:
+    async def scenario(net: Any) -> None:
+        with pytest.raises(AssertionError):
+            await (await net.join()).put(KEY, {}, ttl_s=TTL_MAX_S + 1)
+
+    play(scenario)
+
+
+def test_a_second_close_does_nothing(play: Play) -> None:
+    async def scenario(net: Any) -> None:
+        a = await net.join()
+        await a.close()
+        await a.close()
+
+    play(scenario)

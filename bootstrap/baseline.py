@@ -1,6 +1,6 @@
 """The dense control: one worker, one path-size model, the same outer step, the same steps on the same text.
 
-It starts from the same warm-up with the same optimizer state, trains on the union of all shards, and goes through the
+It starts from the same warm-up with the same optimizer state, trains on the text of all shards, and goes through the
 same compression and outer step as a module with one contributor. Steps are equal; compute is not: the grid has as many
 workers as paths.
 """
@@ -18,7 +18,7 @@ from dipaco_p2p.core.evaluate import Evaluation, counted_tokens, losses
 from dipaco_p2p.core.inner import InnerLoop
 from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.outer import OuterState, average, outer_gradient, outer_step
-from dipaco_p2p.core.shards import Shard, decode_shard
+from dipaco_p2p.core.shards import Shard, Tokens
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.runtime.run import Run
@@ -36,19 +36,23 @@ class Baseline:
 
 
 def train_dense(
-    run: Run, store: Store, evaluator: Evaluator, *, on_progress: Callable[[int], None] = lambda done: None
+    run: Run,
+    store: Store,
+    evaluator: Evaluator,
+    tokens: Tokens,
+    *,
+    on_progress: Callable[[int], None] = lambda done: None,
 ) -> Baseline:
-    """Train the dense baseline for as many rounds as the run had; `on_progress` hears the rounds done."""
+    """Train the dense baseline on `tokens` (n, T) for as many rounds as the grid had; `on_progress` hears of each."""
     config = run.config
-    shard = Shard(tokens=np.concatenate([_shard(run, store, ref.blob.digest) for ref in run.manifest.shards]))
-    loop = InnerLoop(config.inner, config.total_steps, config.model, device="cpu", seed=config.seed)
+    shard = Shard(tokens=tokens)
+    loop = InnerLoop(config.inner, run.total_steps, config.model, device="cpu", seed=config.seed)
     loop.load_state(_blob(store, run.manifest.optimizer.digest))
     states = _genesis(run, store)
     residuals = [np.zeros_like(state.params) for state in states]
     for number in range(config.rounds.rounds):
         before = [state.params for state in states]
-        first_step = config.pretrain_steps + number * config.inner.steps
-        after = loop.run(before, shard, first_step=first_step, steps=config.inner.steps).flats
+        after = loop.run(before, shard, first_step=run.first_step(number), steps=config.inner.steps).flats
         for level, (old, new) in enumerate(zip(before, after, strict=True)):
             sent, residuals[level] = compress(outer_gradient(old, new), residuals[level])
             gradient = average([sent], [1.0], rule=config.outer.norm_rule)
@@ -68,14 +72,9 @@ def _genesis(run: Run, store: Store) -> list[OuterState]:
 def _evaluate(run: Run, states: list[OuterState], evaluator: Evaluator) -> Evaluation:
     model = PathModel(run.config.model)
     load_modules(model, [state.params for state in states])
-    sequences = np.concatenate(list(evaluator.sequences.values()))
+    sequences = evaluator.held_out["validation"].tokens
     nats = losses(model, sequences)
     return Evaluation(nats_total=float(nats.sum()), tokens=len(sequences) * counted_tokens(run.config.model.context))
-
-
-def _shard(run: Run, store: Store, digest: str) -> np.ndarray:
-    model = run.config.model
-    return decode_shard(_blob(store, digest), vocab_size=model.vocab_size, context=model.context).tokens
 
 
 def _blob(store: Store, digest: str) -> bytes:

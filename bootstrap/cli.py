@@ -92,6 +92,66 @@ def verify(
 
 
 @app.command(epilog=EPILOG)
+def generate(
+    source: Annotated[str, typer.Argument(help="The folder of a run, or the address that volunteers join with.")],
+    prompt: Annotated[str | None, typer.Argument(help="Default: the standard input.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 200,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token every time.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="Choose among this many of the likeliest tokens; 0: all.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 0,
+    path: Annotated[str, typer.Option(help="Take this path, as P0-1-1, instead of routing.")] = "",
+    every: Annotated[int, typer.Option(help="Route anew every so many tokens, a multiple of 16; 0: only once.")] = 0,
+    version: Annotated[int | None, typer.Option(min=0, help="Of every module. Default: the newest of each.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Each path at its best round on held-out text.")] = False,
+    run: Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")] = None,
+) -> None:
+    """Route a prompt and let one path write on; only that path is read, never the whole model.
+
+    A prompt of fewer than 32 tokens is routed by those that there are. Which path writes is said on the error stream.
+    """
+    from dipaco_p2p.runtime.console import run_program
+
+    async def main() -> None:
+        from .generate import Request, generate_from, read_prompt
+
+        request = Request(
+            prompt=read_prompt(prompt),
+            tokens_max=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            seed=seed,
+            path=path,
+            version=version,
+            best=best,
+            every=every,
+        )
+        await generate_from(source, request, expected=run)
+
+    raise typer.Exit(run_program(main))
+
+
+@app.command(epilog=EPILOG)
+def export(
+    source: Annotated[str, typer.Argument(help="The folder of a run, or the address that volunteers join with.")],
+    path: Annotated[str, typer.Option(help="The path to take, as P0-1-1.")],
+    to: Annotated[Path, typer.Option(help="A folder that is new or empty.")],
+    version: Annotated[int | None, typer.Option(min=0, help="Of every module. Default: the newest of each.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The path at its best round on held-out text.")] = False,
+    run: Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")] = None,
+) -> None:
+    """Write one path as a Hugging Face checkpoint, with tokenizer, model card and lineage, and the router beside it."""
+    from dipaco_p2p.runtime.console import run_program
+
+    async def main() -> None:
+        from .export import export_from
+
+        exported = await export_from(source, path=path, to=to, version=version, best=best, expected=run)
+        print(f"wrote {exported.path} to {exported.folder}")
+
+    raise typer.Exit(run_program(main))
+
+
+@app.command(epilog=EPILOG)
 def demo(
     peers: Annotated[int, typer.Option(min=1, max=16, help="Volunteers at the start.")] = 4,
     grid: Annotated[str, typer.Option(help="Modules per level, as in 2x2.")] = "2x2",

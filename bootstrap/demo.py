@@ -25,18 +25,19 @@ from dipaco_p2p.runtime.history import read_history
 from dipaco_p2p.swarm.daemon import sweep_stale_sockets
 
 from .demo_report import DemoResult, Kill, measure, print_result, problems
-from .evaluator import read_evaluations
+from .folder import GRID
 from .processes import Child, Children, require_alive
 from .progress import stage
 
 POLL_S = 0.25
-ROUND_WORDS = "validation perplexity"
-"""In the lines that the coordinator prints when it has judged a round."""
+TOLD = ("validation perplexity", "is open", "sharding ")
+"""In the lines of the coordinator that are passed on: what it judged, and what it opened."""
 LEAVE_S = 60.0
 """Volunteers of a complete run leave by themselves, within this."""
 STALL_S = 150.0
 """Without any progress for this long, something is broken, and waiting would hide it."""
 HEARTBEAT_TTL_S = 10.0
+WARMUP_STEPS = 200
 PATHS_MAX = 64
 """Processes on one machine train them; beyond this the text found on it is too little."""
 
@@ -151,7 +152,6 @@ def run_text(config: DemoConfig) -> str:
 [run]
 name = "demo"
 seed = {config.seed}
-pretrain_steps = 200
 
 [model]
 [[model.levels]]
@@ -159,6 +159,12 @@ modules = 1
 embedding = true
 head = true
 {levels}
+[warmup]
+rounds = {warmup_rounds(config)}
+
+[routing]
+reshard_rounds = {reshard_rounds(config)}
+
 [inner]
 steps = {config.steps}
 
@@ -176,6 +182,16 @@ source = {json.dumps(str(Path(config.corpus).resolve()) if Path(config.corpus).e
 [node]
 port = 0
 """
+
+
+def warmup_rounds(config: DemoConfig) -> int:
+    """About 200 steps: until then the features of the first tokens tell little."""
+    return max(1, round(WARMUP_STEPS / config.steps)) if config.rounds > 2 else 1
+
+
+def reshard_rounds(config: DemoConfig) -> list[int]:
+    """Half-way, and at the end for serving."""
+    return sorted({max(1, config.rounds // 2), config.rounds})
 
 
 def grid_widths(grid: str) -> list[int]:
@@ -201,6 +217,11 @@ class Demo:
     @property
     def coordinator_folder(self) -> Path:
         return self.work / "coordinator"
+
+    @property
+    def grid_folder(self) -> Path:
+        """The stage that the demo is about; the warm-up before it has a folder of its own."""
+        return self.coordinator_folder / GRID
 
     @property
     def homes(self) -> dict[str, Path]:
@@ -248,7 +269,7 @@ class Demo:
         rounds, chooser = self.config.rounds, random.Random(self.config.seed)
         progressed_s, state = time.monotonic(), None
         with stage("Training in the swarm", total=rounds) as advance:
-            while (done := self.rounds_done()) < rounds or not self._is_judged(rounds):
+            while (done := self.rounds_done()) < rounds or not (self.grid_folder / "finished.json").exists():
                 if self._is_kill_due(done):
                     await self.kill_one(chooser)
                 self._note_reassignment()
@@ -301,7 +322,7 @@ class Demo:
     def rounds_done(self) -> int:
         """The newest version that every module in the archive has."""
         newest: dict[str, int] = {}
-        for event in _events(self.coordinator_folder / "history.jsonl"):
+        for event in _events(self.grid_folder / "history.jsonl"):
             if event["ev"] == "archived":
                 newest[event["module"]] = event["version"]
         return min(newest.values()) if len(newest) == self._module_count() else 0
@@ -309,13 +330,10 @@ class Demo:
     def _module_count(self) -> int:
         return 1 + sum(int(part) for part in self.config.grid.split("x"))
 
-    def _is_judged(self, version: int) -> bool:
-        rows = read_evaluations(self.coordinator_folder / "evaluations.jsonl")
-        return any(row["version"] == version for row in rows)
-
     def events(self, name: str) -> list[dict[str, Any]]:
-        """The history of one volunteer."""
-        return [event for path in (self.work / name).glob("runs/*/history.jsonl") for event in _events(path)]
+        """The history of one volunteer, over all stages."""
+        events = [event for path in (self.work / name).glob("runs/*/history.jsonl") for event in _events(path)]
+        return sorted(events, key=lambda event: float(event["t"]))
 
     def _last(self, name: str, ev: str) -> dict[str, Any]:
         return next((event for event in reversed(self.events(name)) if event["ev"] == ev), {})
@@ -339,7 +357,8 @@ async def _print_rounds(stream: asyncio.StreamReader) -> None:
     """Pass on what the coordinator says of each round; a pipe that nobody reads would stop it one day."""
     async for line in stream:
         text = line.decode(errors="replace").rstrip()
-        if ROUND_WORDS in text:  # not the line after the last round, which says how to stop it: that is ours to do
+        # Not the line after the last round, which says how to stop it: that is ours to do.
+        if any(words in text for words in TOLD):
             print(text, flush=True)
 
 

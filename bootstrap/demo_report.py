@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,14 +16,16 @@ from rich.table import Table
 from dipaco_p2p.errors import Interrupted
 from dipaco_p2p.runtime.history import read_history
 from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 
 from .archive import SeedArchive
 from .baseline import train_dense
 from .evaluator import Evaluator, read_evaluations
-from .prepare import open_prepared
+from .folder import GRID, RunFolder
 from .progress import Advance, stage
-from .verify import ChainReport, verify_run
+from .report import verify_stages
+from .sequences import FILE as SEQUENCES_FILE
+from .sequences import read_sequences
+from .verify import ChainReport
 
 COLUMNS = 100
 VOLUNTEERS_A_TABLE = 5
@@ -62,6 +65,8 @@ class DemoResult:
     pretrained_perplexity: float
     routed_perplexity: float
     dense_perplexity: float
+    routing: dict[str, dict[str, Any]]
+    """The finished model by every way to route it: perplexity, interval, bits per byte."""
 
     @property
     def chains_verified(self) -> bool:
@@ -82,6 +87,7 @@ class DemoResult:
             "pretrained_perplexity": self.pretrained_perplexity,
             "routed_perplexity": self.routed_perplexity,
             "dense_perplexity": self.dense_perplexity,
+            "routing": self.routing,
             "below_dense": 1 - self.routed_perplexity / self.dense_perplexity,
             "reassigned_after_s": self.reassigned_after_s,
             "heartbeat_ttl_s": self.run.config.liveness.heartbeat_ttl_s,
@@ -101,18 +107,19 @@ def measure(
 
     Takes minutes, in a thread: raises Interrupted soon after `is_stopped`.
     """
-    store = Store(folder)
-    run = open_prepared(store)
-    assert run is not None
+    files = RunFolder(folder)
+    run, store = files.require()
     archive = SeedArchive(run, store)
     evaluator = Evaluator(run, store, archive)
     rounds = run.config.rounds.rounds
-    with _stage("Verifying every chain", rounds * len(archive.ledgers), is_stopped) as advance:
-        chains = verify_run(run, store, archive, on_progress=advance)
+    chains = verify_stages(files)
+    sequences = read_sequences(folder / SEQUENCES_FILE, run.config.model)
+    assert sequences is not None
     with _stage("Training the dense baseline", rounds, is_stopped) as advance:
-        dense = train_dense(run, store, evaluator, on_progress=advance)
-    losses = {row["version"]: row for row in read_evaluations(folder / "evaluations.jsonl")}
-    events = {name: list(_history(home)) for name, home in homes.items()}
+        dense = train_dense(run, store, evaluator, sequences.train.tokens, on_progress=advance)
+    losses = {row["version"]: row for row in read_evaluations(files.stage(GRID) / "evaluations.jsonl")}
+    finished = json.loads((files.stage(GRID) / "finished.json").read_text())
+    events = {name: [event for event in _history(home, run.id)] for name, home in homes.items()}
     receipts = {event["id"] for rows in events.values() for event in rows if event["ev"] == "receipt"}
     counted = {name for ledger in archive.ledgers.values() for name in ledger.counted}
     return DemoResult(
@@ -125,7 +132,8 @@ def measure(
         receipts=len(receipts),
         receipts_lost=len(receipts - counted),
         pretrained_perplexity=evaluator.evaluate(0).routed.perplexity,
-        routed_perplexity=evaluator.evaluate(rounds).routed.perplexity,
+        routed_perplexity=finished["routing"]["routed once"]["perplexity"],
+        routing=finished["routing"],
         dense_perplexity=dense.evaluation.perplexity,
     )
 
@@ -171,6 +179,7 @@ def print_result(result: DemoResult, *, seconds: float) -> None:
         f"routed validation perplexity    {result.routed_perplexity:8.2f}   {_compared(result)}",
         f"dense baseline, same outer step {result.dense_perplexity:8.2f}",
         f"after the warm-up, for both     {result.pretrained_perplexity:8.2f}",
+        *_routing_lines(result),
         f"held equal: {rounds * result.run.config.inner.steps} steps per path, batch, text, warm-up, outer step, codec",
         f"not equal: compute ({paths} paths train, against 1) and parameters; the fairer controls (DiLoCo, random",
         "  routing) belong to the experiment: see `What the demo shows` in docs/design.md",
@@ -180,6 +189,17 @@ def print_result(result: DemoResult, *, seconds: float) -> None:
         *(f"BROKEN: {problem}" for problem in problems(result)),
     ]
     console.print("\n".join(lines), highlight=False)
+
+
+def _routing_lines(result: DemoResult) -> list[str]:
+    return [f"  {name:<42}{found['perplexity']:8.2f}{_interval(found)}" for name, found in result.routing.items()]
+
+
+def _interval(found: dict[str, Any]) -> str:
+    if not found["interval"]:
+        return ""
+    low, high = found["interval"]
+    return f"   95 %: {low:.1f} to {high:.1f}, {found['bits_per_byte']:.3f} bits per byte"
 
 
 def _compared(result: DemoResult) -> str:
@@ -262,5 +282,6 @@ def _peer_round(name: str, event: dict[str, Any]) -> dict[str, Any]:
     return {"volunteer": name} | {key: event[key] for key in kept}
 
 
-def _history(home: Path) -> list[dict[str, Any]]:
-    return [event for path in home.glob("runs/*/history.jsonl") for event in read_history(path)]
+def _history(home: Path, stage_id: str) -> list[dict[str, Any]]:
+    """What a volunteer did in one stage."""
+    return [event for path in home.glob(f"runs/{stage_id[:16]}*/history.jsonl") for event in read_history(path)]

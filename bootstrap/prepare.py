@@ -1,179 +1,194 @@
-"""From a run file to a signed run: corpus, tokenizer, sequences, warm-up, router, shards, genesis, manifest.
+"""From a run file to signed stages: first the warm-up of one path, then, forked from it, the grid.
 
-Read `prepare` from top to bottom: it is the whole story in its order. The tokenizer and the warm-up are kept on disk
-as soon as they are made, so that an interrupted preparation goes on; a prepared folder is opened, never redone.
+Read `prepare` and `fork` from top to bottom: they are the whole story in its order. A stage's manifest is written last:
+whatever was interrupted before is done again, and a prepared stage is opened, never redone.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dipaco_p2p.canonical import canonical_bytes, digest
-from dipaco_p2p.config import PREFIX_TOKENS, PROTOCOL_VERSION, RunConfig
-from dipaco_p2p.core.codec import encode_module
-from dipaco_p2p.core.features import features
+from dipaco_p2p.config import PROTOCOL_VERSION, RunConfig
+from dipaco_p2p.core.codec import decode_module, encode_module
+from dipaco_p2p.core.heldout import encode_held_out
 from dipaco_p2p.core.inner import InnerLoop, StepReport
 from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
-from dipaco_p2p.core.router import Router, encode_router, fit_kmeans
-from dipaco_p2p.core.shards import Shard, cut, encode_shard, split_by_document
-from dipaco_p2p.errors import ConfigError, CorpusError
+from dipaco_p2p.core.model import initial_modules
+from dipaco_p2p.core.shards import Shard, encode_shard
+from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, ShardRef, seal
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.runtime.run import Run, open_run
-from dipaco_p2p.runtime.store import Store, write_atomically
+from dipaco_p2p.runtime.ledger import Ledger
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.store import Store
 
-from .corpus import load_corpus, require_documents
-from .documents import Document
-from .prepare_text import tokenise
+from .folder import GRID, WARMUP, RunFolder, write_stage
 from .progress import stage
+from .routing import cut_shards, first_router, frozen_model, router_blob, routing_features
 from .runfile import RunFile
-from .tokenizer import Tokenizer, train_tokenizer
+from .sequences import Sequences, prepare_sequences
 
-MANIFEST = "manifest"
-ROUTER_FIT_MAX = 20_000
-"""Sequences that the router is fitted on; more changes its centroids by less than another seed does."""
-
-Tokens = NDArray[np.int32]
 Flat = NDArray[np.float32]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sequences:
-    """The corpus as sequences of `context` tokens, split by document."""
-
-    train: Tokens
-    validation: Tokens
-    router: Tokens
+MOMENT_STEPS = 40
+"""Gradients from which AdamW's moments are taken at the fork: with the usual betas, all but a few per cent of them."""
+WARMUP_REPLICAS = 8
+"""The text of the warm-up is enough for this many replicas to see no sequence twice."""
 
 
-def prepare(file: RunFile, folder: Path, store: Store, signer: Signer) -> Run:
-    """Make the run that `file` describes, or open it if `folder` holds it already. Raises DipacoError."""
-    found = _open_prepared(file.run, folder, store)
+def prepare(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
+    """Make the first stage of the run that `file` describes, or open the newest there is. Raises DipacoError."""
+    found = folder.newest()
     if found is not None:
-        return found
-    with stage("Reading the corpus"):
-        documents = load_corpus(file.corpus, seed=file.run.seed)
-    require_documents(documents, max(16, 4 * file.run.topology.path_count))
-    tokenizer_data = _tokenizer(file.run, documents, folder)
-    sequences = _sequences(file, documents, Tokenizer(tokenizer_data))
-    flats, optimizer = _pretrained(file.run, sequences.train, folder, digest(tokenizer_data))
-    router, assigned = _routed(file.run, flats, sequences)
-    manifest = _manifest(file.run, store, signer, tokenizer_data, router, flats, optimizer, sequences, assigned)
-    sealed = seal(signer, manifest)
-    store.write_document(MANIFEST, canonical_bytes(sealed.to_dict()))
-    return Run(sealed)
+        _require_same(file.run, found[0], folder)
+        return found[0]
+    tokenizer, sequences = prepare_sequences(file, folder.root)
+    start = initial_modules(file.run.model, seed=file.run.seed)
+    flats = [start[level] for level in range(len(file.run.model.levels))]
+    if file.run.warmup.rounds:
+        return _open_warmup(file.run, folder.store(WARMUP), signer, tokenizer, sequences, flats)
+    return _open_grid(file.run, folder.store(GRID), signer, tokenizer, sequences, flats, origin="")
 
 
-def open_prepared(store: Store) -> Run | None:
-    """The run in a prepared folder, or None if there is none."""
-    data = store.read_document(MANIFEST)
-    return None if data is None else open_run(json.loads(data))
+def fork(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
+    """Make the grid from the finished warm-up: its head becomes version 0 of every module. Raises DipacoError."""
+    warmup, store = folder.open(WARMUP), folder.store(WARMUP)
+    assert warmup is not None, "nothing to fork from"
+    tokenizer, sequences = prepare_sequences(file, folder.root)
+    flats = [_head(warmup, store, level) for level in range(len(file.run.model.levels))]
+    return _open_grid(file.run, folder.store(GRID), signer, tokenizer, sequences, flats, origin=warmup.id)
 
 
-def _open_prepared(config: RunConfig, folder: Path, store: Store) -> Run | None:
-    run = open_prepared(store)
-    if run is not None and run.config != config:
+def _require_same(config: RunConfig, run: Run, folder: RunFolder) -> None:
+    if run.manifest.config != config:
         raise ConfigError(
-            f"{folder} holds {run.name}, which was made from another run file",
+            f"{folder.root} holds {run.name}, which was made from another run file",
             hint="choose another --dir, or take the run file back to what it was",
         )
-    return run
 
 
-def _tokenizer(config: RunConfig, documents: list[Document], folder: Path) -> bytes:
-    path = folder / "tokenizer.json"
-    if path.exists():
-        return path.read_bytes()
-    with stage("Training the tokenizer", total=sum(document.size_bytes for document in documents)) as advance:
-        texts = (document.text for document in documents)
-        data = train_tokenizer(texts, vocab_size=config.model.vocab_size, on_progress=advance)
-    write_atomically(path, data)
-    return data
+def _head(warmup: Run, store: Store, level: int) -> Flat:
+    module = warmup.topology.path(0).modules()[level]
+    head = Ledger(warmup, store, module).head
+    data = store.get(head.digest)
+    if data is None or head.version < warmup.config.rounds.rounds:
+        raise IntegrityError(f"{module} is not through the warm-up: version {head.version} is the newest here")
+    return decode_module(data, warmup.layout(module))
 
 
-def _sequences(file: RunFile, documents: list[Document], tokenizer: Tokenizer) -> Sequences:
-    with stage("Tokenising", total=len(documents)) as advance:
-        arrays = tokenise(documents, tokenizer, on_progress=advance)
-    pieces = [cut(array, context=file.run.model.context) for array in arrays]
-    pieces = [piece for piece in pieces if len(piece)]
-    split = split_by_document(
-        len(pieces), seed=file.run.seed, validation=file.corpus.validation_share, router=file.corpus.router_share
+def _open_warmup(
+    config: RunConfig, store: Store, signer: Signer, tokenizer: bytes, sequences: Sequences, flats: Sequence[Flat]
+) -> Run:
+    """The one-path stage: fresh weights, no optimizer state, and as much text as it can use."""
+    rows = sequences.train.tokens
+    chosen = np.random.default_rng(config.seed).permutation(len(rows))
+    chosen = np.sort(chosen[: WARMUP_REPLICAS * config.warmup_steps * config.inner.batch])
+    blob = store.put(encode_shard(Shard(tokens=rows[chosen])))
+    [path] = config.for_warmup().topology.paths()
+    return _open(
+        config,
+        store,
+        signer,
+        sequences,
+        flats,
+        stage=WARMUP,
+        origin="",
+        tokenizer=store.put(tokenizer),
+        router=None,
+        optimizer=store.put(_loop(config).state_bytes()),
+        shards=(ShardRef(path=path, blob=blob, sequences=len(chosen)),),
     )
-    parts = {name: [pieces[i] for i in getattr(split, name)] for name in ("train", "validation", "router")}
-    if not all(parts.values()):
-        raise CorpusError(
-            f"only {len(pieces)} documents have {file.run.model.context} tokens or more",
-            hint="give the run more text, or a smaller `context`",
-        )
-    return Sequences(**{name: np.concatenate(rows) for name, rows in parts.items()})
 
 
-def _pretrained(config: RunConfig, train: Tokens, folder: Path, key: str) -> tuple[list[Flat], bytes]:
-    """The one-path model after the warm-up, one flat vector per level, and AdamW's state."""
-    start = initial_modules(config.model, seed=config.seed)
-    flats = [start[level] for level in range(len(config.model.levels))]
-    loop = InnerLoop(config.inner, config.total_steps, config.model, device="cpu", seed=config.seed)
-    if config.pretrain_steps:
-        with stage("Warming up the one-path model", total=config.pretrain_steps) as advance:
-
-            def on_step(report: StepReport) -> bool:
-                advance(report.step + 1)
-                return True
-
-            result = loop.run(flats, Shard(tokens=train), first_step=0, steps=config.pretrain_steps, on_step=on_step)
-        flats = result.flats
-    return flats, loop.state_bytes()
-
-
-def _routed(config: RunConfig, flats: list[Flat], sequences: Sequences) -> tuple[Router, dict[str, NDArray[np.int64]]]:
-    """A router fitted on the frozen model's features, and the path number of every sequence."""
-    model = PathModel(config.model)
-    load_modules(model, flats)
-    with stage("Routing the sequences"):
-        found = {name: features(model, getattr(sequences, name)[:, :PREFIX_TOKENS]) for name in ("train", "validation")}
-        chosen = np.random.default_rng(config.seed).permutation(len(found["train"]))[:ROUTER_FIT_MAX]
-        router = fit_kmeans(found["train"][np.sort(chosen)], path_count=config.topology.path_count, seed=config.seed)
-    return router, {name: router.assign(vectors) for name, vectors in found.items()}
-
-
-def _manifest(
+def _open_grid(
     config: RunConfig,
     store: Store,
     signer: Signer,
     tokenizer: bytes,
-    router: Router,
-    flats: list[Flat],
-    optimizer: bytes,
     sequences: Sequences,
-    assigned: dict[str, NDArray[np.int64]],
-) -> Manifest:
-    blobs = [store.put(encode_module(flat, module_layout(config.model, i))) for i, flat in enumerate(flats)]
-    return Manifest(
-        protocol=PROTOCOL_VERSION,
-        config=config,
-        admission="open",
+    flats: Sequence[Flat],
+    *,
+    origin: str,
+) -> Run:
+    """The stage of all paths: optimizer state, router, shards."""
+    optimizer = _moments(config, flats, sequences)
+    vectors = routing_features(frozen_model(config.model, flats), sequences)
+    with stage("Routing the sequences"):
+        router = first_router(config, vectors["train"])
+        shards = cut_shards(config, store, router, sequences.train.tokens, vectors["train"])
+    return _open(
+        config,
+        store,
+        signer,
+        sequences,
+        flats,
+        stage=GRID,
+        origin=origin,
         tokenizer=store.put(tokenizer),
-        router=store.put(encode_router(router)),
+        router=router_blob(store, router),
         optimizer=store.put(optimizer),
-        shards=_shards(config, store, sequences.train, assigned["train"]),
-        validation=_shards(config, store, sequences.validation, assigned["validation"]),
-        genesis=tuple(GenesisRef(module=module, blob=blobs[module.level]) for module in config.topology.modules()),
-        author=signer.peer,
+        shards=shards,
     )
 
 
-def _shards(config: RunConfig, store: Store, tokens: Tokens, numbers: NDArray[np.int64]) -> tuple[ShardRef, ...]:
-    """One shard per path that got anything."""
-    refs = []
-    for number, path in enumerate(config.topology.paths()):
-        rows = tokens[numbers == number]
-        if len(rows):
-            blob: BlobRef = store.put(encode_shard(Shard(tokens=rows)))
-            refs.append(ShardRef(path=path, blob=blob, sequences=len(rows)))
-    return tuple(refs)
+def _open(
+    config: RunConfig,
+    store: Store,
+    signer: Signer,
+    sequences: Sequences,
+    flats: Sequence[Flat],
+    *,
+    stage: str,
+    origin: str,
+    tokenizer: BlobRef,
+    router: BlobRef | None,
+    optimizer: BlobRef,
+    shards: tuple[ShardRef, ...],
+) -> Run:
+    blobs = [store.put(encode_module(flat, module_layout(config.model, level))) for level, flat in enumerate(flats)]
+    topology = (config.for_warmup() if stage == WARMUP else config).topology
+    manifest = Manifest(
+        protocol=PROTOCOL_VERSION,
+        config=config,
+        stage=stage,
+        origin=origin,
+        admission="open",
+        tokenizer=tokenizer,
+        router=router,
+        optimizer=optimizer,
+        shards=shards,
+        validation=store.put(encode_held_out(sequences.validation)),
+        holdout=store.put(encode_held_out(sequences.holdout)),
+        router_split=store.put(encode_held_out(sequences.router)),
+        genesis=tuple(GenesisRef(module=module, blob=blobs[module.level]) for module in topology.modules()),
+        author=signer.peer,
+    )
+    return write_stage(store, seal(signer, manifest))
+
+
+def _moments(config: RunConfig, flats: Sequence[Flat], sequences: Sequences) -> bytes:
+    """AdamW's state as if it had come here: moments of the gradients at the fork, taken without moving.
+
+    Each volunteer of the warm-up has a state of its own, and none need be believed: this one anyone can recompute.
+    Without moments every path would begin with steps that are far too long for its gradients.
+    """
+    if not config.warmup.rounds:
+        return _loop(config).state_bytes()
+    still = InnerLoop(replace(config.inner, lr=0.0), config.total_steps, config.model, device="cpu", seed=config.seed)
+    with stage("Taking the optimizer's moments", total=MOMENT_STEPS) as advance:
+
+        def on_step(report: StepReport) -> bool:
+            advance(report.step + 1)
+            return True
+
+        shard = Shard(tokens=sequences.train.tokens)
+        still.run(list(flats), shard, first_step=0, steps=MOMENT_STEPS, on_step=on_step)
+    return still.state_bytes()
+
+
+def _loop(config: RunConfig) -> InnerLoop:
+    return InnerLoop(config.inner, config.total_steps, config.model, device="cpu", seed=config.seed)

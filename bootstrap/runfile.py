@@ -1,8 +1,9 @@
 """The run file: one TOML file that describes a run, and the commented template that `init` writes.
 
-    [run]       name, seed, warm-up      \\
+    [run]       name, seed               \\
     [model]     and [[model.levels]]      |  `RunConfig`: shared by all participants, part of the fingerprint
-    [inner] [outer] [rounds] [liveness]  /
+    [warmup] [routing] [inner] [outer]    |
+    [rounds] [liveness]                  /
     [corpus]    where the text comes from   only this machine's business
     [node]      where the coordinator listens
 
@@ -18,7 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p import strict
-from dipaco_p2p.config import InnerConfig, LivenessConfig, ModelConfig, OuterConfig, RoundsConfig, RunConfig
+from dipaco_p2p.config import (
+    InnerConfig,
+    LivenessConfig,
+    ModelConfig,
+    OuterConfig,
+    RoundsConfig,
+    RoutingConfig,
+    RunConfig,
+    WarmupConfig,
+)
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.strict import bounded
 
@@ -38,6 +48,8 @@ class CorpusConfig:
     bytes_max: int = bounded(12_000_000, low=1)
     """Take at most this much text (UTF-8), whatever the source."""
     validation_share: float = bounded(0.06, low=0.001, high=0.5)
+    holdout_share: float = bounded(0.02, low=0.001, high=0.5)
+    """Share of the documents that early stopping looks at."""
     router_share: float = bounded(0.04, low=0.001, high=0.5)
 
 
@@ -71,7 +83,6 @@ def _same(name: str) -> Any:
 class _RunTable:
     name: str = _same("name")
     seed: int = _same("seed")
-    pretrain_steps: int = _same("pretrain_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +91,8 @@ class _Layout:
 
     run: _RunTable = field(default_factory=_RunTable)
     model: ModelConfig = field(default_factory=ModelConfig)
+    warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
     inner: InnerConfig = field(default_factory=InnerConfig)
     outer: OuterConfig = field(default_factory=OuterConfig)
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
@@ -110,8 +123,9 @@ def load_run_file(path: Path) -> RunFile:
 def _run_file(mapping: object, *, where: str) -> RunFile:
     try:
         layout = strict.load(_Layout, mapping, where=where)
-        if layout.corpus.validation_share + layout.corpus.router_share > 0.5:
-            raise ConfigError("validation and router shares leave less than half of the text for training")
+        corpus = layout.corpus
+        if corpus.validation_share + corpus.holdout_share + corpus.router_share > 0.5:
+            raise ConfigError("validation, holdout and router shares leave less than half of the text for training")
         run = _run_config(layout)
     except ConfigError as error:
         message = str(error) if where in str(error) else f"{where}: {error}"
@@ -145,7 +159,6 @@ TEMPLATE = """\
 [run]
 name = "@name@"            # letters, digits, - and _
 seed = 0                # decides initial weights, shards and the order of batches
-pretrain_steps = 200    # inner steps of one path before it is copied into the grid
 
 [model]                 # a path: a Llama-style decoder, cut into levels
 vocab_size = 2048       # size of the tokenizer that is trained on the corpus
@@ -155,10 +168,12 @@ ffn_width = 192
 context = 256           # tokens in a training sequence
 rope_theta = 10000.0
 norm_eps = 1e-5
+paths = 0               # how many, if every level is private; otherwise the levels say it
 tied = true             # the output head is the embedding; then one level holds both
 
 [[model.levels]]        # one table per level; a path takes one module of each
 modules = 1             # 1: shared by all paths
+private = false         # true: one module for each path, which no other path trains
 blocks = 0              # decoder blocks in each module
 embedding = true        # exactly one level has the token embedding
 head = true             # exactly one level has the final norm and output head
@@ -171,12 +186,26 @@ blocks = 2
 modules = 2
 blocks = 2
 
+[warmup]                # all train one path together, which is then forked into the grid
+rounds = 7              # 0: no warm-up
+
+[warmup.outer]
+lr = 1.0
+momentum = 0.0          # plain averaging
+norm_rule = "mean"
+
+[routing]               # which sequences each path trains on
+first = "kmeans"        # by the first 32 tokens; product: one k-means per level
+reshard_rounds = []     # before these rounds the paths say which of them is best at what; `rounds`: for serving
+balance = "equal"       # after re-sharding; match: as often as each path was best
+overlap = 1             # each sequence is trained on by this many of its best paths
+
 [inner]                 # AdamW of a volunteer on its path's shard
 steps = 30              # inner steps per round
 batch = 8               # sequences per step
 lr = 3e-3
 lr_min_ratio = 0.1      # the cosine over the whole run ends at this share of lr
-warmup_steps = 20       # from the start of the run, pretrain_steps included
+warmup_steps = 20       # from the start of the run, its warm-up included
 beta1 = 0.9
 beta2 = 0.95
 weight_decay = 0.1
@@ -185,7 +214,7 @@ clip = 1.0              # largest norm of a step's gradient
 [outer]                 # Nesterov on a module's averaged outer gradients
 lr = 0.7
 momentum = 0.9
-norm_rule = "sqrt"      # sqrt: mean times sqrt(number of paths); rda: mean of norms, mean of directions
+norm_rule = "sqrt"      # sqrt: mean times sqrt(number of paths); rda: mean of norms, mean of directions; mean
 
 [rounds]
 rounds = 16             # outer steps of every module
@@ -205,7 +234,8 @@ text_field = "text"     # the field with the text in JSONL and Parquet
 documents_max = 0       # 0: no limit
 bytes_max = 12000000    # take at most this much text
 validation_share = 0.06 # of the documents, for measuring
-router_share = 0.04     # of the documents, for making the router
+holdout_share = 0.02    # of the documents, for early stopping
+router_share = 0.04     # of the documents, which paths score for a better router
 
 [node]
 host = "127.0.0.1"      # the address others reach; "0.0.0.0" listens everywhere

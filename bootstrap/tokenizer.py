@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -94,3 +96,14 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`; ends of documents show as `<|end|>`, halves of characters as U+FFFD."""
         return self._bpe.decode(list(ids), skip_special_tokens=False)
+
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
+        """Bytes of text (vocab_size,) that each token stands for; 0 for the end of a document, which is no text.
+
+        Exact, halves of characters included: byte-level BPE writes each byte of a token as one character.
+        """
+        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        for token, number in self._bpe.get_vocab(with_added_tokens=False).items():
+            lengths[number] = len(token)
+        lengths[END_ID] = 0
+        return lengths

@@ -1,4 +1,7 @@
-"""Recompute every chain from genesis to head: parent and contributions must give each version, to the bit."""
+"""Recompute every chain from genesis to head: parent and contributions must give each version, to the bit.
+
+And the grid must begin where the warm-up ended.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from .archive import SeedArchive
 class ChainReport:
     """What verifying one module's chain showed; `problem` is empty when everything held."""
 
+    stage: str
     module: ModuleId
     versions: int
     contributions: int
@@ -51,8 +55,26 @@ def verify_run(
         except DipacoError as error:
             problem = str(error)
         reports.append(
-            ChainReport(module=module, versions=len(ledger.versions), contributions=counted, problem=problem)
+            ChainReport(
+                stage=run.manifest.stage,
+                module=module,
+                versions=len(ledger.versions),
+                contributions=counted,
+                problem=problem,
+            )
         )
+    return reports
+
+
+def verify_fork(grid: Run, warmup_archive: SeedArchive, warmup: Run) -> list[ChainReport]:
+    """The modules of the grid that do not begin as the warm-up's head of their level; empty when all do."""
+    heads = {module.level: ledger.head for module, ledger in warmup_archive.ledgers.items()}
+    reports = []
+    for module in grid.topology.modules():
+        head, begin = heads[module.level], genesis_version(grid.manifest, module)
+        if grid.manifest.origin != warmup.id or begin.digest != head.digest:
+            problem = f"its version 0 is {begin.digest[:8]}, but the warm-up ended with {head.digest[:8]}"
+            reports.append(ChainReport(stage="fork", module=module, versions=0, contributions=0, problem=problem))
     return reports
 
 

@@ -5,13 +5,14 @@ What only one machine chooses (device, folders, ports, corpus on disk) is not he
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
 from .errors import ConfigError
 from .strict import bounded
 from .topology import Topology
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised when two versions of the program could misunderstand each other."""
 
 PREFIX_TOKENS = 32
@@ -20,19 +21,28 @@ PREFIX_TOKENS = 32
 
 LEVELS_MAX = 16
 """Keeps a path's name, and with it a key of the DHT, short."""
+MODULES_MAX = 4096
+"""In one level; also the most paths of a grid with private levels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelConfig:
     """One level of the grid: how many modules stand side by side, and what each of them holds."""
 
-    modules: int = bounded(1, low=1, high=4096)
+    modules: int = bounded(1, low=1, high=MODULES_MAX)
+    private: bool = False
+    """One module for each path, in place of `modules` (DiPaCo's path-specific modules)."""
     blocks: int = bounded(0, low=0, high=1024)
     """Decoder blocks in each module of this level."""
     embedding: bool = False
     """Whether this level's modules hold the token embedding; exactly one level does."""
     head: bool = False
     """Whether this level's modules hold the final norm and the output head; exactly one level does."""
+
+    def __post_init__(self) -> None:
+        if self.private and self.modules != 1:
+            message = f"a private level with `modules = {self.modules}`: it has one module for each path"
+            raise ConfigError(message, hint="leave `modules` out, or take `private` away")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,8 @@ class ModelConfig:
     """Tokens in a training sequence."""
     rope_theta: float = bounded(10_000.0, low=1.0)
     norm_eps: float = bounded(1e-5, low=1e-12, high=1e-1)
+    paths: int = bounded(0, low=0, high=MODULES_MAX)
+    """How many paths there are, if every level is private (the flat mixture); otherwise the levels say it."""
     tied: bool = True
     """Whether the output head is the transposed embedding; then one level holds both."""
     levels: tuple[LevelConfig, ...] = (
@@ -73,10 +85,33 @@ class ModelConfig:
                 raise ConfigError(message, hint="give it `blocks`, the `embedding` or the `head`")
         if not any(level.blocks for level in self.levels):
             raise ConfigError("no level of the grid has blocks")
+        self._check_paths()
+
+    @property
+    def path_count(self) -> int:
+        shared = [level.modules for level in self.levels if not level.private]
+        return math.prod(shared) if shared else self.paths
 
     @property
     def topology(self) -> Topology:
-        return Topology(tuple(level.modules for level in self.levels))
+        private = tuple(level.private for level in self.levels)
+        widths = tuple(self.path_count if level.private else level.modules for level in self.levels)
+        return Topology(widths, private if any(private) else ())
+
+    def one_path(self) -> ModelConfig:
+        """The same path without a grid around it: every level has one module."""
+        levels = tuple(replace(level, modules=1, private=False) for level in self.levels)
+        return replace(self, levels=levels, paths=0)
+
+    def _check_paths(self) -> None:
+        private = [level.private for level in self.levels]
+        if all(private) and not self.paths:
+            message = "every level is private, so nothing says how many paths there are"
+            raise ConfigError(message, hint="write `paths = 4` into [model]")
+        if self.paths and not all(private):
+            raise ConfigError(f"`paths = {self.paths}`, but the levels say it: {self.path_count}", hint="leave it out")
+        if any(private) and self.path_count > MODULES_MAX:
+            raise ConfigError(f"a private level of {self.path_count} modules; at most {MODULES_MAX} are possible")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +140,33 @@ class OuterConfig:
 
     lr: float = bounded(0.7, low=0.0, high=10.0)
     momentum: float = bounded(0.9, low=0.0, high=0.999999)
-    norm_rule: str = bounded("sqrt", choices=("sqrt", "rda"))
+    norm_rule: str = bounded("sqrt", choices=("sqrt", "rda", "mean"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmupConfig:
+    """The first stage: all volunteers train the one-path model together (DiLoCo), then it is forked into the grid."""
+
+    rounds: int = bounded(7, low=0, high=10_000_000)
+    """0: no warm-up, the grid starts from random weights (the paper spent 27 % of its steps on the warm-up)."""
+    outer: OuterConfig = OuterConfig(lr=1.0, momentum=0.0, norm_rule="mean")
+    """Plain averaging. Replicas draw from the same text, so their outer gradients agree, and `sqrt` would make too long
+    a step of them; so does momentum, while the weights are still near random and every round is few steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingConfig:
+    """Which sequences each path trains on (DiPaCo section 2.4)."""
+
+    first: str = bounded("kmeans", choices=("kmeans", "product"))
+    """The first sharding, by features alone; `product`: one k-means per level, each on its own part of them."""
+    reshard_rounds: tuple[int, ...] = bounded((), low=1, high=10_000_000)
+    """Before these rounds all paths score the router split, a router is fitted on who was best, and the text is
+    sharded anew. One equal to `rounds` gives the routers that the finished run is served with."""
+    balance: str = bounded("equal", choices=("equal", "match"))
+    """After re-sharding: shards of equal size, or as often as each path was best."""
+    overlap: int = bounded(1, low=1, high=64)
+    """Each sequence is trained on by this many of its best paths; evaluated by the best one only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +202,9 @@ class RunConfig:
 
     name: str = "run"
     seed: int = bounded(0, low=0, high=2**31 - 1)
-    pretrain_steps: int = bounded(200, low=0)
-    """Inner steps of the one-path model before it is forked into the grid (the paper spent 27 % of its steps)."""
     model: ModelConfig = field(default_factory=ModelConfig)
+    warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
     inner: InnerConfig = field(default_factory=InnerConfig)
     outer: OuterConfig = field(default_factory=OuterConfig)
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
@@ -159,6 +220,7 @@ class RunConfig:
         min_paths, grid = self.rounds.min_paths, self.model.topology
         if min_paths > grid.path_count:
             raise ConfigError(f"`min_paths` is {min_paths}, but the grid {grid} has {grid.path_count} paths")
+        self._check_routing()
 
     @property
     def topology(self) -> Topology:
@@ -167,4 +229,29 @@ class RunConfig:
     @property
     def total_steps(self) -> int:
         """Inner steps of one path over the whole run, for the learning-rate schedule."""
-        return self.pretrain_steps + self.rounds.rounds * self.inner.steps
+        return self.warmup_steps + self.rounds.rounds * self.inner.steps
+
+    @property
+    def warmup_steps(self) -> int:
+        """Inner steps of the warm-up."""
+        return self.warmup.rounds * self.inner.steps
+
+    def for_warmup(self) -> RunConfig:
+        """What holds during the warm-up: one path, its own number of rounds, its own outer step."""
+        return replace(
+            self,
+            model=self.model.one_path(),
+            outer=self.warmup.outer,
+            rounds=replace(self.rounds, rounds=max(self.warmup.rounds, 1), min_paths=1),
+            routing=RoutingConfig(),
+        )
+
+    def _check_routing(self) -> None:
+        rounds, paths = self.routing.reshard_rounds, self.model.path_count
+        if list(rounds) != sorted(set(rounds)):
+            raise ConfigError(f"`reshard_rounds` is {list(rounds)}, but must rise")
+        if rounds and rounds[-1] > self.rounds.rounds:
+            message = f"`reshard_rounds` ends with {rounds[-1]}, but the run ends after round {self.rounds.rounds}"
+            raise ConfigError(message)
+        if self.routing.overlap > paths:
+            raise ConfigError(f"`overlap` is {self.routing.overlap}, but there are {paths} paths")

@@ -1,11 +1,11 @@
 """The grid: levels, the modules of a level, and the paths that pick one module per level.
 
-Source: DiPaCo (arXiv 2403.10616) section 2.2. A level with one module is a trunk that every path shares.
+Source: DiPaCo (arXiv 2403.10616) section 2.2, and 2.6.1 for path-specific (here: private) modules. A level with one
+module is a trunk that every path shares.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -59,46 +59,61 @@ class PathId:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """`widths[l]` modules in level l; every combination is a path."""
+    """`widths[l]` modules in level l; every combination of the shared levels is a path.
+
+    A private level has one module per path, which no other path trains: there a path's index is its own number. If
+    all levels are private the paths share nothing (the flat mixture), and their number is that level's width.
+    """
 
     widths: tuple[int, ...]
+    private: tuple[bool, ...] = ()
+    """Per level, whether it is private; empty when none is."""
 
     def __post_init__(self) -> None:
         if not self.widths or any(width < 1 for width in self.widths):
             message = f"the grid {self.widths} has an empty level"
             raise ConfigError(message, hint="every level needs at least one module")
+        assert not self.private or len(self.private) == len(self.widths), (self.widths, self.private)
+        for level, width in enumerate(self.widths):
+            if self.is_private(level) and width != self.path_count:
+                raise ConfigError(f"the private level {level} has {width} modules, not one for each path")
 
     def __str__(self) -> str:
-        return "x".join(map(str, self.widths))
+        return "x".join(f"{width}{'p' * self.is_private(level)}" for level, width in enumerate(self.widths))
+
+    def is_private(self, level: int) -> bool:
+        """Whether each module of `level` belongs to one path alone."""
+        return bool(self.private) and self.private[level]
 
     def modules(self) -> tuple[ModuleId, ...]:
         """All modules, level by level."""
         return tuple(ModuleId(level, index) for level, width in enumerate(self.widths) for index in range(width))
 
     def paths(self) -> Iterator[PathId]:
-        """All paths, the last level changing fastest; a path's place here is its number."""
-        return (PathId(indices) for indices in itertools.product(*map(range, self.widths)))
+        """All paths in the order of their numbers, the last shared level changing fastest."""
+        return map(self.path, range(self.path_count))
 
     @property
     def path_count(self) -> int:
-        return math.prod(self.widths)
+        shared = [width for level, width in enumerate(self.widths) if not self.is_private(level)]
+        return math.prod(shared) if shared else self.widths[0]
 
     def path(self, number: int) -> PathId:
         """The path with this number, 0 <= number < path_count."""
         assert 0 <= number < self.path_count, number
-        indices = []
-        for width in reversed(self.widths):
-            number, index = divmod(number, width)
-            indices.append(index)
+        rest, indices = number, []
+        for level in reversed(range(len(self.widths))):
+            if self.is_private(level):
+                indices.append(number)
+            else:
+                rest, index = divmod(rest, self.widths[level])
+                indices.append(index)
         return PathId(tuple(reversed(indices)))
 
     def number(self, path: PathId) -> int:
         """The inverse of `path`."""
         assert path in self, path
-        number = 0
-        for width, index in zip(self.widths, path.indices, strict=True):
-            number = number * width + index
-        return number
+        return self._number(path)
 
     def paths_through(self, module: ModuleId) -> tuple[PathId, ...]:
         """The paths that contain `module`."""
@@ -108,7 +123,16 @@ class Topology:
         if isinstance(item, ModuleId):
             return 0 <= item.level < len(self.widths) and 0 <= item.index < self.widths[item.level]
         if isinstance(item, PathId):
-            return len(item.indices) == len(self.widths) and all(
+            fits = len(item.indices) == len(self.widths) and all(
                 0 <= index < width for index, width in zip(item.indices, self.widths, strict=True)
             )
+            return fits and self.path(self._number(item)) == item
         return False
+
+    def _number(self, path: PathId) -> int:
+        if all(map(self.is_private, range(len(self.widths)))):
+            return path.indices[0]
+        number = 0
+        for level, (width, index) in enumerate(zip(self.widths, path.indices, strict=True)):
+            number = number if self.is_private(level) else number * width + index
+        return number

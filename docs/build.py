@@ -34,6 +34,8 @@ NOTES = {
     ".ci/run": "all checks, as CI runs them",
     "bootstrap/runs": "run files to start from",
     "docs/design.md": "what is built and why",
+    "docs/experiment.md": "DiPaCo against its controls, and the paper's claims one by one",
+    "docs/experiment/": "the plots of that page",
     "docs/log.md": "what was measured: figure, command, machine, date",
     "docs/protocol.md": "the wire, precisely enough for a second implementation",
     "docs/reference.md": "commands, exit codes, the run file",

@@ -23,6 +23,15 @@ from .status import Status
 REFRESH_S = 0.25
 PANEL_COLUMNS = 78
 """Fits the narrowest usual terminal; and beyond the frame there is room for the `^C` that a terminal echoes."""
+STATE_SOURCES = {
+    "start": "{path} begins with the inner state of the stage's start",
+    "ours": "{path} goes on from its inner state on this machine",
+    "fetched": "{path} goes on from its inner state, fetched from ...{peer}",
+    "older": "{path} goes on from an older inner state: nobody alive gave its newest",
+    "lost": "{path} begins with the inner state of the stage's start: nobody alive gave its newest",
+    "dropped": "{path} starts over: the inner state that was fetched is of no use",
+}
+"""By where the inner state of a path was found (states.py)."""
 STEPS_LINE_S = 10.0
 """A plain line about training at most this often."""
 
@@ -66,12 +75,13 @@ def panel(status: Status) -> Panel:
 
 
 def _rows(status: Status) -> list[tuple[str, str]]:
+    cut = ", cut short" if status.is_cut else ""
     last = f", the last for {status.last_receipt}" if status.last_receipt else ""
     return [
         ("doing", status.doing + (f" for {status.waits_for}" if status.waits_for else "")),
         ("path", str(status.path or "none")),
         ("leads", ", ".join(map(str, status.leads)) or "no module"),
-        ("round", f"{status.round} of {status.rounds}, step {status.step} of {status.steps}"),
+        ("round", f"{status.round} of {status.rounds}, step {status.step} of {status.steps}{cut}"),
         ("loss", "-" if status.loss is None else f"{status.loss:.3f} nats per token"),
         ("speed", f"{status.tokens_per_s:,.0f} tokens/s"),
         ("receipts", f"{status.receipts}{last}"),
@@ -118,7 +128,14 @@ def _print_event(event: dict[str, Any]) -> None:
         "released": lambda e: f"released {e['path']}",
         "receipt": lambda e: f"receipt for {e['module']} from version {e['base']}: {e['id'][:8]}",
         "refused": lambda e: f"refused: {e['module']}: {e['reason']}: {e['detail']}",
-        "round": lambda e: f"round {e['round']} of {e['path']} done: loss {e['loss']:.3f}, {e['seconds']:.1f} s",
+        "round": lambda e: (
+            f"round {e['round']} of {e['path']} done: loss {e['loss']:.3f}, {e['seconds']:.1f} s"
+            + (f", cut short after {e['steps']} steps" if e["is_cut"] else "")
+        ),
+        "state": lambda e: STATE_SOURCES[e["source"]].format(path=e["path"], peer=e["peer"][-6:]),
+        "failed": lambda e: f"{e['path']} cannot be trained here: {e['detail']}",
+        "scored": lambda e: f"scored {e['path']} for sharding {e['sharding']}",
+        "resharded": lambda e: f"{e['path']} goes on with its shard of sharding {e['sharding']}",
         "leads": lambda e: f"leads {e['module']} from version {e['version']}, term {e['term']}",
         "handed_over": lambda e: f"handed {e['module']} over to ...{e['to'][-6:]}",
         "version": lambda e: f"made {e['module']} version {e['version']} {e['digest'][:8]}",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.clock import Clock, SystemClock
-from dipaco_p2p.errors import DipacoError, IntegrityError
+from dipaco_p2p.errors import DipacoError, IntegrityError, SwarmError, WrongRun
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.archive import RemoteArchive
 from dipaco_p2p.runtime.console import log_to, on_signals
 from dipaco_p2p.runtime.history import History
-from dipaco_p2p.runtime.join import fetch_run, serve_manifest
+from dipaco_p2p.runtime.join import Stages, check_next_stage, fetch_stages
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.ownership import Ownership
 from dipaco_p2p.runtime.presence import Presence
@@ -25,6 +25,7 @@ from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.addresses import read_address
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.libp2p import open_libp2p
+from dipaco_p2p.swarm.scope import ScopedSwarm
 
 from .config import PeerConfig, torch_device
 from .display import show
@@ -34,6 +35,8 @@ from .volunteer import Volunteer
 TTL_MAX_S = 3600.0
 """Longest life of a record that this node keeps for others, before it knows the run's own."""
 CONNECT_TIMEOUT_S = 15.0
+NEXT_STAGE_S = 1.0
+"""Between two looks whether the next stage is open."""
 DAMAGED_HINT = "its holders' data is damaged or forged, not yours: tell whoever runs the coordinator, then join again"
 LOCKED_HINT = "one identity cannot be in two places: give this volunteer another --home, or end the other one"
 
@@ -66,54 +69,115 @@ async def _join(address: str, config: PeerConfig, *, expected_run: str | None, d
 
     try:
         seed = await swarm.connect(address, timeout_s=CONNECT_TIMEOUT_S)
-        run = await fetch_run(swarm, seed, expected=expected_run)
-        await take_part(run, swarm, config, device=device, verbose=verbose, dial=dial)
+        stages = await fetch_stages(swarm, seed, expected=expected_run)
+        tour = Tour(swarm, config, SystemClock(), device=device, verbose=verbose, dial=dial, coordinator=seed)
+        on_signals(tour.stop)
+        await tour.take_part(stages)
     except IntegrityError as error:
         raise IntegrityError(str(error), hint=error.hint or DAMAGED_HINT) from None
     finally:
         await swarm.close()
 
 
-async def take_part(run: Run, swarm: Swarm, config: PeerConfig, *, device: str, verbose: bool, dial: Dial) -> None:
-    """Build a volunteer on an open swarm and let it live; `dial` brings it back to the seed node if that was away."""
-    folder = config.run_folder(run.id)
-    clock = SystemClock()
-    store = Store(folder)
-    log_to(folder / "peer.log", verbose=verbose)
-    store.write_document("manifest", canonical_bytes(run.sealed.to_dict()))
-    history = History(folder / "history.jsonl", clock)
-    watch = Watch(run, swarm, clock)
-    uploads = Uploads(swarm, store, size_max=max(map(run.payload_bytes_max, run.topology.modules())))
-    node = Node(
-        run=run,
-        swarm=swarm,
-        store=store,
-        clock=clock,
-        watch=watch,
-        presence=Presence(run, swarm, clock, Heartbeat(owns=bool(swarm.addresses))),
-        history=history,
-        keep_upload=uploads.claim,
-    )
-    serve_store(swarm, store)
-    serve_manifest(swarm, run.sealed)
-    history.add("joined", run=run.id, peer=swarm.peer)
-    status = Status(run=run.name, peer=swarm.peer, rounds=run.config.rounds.rounds, steps=run.config.inner.steps)
-    status.paths = run.topology.path_count
-    await watch.refresh()
-    await withdraw_claims(watch, node.presence, swarm.peer)
-    volunteer: Volunteer | None = None
-    ownership = Ownership(
-        node, RemoteArchive(swarm, watch), may_take=lambda: volunteer is not None and volunteer.is_run_open()
-    )
-    volunteer = Volunteer(node, ownership, status, device=device, folder=folder)
-    on_signals(volunteer.stop)
-    rejoining = asyncio.create_task(keep_joined(watch, dial, clock, every_s=heartbeat_interval_s(run.config.liveness)))
-    try:
-        async with show(status, history):
-            await volunteer.run(grace_s=config.grace_s)
-    finally:
-        rejoining.cancel()
-        await asyncio.gather(rejoining, return_exceptions=True)
+class Tour:
+    """One volunteer's way through the stages of a run, on one open swarm."""
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        config: PeerConfig,
+        clock: Clock,
+        *,
+        device: str,
+        verbose: bool,
+        dial: Dial,
+        coordinator: PeerId,
+    ) -> None:
+        self._swarm = swarm
+        self._config = config
+        self._clock = clock
+        self._device = device
+        self._verbose = verbose
+        self._dial = dial
+        self._coordinator = coordinator
+        self._known = Stages(swarm)
+        self._volunteer: Volunteer | None = None
+        self._stopped = asyncio.Event()
+
+    async def take_part(self, stages: Sequence[Run]) -> None:
+        """Take part from the newest of `stages` on, until the run is complete or a signal says stop."""
+        for stage in stages:
+            self._known.add(stage)
+        run: Run | None = stages[-1]
+        while run is not None and await self._stage(run) and not run.is_last_stage:
+            run = await self._next(run)
+
+    def stop(self) -> None:
+        """Leave in good order."""
+        self._stopped.set()
+        if self._volunteer is not None:
+            self._volunteer.stop()
+
+    async def _stage(self, run: Run) -> bool:
+        """Take part in one stage; whether it is complete."""
+        folder, clock = self._config.run_folder(run.id), self._clock
+        store, swarm = Store(folder), ScopedSwarm(self._swarm, run.id)
+        log_to(folder / "peer.log", verbose=self._verbose)
+        store.write_document("manifest", canonical_bytes(run.sealed.to_dict()))
+        history = History(folder / "history.jsonl", clock)
+        watch = Watch(run, swarm, clock)
+        uploads = Uploads(swarm, store, size_max=max(map(run.payload_bytes_max, run.topology.modules())))
+        node = Node(
+            run=run,
+            swarm=swarm,
+            store=store,
+            clock=clock,
+            watch=watch,
+            presence=Presence(run, swarm, clock, Heartbeat(owns=bool(swarm.addresses))),
+            history=history,
+            keep_upload=uploads.claim,
+        )
+        serve_store(swarm, store)
+        history.add("joined", run=run.origin, stage=run.manifest.stage, peer=swarm.peer)
+        await watch.refresh()
+        await withdraw_claims(watch, node.presence, swarm.peer)
+        return await self._live(node)
+
+    async def _live(self, node: Node) -> bool:
+        run, steps = node.run, node.run.config.inner.steps
+        status = Status(run=run.name, peer=node.peer, rounds=run.config.rounds.rounds, steps=steps)
+        status.paths = run.topology.path_count
+        volunteer: Volunteer | None = None
+        ownership = Ownership(
+            node,
+            RemoteArchive(node.swarm, node.watch),
+            may_take=lambda: volunteer is not None and volunteer.is_run_open(),
+        )
+        volunteer = self._volunteer = Volunteer(node, ownership, status, device=self._device)
+        every_s = heartbeat_interval_s(run.config.liveness)
+        rejoining = asyncio.create_task(keep_joined(node.watch, self._dial, node.clock, every_s=every_s))
+        try:
+            async with show(status, node.history):
+                await volunteer.run(grace_s=self._config.grace_s)
+        finally:
+            rejoining.cancel()
+            await asyncio.gather(rejoining, return_exceptions=True)
+        return status.is_complete and not self._stopped.is_set()
+
+    async def _next(self, run: Run) -> Run | None:
+        """The stage after `run`, as soon as the coordinator has opened it; None after a stop."""
+        print("the warm-up is complete; waiting for the coordinator to open the grid", flush=True)
+        while not self._stopped.is_set():
+            with contextlib.suppress(SwarmError, WrongRun):
+                stages = await fetch_stages(self._swarm, self._coordinator, expected=run.origin)
+                if stages[-1].id != run.id:
+                    check_next_stage(run, stages[-1])
+                    self._known.add(stages[-1])
+                    return stages[-1]
+            with contextlib.suppress(DipacoError):
+                await self._dial()
+            await self._clock.sleep(NEXT_STAGE_S)
+        return None
 
 
 async def withdraw_claims(watch: Watch, presence: Presence, me: PeerId) -> None:

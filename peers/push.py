@@ -13,6 +13,7 @@ from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
 from dipaco_p2p.protocol.signing import PeerId, short
 from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Node
+from dipaco_p2p.runtime.shardings import attached
 from dipaco_p2p.runtime.transfer import send
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ async def _push_once(node: Node, leader: PeerId, sealed: Sealed[Contribution], p
     reply = await node.swarm.call(
         leader,
         "module.contribute",
-        {"contribution": sealed.to_dict()},
+        {"contribution": sealed.to_dict()} | attached(node, sealed.document.sharding),
         timeout_s=CALL_TIMEOUT_S,
         addresses=node.watch.addresses(leader),
     )

@@ -22,6 +22,8 @@ class Status:
     step: int = 0
     """Inner steps of this round."""
     steps: int = 0
+    is_cut: bool = False
+    """Whether the inner steps end early, for the push to be in time."""
     loss: float | None = None
     tokens_per_s: float = 0.0
     last_receipt: str = ""

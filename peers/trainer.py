@@ -1,32 +1,36 @@
 """Training one path on this machine: inner steps in a worker thread, outer gradients, and the path's own state.
 
-What stays with the path here, and is kept on disk between rounds: AdamW's moments, and per module the error that
-compression has not sent yet.
+The state goes with the path, not with the machine: AdamW's moments, and per module the error that compression has not
+sent yet. As one blob it is named in the path's contributions, so that whoever trains the path next goes on from it,
+with the same result to the bit. Batches depend on the path, the round and the part of the shard, never on who trains.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dipaco_p2p.core import codec
-from dipaco_p2p.core.compress import Compressed, compress, encode_compressed
+from dipaco_p2p.core.compress import compress, encode_compressed
 from dipaco_p2p.core.inner import InnerLoop, InnerResult, StepReport
 from dipaco_p2p.core.outer import outer_gradient
 from dipaco_p2p.core.shards import Shard
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import write_atomically
 from dipaco_p2p.topology import ModuleId, PathId
 
 Flat = NDArray[np.float32]
+
+RESIDUAL = "residual/"
+"""What the names of residuals begin with in a path's state; no parameter of a model has this name."""
+BYTES_A_VALUE = 12
+"""Of a path's state: two moments and a residual, in float32."""
+HEADER_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,39 +42,54 @@ class OuterGradient:
     residual: Flat
 
 
+def state_bytes_max(run: Run, path: PathId) -> int:
+    """Size of the largest state that a path can have, beyond which nobody fetches it."""
+    return BYTES_A_VALUE * sum(run.layout(module).size for module in path.modules()) + HEADER_BYTES_MAX
+
+
 class PathTrainer:
     """The inner loop of one path, and what it keeps between rounds."""
 
     def __init__(
-        self, run: Run, path: PathId, shard: Shard, *, optimizer: bytes, device: str, replica: int, folder: Path
+        self, run: Run, path: PathId, shard: Shard, *, sharding: int = 0, optimizer: bytes, device: str
     ) -> None:
+        """`shard` is of the sharding with that number; `optimizer` is AdamW's state when nobody has trained the path
+        yet: raises IntegrityError if it is none."""
         config = run.config
         self.path = path
+        self.sharding = sharding
+        """The number of the sharding that the present shard belongs to."""
         self._run = run
         self._shard = shard
-        # Replicas of a path draw other batches, else the second would add nothing.
-        seed = (config.seed * 1_000_003 + run.topology.number(path) * 7919 + replica) % 2**31
-        self._loop = InnerLoop(config.inner, config.total_steps, config.model, device=device, seed=seed)
+        seed = (config.seed * 1_000_003 + run.topology.number(path) * 7919) % 2**31
+        self._loop = InnerLoop(config.inner, run.total_steps, config.model, device=device, seed=seed)
         self._residuals: dict[ModuleId, Flat] = {}
-        self._folder = folder
-        self._loop.load_state(optimizer)
-        self._load()
+        self._optimizer = optimizer
+        self.start_over()
 
     async def train(
-        self, flats: Sequence[Flat], *, round_number: int, on_step: Callable[[StepReport], bool]
+        self,
+        flats: Sequence[Flat],
+        *,
+        round_number: int,
+        replica: tuple[int, int],
+        on_step: Callable[[StepReport], bool],
     ) -> InnerResult:
-        """tau inner steps from these modules; fewer if `on_step` says so. Raises DipacoError if training diverges."""
-        steps = self._run.config.inner.steps
-        first_step = self._run.config.pretrain_steps + round_number * steps
-        return await asyncio.to_thread(
-            self._loop.run, flats, self._shard, first_step=first_step, steps=steps, on_step=on_step
-        )
+        """tau inner steps from these modules on the shard's part of `replica`, a place among so many; fewer if
+        `on_step` says so. Raises DipacoError if training diverges."""
+        steps, first_step = self._run.config.inner.steps, self._run.first_step(round_number)
+        part = self._shard.part(*replica)
+        return await asyncio.to_thread(self._loop.run, flats, part, first_step=first_step, steps=steps, on_step=on_step)
+
+    def use_shard(self, shard: Shard, sharding: int) -> None:
+        """Train on another shard from the next round on."""
+        self._shard, self.sharding = shard, sharding
 
     def outer_gradients(self, before: Sequence[Flat], after: Sequence[Flat]) -> list[OuterGradient]:
         """Per module: before minus after plus what was not sent yet, compressed."""
         made = []
         for module, old, new in zip(self.path.modules(), before, after, strict=True):
-            compressed, residual = self._compress(module, outer_gradient(old, new))
+            compressed, residual = compress(outer_gradient(old, new), self._residuals.get(module))
             made.append(OuterGradient(module=module, payload=encode_compressed(compressed), residual=residual))
         return made
 
@@ -78,29 +97,34 @@ class PathTrainer:
         """The leader has it: from now on only its compression error is owed."""
         self._residuals[sent.module] = sent.residual
 
-    def save(self) -> None:
-        """Keep the path's state on disk."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._file("inner"), self._loop.state_bytes())
-        write_atomically(self._file("residuals"), codec.encode({str(m): r for m, r in self._residuals.items()}))
+    def state_bytes(self, sent: Sequence[OuterGradient] = ()) -> bytes:
+        """The path's state, as it is when the leaders have taken `sent`."""
+        residuals = self._residuals | {gradient.module: gradient.residual for gradient in sent}
+        moments, _ = codec.decode(self._loop.state_bytes())
+        return codec.encode(moments | {f"{RESIDUAL}{module}": values for module, values in residuals.items()})
 
-    def _compress(self, module: ModuleId, gradient: Flat) -> tuple[Compressed, Flat]:
-        return compress(gradient, self._residuals.get(module))
+    def load_state(self, data: bytes) -> None:
+        """Go on from `state_bytes`, perhaps another volunteer's; raises IntegrityError, and then nothing has changed.
 
-    def _load(self) -> None:
-        """What is damaged is left behind, at little cost: the warm-up's moments do, and nothing is owed."""
-        with contextlib.suppress(IntegrityError, FileNotFoundError):
-            self._loop.load_state(self._file("inner").read_bytes())
-        with contextlib.suppress(IntegrityError, FileNotFoundError):
-            tensors, _ = codec.decode(self._file("residuals").read_bytes())
-            for module in self.path.modules():
-                residual = tensors.get(str(module))
-                if residual is not None and self._fits(residual, module):
-                    self._residuals[module] = residual
+        A state that is well-formed may still be a lie. It spoils what this path contributes, within the bounds of
+        admission, and nothing else; `start_over` is the cure.
+        """
+        tensors, _ = codec.decode(data)
+        residuals = {}
+        for module in self.path.modules():
+            residual = tensors.pop(f"{RESIDUAL}{module}", None)
+            if residual is not None:
+                residuals[module] = self._checked(residual, module)
+        self._loop.load_state(codec.encode(tensors))
+        self._residuals = residuals
 
-    def _fits(self, residual: NDArray[Any], module: ModuleId) -> bool:
+    def start_over(self) -> None:
+        """As if nobody had trained the path yet: the moments of the stage's start, nothing owed."""
+        self._loop.load_state(self._optimizer)
+        self._residuals = {}
+
+    def _checked(self, residual: NDArray[Any], module: ModuleId) -> Flat:
         size = self._run.layout(module).size
-        return residual.dtype == np.float32 and residual.shape == (size,) and bool(np.isfinite(residual).all())
-
-    def _file(self, kind: str) -> Path:
-        return self._folder / f"{self.path}.{kind}.safetensors"
+        if residual.dtype != np.float32 or residual.shape != (size,) or not np.isfinite(residual).all():
+            raise IntegrityError(f"the residual of {module} in a path's state is not {size} finite float32 values")
+        return residual

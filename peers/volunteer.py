@@ -11,27 +11,29 @@ import contextlib
 import logging
 import time
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.core.inner import InnerResult, StepReport
-from dipaco_p2p.core.shards import Shard, decode_shard
-from dipaco_p2p.errors import Refused, SwarmError
+from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, SwarmError
+from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.claims import ClaimEvent
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion
+from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import heartbeat_interval_s
-from dipaco_p2p.protocol.signing import short
 from dipaco_p2p.runtime.modules import ModuleReader
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.ownership import Ownership
-from dipaco_p2p.runtime.tasks import keep_going
-from dipaco_p2p.runtime.transfer import fetch
+from dipaco_p2p.runtime.tasks import done_or_later, keep_going
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .claiming import Claiming
-from .push import push
+from .contribute import Contributor
+from .pace import Pace
+from .scoring import Scoring
+from .states import PathStates
 from .status import Status
-from .trainer import Flat, OuterGradient, PathTrainer
+from .supplies import Supplies
+from .tenure import Tenure
+from .trainer import Flat, PathTrainer
 
 log = logging.getLogger(__name__)
 
@@ -43,19 +45,32 @@ STEPS_SHARE_MIN = 0.1
 class Volunteer:
     """One volunteer in one run; `run` returns when the run is complete or after `stop`."""
 
-    def __init__(self, node: Node, ownership: Ownership, status: Status, *, device: str, folder: Path) -> None:
+    def __init__(self, node: Node, ownership: Ownership, status: Status, *, device: str) -> None:
         self._node = node
         self._ownership = ownership
         self._status = status
         self._device = device
-        self._paths_folder = folder / "paths"
-        self._claiming = Claiming(node, self._paths_folder)
+        self._states = PathStates(node)
+        self._supplies = Supplies(node, on_wait=lambda: self._say("waiting", waits_for="the seed node"))
+        self._contributor = Contributor(node, self._states, status)
+        self._claiming = Claiming(node, self._states, is_ready=self._is_ready)
+        self._scoring = Scoring(node, device=device)
+        self._pace = Pace(node.run.config.rounds.deadline_s)
+        self._look_every_s = heartbeat_interval_s(node.run.config.liveness) / 2
         self._is_stopping = False
         self._is_working = False
         """While training or pushing: a stop then finishes what was begun; otherwise it interrupts at once."""
         self._work: asyncio.Task[None] | None = None
         self._readers: dict[ModuleId, ModuleReader] = {}
-        self._round_seconds: list[float] = []
+        self._broken: set[PathId] = set()
+        """Paths whose training failed here."""
+        self._has_begun = False
+        self._freed_s: float | None = None
+        """When the last push ended, while this round goes on: the deadline counts from there for the next path."""
+        self._rounds_done = 0
+        self._first_round: tuple[int, float] | None = None
+        """The first round that we trained, and when it began."""
+        self._statistics = node.swarm.statistics()
 
     async def run(self, *, grace_s: float) -> None:
         """Take part until the run is complete or `stop`; then leave in good order."""
@@ -88,12 +103,14 @@ class Volunteer:
                 path = self._status.path = await self._claiming.claim()
                 if path is not None:
                     await self._wait_start()
-                    await self._train_path(path)
+                    await self._release(await self._train_path(path))
             else:
                 self._say("standing by", waits_for="the last rounds of other paths")
                 await self._node.clock.sleep(STAND_BY_S)
         while not self._is_stopping and not self._ownership.is_complete:
             await self._node.clock.sleep(STAND_BY_S)
+        if not self._is_stopping:
+            await self._scoring.at_the_end(say=self._say_scoring)
         self._status.is_complete = not self._is_stopping
 
     async def _wait_start(self) -> None:
@@ -104,61 +121,99 @@ class Volunteer:
             self._say("waiting", waits_for=f"{needed} paths to be claimed; {covered} are")
             await self._node.clock.sleep(STAND_BY_S)
             await watch.refresh()
+        self._has_begun = True
 
-    async def _train_path(self, path: PathId) -> None:
-        """Round after round, until the path is complete or somebody else should have it."""
-        shard = await self._fetch_shard(path)
-        trainer = PathTrainer(
-            self._node.run,
-            path,
-            shard,
-            optimizer=await self._fetch_from_seed(self._node.run.manifest.optimizer),
-            device=self._device,
-            replica=self._claiming.replica(path),
-            folder=self._paths_folder,
-        )
-        readers = [self._reader(module) for module in path.modules()]
+    async def _train_path(self, path: PathId) -> ClaimEvent:
+        """Round after round, until the path is complete or another one needs us more; why it is released."""
+        try:
+            tenure = await self._begin(path)
+            while not self._is_stopping and not tenure.is_complete:
+                if tenure.standing.is_due:
+                    await self._route(tenure)
+                    await self._round(tenure)
+                self._claiming.note_round(tenure.standing.progress)
+                if not self._is_stopping and (event := await self._wait_turn(tenure)) is not None:
+                    return event
+        except SwarmError as error:
+            log.info("%s cannot be trained here now: %s", path, error)
+        except DipacoError as error:
+            self._give_up(path, error)
+        return ClaimEvent.YIELDED
+
+    async def _begin(self, path: PathId) -> Tenure:
+        """Everything that training the path needs, but its inner state."""
+        run, watch = self._node.run, self._node.watch
+        self._say("fetching its shard")
+        shard, sharding = await self._supplies.newest_shard(path, run.sharding_at(watch.round(path)))
+        optimizer = await self._supplies.optimizer()
+        trainer = PathTrainer(run, path, shard, sharding=sharding, optimizer=optimizer, device=self._device)
         self._say("fetching modules")
+        readers = [self._readers.setdefault(module, ModuleReader(self._node, module)) for module in path.modules()]
+        await watch.read_rounds(path.modules())  # before the versions, so that these are not older
         await asyncio.gather(*(reader.sync() for reader in readers))
-        while not self._is_stopping and not all(reader.is_complete for reader in readers):
-            await self._round(trainer, readers)
-            if await self._claiming.is_needed_elsewhere(path):
-                break
-        await self._release(ClaimEvent.YIELDED)
+        tenure = Tenure(trainer, readers, rounds=run.config.rounds.rounds)
+        is_alone = self._claiming.replica(path)[1] == 1
+        tenure.begin(watch.rounds, me=self._node.peer, is_alone=is_alone, from_round=self._claiming.round)
+        return tenure
 
-    async def _round(self, trainer: PathTrainer, readers: list[ModuleReader]) -> None:
-        """Inner steps, outer gradients, pushes, and the wait for the next versions."""
-        began_s, before = time.monotonic(), self._node.swarm.statistics()
-        self._is_working = True
-        flats = [reader.params for reader in readers if reader.params is not None]
-        bases = [reader.version for reader in readers]
-        result = await self._inner_steps(trainer, flats, round_number=min(base.version for base in bases))
-        if result.steps_done >= STEPS_SHARE_MIN * self._node.run.config.inner.steps:
-            gradients = await asyncio.to_thread(trainer.outer_gradients, flats, result.flats)
-            await asyncio.gather(*map(self._push, [trainer] * len(bases), gradients, bases, [result] * len(bases)))
-            await asyncio.to_thread(trainer.save)
+    async def _route(self, tenure: Tenure) -> None:
+        """Before a round: score a path if that is wanted, and move to the shard that holds from here on."""
+        progress, trainer = tenure.standing.progress, tenure.trainer
+        await self._scoring.between_rounds(tenure.path, round_number=progress, say=self._say_scoring)
+        sharding = self._node.run.sharding_at(progress)
+        if sharding != trainer.sharding:
+            try:
+                trainer.use_shard(await self._supplies.shard(tenure.path, sharding), sharding)
+                self._node.history.add("resharded", path=str(tenure.path), sharding=sharding)
+            except SwarmError as error:
+                log.info("%s stays on the shard it has: %s", tenure.path, error)
+
+    async def _round(self, tenure: Tenure) -> None:
+        """Inner steps, outer gradients, pushes."""
+        if not tenure.is_restored:
+            self._say("fetching its inner state")
+            tenure.is_foreign_state = await self._states.restore(tenure.trainer, tenure.shares)
+            tenure.is_restored = True
+        began_s, self._is_working = self._node.clock.now_s(), True
+        flats, bases, round_number = tenure.params, tenure.bases, tenure.standing.progress
+        try:
+            result = await self._inner_steps(tenure, flats, round_number=round_number)
+        except DipacoError as error:
+            self._is_working = False
+            if not tenure.is_foreign_state:
+                raise
+            self._start_over(tenure, str(error))
+            return
+        if not self._is_stopping or result.steps_done >= STEPS_SHARE_MIN * self._node.run.config.inner.steps:
+            await self._contribute(tenure, flats, bases, result)
+        tenure.contributed(bases)
         self._is_working = False
-        if not self._is_stopping:
-            await self._wait_next(readers, [base.version for base in bases])
-        after = self._node.swarm.statistics()
-        self._round_seconds.append(time.monotonic() - began_s)
-        self._node.history.add(
-            "round",
-            path=str(trainer.path),
-            round=min(base.version for base in bases),
-            steps=result.steps_done,
-            tokens=result.tokens,
-            loss=result.loss,
-            seconds=self._round_seconds[-1],
-            bytes_pushed=after.bytes_sent - before.bytes_sent,
-            bytes_pulled=after.bytes_received - before.bytes_received,
-        )
+        self._note_round(tenure.path, round_number, result, seconds=self._node.clock.now_s() - began_s)
+
+    async def _wait_turn(self, tenure: Tenure) -> ClaimEvent | None:
+        """Until the path can be trained (again): None. Or until another one needs us more: why."""
+        waiting = asyncio.ensure_future(tenure.wait_due(self._say_late))
+        try:
+            await self._node.watch.read_claims()
+            while not waiting.done():
+                event = await self._claiming.should_move(tenure.path, tenure.standing)
+                if event is not None:
+                    return event
+                await done_or_later(waiting, self._node.clock, self._look_every_s)
+            await waiting
+            self._freed_s = None
+            return None
+        finally:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
 
     # -- its parts
 
-    async def _inner_steps(self, trainer: PathTrainer, flats: list[Flat], *, round_number: int) -> InnerResult:
-        status, began_s = self._status, time.monotonic()
-        status.round, status.step = round_number, 0
+    async def _inner_steps(self, tenure: Tenure, flats: list[Flat], *, round_number: int) -> InnerResult:
+        """As many as the run wants, or as the time until the deadline allows; one at least."""
+        status, clock, began_s, began_at_s = self._status, self._node.clock, time.monotonic(), self._node.clock.now_s()
+        training_s = self._pace.training_s(spent_s=0.0 if self._freed_s is None else began_at_s - self._freed_s)
+        status.round, status.step, status.is_cut = round_number, 0, False
         self._estimate_end(round_number)
         self._say("training")
         tokens = 0
@@ -168,75 +223,45 @@ class Volunteer:
             tokens += report.tokens
             status.step, status.loss = status.step + 1, report.loss
             status.tokens_per_s = tokens / max(time.monotonic() - began_s, 1e-9)
-            return not self._is_stopping
+            elapsed_s = clock.now_s() - began_at_s
+            status.is_cut = not self._pace.has_time(status.step, elapsed_s=elapsed_s, training_s=training_s)
+            return not self._is_stopping and not status.is_cut
 
-        result = await trainer.train(flats, round_number=round_number, on_step=on_step)
+        replica = self._claiming.replica(tenure.path)
+        result = await tenure.trainer.train(flats, round_number=round_number, replica=replica, on_step=on_step)
+        status.is_cut = status.is_cut and result.steps_done < self._node.run.config.inner.steps
         self._node.presence.note(round=round_number, tokens_per_s=round(status.tokens_per_s, 1))
         return result
 
-    async def _push(
-        self, trainer: PathTrainer, gradient: OuterGradient, base: ModuleVersion, result: InnerResult
+    async def _contribute(
+        self, tenure: Tenure, flats: list[Flat], bases: list[ModuleVersion], result: InnerResult
     ) -> None:
-        """One module's outer gradient to its leader; a refusal is noted, and the round goes on."""
-        if base.version >= self._node.run.config.rounds.rounds:
-            return
-        self._say("pushing", waits_for=f"receipts from the leaders of {trainer.path}")
-        contribution = Contribution(
-            run=self._node.run.id,
-            module=gradient.module,
-            path=trainer.path,
-            base_version=base.version,
-            base_digest=base.digest,
-            payload=BlobRef.of(gradient.payload),
-            steps=result.steps_done,
-            tokens=result.tokens,
-            loss=result.loss,
-            author=self._node.peer,
-        )
-        facts = {"module": str(gradient.module), "path": str(trainer.path), "base": base.version}
-        try:
-            receipt = await push(self._node, contribution, gradient.payload)
-        except Refused as refused:
-            log.warning("%s refused our contribution: %s", gradient.module, refused)
-            self._node.history.add("refused", reason=refused.reason, detail=str(refused), **facts)
-            return
-        trainer.keep(gradient)
-        self._status.receipts += 1
-        leader = short(receipt.document.author)
-        self._status.last_receipt = f"{gradient.module} round {receipt.document.round} from ...{leader}"
-        holders = [str(peer) for peer in receipt.document.holders]
-        self._node.history.add("receipt", id=receipt.document.contribution, holders=holders, **facts)
+        began_s = self._node.clock.now_s()
+        self._say("pushing", waits_for=f"receipts from the leaders of {tenure.path}")
+        reasons = await self._contributor.contribute(tenure, flats, bases, result)
+        self._freed_s = self._node.clock.now_s()
+        self._pace.pushed(self._freed_s - began_s)
+        if tenure.is_foreign_state and Reason.NORM in reasons:
+            self._start_over(tenure, "what came of it was refused")
+        tenure.is_foreign_state = False
 
-    async def _wait_next(self, readers: list[ModuleReader], bases: list[int]) -> None:
-        late = {reader.module for reader in readers}
+    def _start_over(self, tenure: Tenure, why: str) -> None:
+        """Another volunteer's state of the path was well-formed, and of no use: it must not stop us."""
+        log.warning("%s starts over, without the inner state that was fetched: %s", tenure.path, why)
+        tenure.trainer.start_over()
+        tenure.is_foreign_state = False
+        self._node.history.add("state", path=str(tenure.path), source="dropped", peer="")
 
-        async def wait(reader: ModuleReader, base: int) -> None:
-            await reader.sync(after=base)
-            late.discard(reader.module)
-            if late:
-                self._say("waiting", waits_for="the next version of " + ", ".join(map(str, sorted(late))))
-
-        self._say("waiting", waits_for="the next version of " + ", ".join(map(str, sorted(late))))
-        await asyncio.gather(*map(wait, readers, bases))
-
-    async def _fetch_shard(self, path: PathId) -> Shard:
-        ref = self._node.run.shard(path)
-        self._say("fetching its shard")
-        data = await self._fetch_from_seed(ref.blob)
-        model = self._node.run.config.model
-        return decode_shard(data, vocab_size=model.vocab_size, context=model.context)
-
-    async def _fetch_from_seed(self, ref: BlobRef) -> bytes:
-        """A blob that only the seed node has; kept here. Waits while no seed node gives it; raises IntegrityError when
-        all that answer give other bytes, for which waiting is no cure."""
-        while True:
-            try:
-                return await fetch(self._node, ref, holders=self._node.watch.seeds(), keep=True)
-            except SwarmError as error:
-                log.info("no seed node gave %s: %s", ref.digest[:8], error)
-                self._say("waiting", waits_for="the seed node")
-            await self._node.clock.sleep(STAND_BY_S)
-            await self._node.watch.read_peers()
+    def _give_up(self, path: PathId, error: DipacoError) -> None:
+        """A path that cannot be trained is left alone, if there are others; raises `error` otherwise."""
+        self._is_working = False
+        if isinstance(error, EnvironmentUnfit) or not self._rounds_done:
+            raise error
+        self._broken.add(path)
+        self._node.history.add("failed", path=str(path), detail=str(error))
+        log.error("%s cannot be trained here: %s", path, error)
+        if self._broken >= self._claiming.unfinished().keys():
+            raise error
 
     async def _release(self, event: ClaimEvent) -> None:
         await self._claiming.release(event)
@@ -258,6 +283,8 @@ class Volunteer:
 
     def is_run_open(self) -> bool:
         """Whether the first round may start, or has."""
+        if self._has_begun:  # who goes from path to path leaves some without a claim
+            return True
         watch, needed = self._node.watch, self._node.run.config.rounds.min_paths
         covered = sum(bool(claims) for claims in watch.claims.values())
         return covered >= needed or any(head.version for heads in watch.heads.values() for head in heads.values())
@@ -265,7 +292,11 @@ class Volunteer:
     def _has_work(self) -> bool:
         """At first any unfinished path; once we have finished one, only a path that nobody trains."""
         unfinished = self._claiming.unfinished()
-        return bool(unfinished) and (not self._round_seconds or any(not claims for claims in unfinished.values()))
+        return bool(unfinished) and (not self._rounds_done or any(not claims for claims in unfinished.values()))
+
+    def _is_ready(self, path: PathId) -> bool:
+        """Whether we could train `path` now: its shard is here, or there is somebody to ask for it."""
+        return path not in self._broken and (self._supplies.has(path) or bool(self._node.watch.seeds()))
 
     def _is_run_complete(self) -> bool:
         last = self._node.run.config.rounds.rounds
@@ -282,15 +313,36 @@ class Volunteer:
             status.peers_alive = len(watch.heartbeats)
             status.paths_covered = sum(bool(claims) for claims in watch.claims.values())
             status.leads = self._ownership.modules
-            await self._node.clock.sleep(heartbeat_interval_s(self._node.run.config.liveness) / 2)
+            await self._node.clock.sleep(self._look_every_s)
 
-    def _reader(self, module: ModuleId) -> ModuleReader:
-        return self._readers.setdefault(module, ModuleReader(self._node, module))
+    def _note_round(self, path: PathId, round_number: int, result: InnerResult, *, seconds: float) -> None:
+        before, after = self._statistics, self._node.swarm.statistics()
+        self._statistics = after
+        self._rounds_done += 1
+        self._node.history.add(
+            "round",
+            path=str(path),
+            round=round_number,
+            steps=result.steps_done,
+            is_cut=self._status.is_cut,
+            tokens=result.tokens,
+            loss=result.loss,
+            seconds=seconds,
+            bytes_pushed=after.bytes_sent - before.bytes_sent,
+            bytes_pulled=after.bytes_received - before.bytes_received,
+        )
 
     def _estimate_end(self, round_number: int) -> None:
-        if self._round_seconds:
-            recent = self._round_seconds[-3:]
-            self._status.eta_s = (self._status.rounds - round_number) * sum(recent) / len(recent)
+        now_s = self._node.clock.now_s()
+        first, began_s = self._first_round = self._first_round or (round_number, now_s)
+        if round_number > first:
+            self._status.eta_s = (self._status.rounds - round_number) * (now_s - began_s) / (round_number - first)
+
+    def _say_late(self, modules: list[ModuleId]) -> None:
+        self._say("waiting", waits_for="the next version of " + ", ".join(map(str, sorted(modules))))
+
+    def _say_scoring(self, path: PathId) -> None:
+        self._say("scoring", waits_for=f"the next router: how well {path} predicts")
 
     def _say(self, doing: str, *, waits_for: str = "") -> None:
         if self._is_stopping and doing not in ("finishing", "leaving", "pushing"):

@@ -1,6 +1,10 @@
-"""Loss of paths on sequences; the first 32 tokens route a document and count for no method.
+"""Evaluation: the loss of each sequence under the path, or paths, that a way of routing gives it; and how sure it is.
 
-Source: DiPaCo (arXiv 2403.10616) section 2.4.
+Rule 1: the first 32 tokens route a document and count for no method.
+Rule 2: documents are drawn independently, tokens are not: the interval of a loss is a bootstrap over documents.
+Sources: DiPaCo (arXiv 2403.10616) sections 2.4 and 2.4.3; Efron, Tibshirani, An Introduction to the Bootstrap, 13.3.
+
+n sequences, J windows, P paths; a table of scores is (n, J, P), from `window_nats` of every path.
 """
 
 from __future__ import annotations
@@ -11,20 +15,28 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..config import PREFIX_TOKENS, ModelConfig
 from .arrays import Array, Floats
-from .head_loss import head_nats
 from .model import PathModel, load_modules
+from .scores import WINDOW, Doubles, window_nats
+
+RESAMPLES = 1000
+RESAMPLES_AT_ONCE = 50
+"""Rows of drawn counts in memory at a time: 20 MB at 50,000 documents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """A sum of losses and the number of tokens it is over."""
+    """A sum of losses, and the tokens and bytes of text that it is over."""
 
     nats_total: float
     tokens: int
+    bytes: int | None = None
+    """Bytes (UTF-8) of the counted targets, where they are known."""
+    low: float | None = None
+    high: float | None = None
+    """The 95 % interval of `loss`; None where nobody asked, or where there are fewer than two documents."""
 
     @property
     def loss(self) -> float:
@@ -35,25 +47,21 @@ class Evaluation:
     def perplexity(self) -> float:
         return math.exp(self.loss)
 
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Bits per byte of text, which no choice of tokens changes; None where the bytes are not known."""
+        return self.nats_total / math.log(2) / self.bytes if self.bytes else None
+
 
 def counted_tokens(context: int) -> int:
     """Targets that count in a sequence of `context` tokens."""
     return max(context - PREFIX_TOKENS, 0)
 
 
-@torch.no_grad()
-def losses(model: PathModel, sequences: Array, *, batch: int = 32) -> npt.NDArray[np.float64]:
+def losses(model: PathModel, sequences: Array, *, batch: int = 32) -> Doubles:
     """Summed loss in nats of each of `sequences` (n, context), over the targets at positions 32 and on."""
-    device = next(model.parameters()).device
-    totals = np.zeros(len(sequences), dtype=np.float64)
-    for start in range(0, len(sequences), batch):
-        tokens_BT = torch.from_numpy(sequences[start : start + batch].astype(np.int64)).to(device)
-        # The hidden state at position t is about the token at t + 1; the others need no logits.
-        normed_BTD = model.model.norm(model.hidden(tokens_BT)[:, PREFIX_TOKENS - 1 : -1])
-        targets_BT = tokens_BT[:, PREFIX_TOKENS:]
-        nats = head_nats(normed_BTD.flatten(0, 1), model.head_weight, targets_BT.flatten())
-        totals[start : start + batch] = nats.view(targets_BT.shape).double().sum(dim=1).cpu().numpy()
-    return totals
+    nats: Doubles = window_nats(model, sequences, batch=batch).sum(axis=1)
+    return nats
 
 
 def evaluate_routed(
@@ -70,3 +78,70 @@ def evaluate_routed(
         load_modules(model, paths(number))
         nats += losses(model, sequences[assignment == number]).tolist()
     return Evaluation(nats_total=math.fsum(nats), tokens=len(sequences) * counted_tokens(sequences.shape[1]))
+
+
+def routed_once(table: Doubles, assignment: Array) -> Doubles:
+    """Nats (n,) of each sequence if the path `assignment` (n,) reads all of it; table (n, J, P)."""
+    return rerouted(table, np.repeat(assignment[:, None], table.shape[1], axis=1))
+
+
+def rerouted(table: Doubles, choices: Array) -> Doubles:
+    """Nats (n,) of each sequence if window j is read by the path `choices[:, j]`; table (n, J, P), choices (n, J).
+
+    A path that takes over at a window has read everything before it, as the table's own scores have.
+    """
+    assert table.shape[:2] == choices.shape, (table.shape, choices.shape)
+    nats: Doubles = np.take_along_axis(table, choices[:, :, None].astype(np.int64), axis=2).sum(axis=(1, 2))
+    return nats
+
+
+def held(choices: Array, *, every: int) -> Array:
+    """The choices (n, J) of a router that is asked at every window but heeded only each `every` tokens.
+
+    `every` is a multiple of the window.
+    """
+    assert every >= WINDOW and every % WINDOW == 0, every
+    windows = np.arange(choices.shape[1])
+    return choices[:, windows - windows % (every // WINDOW)]
+
+
+def oracle_once(table: Doubles) -> Doubles:
+    """Nats (n,) of each sequence under the one path that reads it best: no router can do better with one path."""
+    nats: Doubles = table.sum(axis=1).min(axis=1)
+    return nats
+
+
+def summarise(
+    nats: Doubles, *, tokens: int, bytes: npt.NDArray[np.int64] | None, documents: Array, seed: int
+) -> Evaluation:
+    """The evaluation of sequences with the losses `nats` (n,).
+
+    `tokens` counted in each sequence; `bytes` (n,) of text in those tokens, if known; `documents` (n,) names the
+    document of each sequence (any integers).
+    """
+    assert len(nats) == len(documents) and len(nats), (len(nats), len(documents))
+    low, high = _interval(nats, tokens, documents, seed)
+    return Evaluation(
+        nats_total=math.fsum(nats.tolist()),
+        tokens=len(nats) * tokens,
+        bytes=None if bytes is None else int(bytes.sum()),
+        low=low,
+        high=high,
+    )
+
+
+def _interval(nats: Doubles, tokens: int, documents: Array, seed: int) -> tuple[float | None, float | None]:
+    """The 2.5 % and 97.5 % quantiles of nats per token over resamples of whole documents."""
+    _, place = np.unique(documents, return_inverse=True)
+    nats_by_document = np.bincount(place, weights=nats)
+    tokens_by_document = np.bincount(place) * tokens
+    count = len(nats_by_document)
+    if count < 2:
+        return None, None
+    generator = np.random.default_rng(seed)
+    resampled = []
+    for _ in range(RESAMPLES // RESAMPLES_AT_ONCE):
+        drawn = generator.multinomial(count, np.full(count, 1 / count), size=RESAMPLES_AT_ONCE)
+        resampled.append(drawn @ nats_by_document / (drawn @ tokens_by_document))
+    low, high = np.quantile(np.concatenate(resampled), [0.025, 0.975])
+    return float(low), float(high)

@@ -21,6 +21,7 @@ from torch import nn
 from ..config import InnerConfig, ModelConfig
 from ..errors import DipacoError
 from .arrays import Floats
+from .fast import training_loss
 from .inner_state import InnerState
 from .model import PathModel, load_modules, read_module
 from .shards import Shard, batch
@@ -64,12 +65,15 @@ class InnerLoop:
         device: str | torch.device,
         seed: int,
         eight_bit: bool | None = None,
+        fast: bool = False,
     ) -> None:
+        """`fast` trains with core/fast.py: quicker on a CPU, but not to the bit what others would compute."""
         self._config = config
         self._total_steps = total_steps
         self._seed = seed
         self._model = PathModel(model).to(device)
         self._optimizer = make_optimizer(self._model, config, eight_bit=eight_bit)
+        self._loss = training_loss(fast=fast)
 
     def run(
         self,
@@ -112,7 +116,7 @@ class InnerLoop:
             group["lr"] = lr
         device = next(self._model.parameters()).device
         tokens_BT = batch(shard, seed=self._seed, step=step, size=self._config.batch).to(device)
-        loss = self._model.loss(tokens_BT)
+        loss = self._loss(self._model, tokens_BT)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         grad_norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), self._config.clip))

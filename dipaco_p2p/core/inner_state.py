@@ -25,6 +25,7 @@ BLOCKSIZE = 256
 """Values that share a scale in bitsandbytes' 8-bit optimizers."""
 MOMENTS = {"state1": "exp_avg", "state2": "exp_avg_sq"}
 """What bitsandbytes calls the moments, and what torch and we call them."""
+KINDS = ("step", *MOMENTS.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,18 +48,14 @@ class InnerState:
         """The inverse of `to_bytes`; raises IntegrityError if it is not a state of `model`'s parameters."""
         values, _ = decode(data)
         parameters = dict(model.named_parameters())
-        seen = set()
         for key, value in values.items():
-            name = key.split(SEPARATOR)[0]
-            if name not in parameters:
+            name, _, kind = key.partition(SEPARATOR)
+            if name not in parameters or kind not in KINDS:
                 raise IntegrityError(f"an optimizer state of another model: it has {ascii(key)[:80]}")
-            if key.endswith(("/exp_avg", "/exp_avg_sq")) and value.shape != tuple(parameters[name].shape):
-                raise IntegrityError(f"`{key}` of an optimizer state has the shape {value.shape}")
-            if value.dtype == np.float32 and not np.isfinite(value).all():
-                raise IntegrityError(f"`{key}` of an optimizer state is not finite")
-            seen.add(name)
-        if seen and seen != parameters.keys():
-            raise IntegrityError(f"an optimizer state without `{min(parameters.keys() - seen)}`")
+            _check(value, kind, key, shape=tuple(parameters[name].shape))
+        missing = {name + SEPARATOR + kind for name in parameters for kind in KINDS} - values.keys()
+        if values and missing:
+            raise IntegrityError(f"an optimizer state without `{min(missing)}`")
         return cls(values=values)
 
     def to_bytes(self) -> bytes:
@@ -71,7 +68,7 @@ class InnerState:
             id(p): (g, i) for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])
         }
         for name, parameter in model.named_parameters():
-            fields = {key: self.values.get(name + SEPARATOR + key) for key in ("step", *MOMENTS.values())}
+            fields = {kind: self.values.get(name + SEPARATOR + kind) for kind in KINDS}
             if any(value is None for value in fields.values()):
                 continue
             step, *moments = (torch.from_numpy(np.array(value)) for value in fields.values())
@@ -85,10 +82,24 @@ class InnerState:
                 optimizer.state[parameter] = {"step": step.float().to(device), **state}
 
 
+def _check(value: Array, kind: str, key: str, *, shape: tuple[int, ...]) -> None:
+    """Raise IntegrityError for what no AdamW leaves behind: the state may come from another volunteer."""
+    if kind == "step":
+        if value.dtype != np.int64 or value.shape or value < 0:
+            raise IntegrityError(f"`{key}` of an optimizer state is no count of steps")
+        return
+    if value.dtype != np.float32 or value.shape != shape:
+        raise IntegrityError(f"`{key}` of an optimizer state has the shape {value.shape} of {value.dtype}")
+    if not np.isfinite(value).all():
+        raise IntegrityError(f"`{key}` of an optimizer state is not finite")
+    if kind == "exp_avg_sq" and (value < 0).any():
+        raise IntegrityError(f"`{key}` of an optimizer state is negative, but holds squares")
+
+
 def _moments(state: Mapping[str, Any]) -> dict[str, Any]:
     """The portable part of one parameter's state; 8-bit moments are expanded."""
     if "state1" not in state:
-        return {key: state[key] for key in ("step", *MOMENTS.values()) if key in state}
+        return {kind: state[kind] for kind in KINDS if kind in state}
     return {"step": state["step"]} | {ours: _expand_8bit(state, theirs) for theirs, ours in MOMENTS.items()}
 
 

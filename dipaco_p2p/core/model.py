@@ -23,6 +23,8 @@ from .head_loss import IGNORED, head_loss
 from .layout import module_layout
 
 INIT_STD = 0.02
+INIT_WIDTH = 768
+"""GPT-2's deviation of initial weights, and the width that it is right for: narrower models need larger weights."""
 
 QUERIES = 128
 """Queries at a time in attention on a CPU."""
@@ -74,7 +76,7 @@ class _Decoder(nn.Module):
     def forward(self, tokens_BT: Tensor) -> Tensor:
         hidden_BTD = self.embed_tokens(tokens_BT)
         head_width = self.config.width // self.config.heads
-        rope = _rope_tables(tokens_BT.shape[1], head_width, self.config.rope_theta, hidden_BTD.device)
+        rope = rope_tables(tokens_BT.shape[1], head_width, self.config.rope_theta, hidden_BTD.device)
         for layer in self.layers:
             hidden_BTD = layer(hidden_BTD, rope)
         return cast(Tensor, hidden_BTD)
@@ -100,10 +102,14 @@ class _Attention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (_linear(config.width, config.width) for _ in range(4))
 
     def forward(self, normed_BTD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        mixed_BHTK = _attend(*self.project(normed_BTD, rope))
+        return cast(Tensor, self.o_proj(mixed_BHTK.transpose(1, 2).reshape(normed_BTD.shape)))
+
+    def project(self, normed_BTD: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, H, T, K), the first two turned by the angles of their positions."""
         query_BHTK = _rotate(self._heads(self.q_proj(normed_BTD)), rope)
         key_BHTK = _rotate(self._heads(self.k_proj(normed_BTD)), rope)
-        mixed_BHTK = _attend(query_BHTK, key_BHTK, self._heads(self.v_proj(normed_BTD)))
-        return cast(Tensor, self.o_proj(mixed_BHTK.transpose(1, 2).reshape(normed_BTD.shape)))
+        return query_BHTK, key_BHTK, self._heads(self.v_proj(normed_BTD))
 
     def _heads(self, values_BTD: Tensor) -> Tensor:
         batch, tokens, width = values_BTD.shape
@@ -122,11 +128,12 @@ class _SwiGlu(nn.Module):
 
 
 def initial_modules(config: ModelConfig, *, seed: int) -> dict[int, Floats]:
-    """The flat vector of a fresh module per level: normal weights of deviation 0.02, norms 1.
+    """The flat vector of a fresh module per level: normal weights of deviation 0.02 sqrt(768 / width), norms 1.
 
     Projections that write into the residual stream are scaled down by sqrt(2 * layers), as in GPT-2.
     """
-    residual_std = INIT_STD / math.sqrt(2 * sum(level.blocks for level in config.levels))
+    std = INIT_STD * math.sqrt(INIT_WIDTH / config.width)
+    residual_std = std / math.sqrt(2 * sum(level.blocks for level in config.levels))
     modules = {}
     for level in range(len(config.levels)):
         generator = np.random.default_rng([seed, level])
@@ -134,8 +141,8 @@ def initial_modules(config: ModelConfig, *, seed: int) -> dict[int, Floats]:
         modules[level] = np.ones(layout.size, dtype="<f4")
         for name, view in layout.split(modules[level]).items():
             if view.ndim == 2:
-                std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else INIT_STD
-                view[...] = generator.standard_normal(view.shape, dtype=np.float32) * np.float32(std)
+                scale = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else std
+                view[...] = generator.standard_normal(view.shape, dtype=np.float32) * np.float32(scale)
     return modules
 
 
@@ -211,7 +218,7 @@ def _causal_mask(tokens: int) -> Tensor:
 
 @functools.lru_cache(maxsize=4)
 @torch.inference_mode(False)
-def _rope_tables(tokens: int, head_width: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def rope_tables(tokens: int, head_width: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosine and sine (T, K); the two halves of K hold the same angles."""
     frequencies = 1.0 / theta ** (torch.arange(0, head_width, 2, dtype=torch.float32) / head_width)
     angles = torch.outer(torch.arange(tokens, dtype=torch.float32), frequencies).repeat(1, 2)

@@ -78,15 +78,16 @@ def average(
 
     `sqrt` (the paper's): the mean times sqrt(effective number), 1 / sum of alpha^2. `rda`: the mean of the norms times
     the direction of the mean of the unit directions; equal to `sqrt` for orthogonal gradients and to the mean for
-    equal ones. With `clip_norm`, longer contributions are first scaled down to it.
+    equal ones. `mean`: the weighted mean as it is, for replicas of one path. With `clip_norm`, longer contributions
+    are first scaled down to it.
     """
     assert contributions and len(contributions) == len(alphas), (len(contributions), len(alphas))
     norms = [norm(contribution) for contribution in contributions]
     capped = [value if clip_norm is None else min(value, clip_norm) for value in norms]
     if rule == "rda":
         return _rda(contributions, alphas, norms, capped)
-    assert rule == "sqrt", rule
-    effective_number = 1 / math.fsum(alpha * alpha for alpha in alphas)
+    assert rule in ("sqrt", "mean"), rule
+    effective_number = 1 / math.fsum(alpha * alpha for alpha in alphas) if rule == "sqrt" else 1.0
     factors = [
         alpha * math.sqrt(effective_number) * (cap / value if cap < value else 1.0)
         for alpha, value, cap in zip(alphas, norms, capped, strict=True)

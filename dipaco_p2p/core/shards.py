@@ -28,6 +28,16 @@ class Shard:
 
     tokens: Tokens
 
+    def part(self, index: int, count: int) -> Shard:
+        """What the replica of this `index` trains, of `count`: every count-th sequence, disjoint and never empty.
+
+        With fewer sequences than replicas all of them, begun at another place, so that batches differ.
+        """
+        assert 0 <= index < count, (index, count)
+        if len(self.tokens) < count:
+            return Shard(tokens=np.roll(self.tokens, -index, axis=0))
+        return Shard(tokens=self.tokens[index::count])
+
 
 class Split(NamedTuple):
     """Indices of documents, disjoint and sorted."""
@@ -88,13 +98,18 @@ def decode_shard(data: bytes, *, vocab_size: int, context: int) -> Shard:
     tokens = tensors.get("tokens")
     if tokens is None or len(tensors) != 1:
         raise IntegrityError("a shard must hold exactly `tokens`")
+    check_tokens(tokens, vocab_size=vocab_size, context=context)
+    return Shard(tokens=tokens)
+
+
+def check_tokens(tokens: Array, *, vocab_size: int, context: int) -> None:
+    """Raise IntegrityError unless `tokens` is at least one sequence of `context` ids below `vocab_size`."""
     if tokens.dtype != np.int32 or tokens.ndim != 2 or tokens.shape[1] != context or not len(tokens):
         raise IntegrityError(
             f"shard tokens are {tokens.dtype} of shape {tokens.shape}, expected int32 of (n, {context})"
         )
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise IntegrityError(f"shard tokens from {tokens.min()} to {tokens.max()}, the vocabulary has {vocab_size}")
-    return Shard(tokens=tokens)
 
 
 @functools.lru_cache(maxsize=8)

@@ -33,6 +33,7 @@ class Reason(StrEnum):
     ALREADY_CONTRIBUTED = "already-contributed"
     OVERSIZED = "oversized"
     MALFORMED = "malformed"
+    UNKNOWN_SHARDING = "unknown-sharding"
     NORM = "norm"
     COMPLETE = "complete"
 
@@ -62,6 +63,8 @@ class AdmissionRules:
     """Digest by version, for the head and the versions within the staleness limit."""
     paths: Container[PathId]
     """The paths through the module."""
+    shardings: Mapping[int, int]
+    """From which round on each sharding holds, by its number; 0 is the manifest's."""
     rounds: int
     payload_bytes_max: int
     tokens_max: int
@@ -103,6 +106,17 @@ def _judge_base(contribution: Contribution, rules: AdmissionRules) -> Verdict:
     if rules.bases[base] != contribution.base_digest:
         detail = f"version {base} is {rules.bases[base][:8]}, not {contribution.base_digest[:8]}"
         return Verdict(Reason.UNKNOWN_BASE, detail)
+    return _judge_sharding(contribution, rules)
+
+
+def _judge_sharding(contribution: Contribution, rules: AdmissionRules) -> Verdict:
+    """The size of the shard weighs in the average, so nobody may name a shard that it cannot have trained on."""
+    from_round = rules.shardings.get(contribution.sharding)
+    if from_round is None:
+        return Verdict(Reason.UNKNOWN_SHARDING, f"sharding {contribution.sharding} is not known here")
+    if contribution.base_version < from_round:
+        detail = f"sharding {contribution.sharding} holds from round {from_round} on"
+        return Verdict(Reason.UNKNOWN_SHARDING, detail)
     return ADMITTED
 
 

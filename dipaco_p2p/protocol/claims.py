@@ -1,25 +1,28 @@
 """Which path a volunteer trains. Claims need no consensus: two peers on one path only waste some effort.
 
 Theory. Everybody reads the claims of all paths. A volunteer takes a path with the fewest live claimants, writes its
-claim, waits for others to do the same, and reads again. The claimants of a path are ranked by who came first; the
-one of rank r moves on if some path has fewer than r claimants. The first of a path (rank 0) never moves, so a path
-that is covered stays covered, and a path that loses its claimant is taken by a replica of another path or by the
-next volunteer that comes.
+claim, waits for others to do the same, and reads again. The claimants of a path are ranked by who came first.
+
+- *More volunteers than paths.* The one of rank r moves on if some path has fewer than r claimants. The first of a path
+  (rank 0) never has to, so a path that is covered stays covered, and a path that loses its claimant is taken by a
+  replica of another path or by the next volunteer that comes.
+- *Fewer: rotation.* Who has brought its path into the open round, and sees a path that nobody claims and that is
+  missing there, gives its claim up and takes that one. So few volunteers train all paths, from the same versions.
+
+Both lead to the choice that `choose_path` makes, so that nobody moves twice for one reason.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from enum import StrEnum
 
 from ..topology import PathId
 from .liveness import Claim
+from .rounds import PathClaims, Standing
 from .signing import PeerId
-
-PathClaims = Mapping[PathId, Mapping[PeerId, Claim]]
-"""The live claims of every path of the grid, uncovered paths included."""
 
 
 class ClaimState(StrEnum):
@@ -32,6 +35,7 @@ class ClaimEvent(StrEnum):
     CHOSE = "chose"
     STAYED = "stayed"
     YIELDED = "yielded"
+    ROTATED = "rotated"
     EXPIRED = "expired"
     RELEASED = "released"
 
@@ -42,26 +46,29 @@ CLAIM_TRANSITIONS = {
     (ClaimState.SETTLING, ClaimEvent.YIELDED): ClaimState.IDLE,
     (ClaimState.SETTLING, ClaimEvent.RELEASED): ClaimState.IDLE,
     (ClaimState.HELD, ClaimEvent.YIELDED): ClaimState.IDLE,
+    (ClaimState.HELD, ClaimEvent.ROTATED): ClaimState.IDLE,
     (ClaimState.HELD, ClaimEvent.EXPIRED): ClaimState.IDLE,
     (ClaimState.HELD, ClaimEvent.RELEASED): ClaimState.IDLE,
 }
 
 
 def choose_path(
-    claims: PathClaims, rounds: Mapping[PathId, int], *, seed: int, preferred: PathId | None = None
+    claims: PathClaims, standings: Mapping[PathId, Standing], *, seed: int, held: Container[PathId] = ()
 ) -> PathId:
-    """A path for a volunteer without one: fewest claimants, least trained, least helped, then at random by `seed`.
+    """A path for a volunteer without one, of all in `claims`; equal ones at random by `seed`. In this order:
 
-    `rounds` is how far each path's modules are. A path is helped by every claim that shares a module with it, so that
-    two volunteers on a 2x2 grid train all four modules. `preferred`, the path whose optimizer state this machine
-    holds, wins among those with the fewest claimants. Random among equals, so that a crowd of newcomers spreads out.
+    1. fewest claimants; 2. can be trained now; 3. least trained; 4. its inner state is on this machine (`held`), so
+    that two volunteers over four paths keep their own two; 5. least helped: every claim helps the paths that share a
+    module with it, so that two volunteers on a 2x2 grid begin with all four modules.
     """
-    fewest = min(len(peers) for peers in claims.values())
-    candidates = [path for path, peers in sorted(claims.items()) if len(peers) == fewest]
-    if preferred in candidates:
-        return preferred
-    need = {path: (rounds.get(path, 0), _help(path, claims)) for path in candidates}
-    return random.Random(seed).choice([path for path in candidates if need[path] == min(need.values())])
+
+    def need(path: PathId) -> tuple[int, bool, int, bool, int]:
+        how_far = standings.get(path, Standing())
+        return len(claims[path]), not how_far.is_due, how_far.progress, path not in held, _help(path, claims)
+
+    needs = {path: need(path) for path in sorted(claims)}
+    greatest = min(needs.values())
+    return random.Random(seed).choice([path for path in needs if needs[path] == greatest])
 
 
 def ranking(path: PathId, claims: Mapping[PeerId, Claim]) -> Sequence[PeerId]:
@@ -69,13 +76,29 @@ def ranking(path: PathId, claims: Mapping[PeerId, Claim]) -> Sequence[PeerId]:
     return sorted(claims, key=lambda peer: (claims[peer].since_s, _tie(path, peer), peer))
 
 
+def replicas(path: PathId, claims: PathClaims) -> Sequence[PeerId]:
+    """The claimants of `path` that stay, in their ranking: who trains a part of its shard, and which."""
+    return [peer for peer in ranking(path, claims.get(path, {})) if not should_yield(peer, path, claims)]
+
+
 def should_yield(me: PeerId, path: PathId, claims: PathClaims) -> bool:
-    """Whether `me`, a claimant of `path`, is needed more elsewhere."""
+    """Whether `me`, a claimant of `path`, is one too many there."""
     order = ranking(path, claims.get(path, {}))
     if me not in order:
         return False
     fewest = min(len(peers) for other, peers in claims.items() if other != path) if len(claims) > 1 else len(order)
     return fewest < order.index(me)
+
+
+def should_rotate(path: PathId, mine: Standing, claims: PathClaims, standings: Mapping[PathId, Standing]) -> bool:
+    """Whether a claimant of `path`, which stands as in `mine`, is needed more on a path that nobody claims.
+
+    It goes to one that can be trained and is less far; while it waits, to one that is equally far as well. A path of
+    which `standings` says nothing is left alone: its modules' leaders do not answer.
+    """
+    uncovered = [standings.get(other) for other, peers in claims.items() if not peers and other != path]
+    limit = mine.progress if mine.is_due else mine.progress + 1
+    return any(other is not None and other.is_due and other.progress < limit for other in uncovered)
 
 
 def _help(path: PathId, claims: PathClaims) -> int:

@@ -1,4 +1,4 @@
-"""The signed documents: contribution, receipt, module version, manifest. Each is a dataclass with one canonical form.
+"""The signed documents: contribution, receipt, version, sharding, scores, manifest. Each has one canonical form.
 
 - A document's `id` is the digest of its canonical bytes; the signature is over the same bytes, under its `KIND`.
 - `unseal` is the only door for a document from outside: schema, bounds, then signature. What comes out is safe to use.
@@ -52,8 +52,12 @@ class Contribution:
     base_version: int = bounded(low=0, high=VALUES_MAX)
     """The version of the module that the training started from."""
     base_digest: str
+    sharding: int = bounded(0, low=0, high=VALUES_MAX)
+    """The sharding whose shard was trained on; the size of that shard weighs in the average."""
     payload: BlobRef
     """The compressed outer gradient."""
+    state: BlobRef | None = None
+    """The path's inner state after these steps, which its author holds: who trains the path next goes on from it."""
     steps: int = bounded(low=1, high=VALUES_MAX)
     tokens: int = bounded(low=1, high=VALUES_MAX)
     """Tokens trained to make this; weighs in the average up to a full round's worth."""
@@ -97,6 +101,8 @@ class Share:
     weight: float = bounded(low=0.0, high=1.0)
     tokens: int = bounded(low=1, high=VALUES_MAX)
     loss: float
+    state: BlobRef | None = None
+    """The path's inner state after it, as the contribution names it: `peer` had it."""
 
     def __post_init__(self) -> None:
         _require_digest(self.contribution)
@@ -135,7 +141,7 @@ class ModuleVersion:
     state: BlobRef | None
     """Outer momentum and the residual of the update's quantisation: what the next leader needs."""
     shares: tuple[Share, ...]
-    """In the order of the average: by contribution id."""
+    """In the order of the average: by path, then by contribution id."""
     clip_norm: float | None
     """Contributions with a greater norm were scaled down to it."""
     lr: float
@@ -169,6 +175,42 @@ class ShardRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """Which sequences each path trains on from a round on, and the routers that say so. Number 0 is the manifest's."""
+
+    KIND: ClassVar[str] = "sharding"
+    run: str
+    number: int = bounded(low=1, high=VALUES_MAX)
+    from_round: int = bounded(low=1, high=VALUES_MAX)
+    """Paths whose modules have this version move over; equal to the run's rounds: it only serves."""
+    router: BlobRef
+    token_router: BlobRef
+    """Routes inside a document, at any token (core/features.py `token_features`)."""
+    shards: tuple[ShardRef, ...]
+    author: PeerId
+    """The coordinator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """How well one path predicts the router split: what a discriminative router is fitted on."""
+
+    KIND: ClassVar[str] = "scores"
+    run: str
+    sharding: int = bounded(low=1, high=VALUES_MAX)
+    """The sharding that they are for."""
+    path: PathId
+    modules: tuple[str, ...]
+    """Digests of the module versions that were composed, from the first level on."""
+    table: BlobRef
+    """Nats by sequence and window of 16 tokens (core/scores.py)."""
+    author: PeerId
+
+    def __post_init__(self) -> None:
+        _require_digest(self.run, *self.modules)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenesisRef:
     """Version 0 of one module."""
 
@@ -178,33 +220,59 @@ class GenesisRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A run. Its id is the run's fingerprint, so nothing in it can change without becoming another run."""
+    """One stage of a run. Its id is the fingerprint, so nothing in it can change without becoming another one.
+
+    A run with a warm-up has two stages: in `warmup` all train the one-path model, in `grid` the paths are apart.
+    """
 
     KIND: ClassVar[str] = "manifest"
     protocol: int
     config: RunConfig
+    """The whole run's, the same in both stages; `stage_config` is what holds in this one."""
+    stage: str = bounded(choices=("warmup", "grid"))
+    origin: str = ""
+    """Id of the warm-up's manifest that this grid was forked from; empty for a run's first stage."""
     admission: str = bounded(choices=("open",))
     tokenizer: BlobRef
-    router: BlobRef
+    router: BlobRef | None
+    """None in the warm-up, where there is nothing to choose."""
     optimizer: BlobRef
-    """AdamW's state after the warm-up: what a path starts from on a machine that has not trained it before."""
+    """AdamW's state at the stage's start: what a path starts from on a machine that has not trained it before."""
     shards: tuple[ShardRef, ...]
-    validation: tuple[ShardRef, ...]
-    """Held-out sequences, routed like the shards; never trained on."""
+    validation: BlobRef
+    """Held-out sequences, which every figure is about."""
+    holdout: BlobRef
+    """Held-out sequences that early stopping looks at."""
+    router_split: BlobRef
+    """Held-out sequences that paths score for a discriminative router."""
     genesis: tuple[GenesisRef, ...]
     author: PeerId
     """The coordinator: the peer whose signature opens the run."""
 
     def __post_init__(self) -> None:
-        topology = self.config.topology
+        topology = self.stage_config.topology
+        if self.origin:
+            _require_digest(self.origin)
+        if (self.stage == "warmup") != (self.router is None) or (self.stage == "warmup" and self.origin):
+            raise ConfigError("a warm-up has neither router nor origin, and a grid has a router")
         if [ref.module for ref in self.genesis] != list(topology.modules()):
             raise ConfigError("the manifest's genesis does not list the grid's modules in order")
         if [ref.path for ref in self.shards] != list(topology.paths()):
             raise ConfigError("the manifest's shards do not list the grid's paths in order")
 
+    @property
+    def stage_config(self) -> RunConfig:
+        """The configuration as this stage follows it."""
+        return self.config.for_warmup() if self.stage == "warmup" else self.config
 
-Document = Contribution | Receipt | Grant | ModuleVersion | Manifest
-D = TypeVar("D", Contribution, Receipt, Grant, ModuleVersion, Manifest)
+    @property
+    def first_step(self) -> int:
+        """Inner steps that a path has behind it when this stage begins, for the learning-rate schedule."""
+        return 0 if self.stage == "warmup" else self.config.warmup_steps
+
+
+Document = Contribution | Receipt | Grant | ModuleVersion | Sharding | Scores | Manifest
+D = TypeVar("D", Contribution, Receipt, Grant, ModuleVersion, Sharding, Scores, Manifest)
 
 
 @dataclass(frozen=True, slots=True)

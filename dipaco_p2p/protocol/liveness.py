@@ -53,6 +53,7 @@ class Claim:
     since_s: float
     """When this peer took the path; the earlier claimant stays."""
     round: int = bounded(0, low=0, high=VALUES_MAX)
+    """The round that this peer trains, now or next: earlier ones do not wait for it."""
     released: bool = False
 
 

@@ -1,26 +1,46 @@
-"""When a module's round closes. One round makes one version; the next opens at once.
+"""When a module's round closes, and how far that makes a path. One round makes one version; the next opens at once.
 
-Theory. A round waits for every path through the module that somebody claims. If some do not come, a quorum of the
-claimed paths and a deadline, counted from the first contribution, let it go on without them, after a grace in which
-nearly finished uploads still arrive. Claims cost nothing, so without a quorum a longer deadline does the same: peers
-that claim paths and never contribute can slow a round, but not stop it. A path that loses its claimant is no longer
-waited for. A round without any contribution never closes: a module without contributors gets no step. Time is an
-argument.
+Theory. A round of a module is about *all* paths through it: volunteers that have trained their path go on with one
+that nobody trains, so few of them do the work of many, wave after wave. It waits for every path and for every live
+claimant of these (replicas of a path train disjoint parts of its shard), except those whose claim begins with a later
+round. What does not come is given up:
+
+- The deadline counts from the last contribution that brought a *path* which was not in yet, so that waves do not run
+  into it. It is bounded, whatever anybody sends: there are as many such contributions as paths, and further authors
+  of a path change nothing.
+- While some volunteer still trains this round elsewhere in the grid, the missing path may be its next: then the
+  deadline is as many times longer as there are waves, paths for each volunteer.
+- Claims cost nothing, so without a quorum of the claimed *paths* a longer deadline does the same: peers that claim
+  and never contribute can slow a round, but not stop it.
+- Then a grace, in which nearly finished uploads still arrive.
+
+A path that nobody can train costs its modules one deadline a round: when all volunteers are done, nothing prolongs it.
+A round without any contribution never closes: a module without contributors gets no step. Time is an argument.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from .. import strict
+from ..canonical import canonical_bytes, read_canonical
 from ..config import RoundsConfig
+from ..errors import ConfigError, IntegrityError
+from ..strict import bounded
 from ..topology import PathId
+from .documents import PROBLEM_CHARS_MAX, VALUES_MAX
+from .liveness import Claim
 from .machine import follow
+from .signing import PeerId
 
 PATIENCE = 3
 """A round without a quorum closes after this many deadlines."""
+
+PathClaims = Mapping[PathId, Mapping[PeerId, Claim]]
+"""The live claims of every path of the grid, uncovered paths included."""
 
 
 class RoundState(StrEnum):
@@ -33,7 +53,7 @@ class RoundState(StrEnum):
 class RoundEvent(StrEnum):
     CONTRIBUTED = "contributed"
     DEADLINE = "deadline passed"
-    COMPLETE = "all claimed paths are in"
+    COMPLETE = "all paths and claimants are in"
     GRACE_OVER = "grace is over"
 
 
@@ -49,52 +69,129 @@ ROUND_TRANSITIONS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A path is in, by the work of one peer."""
+
+    path: PathId
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """One open round of one module: a value; every change makes a new one."""
 
     number: int
     """The head's version; the round publishes the next."""
+    expected: frozenset[PathId] = frozenset()
+    """The paths through the module."""
     state: RoundState = RoundState.OPEN
-    paths: frozenset[PathId] = frozenset()
-    """Paths that have contributed."""
-    first_s: float = 0.0
-    """When the first contribution came."""
+    entries: frozenset[Entry] = frozenset()
+    """What is in, of this round's base."""
+    last_s: float = 0.0
+    """When the round began to collect, or a path last came that was not in yet."""
     grace_from_s: float = 0.0
 
-    def contributed(self, path: PathId, *, now_s: float, is_late: bool = False) -> Round:
-        """An admitted contribution of `path` is in.
-
-        A late one, based on an older version, counts in the average but does not stand for its path: whoever sent it
-        is now training from the head, and a round that closed without waiting would make that late as well, for ever.
-        """
-        first_s = now_s if self.state is RoundState.OPEN else self.first_s
-        state = follow(ROUND_TRANSITIONS, self.state, RoundEvent.CONTRIBUTED)
-        return replace(self, state=state, paths=self.paths if is_late else self.paths | {path}, first_s=first_s)
-
-    def tick(self, claimed: Set[PathId], config: RoundsConfig, *, now_s: float) -> Round:
-        """Let time pass; `claimed` are the paths through the module that somebody trains now."""
-        event = self._event(claimed, config, now_s)
-        if event is None:
-            return self
-        state = follow(ROUND_TRANSITIONS, self.state, event)
-        return replace(self, state=state, grace_from_s=now_s if state is RoundState.GRACE else self.grace_from_s)
+    @property
+    def paths(self) -> frozenset[PathId]:
+        """The paths that have contributed."""
+        return frozenset(entry.path for entry in self.entries)
 
     @property
     def is_closed(self) -> bool:
         return self.state is RoundState.CLOSED
 
-    def _event(self, claimed: Set[PathId], config: RoundsConfig, now_s: float) -> RoundEvent | None:
+    def contributed(self, path: PathId, peer: PeerId, *, now_s: float, is_late: bool = False) -> Round:
+        """An admitted contribution of `path` by `peer` is in.
+
+        A late one, based on an older version, counts in the average but stands for nobody: whoever sent it is now
+        training from the head, and a round that closed without waiting would make that late as well, for ever.
+        """
+        state = follow(ROUND_TRANSITIONS, self.state, RoundEvent.CONTRIBUTED)
+        brings_a_path = not is_late and path not in self.paths
+        last_s = now_s if brings_a_path or self.state is RoundState.OPEN else self.last_s
+        entries = self.entries if is_late else self.entries | {Entry(path=path, peer=peer)}
+        return replace(self, state=state, entries=entries, last_s=last_s)
+
+    def tick(self, claims: PathClaims, config: RoundsConfig, *, now_s: float) -> Round:
+        """Let time pass; `claims` are those of the whole grid."""
+        event = self._event(claims, config, now_s)
+        if event is None:
+            return self
+        state = follow(ROUND_TRANSITIONS, self.state, event)
+        return replace(self, state=state, grace_from_s=now_s if state is RoundState.GRACE else self.grace_from_s)
+
+    def is_complete(self, claims: PathClaims) -> bool:
+        """Whether every path is in, and every live claimant that trains this round."""
+        return self.expected <= self.paths and not any(
+            claim.round <= self.number and Entry(path=path, peer=peer) not in self.entries
+            for path in self.expected
+            for peer, claim in claims.get(path, {}).items()
+        )
+
+    def has_quorum(self, claims: PathClaims, config: RoundsConfig) -> bool:
+        """Whether enough of the claimed paths are in; at least one contribution always is needed."""
+        claimed = sum(bool(claims.get(path)) for path in self.expected)
+        # Rounded first: 0.55 of 20 paths is 11.000000000000002 in floating point, and 11 must be enough.
+        return len(self.paths) >= max(1, math.ceil(round(config.quorum * claimed, 9)))
+
+    def patience(self, claims: PathClaims, config: RoundsConfig) -> int:
+        """How many deadlines it waits for what is missing."""
+        elsewhere = [claim for path, peers in claims.items() if path not in self.expected for claim in peers.values()]
+        is_coming_round = any(claim.round <= self.number for claim in elsewhere)
+        volunteers = {peer for peers in claims.values() for peer in peers}
+        waves = math.ceil(len(claims) / max(len(volunteers), 1)) if is_coming_round else 1
+        return waves if self.has_quorum(claims, config) else max(PATIENCE, waves)
+
+    def _event(self, claims: PathClaims, config: RoundsConfig, now_s: float) -> RoundEvent | None:
         if self.state not in (RoundState.COLLECTING, RoundState.GRACE):
             return None
-        if claimed <= self.paths:
+        if self.is_complete(claims):
             return RoundEvent.COMPLETE
         if self.state is RoundState.GRACE:
             return RoundEvent.GRACE_OVER if now_s >= self.grace_from_s + config.grace_s else None
-        waited_s = now_s - self.first_s
-        patience_s = config.deadline_s if self.has_quorum(claimed, config) else PATIENCE * config.deadline_s
-        return RoundEvent.DEADLINE if waited_s >= patience_s else None
+        return RoundEvent.DEADLINE if now_s - self.last_s >= self.patience(claims, config) * config.deadline_s else None
 
-    def has_quorum(self, claimed: Set[PathId], config: RoundsConfig) -> bool:
-        """Whether enough of the claimed paths are in; at least one contribution always is needed."""
-        # Rounded first: 0.55 of 20 paths is 11.000000000000002 in floating point, and 11 must be enough.
-        return len(self.paths) >= max(1, math.ceil(round(config.quorum * len(claimed), 9)))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRound:
+    """What a leader answers to `module.round`: the version that contributions now start from, and what is in."""
+
+    version: int = bounded(low=0, high=VALUES_MAX)
+    entries: tuple[Entry, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        return canonical_bytes(strict.plain(self))
+
+    def has(self, path: PathId) -> bool:
+        """Whether `path` is in, whoever trained it."""
+        return any(entry.path == path for entry in self.entries)
+
+
+def read_open_round(data: bytes) -> OpenRound:
+    """The inverse of `to_bytes`; raises IntegrityError."""
+    try:
+        return strict.load(OpenRound, read_canonical(data), where="this open round")
+    except ConfigError as error:
+        raise IntegrityError(str(error)[:PROBLEM_CHARS_MAX]) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How far a path is."""
+
+    progress: int = 0
+    """Rounds that its modules have behind them, or that it is in: the least of them."""
+    is_due: bool = True
+    """Whether it can be trained now; otherwise it waits for other paths."""
+
+
+def standing(versions: Sequence[int], done: Sequence[bool], *, rounds: int) -> Standing:
+    """Of a path, from its modules' versions and whether the path is in the open round of each.
+
+    A module that is behind the others, since their rounds closed without this path, is trained until it has caught
+    up: only modules that have reached least are waited for.
+    """
+    reached = [version + is_done for version, is_done in zip(versions, done, strict=True)]
+    progress = min(reached)
+    is_waiting = any(is_done and round_ == progress for round_, is_done in zip(reached, done, strict=True))
+    return Standing(progress=progress, is_due=progress < rounds and not is_waiting)

@@ -19,7 +19,7 @@ from .signing import PeerId
 def genesis_version(manifest: Manifest, module: ModuleId) -> ModuleVersion:
     """Version 0, as the manifest's author would sign it."""
     ref = next(ref for ref in manifest.genesis if ref.module == module)
-    outer = manifest.config.outer
+    outer = manifest.stage_config.outer
     return ModuleVersion(
         run=document_id(manifest),
         module=module,
@@ -42,15 +42,15 @@ def genesis_version(manifest: Manifest, module: ModuleId) -> ModuleVersion:
 def check_successor(parent: ModuleVersion, child: ModuleVersion, manifest: Manifest) -> None:
     """Raise IntegrityError unless `child` may follow `parent`; the bytes are checked by whoever holds them."""
     name = f"version {child.version} of {child.module}"
-    outer = manifest.config.outer
+    outer = manifest.stage_config.outer
     if (child.run, child.module) != (parent.run, parent.module):
         raise IntegrityError(f"{name} belongs to another run or module than its parent")
     if child.version != parent.version + 1 or child.parent != parent.digest:
         raise IntegrityError(f"{name} does not follow version {parent.version}, {parent.digest[:8]}")
     if child.term < parent.term:
         raise IntegrityError(f"{name} has term {child.term}, after term {parent.term}")
-    if child.version > manifest.config.rounds.rounds:
-        raise IntegrityError(f"{name}, but the run ends with version {manifest.config.rounds.rounds}")
+    if child.version > manifest.stage_config.rounds.rounds:
+        raise IntegrityError(f"{name}, but the run ends with version {manifest.stage_config.rounds.rounds}")
     if (child.lr, child.momentum, child.norm_rule) != (outer.lr, outer.momentum, outer.norm_rule):
         raise IntegrityError(f"{name} was made with other outer settings than the run's")
     if not is_version_granted(child, coordinator=manifest.author):
@@ -66,7 +66,8 @@ def _check_shares(version: ModuleVersion, name: str, *, staleness: int) -> None:
         raise IntegrityError(f"{name} was made without any contribution")
     if not all(0 < version.version - share.base_version <= 1 + staleness for share in version.shares):
         raise IntegrityError(f"{name} counts a contribution with a base that is too old, or no base of it")
-    if ids != sorted(set(ids)):
+    order = [(share.path, share.contribution) for share in version.shares]
+    if len(ids) != len(set(ids)) or order != sorted(order):
         raise IntegrityError(f"{name} counts a contribution twice, or not in order")
     total = math.fsum(share.weight for share in version.shares)
     if abs(total - 1.0) > 1e-9:

@@ -30,7 +30,7 @@ from ..protocol.documents import Contribution, Receipt, Sealed
 from ..protocol.signing import PeerId
 from ..topology import PathId
 from .ledger import Ledger
-from .recompute import Admitted
+from .recompute import Admitted, order
 from .run import Run
 
 CLIP_MULTIPLE = 3.0
@@ -98,7 +98,8 @@ class Intake:
 
     def clear(self) -> None:
         """The ledger has the version that counts what was admitted: the next round is open."""
-        self._norms.extend(norm(item.gradient) for item in self.admitted.values())
+        # In the order of the average, not of arrival: which norms are still remembered must not depend on the network.
+        self._norms.extend(norm(item.gradient) for item in sorted(self.admitted.values(), key=order))
         self.admitted = {}
         oldest, head = self._oldest_base(), self._ledger.head.version
         self._contributed = {key: id_ for key, id_ in self._contributed.items() if key[2] >= oldest}
@@ -130,6 +131,7 @@ class Intake:
             head=head,
             bases=bases,
             paths=self._paths,
+            shardings={0: 0} | {known.document.number: known.document.from_round for known in self._run.shardings},
             rounds=self._run.config.rounds.rounds,
             payload_bytes_max=self._run.payload_bytes_max(self._ledger.module),
             tokens_max=self._run.tokens_full,

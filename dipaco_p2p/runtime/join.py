@@ -1,12 +1,17 @@
-"""From an address to a checked run: the first thing a newcomer does, and the last it has to believe unseen."""
+"""From an address to a checked run: the first thing a newcomer does, and the last it has to believe unseen.
+
+A run is known by the id of its first stage. Whoever asks gets the manifests of all stages so far, the first one first;
+a later stage is believed because the same coordinator signed it and it names the one before as its origin.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from ..canonical import canonical_bytes
-from ..errors import Refused, WrongRun
+from ..errors import IntegrityError, Refused, WrongRun
 from ..protocol.documents import Manifest, Sealed
 from ..protocol.signing import PeerId
 from ..swarm.api import Reply, Swarm
@@ -14,35 +19,65 @@ from .node import CALL_TIMEOUT_S
 from .run import Run, open_run
 
 ASK_HINT = "ask the coordinator for the line to join with; `dipaco-bootstrap start` prints it"
+STAGES_MAX = 2
 
 
-def serve_manifest(swarm: Swarm, sealed: Sealed[Manifest]) -> None:
-    """Tell whoever asks which run this is."""
+class Stages:
+    """The stages of a run that this peer knows, told to whoever asks."""
 
-    async def answer(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        return Reply({}, canonical_bytes(sealed.to_dict()))
+    def __init__(self, swarm: Swarm) -> None:
+        self._known: list[Sealed[Manifest]] = []
+        swarm.serve("run.manifest", self._answer)
 
-    swarm.serve("run.manifest", answer)
+    def add(self, run: Run) -> None:
+        """From now on this stage is served, too."""
+        if run.id not in [sealed.id for sealed in self._known]:
+            self._known.append(run.sealed)
+
+    async def _answer(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        return Reply({}, canonical_bytes([sealed.to_dict() for sealed in self._known]))
 
 
-async def fetch_run(swarm: Swarm, seed: PeerId, *, expected: str | None) -> Run:
-    """The run that `seed` serves.
+async def fetch_stages(swarm: Swarm, seed: PeerId, *, expected: str | None, addresses: Sequence[str] = ()) -> list[Run]:
+    """The stages of the run that `seed` serves, the newest last.
 
-    Trust starts at the address that the volunteer typed: without `expected` (the run's id, or its start), the
+    Trust starts at the address that the volunteer typed: without `expected` (the id of any stage, or its start), the
     manifest must be signed by the very peer that the address names. Raises WrongRun, IntegrityError, Unreachable.
     """
     try:
-        reply = await swarm.call(seed, "run.manifest", {}, timeout_s=CALL_TIMEOUT_S)
+        reply = await swarm.call(seed, "run.manifest", {}, timeout_s=CALL_TIMEOUT_S, addresses=addresses)
     except Refused:
         raise WrongRun("this address is a node of another program, not of a dipaco-p2p run", hint=ASK_HINT) from None
-    try:
-        value = json.loads(reply.body)
-    except ValueError:
-        raise WrongRun("this address serves something that is no run", hint=ASK_HINT) from None
-    run = open_run(value, expected=expected)
+    stages = _read_stages(reply.body)
+    run = stages[-1]
+    if expected is not None and not any(stage.id.startswith(expected.removeprefix("run:")) for stage in stages):
+        raise WrongRun(
+            f"this address serves {run.name}, not run:{expected.removeprefix('run:')[:8]}",
+            hint="ask the coordinator for the line to join with, or leave --run out to join what is there",
+        )
     if expected is None and run.manifest.author != seed:
         raise WrongRun(
             f"{run.name} was signed by another peer than the one at this address",
             hint="join with the coordinator's own line, which names the run: `--run ...`",
         )
-    return run
+    return stages
+
+
+def _read_stages(body: bytes) -> list[Run]:
+    try:
+        values = json.loads(body)
+    except ValueError:
+        values = None
+    if not isinstance(values, list) or not 1 <= len(values) <= STAGES_MAX:
+        raise WrongRun("this address serves something that is no run", hint=ASK_HINT)
+    stages = [open_run(value) for value in values]
+    for before, after in zip(stages, stages[1:], strict=False):
+        check_next_stage(before, after)
+    return stages
+
+
+def check_next_stage(before: Run, after: Run) -> None:
+    """Raise IntegrityError unless `after` goes on where `before` ends: same coordinator, same run, named as origin."""
+    same = (before.manifest.author, before.manifest.config) == (after.manifest.author, after.manifest.config)
+    if not same or after.manifest.origin != before.id:
+        raise IntegrityError(f"a stage that does not follow from {before.name}")

@@ -19,11 +19,11 @@ from ..core.compress import decode_compressed
 from ..core.outer import apply_update
 from ..errors import IntegrityError, Refused, SwarmError
 from ..protocol.admission import Reason
-from ..protocol.documents import ModuleVersion, Sealed
+from ..protocol.documents import ModuleVersion, Sealed, Share
 from ..protocol.signing import PeerId
 from ..protocol.versions import check_successor, genesis_version
 from ..swarm.api import Reply
-from ..topology import ModuleId
+from ..topology import ModuleId, PathId
 from .items import read_items
 from .node import CALL_TIMEOUT_S, Node
 from .ownership import WAIT_MAX_S
@@ -46,6 +46,8 @@ class ModuleReader:
         self.version: ModuleVersion = genesis_version(node.run.manifest, module)
         self.params: NDArray[np.float32] | None = None
         """Flat parameters of `version`; None until the first `sync`."""
+        self.shares: dict[PathId, tuple[Share, ...]] = {}
+        """Of every path, what the newest version up to `version` counts that counts anything of it."""
         self._is_on_lost_branch = False
 
     @property
@@ -108,6 +110,7 @@ class ModuleReader:
         """Our version is of a branch that its leader could not save: follow the chain that goes on, from genesis."""
         log.warning("%s: version %d was given up by the swarm", self.module, self.version.version)
         self.version, self.params = genesis_version(self._node.run.manifest, self.module), None
+        self.shares = {}
         self._is_on_lost_branch = False
 
     async def _call(self, peer: PeerId, method: str, header: dict[str, Any]) -> list[Sealed[ModuleVersion]]:
@@ -132,9 +135,15 @@ class ModuleReader:
             log.warning("%s stays at version %d for now: %s", self.module, self.version.version, error)
             return False
 
+    def _note_shares(self, version: ModuleVersion) -> None:
+        for path in {share.path for share in version.shares}:
+            self.shares[path] = tuple(share for share in version.shares if share.path == path)
+
     async def _advance(self, versions: list[Sealed[ModuleVersion]]) -> None:
         if self.params is None or len(versions) > UPDATES_MAX:
             await self._load_snapshot(versions[-1].document if versions else self.version)
+            for sealed in versions:
+                self._note_shares(sealed.document)
             return
         for sealed in versions:
             await self._apply(sealed.document)
@@ -144,6 +153,7 @@ class ModuleReader:
         blob = await fetch(self._node, version.update, holders=self._holders(version))
         params = await asyncio.to_thread(self._updated, blob, version)
         self.params, self.version = params, version
+        self._note_shares(version)
 
     def _updated(self, blob: bytes, version: ModuleVersion) -> NDArray[np.float32]:
         assert self.params is not None

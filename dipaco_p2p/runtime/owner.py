@@ -18,15 +18,16 @@ from ..errors import DipacoError, IntegrityError, Refused, SwarmError
 from ..protocol.admission import Reason
 from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Receipt, Sealed, seal
 from ..protocol.liveness import Head
-from ..protocol.rounds import Round
+from ..protocol.rounds import Entry, OpenRound, Round
 from ..protocol.signing import PeerId
-from ..topology import ModuleId, PathId
+from ..topology import ModuleId
 from .archive import Archive
 from .custody import Custody
 from .intake import Intake
 from .ledger import Ledger
 from .node import Node
 from .recompute import Made, make_version
+from .shardings import learn_shardings
 from .transfer import fetch
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class ModuleOwner:
         self._custody = Custody(node, archive, self._ledger, term=term)
         self._intake = Intake(node.run, self._ledger)
         self._state: OuterState | None = None
-        self._round = Round(number=0)
+        self._round = self._new_round()
         self._lock = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._payloads: dict[int, list[str]] = {}
@@ -79,9 +80,10 @@ class ModuleOwner:
     async def start(self) -> None:
         """Come together with the archive, take over its open contributions, and announce the head."""
         await self._custody.reconcile()
+        await learn_shardings(self._node)  # what is taken over may be of any
         self._intake.recall()
         self._state = await self._load_state()
-        self._round = Round(number=self.head.version)
+        self._round = self._new_round()
         for sealed in list(self._ledger.open.values()):
             await self._take_over(sealed)
         self._is_leading = True
@@ -129,6 +131,16 @@ class ModuleOwner:
         self._require_leading()
         return self._ledger.versions[version : self._published]
 
+    def open_round(self) -> OpenRound:
+        """What is in, of the version that trainers may see."""
+        self._require_leading()
+        if self._published == self.head.version:
+            return OpenRound(version=self._published, entries=tuple(self._round.entries))
+        # The round is closed, but its version is still on its way to the archive.
+        counted = [share for share in self.head.shares if share.base_version == self._published]
+        entries = tuple(Entry(path=share.path, peer=share.peer) for share in counted)
+        return OpenRound(version=self._published, entries=entries)
+
     def _judge(self, sender: PeerId, sealed: Sealed[Contribution]) -> None:
         self._require_leading()
         self._intake.judge(sender, sealed)
@@ -172,7 +184,9 @@ class ModuleOwner:
             document = sealed.document
             self._node.keep_upload(document.payload.digest)
             is_late = document.base_version < self.head.version
-            self._round = self._round.contributed(document.path, now_s=self._node.clock.now_s(), is_late=is_late)
+            self._round = self._round.contributed(
+                document.path, document.author, now_s=self._node.clock.now_s(), is_late=is_late
+            )
 
     def _receipt(self, sealed: Sealed[Contribution], holders: tuple[PeerId, ...]) -> Sealed[Receipt]:
         counted = self._ledger.counted.get(sealed.id)
@@ -190,13 +204,13 @@ class ModuleOwner:
     # -- rounds and versions
 
     async def _tick(self) -> None:
-        now_s, rounds = self._node.clock.now_s(), self._node.run.config.rounds
-        if self._round.tick(self._claimed(), rounds, now_s=now_s) is self._round:
+        now_s, rounds, watch = self._node.clock.now_s(), self._node.run.config.rounds, self._node.watch
+        if self._round.tick(watch.claims, rounds, now_s=now_s) is self._round:
             return
         # Closing too early costs a path its round, so look at the claims once more before.
-        await self._node.watch.read_claims(self._node.run.topology.paths_through(self.module))
+        await watch.read_claims(self._round.expected)
         async with self._lock:
-            self._round = self._round.tick(self._claimed(), rounds, now_s=now_s)
+            self._round = self._round.tick(watch.claims, rounds, now_s=now_s)
             if self._round.is_closed:
                 await self._close()
 
@@ -208,8 +222,9 @@ class ModuleOwner:
             async with self._lock:
                 await self._hand_in()
 
-    def _claimed(self) -> set[PathId]:
-        return self._node.watch.claimed_paths(self.module)
+    def _new_round(self) -> Round:
+        expected = frozenset(self._node.run.topology.paths_through(self.module))
+        return Round(number=self.head.version, expected=expected)
 
     async def _close(self) -> None:
         assert self._state is not None
@@ -237,7 +252,7 @@ class ModuleOwner:
         self._state = made.state
         self._payloads[number] = [item.sealed.document.payload.digest for item in self._intake.admitted.values()]
         self._intake.clear()
-        self._round = Round(number=number)
+        self._round = self._new_round()
         self._node.history.add(
             "version",
             module=str(self.module),

@@ -18,6 +18,7 @@ from .archive import Archive
 from .items import items_reply
 from .node import CALL_TIMEOUT_S, Node
 from .owner import ModuleOwner
+from .shardings import learn_attached
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Ownership:
         self._is_leaving = False
         node.swarm.serve("module.contribute", self._on_contribute)
         node.swarm.serve("module.next", self._on_next)
+        node.swarm.serve("module.round", self._on_round)
         node.swarm.serve("module.take", self._on_take)
 
     @property
@@ -132,6 +134,7 @@ class Ownership:
     # -- what others ask
 
     async def _on_contribute(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        learn_attached(self._node, header.get("sharding"))
         sealed = unseal(Contribution, header.get("contribution"))
         receipt = await self._owner(sealed.document.module).contribute(sender, sealed)
         return Reply({"receipt": receipt.to_dict()})
@@ -142,6 +145,9 @@ class Ownership:
             raise Refused(f"`after` is {after!r} and `wait_s` is {wait_s!r}", reason=Reason.MALFORMED)
         owner = self._owner(_module(header))
         return items_reply(await owner.versions_after(after, wait_s=float(wait_s)))
+
+    async def _on_round(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        return Reply({}, self._owner(_module(header)).open_round().to_bytes())
 
     async def _on_take(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         """The leader leaves and names us; the archive still has to agree."""

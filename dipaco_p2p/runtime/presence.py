@@ -47,6 +47,11 @@ class Presence:
         self._claim = Claim(path=path, since_s=since_s, round=round_number)
         await self._put(claims_key(self._run.id, path), self._claim)
 
+    def note_round(self, round_number: int) -> None:
+        """The round that we train now or next; the next repetition of our claim carries it."""
+        if self._claim is not None:
+            self._claim = replace(self._claim, round=round_number)
+
     async def release(self) -> None:
         """Say that we train no path any more."""
         if self._claim is not None:

@@ -15,6 +15,7 @@ from ..core.compress import Compressed, encode_compressed
 from ..core.outer import OuterState, encode_state
 from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, Share
 from ..protocol.signing import PeerId
+from ..topology import PathId
 from .run import Run
 
 
@@ -37,6 +38,11 @@ class Made:
     state_blob: bytes
 
 
+def order(item: Admitted) -> tuple[PathId, str]:
+    """By path before all else, so that the same work gives the same bytes whoever did it."""
+    return item.sealed.document.path, item.sealed.id
+
+
 def make_version(
     run: Run,
     parent: ModuleVersion,
@@ -49,7 +55,7 @@ def make_version(
     author: PeerId,
 ) -> Made:
     """Average, outer step, quantised update. `state` holds the parent's parameters. Needs one contribution at least."""
-    ordered = sorted(admitted, key=lambda item: item.sealed.id)
+    ordered = sorted(admitted, key=order)
     assert ordered, "a module without contributors gets no step"
     alphas = _alphas(run, ordered)
     settings = run.config.outer
@@ -80,7 +86,8 @@ def make_version(
 def _alphas(run: Run, ordered: Sequence[Admitted]) -> tuple[float, ...]:
     documents = [item.sealed.document for item in ordered]
     shares = [
-        outer.Share(path=str(doc.path), shard_size=run.shard_tokens(doc.path), tokens=doc.tokens) for doc in documents
+        outer.Share(path=str(doc.path), shard_size=run.shard_tokens(doc.path, doc.sharding), tokens=doc.tokens)
+        for doc in documents
     ]
     return outer.weights(shares, tokens_full=run.tokens_full)
 
@@ -95,4 +102,5 @@ def _share(item: Admitted, alpha: float) -> Share:
         weight=alpha,
         tokens=document.tokens,
         loss=document.loss,
+        state=document.state,
     )

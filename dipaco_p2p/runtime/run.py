@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..config import PROTOCOL_VERSION, RunConfig
 from ..core.compress import BLOCK
 from ..core.layout import Layout, module_layout
 from ..errors import IntegrityError, WrongRun
-from ..protocol.documents import Manifest, Sealed, ShardRef, run_name, unseal
+from ..protocol.documents import Manifest, Sealed, Sharding, ShardRef, run_name, unseal
 from ..protocol.versions import genesis_version
 from ..topology import ModuleId, PathId, Topology
 
@@ -18,9 +18,11 @@ HEADER_BYTES_SPARE = 4096
 
 @dataclass(frozen=True)
 class Run:
-    """The manifest and what follows from it."""
+    """One stage of a run: its manifest and what follows from it."""
 
     sealed: Sealed[Manifest]
+    _shardings: dict[int, Sealed[Sharding]] = field(default_factory=dict, compare=False, repr=False)
+    """What the coordinator published since: the one thing about a run that grows."""
 
     @cached_property
     def id(self) -> str:
@@ -29,15 +31,34 @@ class Run:
 
     @property
     def name(self) -> str:
-        return run_name(self.id)
+        return run_name(self.origin)
 
     @property
     def manifest(self) -> Manifest:
         return self.sealed.document
 
-    @property
+    @cached_property
     def config(self) -> RunConfig:
-        return self.manifest.config
+        """What holds in this stage; `manifest.config` is the whole run's."""
+        return self.manifest.stage_config
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.manifest.stage == "grid"
+
+    @property
+    def origin(self) -> str:
+        """The id of the run's first stage: what a run is known by."""
+        return self.manifest.origin or self.id
+
+    def first_step(self, round_number: int) -> int:
+        """Place of the round's first inner step in the schedule of `total_steps`."""
+        return self.manifest.first_step + round_number * self.config.inner.steps
+
+    @property
+    def total_steps(self) -> int:
+        """Inner steps of one path over all stages."""
+        return self.manifest.config.total_steps
 
     @cached_property
     def topology(self) -> Topology:
@@ -47,11 +68,37 @@ class Run:
         """Names and shapes of the module's tensors."""
         return module_layout(self.config.model, module.level)
 
-    def shard(self, path: PathId) -> ShardRef:
-        return self.manifest.shards[self.topology.number(path)]
+    def sharding(self, number: int) -> Sealed[Sharding] | None:
+        """A sharding after the manifest's own, if this peer has learnt of it."""
+        return self._shardings.get(number)
 
-    def shard_tokens(self, path: PathId) -> int:
-        return self.shard(path).sequences * self.config.model.context
+    @property
+    def shardings(self) -> list[Sealed[Sharding]]:
+        """All that this peer has learnt of, the oldest first."""
+        return [self._shardings[number] for number in sorted(self._shardings)]
+
+    def learn(self, sealed: Sealed[Sharding]) -> None:
+        """A further sharding; raises IntegrityError unless it is the coordinator's, for this run and grid."""
+        sharding = sealed.document
+        if sharding.author != self.manifest.author or sharding.run != self.id:
+            raise IntegrityError(f"sharding {sharding.number} is not this run's coordinator's")
+        if [ref.path for ref in sharding.shards] != list(self.topology.paths()):
+            raise IntegrityError(f"sharding {sharding.number} does not list the grid's paths in order")
+        if self._shardings.setdefault(sharding.number, sealed).document != sharding:
+            raise IntegrityError(f"the coordinator signed two shardings with the number {sharding.number}")
+
+    def sharding_at(self, round_number: int) -> int:
+        """The number of the newest known sharding that holds in a round; 0 is the manifest's own."""
+        valid = [number for number, known in self._shardings.items() if known.document.from_round <= round_number]
+        return max(valid, default=0)
+
+    def shard(self, path: PathId, sharding: int = 0) -> ShardRef:
+        """Raises KeyError for a sharding that this peer does not know."""
+        shards = self._shardings[sharding].document.shards if sharding else self.manifest.shards
+        return shards[self.topology.number(path)]
+
+    def shard_tokens(self, path: PathId, sharding: int = 0) -> int:
+        return self.shard(path, sharding).sequences * self.config.model.context
 
     @property
     def tokens_full(self) -> int:
@@ -75,8 +122,8 @@ class Run:
                 raise IntegrityError(f"the genesis of {module} has {ref.size} bytes, which does not fit the model")
 
 
-def open_run(value: object, *, expected: str | None = None) -> Run:
-    """Check a manifest from outside; `expected` is the start of the run's id. Raises WrongRun or IntegrityError."""
+def open_run(value: object) -> Run:
+    """Check a manifest from outside. Raises WrongRun or IntegrityError."""
     document = value.get("document") if isinstance(value, dict) else None
     protocol = document.get("protocol") if isinstance(document, dict) else None
     if isinstance(protocol, int) and protocol != PROTOCOL_VERSION:
@@ -85,10 +132,5 @@ def open_run(value: object, *, expected: str | None = None) -> Run:
             hint="install the version of dipaco-p2p that the coordinator names",
         )
     run = Run(unseal(Manifest, value))
-    if expected is not None and not run.id.startswith(expected.removeprefix("run:")):
-        raise WrongRun(
-            f"this address serves {run.name}, not run:{expected.removeprefix('run:')[:8]}",
-            hint="ask the coordinator for the line to join with, or leave --run out to join what is there",
-        )
     run.check_genesis()
     return run

@@ -78,7 +78,7 @@ class Store:
     def partial_path(self, name: str) -> Path:
         """Where an unfinished transfer of this name may keep its bytes; the oldest makes room beyond a bound."""
         folder = self.folder / "partial"
-        others = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+        others = sorted(folder.iterdir(), key=_age)
         for path in others[: max(0, len(others) - PARTIALS_MAX + 1)]:
             path.unlink(missing_ok=True)
         return folder / name
@@ -146,6 +146,14 @@ def unfit(error: OSError, path: Path) -> EnvironmentUnfit:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentUnfit(f"no space left on the disk of {path.parent}", hint=f"free some space, or {ELSEWHERE}")
     return EnvironmentUnfit(f"cannot write {path}: {error.strerror}", hint=ELSEWHERE)
+
+
+def _age(path: Path) -> float:
+    """When a file was last written; one that another upload has finished meanwhile counts as old."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _lock(handle: int, folder: Path, hint: str) -> None:

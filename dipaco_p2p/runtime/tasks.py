@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from ..clock import Clock
 
@@ -20,3 +22,13 @@ async def keep_going(work: Callable[[], Awaitable[None]], clock: Clock) -> None:
         except Exception:
             log.exception("%s failed and is started again", getattr(work, "__qualname__", work))
             await clock.sleep(RESTART_S)
+
+
+async def done_or_later(task: asyncio.Future[Any], clock: Clock, duration_s: float) -> None:
+    """Wait until `task` is done, `duration_s` at most; it goes on, and what it raises stays with it."""
+    sleeping = asyncio.ensure_future(clock.sleep(duration_s))
+    try:
+        await asyncio.wait({task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        sleeping.cancel()
+        await asyncio.gather(sleeping, return_exceptions=True)

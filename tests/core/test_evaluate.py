@@ -1,4 +1,4 @@
-"""Evaluation: which targets count, and that each sequence meets its own path."""
+"""Evaluation: which targets count, that each sequence and window meets its own path, and how sure a loss is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ import torch
 import torch.nn.functional as F
 
 from dipaco_p2p.config import PREFIX_TOKENS, LevelConfig, ModelConfig
-from dipaco_p2p.core.evaluate import Evaluation, counted_tokens, evaluate_routed, losses
+from dipaco_p2p.core.evaluate import (
+    Evaluation,
+    counted_tokens,
+    evaluate_routed,
+    held,
+    losses,
+    oracle_once,
+    rerouted,
+    routed_once,
+    summarise,
+)
 from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
 
 CONFIG = ModelConfig(
@@ -25,7 +35,7 @@ SEQUENCES = np.random.default_rng(0).integers(0, 258, (7, 64)).astype(np.int32)
 
 
 def flats(seed: int) -> list[np.ndarray]:
-    return [flat * 3 for flat in initial_modules(CONFIG, seed=seed).values()]
+    return [flat for flat in initial_modules(CONFIG, seed=seed).values()]
 
 
 def make_model(seed: int) -> PathModel:
@@ -79,3 +89,77 @@ def test_loss_and_perplexity_are_per_token():
     evaluation = Evaluation(nats_total=20.0, tokens=10)
     assert evaluation.loss == 2.0
     assert evaluation.perplexity == pytest.approx(math.e**2)
+    assert evaluation.bits_per_byte is None
+    assert Evaluation(nats_total=math.log(2) * 30, tokens=10, bytes=20).bits_per_byte == pytest.approx(1.5)
+
+
+TABLE = np.random.default_rng(1).uniform(1, 9, (6, 5, 3))  # 6 sequences, 5 windows, 3 paths
+
+
+def test_a_sequence_routed_once_is_read_by_one_path():
+    assignment = np.array([0, 2, 1, 1, 0, 2])
+    expected = [sum(TABLE[row, window, path] for window in range(5)) for row, path in enumerate(assignment)]
+    np.testing.assert_allclose(routed_once(TABLE, assignment), expected, rtol=1e-12)
+
+
+def test_a_rerouted_sequence_is_read_window_by_window():
+    choices = np.random.default_rng(2).integers(0, 3, (6, 5))
+    expected = [sum(TABLE[row, window, choices[row, window]] for window in range(5)) for row in range(6)]
+    np.testing.assert_allclose(rerouted(TABLE, choices), expected, rtol=1e-12)
+
+
+def test_no_assignment_beats_the_oracle_and_one_reaches_it():
+    every = np.stack([routed_once(TABLE, np.full(6, path)) for path in range(3)])
+    np.testing.assert_allclose(oracle_once(TABLE), every.min(axis=0), rtol=1e-12)
+
+
+def test_a_choice_is_held_until_the_next_time_the_router_is_heeded():
+    choices = np.array([[0, 1, 2, 3, 4]])
+    assert held(choices, every=16).tolist() == [[0, 1, 2, 3, 4]]
+    assert held(choices, every=32).tolist() == [[0, 0, 2, 2, 4]]
+    assert held(choices, every=48).tolist() == [[0, 0, 0, 3, 3]]
+    assert held(choices, every=1024).tolist() == [[0, 0, 0, 0, 0]]
+
+
+def test_a_summary_adds_up():
+    nats, documents = np.array([30.0, 50.0, 40.0]), np.array([7, 7, 2])
+    summary = summarise(nats, tokens=20, bytes=np.array([90, 110, 100]), documents=documents, seed=0)
+    assert summary.nats_total == 120.0 and summary.tokens == 60 and summary.bytes == 300
+    assert summary.loss == 2.0
+    assert summary.bits_per_byte == pytest.approx(120 / math.log(2) / 300)
+    assert summarise(nats, tokens=20, bytes=None, documents=documents, seed=0).bits_per_byte is None
+
+
+def test_the_interval_is_that_of_a_plain_bootstrap_over_documents():
+    """Drawn here one document at a time; the two differ by the noise of 1000 draws."""
+    generator = np.random.default_rng(3)
+    documents = np.repeat(np.arange(40), generator.integers(1, 6, 40))
+    nats = (generator.normal(60, 12, 40)[documents] + generator.normal(0, 3, len(documents))).clip(1)
+    rows = {document: nats[documents == document] for document in range(40)}
+    means = []
+    for _ in range(4000):
+        drawn = [rows[document] for document in generator.integers(0, 40, 40)]
+        means.append(np.concatenate(drawn).mean() / 20)
+    low, high = np.quantile(means, [0.025, 0.975])
+    summary = summarise(nats, tokens=20, bytes=None, documents=documents, seed=0)
+    width = high - low
+    assert abs(summary.low - low) < 0.1 * width and abs(summary.high - high) < 0.1 * width
+    assert summary == summarise(nats, tokens=20, bytes=None, documents=documents, seed=0)
+
+
+def test_the_interval_holds_the_truth_about_19_times_in_20():
+    """Documents of one kind are alike: an interval over sequences would be far too narrow here."""
+    generator = np.random.default_rng(4)
+    documents, hits, naive_hits = np.repeat(np.arange(60), 8), 0, 0
+    for seed in range(60):
+        nats = 60 + generator.normal(0, 10, 60)[documents] + generator.normal(0, 2, 480)
+        for names, by_document in ((documents, True), (np.arange(480), False)):
+            summary = summarise(nats, tokens=20, bytes=None, documents=names, seed=seed)
+            hit = summary.low <= 3.0 <= summary.high
+            hits, naive_hits = hits + (hit and by_document), naive_hits + (hit and not by_document)
+    assert 52 <= hits and naive_hits < 42
+
+
+def test_one_document_has_no_interval():
+    summary = summarise(np.array([30.0, 50.0]), tokens=20, bytes=None, documents=np.array([4, 4]), seed=0)
+    assert summary.loss == 2.0 and summary.low is None and summary.high is None

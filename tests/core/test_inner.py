@@ -127,6 +127,33 @@ def test_a_state_of_another_model_is_refused():
     assert one.state_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        ("step", np.array(-1, np.int64), "count of steps"),
+        ("step", np.zeros(3, np.int64), "count of steps"),
+        ("step", np.array(2.0, np.float32), "count of steps"),
+        ("exp_avg", np.zeros(16, np.float16), "float16"),
+        ("exp_avg_sq", np.full(16, -1e-9, np.float32), "negative"),
+        ("exp_avg_sq", np.full(16, np.inf, np.float32), "not finite"),
+        ("more", np.zeros(16, np.float32), "another model"),
+        ("exp_avg/more", np.zeros(16, np.float32), "another model"),
+    ],
+)
+def test_a_state_that_no_adamw_leaves_behind_is_refused(kind, value, message):
+    """It may come from another volunteer."""
+    one = loop()
+    one.run(FLATS, SHARD, first_step=0, steps=1)
+    before = one.state_bytes()
+    values, _ = decode(before)
+    with pytest.raises(IntegrityError, match=message):
+        one.load_state(encode(values | {f"model.norm.weight/{kind}": value}))
+    del values["model.norm.weight/step"]
+    with pytest.raises(IntegrityError, match="without `model.norm.weight/step`"):
+        one.load_state(encode(values))
+    assert one.state_bytes() == before
+
+
 def test_a_loss_that_is_not_finite_says_what_to_do():
     broken = [flat.copy() for flat in FLATS]
     broken[0][0:] = 3e38

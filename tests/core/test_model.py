@@ -38,8 +38,8 @@ UNTIED = ModelConfig(
 
 def make_model(config: ModelConfig) -> PathModel:
     model = PathModel(config)
-    # Larger weights than usual, so that attention is far from uniform and a wrong rotation would show.
-    load_modules(model, [flat * 3 for flat in initial_modules(config, seed=0).values()])
+    # Narrow models begin with large weights: attention is far from uniform, and a wrong rotation would show.
+    load_modules(model, list(initial_modules(config, seed=0).values()))
     return model
 
 

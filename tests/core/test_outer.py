@@ -115,7 +115,9 @@ def test_a_step_that_is_not_finite_is_refused_and_changes_nothing():
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
-@given(order=st.permutations(range(6)), rule=st.sampled_from(["sqrt", "rda"]), clip=st.sampled_from([None, 30.0]))
+@given(
+    order=st.permutations(range(6)), rule=st.sampled_from(["sqrt", "rda", "mean"]), clip=st.sampled_from([None, 30.0])
+)
 def test_any_order_of_arrival_gives_the_same_bytes(order, rule, clip):
     def run(order: list[int]) -> bytes:
         arrived = [(packed(vector(n) * (n + 1)), share(f"P{n % 4}", 10 + n, 100 * n + 7)) for n in order]
@@ -196,7 +198,7 @@ def test_rda_has_the_mean_norm_and_ignores_empty_and_cancelling_gradients():
     assert not average([basis(0), basis(0, -5.0)], (0.5, 0.5), rule="rda").any()
 
 
-@pytest.mark.parametrize("rule", ["sqrt", "rda"])
+@pytest.mark.parametrize("rule", ["sqrt", "rda", "mean"])
 def test_clipping_shortens_only_what_is_longer(rule):
     assert tree_norm(average([basis(0, 10.0)], (1.0,), rule=rule, clip_norm=4.0)) == pytest.approx(4.0)
     short = average([basis(0, 3.0)], (1.0,), rule=rule, clip_norm=4.0)

@@ -75,6 +75,23 @@ def test_parts_have_the_shares_asked_for_and_depend_on_the_seed():
     assert parts.validation.tolist() == again.validation.tolist() != other.validation.tolist()
 
 
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(sequences=st.integers(1, 30), count=st.integers(1, 9))
+def test_replicas_train_disjoint_parts_of_all_of_a_shard(sequences, count):
+    parts = [numbered(sequences).part(index, count).tokens[:, 0].tolist() for index in range(count)]
+    if sequences >= count:
+        assert sorted(row for part in parts for row in part) == list(range(sequences))
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    else:
+        assert all(sorted(part) == list(range(sequences)) for part in parts)
+
+
+def test_one_alone_trains_the_whole_shard_and_too_many_draw_other_batches():
+    assert numbered(7).part(0, 1).tokens.tolist() == numbered(7).tokens.tolist()
+    first, second = (batch(numbered(3).part(index, 4), seed=0, step=0, size=2).tolist() for index in (0, 1))
+    assert first != second
+
+
 def test_a_shard_survives_its_bytes():
     shard = numbered(9)
     again = decode_shard(encode_shard(shard), vocab_size=9, context=4)

@@ -35,9 +35,9 @@ def session_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Progr
 
 @pytest.fixture(scope="session")
 def short_run(session_programs: Programs, corpus: Path) -> tuple[Path, Path]:
-    """A run file of four rounds that begin when both paths are claimed, and a folder where it is prepared."""
+    """A run file of one warm-up round and four that begin when both paths are claimed, and a folder with its start."""
     folder = session_programs.folder
-    run_file = write_run(folder / "short.toml", corpus, rounds=4, min_paths=2)
+    run_file = write_run(folder / "short.toml", corpus, rounds=4, min_paths=2, warmup_rounds=1)
     coordinator = session_programs.coordinator(run_file, folder / "short")
     coordinator.wait_address()
     assert coordinator.end() == 0

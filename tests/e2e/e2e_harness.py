@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -100,14 +101,13 @@ class Program:
             self.send(signal.SIGTERM)
         return self.wait(40)
 
-    def events(self, name: str = "") -> list[dict[str, Any]]:
-        """What its history says so far: of a coordinator, or of a volunteer in its one run."""
+    def events(self, name: str = "", *, stage: str = "grid") -> list[dict[str, Any]]:
+        """What its history says so far of one stage: of a coordinator, or of a volunteer in its one run."""
         found = []
-        for path in (self.home / "history.jsonl", *self.home.glob("runs/*/history.jsonl")):
-            if path.exists():
-                for line in path.read_text().splitlines():
-                    with contextlib.suppress(ValueError):  # the last line may be half written
-                        found.append(json.loads(line))
+        for path in (self.home / stage / "history.jsonl", *self.home.glob("runs/*/history.jsonl")):
+            events = read_events(path)
+            if events and events[0].get("stage", stage) == stage:
+                found += events
         return [event for event in found if name in ("", event["ev"])]
 
     def wait_event(self, name: str, *, count: int = 1, within_s: float = START_S, **values: Any) -> dict[str, Any]:
@@ -217,12 +217,27 @@ def write_corpus(path: Path, *, documents: int = 160, words: int = 260) -> Path:
     return path
 
 
-def write_run(path: Path, corpus: Path | str, *, rounds: int, min_paths: int, port: int = 0) -> Path:
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The events of a history; its last line may be half written."""
+    found = []
+    if path.exists():
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+    return found
+
+
+def write_run(
+    path: Path, corpus: Path | str, *, rounds: int, min_paths: int, port: int = 0, warmup_rounds: int = 0
+) -> Path:
     """A run file whose preparation takes no time: two paths of one tiny block each."""
     path.write_text(f"""\
 [run]
 name = "{path.stem}"
-pretrain_steps = 2
+[warmup]
+rounds = {warmup_rounds}
+[routing]
+reshard_rounds = {sorted({max(1, rounds // 2), rounds})}
 [model]
 vocab_size = 300
 width = 16
@@ -255,6 +270,12 @@ port = {port}
     return path
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
+
+
 def copy_prepared(source: Path, target: Path) -> Path:
     """The folder of a prepared run that nobody has joined yet; the same run, at a port of its own."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("address.json", "history.jsonl", "*.tmp"))
@@ -264,6 +285,27 @@ def copy_prepared(source: Path, target: Path) -> Path:
 def versions_of(coordinator: Program) -> dict[str, int]:
     """The newest archived version of every module."""
     return {event["module"]: event["version"] for event in coordinator.events("archived")}
+
+
+@contextlib.contextmanager
+def stuck_at(file: Path) -> Iterator[Callable[[], bool]]:
+    """Whoever reads `file` while the block runs is stuck there, as on a disk that hangs; given: whether one is."""
+    data, writers = file.read_bytes(), list[int]()
+
+    def is_reached() -> bool:
+        with contextlib.suppress(OSError):  # ENXIO: nobody has it open for reading
+            writers.append(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(writers)
+
+    file.unlink()
+    os.mkfifo(file)
+    try:
+        yield is_reached
+    finally:
+        file.unlink()
+        file.write_bytes(data)
+        for writer in writers:
+            os.close(writer)
 
 
 @contextlib.contextmanager

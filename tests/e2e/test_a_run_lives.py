@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +16,10 @@ from e2e_harness import (
     children_of,
     copy_prepared,
     eventually,
+    free_port,
     is_running,
     refused,
+    stuck_at,
     versions_of,
     write_run,
 )
@@ -51,12 +52,14 @@ def test_a_run_loses_a_volunteer_gets_another_finishes_and_verifies(
     assert coordinator.end() == 0, coordinator.complaint
     claimed = {event["path"] for volunteer in (survivor, newcomer) for event in volunteer.events("claimed")}
     assert victim.events("claimed")[0]["path"] in claimed
+    assert survivor.events("left", stage="warmup")[0]["complete"], "it came from the warm-up, without a restart"
 
     verified = programs.run("dipaco-bootstrap", "verify", folder)
-    assert verified.wait() == 0 and verified.said.count("to the bit") == len(MODULES), verified.complaint
+    # The chains of the warm-up's two modules, and those of the grid's.
+    assert verified.wait() == 0 and verified.said.count("to the bit") == 2 + len(MODULES), verified.complaint
     payload = payload_of(folder, victim.events("receipt")[0]["id"])
     payload.write_bytes(payload.read_bytes()[:-1] + bytes([payload.read_bytes()[-1] ^ 1]))
-    refused(programs.run("dipaco-bootstrap", "verify", folder), 8, "1 of 3 chains", "damaged")
+    refused(programs.run("dipaco-bootstrap", "verify", folder), 8, "1 of 5 chains", "damaged")
 
 
 def test_a_volunteer_that_does_not_listen_trains_and_leads_nothing(
@@ -75,7 +78,36 @@ def test_a_volunteer_that_does_not_listen_trains_and_leads_nothing(
     eventually(lambda: last in coordinator.said, what=lambda: coordinator.said + coordinator.complaint)
     for number in range(1, 5):
         assert f"round {number} of 4: validation perplexity " in coordinator.said
+    eventually(lambda: "finished model, routed once" in coordinator.said, what=lambda: coordinator.said)
+    assert [event["from_round"] for event in coordinator.events("sharded")] == [2, 4]
     assert coordinator.end() == 0, coordinator.complaint
+
+
+def test_a_coordinator_that_is_killed_at_the_fork_comes_back_and_the_volunteers_move_into_the_grid(
+    programs: Programs, corpus: Path, short_run: tuple[Path, Path]
+) -> None:
+    _, prepared = short_run
+    port = free_port()
+    run_file = write_run(programs.folder / "short.toml", corpus, rounds=4, min_paths=2, warmup_rounds=1, port=port)
+    folder = copy_prepared(prepared, programs.folder / "coordinator")
+    with stuck_at(folder / "tokenizer.json") as is_forking:  # the first file that a fork reads
+        coordinator = programs.coordinator(run_file, folder)
+        before = coordinator.wait_address()
+        volunteers = [programs.volunteer(before["address"], name) for name in ("first", "second")]
+        eventually(is_forking, within_s=60, what=lambda: coordinator.complaint)
+        waiting = "waiting for the coordinator to open the grid"
+        eventually(lambda: all(waiting in each.said for each in volunteers), what=lambda: volunteers[0].complaint)
+        coordinator.kill()
+    assert not (folder / "grid").exists()
+    again = programs.coordinator(run_file, folder)
+    assert again.wait_address() == before and join_line(coordinator) == join_line(again)
+    for volunteer in volunteers:
+        assert volunteer.wait() == 0, volunteer.complaint
+        assert volunteer.events("left", stage="warmup")[0]["complete"] and volunteer.events("left")[0]["complete"]
+        assert volunteer.events("receipt")
+    wait_last_version(again, 4)
+    assert again.end() == 0, again.complaint
+    assert programs.run("dipaco-bootstrap", "verify", folder).wait() == 0
 
 
 def join_line(coordinator: Program) -> str:
@@ -86,6 +118,7 @@ def join_line(coordinator: Program) -> str:
 def payload_of(folder: Path, contribution: str) -> Path:
     import json
 
+    folder = folder / "grid"
     text = (folder / "documents" / f"contribution-{contribution}.json").read_text()
     digest = json.loads(text)["document"]["payload"]["digest"]
     return folder / "blobs" / digest[:2] / digest
@@ -95,9 +128,7 @@ def test_a_coordinator_that_is_killed_comes_back_as_itself_and_the_run_goes_on(
     programs: Programs, corpus: Path, endless_prepared: tuple[Path, Path]
 ) -> None:
     _, prepared = endless_prepared
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    run_file = write_run(programs.folder / "endless.toml", corpus, rounds=100_000, min_paths=1, port=port)
+    run_file = write_run(programs.folder / "endless.toml", corpus, rounds=100_000, min_paths=1, port=free_port())
     folder = copy_prepared(prepared, programs.folder / "coordinator")
     coordinator = programs.coordinator(run_file, folder)
     before = coordinator.wait_address()
@@ -132,8 +163,8 @@ def test_a_killed_volunteer_leaves_no_daemon_and_comes_back_as_itself(programs: 
     eventually(lambda: len(again.events("joined")) == 2, what=lambda: again.complaint)
     assert len({event["peer"] for event in again.events("joined")}) == 1
     again.wait_event("receipt", count=len(volunteer.events("receipt")) + 1)
-    claims = [event["path"] for event in again.events("claimed")]
-    assert claims[0] == claims[1], "the path whose state is on its disk"
+    known = sum(event["ev"] == "state" and event["source"] == "ours" for event in before)
+    again.wait_event("state", count=known + 1, source="ours")  # it goes on from what is on its disk
     assert len(again.events()) > len(before)
     assert again.end() == 0
 

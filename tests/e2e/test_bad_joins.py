@@ -113,6 +113,7 @@ def test_a_shard_that_nobody_gives_intact_ends_the_volunteer_and_names_the_blob(
 
 
 def blob_of(folder: Path, path: int) -> Path:
+    folder = folder / "grid"
     manifest = json.loads((folder / "documents" / "manifest.json").read_text())
     digest = manifest["document"]["shards"][path]["blob"]["digest"]
     return folder / "blobs" / digest[:2] / digest

@@ -71,10 +71,10 @@ def test_a_folder_with_another_run_is_refused_and_kept(
     programs: Programs, tmp_path: Path, corpus: Path, short_run: tuple[Path, Path]
 ) -> None:
     folder = copy_prepared(short_run[1], tmp_path / "run")
-    manifest = (folder / "documents" / "manifest.json").read_bytes()
+    manifest = (folder / "warmup" / "documents" / "manifest.json").read_bytes()
     other = write_run(tmp_path / "other.toml", corpus, rounds=5, min_paths=1)
     refused(start(programs, other), 2, str(folder), "--dir")
-    assert (folder / "documents" / "manifest.json").read_bytes() == manifest
+    assert (folder / "warmup" / "documents" / "manifest.json").read_bytes() == manifest
 
 
 def test_a_folder_that_another_coordinator_uses_is_refused(programs: Programs, endless: Program) -> None:
@@ -106,7 +106,7 @@ def test_a_full_disk_is_named_and_with_space_the_same_command_goes_on(
 ) -> None:
     run_file = write_run(programs.folder / "full.toml", corpus, rounds=1, min_paths=1)
     refused(programs.coordinator(run_file, small_disk / "run"), 5, "no space left", "free some space")
-    assert not (small_disk / "run" / "documents" / "manifest.json").exists()
+    assert not (small_disk / "run" / "grid" / "documents" / "manifest.json").exists()
     assert not list(small_disk.rglob("*.tmp"))
     grow(small_disk)
     coordinator = programs.coordinator(run_file, small_disk / "run")

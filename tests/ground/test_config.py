@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from dipaco_p2p.config import (
     ModelConfig,
     OuterConfig,
     RoundsConfig,
+    RoutingConfig,
     RunConfig,
+    WarmupConfig,
 )
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.strict import load, plain
@@ -24,7 +27,19 @@ from dipaco_p2p.topology import Topology
 
 TRUNK = LevelConfig(embedding=True, head=True)
 BLOCKS = LevelConfig(modules=2, blocks=1)
-PARTS = (RunConfig, ModelConfig, LevelConfig, InnerConfig, OuterConfig, RoundsConfig, LivenessConfig)
+PRIVATE = LevelConfig(private=True, blocks=1)
+FLAT = LevelConfig(private=True, blocks=2, embedding=True, head=True)
+PARTS = (
+    RunConfig,
+    ModelConfig,
+    LevelConfig,
+    InnerConfig,
+    OuterConfig,
+    RoundsConfig,
+    LivenessConfig,
+    WarmupConfig,
+    RoutingConfig,
+)
 
 
 def test_the_defaults_are_valid_and_within_their_own_bounds() -> None:
@@ -39,8 +54,39 @@ def test_the_grid_of_a_run_is_the_modules_of_its_levels() -> None:
 
 
 def test_total_steps_are_of_one_path_over_warm_up_and_all_rounds() -> None:
-    run = RunConfig(pretrain_steps=7, rounds=RoundsConfig(rounds=3), inner=InnerConfig(steps=10))
-    assert run.total_steps == 37
+    run = RunConfig(warmup=WarmupConfig(rounds=2), rounds=RoundsConfig(rounds=3), inner=InnerConfig(steps=10))
+    assert (run.warmup_steps, run.total_steps) == (20, 50)
+
+
+def test_private_levels_have_a_module_for_each_path() -> None:
+    assert ModelConfig(levels=(TRUNK, BLOCKS, PRIVATE, BLOCKS)).topology == Topology(
+        (1, 2, 4, 2), (False, False, True, False)
+    )
+    assert ModelConfig(levels=(FLAT,), paths=3).topology == Topology((3,), (True,))
+    with pytest.raises(ConfigError, match="a private level with `modules = 2`"):
+        LevelConfig(private=True, modules=2)
+
+
+def test_the_warm_up_trains_one_path_with_its_own_outer_step_and_rounds() -> None:
+    run = RunConfig(
+        warmup=WarmupConfig(rounds=5, outer=OuterConfig(lr=1.0)), rounds=RoundsConfig(rounds=3, min_paths=2)
+    )
+    warmup = run.for_warmup()
+    assert warmup.topology == Topology((1, 1, 1)) and warmup.rounds.rounds == 5 and warmup.rounds.min_paths == 1
+    assert warmup.outer.lr == 1.0 and run.outer.lr == 0.7
+
+
+@pytest.mark.parametrize(
+    ("routing", "message"),
+    [
+        (RoutingConfig(reshard_rounds=(4, 2)), "`reshard_rounds` is .4, 2., but must rise"),
+        (RoutingConfig(reshard_rounds=(17,)), "ends with 17, but the run ends after round 16"),
+        (RoutingConfig(overlap=5), "`overlap` is 5, but there are 4 paths"),
+    ],
+)
+def test_routing_that_does_not_fit_the_run_is_refused(routing: RoutingConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig(routing=routing)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +103,9 @@ def test_total_steps_are_of_one_path_over_warm_up_and_all_rounds() -> None:
         ({"levels": (LevelConfig(embedding=True), BLOCKS, LevelConfig(head=True))}, "`tied = true` needs"),
         ({"levels": (TRUNK, BLOCKS, LevelConfig(modules=2))}, "level 2 of the grid holds nothing"),
         ({"levels": (TRUNK,)}, "no level of the grid has blocks"),
+        ({"levels": (FLAT,)}, "every level is private, so nothing says how many paths"),
+        ({"levels": (TRUNK, BLOCKS), "paths": 4}, "`paths = 4`, but the levels say it: 2"),
+        ({"levels": (TRUNK, replace(BLOCKS, modules=4096), BLOCKS, PRIVATE)}, "a private level of 8192 modules"),
     ],
     ids=lambda value: str(value)[:50],
 )
@@ -100,8 +149,9 @@ def test_a_value_just_outside_its_bound_is_refused(part: type[Any]) -> None:
         for bound, step in (("low", -1), ("high", 1)):
             edge = field.metadata.get(bound)
             if edge is not None:
+                outside = [edge + step] if isinstance(field.default, tuple) else type(field.default)(edge + step)
                 with pytest.raises(ConfigError, match=f"`{field.name}` in a part is .* but must be"):
-                    load(part, {field.name: type(field.default)(edge + step)}, where="a part")
+                    load(part, {field.name: outside}, where="a part")
 
 
 def test_every_number_has_a_lower_bound() -> None:

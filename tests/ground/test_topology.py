@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,17 @@ from hypothesis import strategies as st
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.topology import ModuleId, PathId, Topology
 
-grids = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(lambda widths: Topology(tuple(widths)))
+
+def grid_of(levels: list[tuple[int, bool]]) -> Topology:
+    """`(width, is private)` per level; a private level's own width counts only if there is no other."""
+    private = tuple(is_private for _, is_private in levels)
+    shared = [width for width, is_private in levels if not is_private]
+    path_count = math.prod(shared) if shared else levels[0][0]
+    widths = tuple(path_count if is_private else width for width, is_private in levels)
+    return Topology(widths, private if any(private) else ())
+
+
+grids = st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=4).map(grid_of)
 GRID = Topology((1, 2, 3))
 
 
@@ -19,6 +30,21 @@ def test_paths_and_modules_are_listed_in_order() -> None:
     assert list(map(str, GRID.paths())) == ["P0-0-0", "P0-0-1", "P0-0-2", "P0-1-0", "P0-1-1", "P0-1-2"]
     assert list(map(str, GRID.modules())) == ["L0.M0", "L1.M0", "L1.M1", "L2.M0", "L2.M1", "L2.M2"]
     assert str(GRID) == "1x2x3"
+
+
+def test_a_private_level_has_a_module_for_each_path_and_the_flat_mixture_nothing_else() -> None:
+    grid = Topology((2, 4, 2), (False, True, False))
+    assert str(grid) == "2x4px2" and grid.path_count == 4
+    assert list(map(str, grid.paths())) == ["P0-0-0", "P0-1-1", "P1-2-0", "P1-3-1"]
+    assert [len(grid.paths_through(ModuleId(1, index))) for index in range(4)] == [1, 1, 1, 1]
+    assert PathId((0, 2, 0)) not in grid  # the private module of another path
+    flat = Topology((3,), (True,))
+    assert list(map(str, flat.paths())) == ["P0", "P1", "P2"]
+
+
+def test_a_private_level_of_another_size_is_refused() -> None:
+    with pytest.raises(ConfigError, match="private level 1 has 3 modules"):
+        Topology((2, 3, 2), (False, True, False))
 
 
 @given(grids)

@@ -3,4 +3,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # the tiny run of runtime_harness.py
+HERE = Path(__file__).parent
+# serving_harness.py here, the tiny run of tiny_run.py and its peers of runtime_harness.py, the corpus of e2e_harness.py
+sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("runtime", "e2e"))]

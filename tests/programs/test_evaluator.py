@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,17 @@ from runtime_harness import finished_run
 
 from bootstrap.archive import SeedArchive
 from bootstrap.baseline import train_dense
-from bootstrap.evaluator import Evaluator, append_evaluation, read_evaluations
+from bootstrap.evaluator import Evaluator, append_evaluation, best_rounds, read_evaluations, stopped_evaluation
+from bootstrap.finished import score_table
 from dipaco_p2p.config import PREFIX_TOKENS
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.codec import decode_module
-from dipaco_p2p.core.evaluate import evaluate_routed
+from dipaco_p2p.core.evaluate import evaluate_routed, routed_once
+from dipaco_p2p.core.features import features
+from dipaco_p2p.core.router import decode_router
+from dipaco_p2p.core.shards import decode_shard
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.protocol.documents import ShardRef
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
@@ -54,9 +60,12 @@ def test_the_routed_loss_is_that_of_the_core(run: Run, store: Store, evaluator: 
     def flats(number: int) -> list[Floats]:
         return [flat(module) for module in run.topology.path(number).modules()]
 
-    sequences = np.concatenate(list(evaluator.sequences.values()))
-    numbers = [[run.topology.number(path)] * len(rows) for path, rows in evaluator.sequences.items()]
-    expected = evaluate_routed(flats, run.config.model, sequences, np.concatenate(numbers))
+    sequences = evaluator.held_out["validation"].tokens
+    router = decode_router(evaluator.blob(run.manifest.router.digest)) if run.manifest.router else None
+    assert router is not None
+    assigned = router.assign(features(evaluator.frozen(), sequences[:, :PREFIX_TOKENS]))
+    assert set(assigned.tolist()) == {0, 1, 2, 3}
+    expected = evaluate_routed(flats, run.config.model, sequences, assigned)
     found = evaluator.evaluate(2).routed
     assert found.tokens == expected.tokens == len(sequences) * (run.config.model.context - PREFIX_TOKENS)
     assert found.loss == pytest.approx(expected.loss, abs=1e-6)
@@ -114,8 +123,68 @@ def test_the_dense_control_takes_the_same_steps_on_the_same_sequences(
     run: Run, store: Store, evaluator: Evaluator
 ) -> None:
     done: list[int] = []
-    control = train_dense(run, store, evaluator, on_progress=done.append)
+    tokens = np.concatenate([_shard(store, ref) for ref in run.manifest.shards])
+    control = train_dense(run, store, evaluator, tokens, on_progress=done.append)
     assert done == [1, 2] and control.steps == run.config.rounds.rounds * run.config.inner.steps
     assert control.evaluation.tokens == evaluator.evaluate(0).routed.tokens
     assert control.evaluation.loss < evaluator.evaluate(0).routed.loss
-    assert train_dense(run, store, evaluator) == control, "the same every time"
+    assert train_dense(run, store, evaluator, tokens) == control, "the same every time"
+
+
+def row(version: int, holdout: dict[str, float | None], *, sharding: int = 0) -> dict[str, Any]:
+    """A judged round of paths with two tokens each, whose validation loss is ten times the round."""
+    paths = {path: {"loss": 10.0 * version, "tokens": 2, "holdout_loss": loss} for path, loss in holdout.items()}
+    return {"version": version, "sharding": sharding, "paths": paths}
+
+
+def test_each_path_is_served_with_its_best_round_on_the_holdout_since_the_last_sharding() -> None:
+    rows = [
+        row(0, {"P0": 0.1, "P1": 0.1}),  # before the last sharding: the holdout went to other paths
+        row(1, {"P0": 5.0, "P1": 5.0}, sharding=1),
+        row(2, {"P0": 3.0, "P1": 7.0}, sharding=1),
+        row(3, {"P0": 4.0, "P1": 5.0}, sharding=1),
+    ]
+    assert best_rounds(rows) == {"P0": 2, "P1": 3}
+    stopped = stopped_evaluation(rows)
+    assert stopped is not None and stopped.tokens == 4 and stopped.loss == 25.0
+    assert best_rounds([row(1, {"P0": 2.0}), row(2, {"P0": None})]) == {"P0": 2}, "without a holdout: the newest"
+    assert stopped_evaluation([]) is None
+
+
+def test_a_path_that_diverged_is_served_from_before() -> None:
+    nan = math.nan
+    assert best_rounds([row(1, {"P0": nan}), row(2, {"P0": 2.0}), row(3, {"P0": nan})]) == {"P0": 2}
+    assert best_rounds([row(2, {"P0": nan}), row(1, {"P0": nan})]) == {"P0": 2}, "nothing is better: the newest"
+
+
+def test_a_round_is_judged_by_the_same_router_whenever_that_is(
+    run: Run, evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = evaluator.evaluate(2)
+    monkeypatch.setattr(type(run), "sharding_at", lambda self, round_number: 1 if round_number >= 2 else 0)
+    assert evaluator.evaluate(2) == before and before.sharding == 0
+
+
+def test_a_line_that_was_cut_off_costs_only_its_own_round(tmp_path: Path, evaluator: Evaluator) -> None:
+    path = tmp_path / "evaluations.jsonl"
+    append_evaluation(path, evaluator.evaluate(0))
+    whole = path.read_bytes()
+    append_evaluation(path, evaluator.evaluate(1))
+    path.write_bytes(path.read_bytes()[: len(whole) + 30])
+    assert [row["version"] for row in read_evaluations(path)] == [0]
+    append_evaluation(path, evaluator.evaluate(2))
+    assert [row["version"] for row in read_evaluations(path)] == [0, 2]
+    path.write_bytes(whole + b"\xff\xfe\n7\n[]\n")
+    assert [row["version"] for row in read_evaluations(path)] == [0]
+
+
+def test_a_finished_run_is_judged_by_every_way_to_route_it(evaluator: Evaluator) -> None:
+    found = score_table(evaluator, 2, evaluator.held_out["validation"].tokens)
+    once = routed_once(found, evaluator.assign("validation", 0)).sum()
+    assert once == pytest.approx(evaluator.evaluate(2).routed.nats_total)
+
+
+def _shard(store: Store, ref: ShardRef) -> Any:
+    data = store.get(ref.blob.digest)
+    assert data is not None
+    return decode_shard(data, vocab_size=258, context=72).tokens

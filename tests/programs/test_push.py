@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_harness import Leader, World, contribution_of, gradient_bytes, signer, tiny_config
+from runtime_harness import Leader, World
+from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import eventually, play
 
 from dipaco_p2p.errors import Refused

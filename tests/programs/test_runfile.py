@@ -62,6 +62,11 @@ def test_runs_are_shipped() -> None:
     assert {path.stem: str(load_run_file(path).run.topology) for path in RUNS} == {
         "demo-2x2": "1x2x2",
         "home-4x4": "1x4x4",
+        "trunk-1x4": "1x4",
+        "private-2x2": "1x4px2x2x4p",
+        "flat-4": "4p",
+        "diloco": "1",
+        "ends-2x2": "2x2",
     }
 
 

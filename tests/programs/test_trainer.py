@@ -1,41 +1,41 @@
-"""Training one path: what it sends, what it still owes, and what a restart finds on disk."""
+"""Training one path: what it sends, what it still owes, and what goes with the path to another machine."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from runtime_harness import _initial, make_run, tiny_config
+from tiny_run import initial, make_run, tiny_config
 
+from dipaco_p2p.core.codec import decode, encode
 from dipaco_p2p.core.compress import decode_compressed, expand
 from dipaco_p2p.core.inner import InnerResult, StepReport
 from dipaco_p2p.core.shards import decode_shard
+from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import PathId
-from peers.trainer import PathTrainer
+from peers.trainer import HEADER_BYTES_MAX, PathTrainer, state_bytes_max
 
 PATH = PathId((0, 1, 0))
-BEFORE = _initial()[0]
+BEFORE = initial()[0]
 
 
 class Bench:
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.store = Store(folder / "store")
         self.run: Run = make_run(self.store, tiny_config(steps=3))
 
-    def trainer(self, *, replica: int = 0) -> PathTrainer:
+    def trainer(self, *, path: PathId = PATH) -> PathTrainer:
         model = self.run.config.model
-        data = self.store.get(self.run.shard(PATH).blob.digest)
+        data = self.store.get(self.run.shard(path).blob.digest)
         optimizer = self.store.get(self.run.manifest.optimizer.digest)
         assert data is not None and optimizer is not None
         shard = decode_shard(data, vocab_size=model.vocab_size, context=model.context)
-        return PathTrainer(
-            self.run, PATH, shard, optimizer=optimizer, device="cpu", replica=replica, folder=self.folder / "paths"
-        )
+        return PathTrainer(self.run, path, shard, optimizer=optimizer, device="cpu")
 
 
 @pytest.fixture
@@ -43,14 +43,16 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def train(trainer: PathTrainer, *, round_number: int = 0, steps: int = 3) -> InnerResult:
+def train(
+    trainer: PathTrainer, *, round_number: int = 0, steps: int = 3, replica: tuple[int, int] = (0, 1)
+) -> InnerResult:
     seen: list[StepReport] = []
 
     def on_step(report: StepReport) -> bool:
         seen.append(report)
         return len(seen) < steps
 
-    return asyncio.run(trainer.train(BEFORE, round_number=round_number, on_step=on_step))
+    return asyncio.run(trainer.train(BEFORE, round_number=round_number, replica=replica, on_step=on_step))
 
 
 def same(one: InnerResult, other: InnerResult) -> bool:
@@ -84,42 +86,71 @@ def test_what_was_refused_is_not_owed_and_what_was_taken_is(bench: Bench) -> Non
     assert np.allclose(total, BEFORE[0] - after[0] + first[0].residual, atol=1e-9)
 
 
-def test_a_restart_goes_on_with_the_same_bits(bench: Bench) -> None:
+def test_whoever_goes_on_from_the_state_gets_the_same_bits(bench: Bench) -> None:
     trainer = bench.trainer()
     after = train(trainer).flats
-    for gradient in trainer.outer_gradients(BEFORE, after):
+    sent = trainer.outer_gradients(BEFORE, after)
+    state = trainer.state_bytes(sent)
+    for gradient in sent:
         trainer.keep(gradient)
-    trainer.save()
+    assert trainer.state_bytes() == state
     again = bench.trainer()
+    again.load_state(state)
+    assert again.state_bytes() == state
     assert same(train(again, round_number=1), train(trainer, round_number=1))
     pairs = zip(trainer.outer_gradients(BEFORE, after), again.outer_gradients(BEFORE, after), strict=True)
     assert all(one.payload == other.payload for one, other in pairs)
 
 
-@pytest.mark.parametrize("kind", ["inner", "residuals"])
-@pytest.mark.parametrize("damage", [b"", b"damaged", b"\x00" * 64])
-def test_a_damaged_state_is_left_behind(bench: Bench, kind: str, damage: bytes) -> None:
-    fresh = train(bench.trainer())
+def test_starting_over_leaves_nothing_of_a_state(bench: Bench) -> None:
     trainer = bench.trainer()
-    train(trainer)
-    trainer.save()
-    [path] = (bench.folder / "paths").glob(f"*.{kind}.safetensors")
-    path.write_bytes(damage)
-    again = train(bench.trainer())
-    assert same(again, fresh) == (kind == "inner"), "AdamW's moments are those of the warm-up"
+    fresh = trainer.state_bytes()
+    for gradient in trainer.outer_gradients(BEFORE, train(trainer).flats):
+        trainer.keep(gradient)
+    assert trainer.state_bytes() != fresh
+    trainer.start_over()
+    assert trainer.state_bytes() == fresh
 
 
-def test_residuals_of_another_size_are_left_behind(bench: Bench) -> None:
+def test_a_state_fits_its_bound(bench: Bench) -> None:
     trainer = bench.trainer()
-    after = train(trainer).flats
-    honest = trainer.outer_gradients(BEFORE, after)
-    for gradient, wrong in zip(honest, (np.ones(3), np.full(BEFORE[1].size, np.nan), np.ones((1, 2))), strict=True):
-        trainer._residuals[gradient.module] = wrong.astype(np.float32)
-    trainer.save()
-    again = bench.trainer()
-    assert [item.payload for item in again.outer_gradients(BEFORE, after)] == [item.payload for item in honest]
+    sent = trainer.outer_gradients(BEFORE, train(trainer).flats)
+    size = len(trainer.state_bytes(sent))
+    assert size < state_bytes_max(bench.run, PATH) < size + 2 * HEADER_BYTES_MAX
 
 
-def test_replicas_of_a_path_draw_other_batches(bench: Bench) -> None:
-    assert same(train(bench.trainer()), train(bench.trainer()))
-    assert not same(train(bench.trainer()), train(bench.trainer(replica=1)))
+MODULE = PATH.modules()[1]
+SIZE = BEFORE[1].size
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        (f"residual/{MODULE}", np.ones(3, np.float32)),
+        (f"residual/{MODULE}", np.ones((SIZE, 1), np.float32)),
+        (f"residual/{MODULE}", np.full(SIZE, np.nan, np.float32)),
+        (f"residual/{MODULE}", np.ones(SIZE, np.float16)),
+        ("residual/L9.M9", np.ones(SIZE, np.float32)),
+        ("model.norm.weight/exp_avg", np.full(16, np.inf, np.float32)),
+        ("junk", np.ones(3, np.float32)),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(bench: Bench, name: str, tensor: Any) -> None:
+    trainer = bench.trainer()
+    good = trainer.state_bytes(trainer.outer_gradients(BEFORE, train(trainer).flats))
+    tensors, _ = decode(good)
+    before = trainer.state_bytes()
+    with pytest.raises(IntegrityError):
+        trainer.load_state(encode(tensors | {name: tensor}))
+    for junk in (b"", b"damaged", b"\x00" * 64, good[:-1]):
+        with pytest.raises(IntegrityError):
+            trainer.load_state(junk)
+    assert trainer.state_bytes() == before
+
+
+def test_batches_are_those_of_the_path_and_the_part_whoever_trains(bench: Bench) -> None:
+    alone = train(bench.trainer())
+    assert same(alone, train(bench.trainer()))
+    first, second = (train(bench.trainer(), replica=(index, 2)) for index in range(2))
+    assert not same(first, second) and not same(first, alone)
+    assert not same(alone, train(bench.trainer(path=PathId((0, 1, 1)))))

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from runtime_harness import SEED_NUMBER, finished_run, signer
+from runtime_harness import finished_run
+from tiny_run import SEED_NUMBER, signer
 
 from bootstrap.archive import SeedArchive
 from bootstrap.verify import ChainReport, verify_run

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from runtime_harness import World, tiny_config
+from runtime_harness import World
+from tiny_run import tiny_config
 from virtual_time import eventually, play
 
 
@@ -91,17 +92,38 @@ def test_a_stop_while_waiting_is_obeyed_at_once(tmp_path: Path) -> None:
     play(scenario)
 
 
-def test_a_volunteer_that_comes_back_takes_its_path_again(tmp_path: Path) -> None:
+def test_a_volunteer_that_comes_back_goes_on_from_the_states_on_its_disk(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with World(tmp_path, config=tiny_config(rounds=40, min_paths=1)) as world:
             first = world.join(1)
-            await eventually(lambda: bool(first.said("round")))
-            path = first.said("claimed")[0]["path"]
+            await eventually(lambda: len(first.said("round")) >= 6)
+            trained = {event["path"] for event in first.said("round")}
             await world.kill(first)
             await asyncio.sleep(2 * world.run.config.liveness.heartbeat_ttl_s)
             again = world.join(1)
-            await eventually(lambda: bool(again.said("receipt")))
-            assert again.said("claimed")[0]["path"] == path
+            await eventually(lambda: len(again.said("round")) >= 4)
+            states = {event["path"]: event["source"] for event in again.said("state")}
+            assert set(states) <= trained and set(states.values()) == {"ours"}
+            assert not again.said("refused"), "nothing is trained again that was in already"
+
+    play(scenario)
+
+
+def test_a_volunteer_whose_seed_is_away_rotates_only_to_paths_that_it_has(tmp_path: Path) -> None:
+    """Its own round must not wait for a shard that nobody can give."""
+
+    async def scenario() -> None:
+        async with World(tmp_path, config=tiny_config(rounds=40)) as world:
+            for number in (1, 2, 3, 4):
+                world.join(number)
+            await eventually(lambda: sum(len(volunteer.ownership.modules) for volunteer in world.volunteers) == 5)
+            await eventually(lambda: all(len(volunteer.said("round")) > 2 for volunteer in world.volunteers))
+            await world.kill_seed()
+            victim = next(volunteer for volunteer in world.volunteers if not volunteer.ownership.modules)
+            await world.kill(victim)
+            survivors = [volunteer for volunteer in world.volunteers if volunteer is not victim]
+            before = {volunteer.number: len(volunteer.said("round")) for volunteer in survivors}
+            await eventually(lambda: all(len(v.said("round")) >= before[v.number] + 2 for v in survivors), limit_s=300)
 
     play(scenario)
 

@@ -45,6 +45,7 @@ HEAD = ModuleVersion(
     author=BOB,
 )
 RULES = AdmissionRules(
+    shardings={0: 0, 1: 5, 2: 6},
     run=RUN,
     head=HEAD,
     bases={version: DIGESTS[version] for version in (4, 5)},  # staleness 1
@@ -143,6 +144,17 @@ def test_a_base_of_another_branch_is_unknown() -> None:
     assert reason(base_version=4, base_digest=digest(b"a fork")) is Reason.UNKNOWN_BASE
 
 
+def test_only_a_known_sharding_that_held_in_its_round_counts() -> None:
+    """Its size weighs in the average."""
+    assert {number: reason(sharding=number) for number in range(4)} == {
+        0: None,
+        1: None,
+        2: Reason.UNKNOWN_SHARDING,
+        3: Reason.UNKNOWN_SHARDING,
+    }
+    assert reason(sharding=1, **on(4)) is Reason.UNKNOWN_SHARDING
+
+
 def test_the_same_contribution_may_come_again() -> None:
     """Its sender lost our answer; that nothing counts twice is the round's business."""
     contributed = {(ALICE, PATH, HEAD_VERSION): document_id(GOOD)}
@@ -185,5 +197,5 @@ def test_a_short_history_judges_nobody() -> None:
 
 
 def test_every_reason_is_met_here_or_given_by_the_leader_itself() -> None:
-    met = {expected for expected, _ in FAULTS} | {Reason.UNKNOWN_BASE, Reason.NORM}
+    met = {expected for expected, _ in FAULTS} | {Reason.UNKNOWN_BASE, Reason.UNKNOWN_SHARDING, Reason.NORM}
     assert set(Reason) - met == {Reason.NOT_LEADER}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import pytest
 from hypothesis import example, given
@@ -14,10 +16,13 @@ from dipaco_p2p.protocol.claims import (
     ClaimState,
     choose_path,
     ranking,
+    replicas,
+    should_rotate,
     should_yield,
 )
 from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.machine import IllegalTransition, follow
+from dipaco_p2p.protocol.rounds import Standing
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import PathId, Topology
 
@@ -44,11 +49,11 @@ class Table:
         self.claims[where][who] = Claim(path=where, since_s=self.now_s)
         self.now_s += 1.0
 
-    def move(self, who: PeerId, seed: int) -> PathId:
+    def move(self, who: PeerId, seed: int, standings: Mapping[PathId, Standing] = MappingProxyType({})) -> PathId:
         """Release, choose again, claim."""
         for peers in self.claims.values():
             peers.pop(who, None)
-        where = choose_path(self.claims, {}, seed=seed)
+        where = choose_path(self.claims, standings, seed=seed)
         self.claim(who, where)
         return where
 
@@ -150,23 +155,34 @@ def test_without_replicas_a_lost_path_waits_for_a_newcomer() -> None:
     assert table.move(peer(9), seed=0) == path(2)
 
 
+def at(progress: int, *, due: bool = True) -> Standing:
+    return Standing(progress=progress, is_due=due)
+
+
 def test_a_newcomer_takes_the_uncovered_path_whatever_else_speaks_for_others() -> None:
     claims = crowd(3, [0, 2, 2]).claims
     for seed in range(20):
-        assert choose_path(claims, {path(1): 99}, seed=seed, preferred=path(0)) == path(1)
+        assert choose_path(claims, {path(1): at(99, due=False)}, seed=seed, held={path(0)}) == path(1)
 
 
-def test_the_preferred_path_wins_among_equals_only() -> None:
-    claims = crowd(3, [0]).claims
-    assert choose_path(claims, {path(1): 0, path(2): 5}, seed=0, preferred=path(2)) == path(2)
-    assert choose_path(claims, {path(1): 0, path(2): 5}, seed=0, preferred=path(0)) == path(1)
+def test_what_can_be_trained_comes_before_what_waits() -> None:
+    claims = Table(3).claims
+    standings = {path(0): at(2, due=False), path(1): at(3), path(2): at(3, due=False)}
+    assert choose_path(claims, standings, seed=0, held={path(0)}) == path(1)
 
 
-def test_the_least_trained_comes_before_chance() -> None:
+def test_the_least_trained_comes_before_the_own_and_before_chance() -> None:
     claims = Table(4).claims
-    rounds = {path(0): 3, path(1): 2, path(2): 2, path(3): 3}
-    assert {choose_path(claims, rounds, seed=seed) for seed in range(40)} == {path(1), path(2)}
-    assert choose_path(claims, {path(0): 1, path(1): 1, path(2): 1}, seed=0) == path(3), "unknown counts as untrained"
+    standings = {path(0): at(3), path(1): at(2), path(2): at(2), path(3): at(3)}
+    assert {choose_path(claims, standings, seed=seed, held={path(3)}) for seed in range(40)} == {path(1), path(2)}
+    assert choose_path(claims, {path(n): at(1) for n in range(3)}, seed=0) == path(3), "unknown counts as untrained"
+
+
+def test_the_own_path_wins_among_those_that_are_as_far() -> None:
+    claims = crowd(3, [0]).claims
+    standings = {path(1): at(5), path(2): at(5)}
+    assert {choose_path(claims, standings, seed=seed, held={path(2)}) for seed in range(20)} == {path(2)}
+    assert choose_path(claims, standings, seed=0, held={path(0), path(1)}) == path(1), "not one that is covered"
 
 
 def test_two_volunteers_on_a_square_grid_train_every_module() -> None:
@@ -192,6 +208,69 @@ def test_who_came_first_is_ranked_first_and_ties_favour_nobody() -> None:
     assert ranking(path(0), table.claims[path(0)]) == [peer(0), peer(1), peer(2)]
     winners = {ranking(path(n), {peer(k): Claim(path=path(n), since_s=5.0) for k in range(3)})[0] for n in range(30)}
     assert winners == {peer(0), peer(1), peer(2)}
+
+
+def test_the_parts_of_a_shard_go_to_those_that_stay() -> None:
+    table = crowd(3, [0, 0, 1, 0])
+    assert list(replicas(path(0), table.claims)) == [peer(0)], "path 2 is uncovered: the others are on their way"
+    table.claim(peer(9), path(2))
+    assert list(replicas(path(0), table.claims)) == [peer(0), peer(1)], "rank 2 is one too many"
+    assert list(replicas(path(0), crowd(1, [0, 0, 0]).claims)) == [peer(0), peer(1), peer(2)]
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "moves"),
+    [
+        (at(4, due=False), at(3), True),
+        (at(4, due=False), at(4), True),
+        (at(4, due=False), at(5), False),
+        (at(4), at(3), True),
+        (at(4), at(4), False),
+        (at(4, due=False), at(3, due=False), False),
+    ],
+    ids=["missing", "waiting, as far", "waiting, ahead", "due, behind", "due, as far", "nothing to do there"],
+)
+def test_who_is_done_goes_where_work_is_missing(mine: Standing, other: Standing, moves: bool) -> None:
+    assert should_rotate(path(0), mine, crowd(2, [0]).claims, {path(0): mine, path(1): other}) == moves
+    assert not should_rotate(path(0), mine, crowd(2, [0, 1]).claims, {path(1): other}), "it is claimed"
+    assert not should_rotate(path(0), mine, crowd(2, [0]).claims, {}), "its leaders do not answer"
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_size=6), st.integers(0, 99))
+def test_who_rotates_chooses_a_path_that_can_be_trained(found: list[tuple[int, bool]], seed: int) -> None:
+    """What sends a volunteer away and what it then chooses agree; else it would move for ever, and train nothing."""
+    standings = {path(number): at(progress, due=due) for number, (progress, due) in enumerate(found)}
+    claims = crowd(len(found), [0]).claims
+    if should_rotate(path(0), standings[path(0)], claims, standings):
+        released = {where: {} for where in claims}
+        chosen = choose_path(released, standings, seed=seed, held={path(0)})
+        assert standings[chosen].is_due
+        assert chosen != path(0) or standings[path(0)].is_due
+        uncovered = [standings[path(number)] for number in range(1, len(found)) if standings[path(number)].is_due]
+        assert standings[chosen].progress <= min(standing.progress for standing in uncovered)
+
+
+@given(st.integers(1, 4), st.integers(1, 9), st.randoms())
+def test_volunteers_that_rotate_train_every_path_of_every_round_once(
+    volunteers: int, paths: int, rng: random.Random
+) -> None:
+    """Whoever is free next. A round ends when nobody finds anything to do."""
+    table, trained = Table(paths), [0] * paths
+    where: dict[PeerId, PathId] = {}
+    for version in range(3):
+        idle: set[PeerId] = set()
+        while len(idle) < volunteers:
+            who = peer(rng.randrange(volunteers))
+            standings = {path(n): at(reached, due=reached == version) for n, reached in enumerate(trained)}
+            mine = where.get(who)
+            if mine is None or should_rotate(mine, standings[mine], table.claims, standings):
+                mine = where[who] = table.move(who, rng.randrange(99), standings)
+            if standings[mine].is_due:
+                trained[mine.indices[1]] += 1
+                idle.clear()
+            else:
+                idle.add(who)
+        assert trained == [version + 1] * paths
 
 
 def test_who_claims_nothing_need_not_yield() -> None:

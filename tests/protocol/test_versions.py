@@ -40,12 +40,15 @@ SHARDS = tuple(ShardRef(path=path, blob=blob(f"shard {path}"), sequences=7) for 
 MANIFEST = Manifest(
     protocol=1,
     config=CONFIG,
+    stage="grid",
     admission="open",
     tokenizer=blob("tokenizer"),
     router=blob("router"),
     optimizer=blob("optimizer"),
     shards=SHARDS,
-    validation=SHARDS,
+    validation=blob("validation"),
+    holdout=blob("holdout"),
+    router_split=blob("router split"),
     genesis=tuple(GenesisRef(module=m, blob=blob(f"genesis {m}")) for m in CONFIG.topology.modules()),
     author=COORDINATOR.peer,
 )

@@ -99,7 +99,10 @@ def test_every_reason_of_admission_is_in_the_protocol() -> None:
 
 
 def test_the_methods_in_the_protocol_are_those_in_the_code() -> None:
-    files = [*(REPO / "dipaco_p2p").rglob("*.py"), REPO / "bootstrap/archive.py"]
+    files = [
+        *(REPO / "dipaco_p2p").rglob("*.py"),
+        *(REPO / f"bootstrap/{name}.py" for name in ("archive", "best", "resharding")),
+    ]
     nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
     methods = {text for text in texts if METHOD.fullmatch(text)}

@@ -37,7 +37,10 @@ def test_help_of_the_peer_imports_nothing_heavy(arguments: tuple[str, ...]) -> N
 
 @pytest.mark.parametrize(
     "arguments",
-    [("bootstrap.cli", "--help"), ("bootstrap.cli", "start", "--help"), ("bootstrap.cli", "demo", "--help")],
+    [
+        ("bootstrap.cli", "--help"),
+        *(("bootstrap.cli", name, "--help") for name in ("start", "demo", "generate", "export")),
+    ],
     ids=" ".join,
 )
 def test_help_of_the_bootstrap_imports_nothing_heavy(arguments: tuple[str, ...]) -> None:

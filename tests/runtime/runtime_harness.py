@@ -1,137 +1,37 @@
-"""A whole run in one process: a tiny model, a seed node, volunteers, and bare peers that speak to them by hand."""
+"""A tiny run in one process: a seed node, volunteers, and bare peers that speak to them by hand."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 from virtual_time import VirtualClock, end, play
 
 from bootstrap.archive import OwnArchive, SeedArchive
-from dipaco_p2p.config import (
-    PROTOCOL_VERSION,
-    InnerConfig,
-    LevelConfig,
-    LivenessConfig,
-    ModelConfig,
-    RoundsConfig,
-    RunConfig,
-)
-from dipaco_p2p.core.codec import encode_module
-from dipaco_p2p.core.compress import compress, decode_compressed, encode_compressed
-from dipaco_p2p.core.inner import InnerLoop
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.model import initial_modules
-from dipaco_p2p.core.outer import OuterState
-from dipaco_p2p.core.shards import Shard, encode_shard
-from dipaco_p2p.protocol.documents import (
-    BlobRef,
-    Contribution,
-    GenesisRef,
-    Manifest,
-    ModuleVersion,
-    Receipt,
-    Sealed,
-    ShardRef,
-    seal,
-    unseal,
-)
-from dipaco_p2p.protocol.grants import sign_grant
+from dipaco_p2p.config import RunConfig
+from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
-from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.archive import RemoteArchive
 from dipaco_p2p.runtime.history import History
-from dipaco_p2p.runtime.join import serve_manifest
+from dipaco_p2p.runtime.join import Stages
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.owner import ModuleOwner
 from dipaco_p2p.runtime.ownership import Ownership
 from dipaco_p2p.runtime.presence import Presence
-from dipaco_p2p.runtime.recompute import Admitted, Made, make_version
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.runtime.transfer import Uploads, send, serve_store
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
-from dipaco_p2p.topology import ModuleId, PathId
+from dipaco_p2p.topology import ModuleId
 from peers.status import Status
 from peers.volunteer import Volunteer
 
-SEED_NUMBER = 200
 GRACE_S = 30.0
-
-MODEL = ModelConfig(
-    vocab_size=258,
-    width=16,
-    heads=2,
-    ffn_width=24,
-    context=72,
-    levels=(
-        LevelConfig(modules=1, blocks=1, embedding=True, head=True),
-        LevelConfig(modules=2, blocks=1),
-        LevelConfig(modules=2, blocks=1),
-    ),
-)
-
-
-# -- a run
-
-
-def signer(number: int) -> Signer:
-    return Signer(bytes([number]) * 32)
-
-
-def tiny_config(*, rounds: int = 2, steps: int = 2, min_paths: int = 4, **changes: Any) -> RunConfig:
-    """Four paths, a few thousand parameters per module."""
-    return RunConfig(
-        name="tiny",
-        pretrain_steps=0,
-        model=MODEL,
-        inner=InnerConfig(steps=steps, batch=2, warmup_steps=1),
-        rounds=RoundsConfig(rounds=rounds, min_paths=min_paths, deadline_s=20.0, grace_s=1.0, **changes),
-        liveness=LivenessConfig(heartbeat_ttl_s=6.0, settle_s=0.5),
-    )
-
-
-@functools.cache
-def _initial() -> tuple[list[np.ndarray[Any, Any]], bytes]:
-    start = initial_modules(MODEL, seed=0)
-    loop = InnerLoop(InnerConfig(), 1, MODEL, device="cpu", seed=0)
-    return [start[level] for level in range(len(MODEL.levels))], loop.state_bytes()
-
-
-def make_run(store: Store, config: RunConfig) -> Run:
-    """A run whose blobs are in `store`, signed by the seed node; its text is noise with a pattern per path."""
-    flats, optimizer = _initial()
-    blobs = [store.put(encode_module(flat, module_layout(MODEL, level))) for level, flat in enumerate(flats)]
-    generator = np.random.default_rng(1)
-
-    def shards(count: int) -> tuple[ShardRef, ...]:
-        refs = []
-        for number, path in enumerate(config.topology.paths()):
-            tokens = (generator.integers(0, 8, (count + number, MODEL.context)) + 32 * number).astype(np.int32)
-            refs.append(ShardRef(path=path, blob=store.put(encode_shard(Shard(tokens=tokens))), sequences=len(tokens)))
-        return tuple(refs)
-
-    manifest = Manifest(
-        protocol=PROTOCOL_VERSION,
-        config=config,
-        admission="open",
-        tokenizer=store.put(b"{}"),
-        router=store.put(b"no router: the shards are made by hand"),
-        optimizer=store.put(optimizer),
-        shards=shards(6),
-        validation=shards(2),
-        genesis=tuple(GenesisRef(module=module, blob=blobs[module.level]) for module in config.topology.modules()),
-        author=signer(SEED_NUMBER).peer,
-    )
-    run = Run(seal(signer(SEED_NUMBER), manifest))
-    run.check_genesis()
-    return run
 
 
 def node_of(
@@ -165,7 +65,7 @@ class TinySeed:
         self.node = node_of(run, self.swarm, world.folder / "seed", world.clock, heartbeat, keeps_everything=True)
         self.archive = SeedArchive(run, self.node.store, self.swarm.signer)
         self.ownership = Ownership(self.node, OwnArchive(self.archive, self.swarm.peer))
-        serve_manifest(self.swarm, run.sealed)
+        Stages(self.swarm).add(run)
         serve_store(self.swarm, self.node.store)
         size_max = 2 * max(map(run.snapshot_bytes_max, run.topology.modules()))
         self.archive.serve(
@@ -195,7 +95,7 @@ class TinyVolunteer:
         self.archive = RemoteArchive(self.swarm, self.node.watch)
         self.ownership = Ownership(self.node, self.archive, may_take=lambda: self.volunteer.is_run_open())
         self.status = status or Status()
-        self.volunteer = Volunteer(self.node, self.ownership, self.status, device="cpu", folder=self.folder)
+        self.volunteer = Volunteer(self.node, self.ownership, self.status, device="cpu")
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -284,56 +184,6 @@ class World:
             self.clock,
             Heartbeat(owns=False),
         )
-
-
-# -- contributions made by hand
-
-
-def contribution_of(
-    run: Run, author: Signer, payload: bytes, /, *, module: ModuleId, path: PathId, **changes: Any
-) -> Contribution:
-    """An honest contribution to version 0, but for `changes`."""
-    base = genesis_version(run.manifest, module)
-    document = Contribution(
-        run=run.id,
-        module=module,
-        path=path,
-        base_version=0,
-        base_digest=base.digest,
-        payload=BlobRef.of(payload),
-        steps=run.config.inner.steps,
-        tokens=run.tokens_full,
-        loss=5.0,
-        author=author.peer,
-    )
-    return replace(document, **changes)
-
-
-def gradient_bytes(run: Run, module: ModuleId, *, seed: int = 0, size: float = 1e-3) -> bytes:
-    """A compressed outer gradient of random values."""
-    values = np.random.default_rng(seed).normal(0, size, run.layout(module).size).astype(np.float32)
-    return encode_compressed(compress(values)[0])
-
-
-def version_of(
-    run: Run,
-    leader: Signer,
-    admitted: list[tuple[Sealed[Contribution], bytes]],
-    *,
-    term: int,
-    after: Made | None = None,
-) -> tuple[Sealed[ModuleVersion], Made]:
-    """The version that an honest leader makes of `admitted`, after the genesis or what was made before."""
-    module = admitted[0][0].document.module
-    layout = run.layout(module)
-    if after is None:
-        parent, state = genesis_version(run.manifest, module), OuterState.fresh(_initial()[0][module.level])
-    else:
-        parent, state = after.version, after.state
-    gradients = [Admitted(sealed, decode_compressed(payload, size=layout.size)) for sealed, payload in admitted]
-    grant = sign_grant(signer(SEED_NUMBER), run=run.id, module=module, term=term, leader=leader.peer)
-    made = make_version(run, parent, state, gradients, clip_norm=None, term=term, grant=grant, author=leader.peer)
-    return seal(leader, made.version), made
 
 
 class Leader:

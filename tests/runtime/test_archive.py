@@ -8,16 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from runtime_harness import (
-    SEED_NUMBER,
-    World,
-    contribution_of,
-    gradient_bytes,
-    make_run,
-    signer,
-    tiny_config,
-    version_of,
-)
+from runtime_harness import World
+from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, make_run, signer, tiny_config, version_of
 from virtual_time import play
 
 from bootstrap.archive import OwnArchive, SeedArchive

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from runtime_harness import contribution_of, gradient_bytes, make_run, signer, tiny_config, version_of
+from tiny_run import contribution_of, gradient_bytes, make_run, signer, tiny_config, version_of
 
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.protocol.documents import Contribution, Sealed, seal

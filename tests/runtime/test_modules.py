@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_harness import Leader, World, contribution_of, gradient_bytes, offer, tiny_config
+from runtime_harness import Leader, World, offer
+from tiny_run import contribution_of, gradient_bytes, tiny_config
 from virtual_time import eventually, play
 
 from dipaco_p2p.canonical import digest

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_harness import MODEL, Leader, World, contribution_of, gradient_bytes, offer, signer, tiny_config
+from runtime_harness import Leader, World, offer
+from tiny_run import MODEL, contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import eventually, play
 
 from dipaco_p2p.core.codec import encode
@@ -19,6 +20,7 @@ from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, seal
+from dipaco_p2p.protocol.rounds import Entry, OpenRound, read_open_round
 from dipaco_p2p.runtime.items import read_items
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.owner import ModuleOwner
@@ -271,7 +273,7 @@ def test_a_complete_module_takes_no_more(tmp_path: Path) -> None:
     on_stage(tmp_path, scene, rounds=2)
 
 
-def test_a_round_waits_for_claimed_paths_until_its_deadline(tmp_path: Path) -> None:
+def test_a_round_waits_for_all_paths_until_its_deadline(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         rounds = stage.world.run.config.rounds
         await stage.hold_round_open()
@@ -322,6 +324,56 @@ def test_a_new_version_wakes_those_who_wait_for_it(tmp_path: Path) -> None:
         await stage.honest_round(1)
         reply = await stage.node.swarm.call(stage.leader.peer, "module.next", header, timeout_s=20.0)
         assert [sealed.document.version for sealed in read_items(ModuleVersion, reply)] == [1]
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_leader_tells_what_is_in_its_open_round(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        async def told() -> OpenRound:
+            header = {"module": str(MODULE)}
+            reply = await stage.node.swarm.call(stage.leader.peer, "module.round", header, timeout_s=20.0)
+            return read_open_round(reply.body)
+
+        assert await told() == OpenRound(version=0)
+        payload = gradient_bytes(stage.world.run, MODULE)
+        await offer(stage.node, stage.leader.peer, stage.document(payload), payload)
+        entry = Entry(path=PATH, peer=stage.node.peer)
+        assert await told() == OpenRound(version=0, entries=(entry,))
+        hand_in, seen = stage.owner._custody.hand_in, []
+
+        async def slow_hand_in() -> None:
+            seen.append(stage.owner.open_round())
+            await hand_in()
+
+        stage.owner._custody.hand_in = slow_hand_in  # type: ignore[method-assign]
+        await eventually(lambda: stage.owner.head.version == 1)
+        assert seen[0] == OpenRound(version=0, entries=(entry,)), "its version is not published yet"
+        await asyncio.sleep(0.1)
+        assert await told() == OpenRound(version=1)
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_round_waits_for_both_claimants_of_a_path(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        other = stage.world.peer(62)
+        for path in stage.world.run.topology.paths_through(MODULE):
+            if path != PATH:
+                payload = gradient_bytes(stage.world.run, MODULE, seed=5)
+                await offer(stage.node, stage.leader.peer, stage.document(payload, path=path), payload)
+        for node in (stage.node, other):
+            await node.presence.claim(PATH, since_s=0.0)
+        payload = gradient_bytes(stage.world.run, MODULE, seed=6)
+        await offer(stage.node, stage.leader.peer, stage.document(payload), payload)
+        await stage.leader.node.watch.refresh()
+        await asyncio.sleep(2.0)
+        assert stage.owner.head.version == 0
+        payload = gradient_bytes(stage.world.run, MODULE, seed=7)
+        document = replace(stage.document(payload), author=other.peer)
+        await offer(other, stage.leader.peer, document, payload)
+        await eventually(lambda: stage.owner.head.version == 1, limit_s=3.0)
+        assert [share.path for share in stage.owner.head.shares].count(PATH) == 2
 
     on_stage(tmp_path, scene)
 

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from runtime_harness import Leader, World, contribution_of, gradient_bytes, offer, tiny_config
+from runtime_harness import Leader, World, offer
+from tiny_run import contribution_of, gradient_bytes, tiny_config
 from virtual_time import eventually, play
 
 from bootstrap.verify import verify_run

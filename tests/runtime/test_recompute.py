@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from runtime_harness import SEED_NUMBER, _initial, contribution_of, gradient_bytes, make_run, signer, tiny_config
+from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, initial, make_run, signer, tiny_config
 
 from dipaco_p2p.core.codec import decode_module, encode_module
 from dipaco_p2p.core.compress import decode_compressed
@@ -45,7 +45,7 @@ def grant_to(run: Run, leader: PeerId) -> str:
 
 
 def made_of(run: Run, items: list[Admitted]) -> Made:
-    parent, state = genesis_version(run.manifest, MODULE), OuterState.fresh(_initial()[0][1])
+    parent, state = genesis_version(run.manifest, MODULE), OuterState.fresh(initial()[0][1])
     return make_version(
         run, parent, state, items, clip_norm=None, term=1, grant=grant_to(run, signer(9).peer), author=signer(9).peer
     )
@@ -64,7 +64,7 @@ def test_the_version_follows_its_parent_and_its_blobs_fit_together(run: Run) -> 
     made = made_of(run, admitted(run))
     parent, layout = genesis_version(run.manifest, MODULE), run.layout(MODULE)
     check_successor(parent, made.version, run.manifest)
-    params = apply_update(_initial()[0][1], decode_compressed(made.update, size=layout.size))
+    params = apply_update(initial()[0][1], decode_compressed(made.update, size=layout.size))
     assert encode_module(params, layout) == made.snapshot
     assert (decode_module(made.snapshot, layout) == made.state.params).all()
     momentum, residual = decode_state(made.state_blob, layout.size)

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_harness import SEED_NUMBER, World, make_run, signer, tiny_config
+from runtime_harness import World
+from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 from virtual_time import play
 
+from dipaco_p2p.config import WarmupConfig
 from dipaco_p2p.core.compress import compress, encode_compressed
 from dipaco_p2p.errors import IntegrityError, WrongRun
-from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, seal
-from dipaco_p2p.runtime.join import fetch_run, serve_manifest
+from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Sharding, seal
+from dipaco_p2p.runtime.join import Stages, check_next_stage, fetch_stages
 from dipaco_p2p.runtime.run import Run, open_run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.api import Reply
@@ -25,13 +27,8 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_a_run_survives_the_wire(run: Run) -> None:
-    again = open_run(run.sealed.to_dict(), expected=run.name)
+    again = open_run(run.sealed.to_dict())
     assert again.id == run.id and again.manifest == run.manifest
-
-
-def test_another_run_than_the_expected_one_is_refused(run: Run) -> None:
-    with pytest.raises(WrongRun, match="00000000"):
-        open_run(run.sealed.to_dict(), expected="run:00000000")
 
 
 def test_another_protocol_is_named_before_anything_else(run: Run) -> None:
@@ -75,8 +72,10 @@ def test_a_newcomer_gets_the_run_of_the_address(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with World(tmp_path) as world:
             newcomer = world.network.join(signer(9))
-            found = await fetch_run(newcomer, world.seed.node.peer, expected=None)
+            [found] = await fetch_stages(newcomer, world.seed.node.peer, expected=None)
             assert found.id == world.run.id
+            with pytest.raises(WrongRun, match="00000000"):
+                await fetch_stages(newcomer, world.seed.node.peer, expected="run:00000000")
 
     play(scenario)
 
@@ -85,10 +84,12 @@ def test_without_the_runs_name_only_its_author_is_believed(tmp_path: Path) -> No
     async def scenario() -> None:
         async with World(tmp_path) as world:
             other, newcomer = world.network.join(signer(8)), world.network.join(signer(9))
-            serve_manifest(other, world.run.sealed)
+            Stages(other).add(world.run)
             with pytest.raises(WrongRun, match="another peer"):
-                await fetch_run(newcomer, other.peer, expected=None)
-            assert (await fetch_run(newcomer, other.peer, expected=world.run.id[:12])).id == world.run.id
+                await fetch_stages(newcomer, other.peer, expected=None)
+            assert [run.id for run in await fetch_stages(newcomer, other.peer, expected=world.run.id[:12])] == [
+                world.run.id
+            ]
 
     play(scenario)
 
@@ -104,8 +105,110 @@ def test_an_address_of_something_else_is_told(tmp_path: Path) -> None:
 
             odd.serve("run.manifest", answer)
             with pytest.raises(WrongRun, match="another program"):
-                await fetch_run(newcomer, silent.peer, expected=None)
+                await fetch_stages(newcomer, silent.peer, expected=None)
             with pytest.raises(WrongRun, match="no run"):
-                await fetch_run(newcomer, odd.peer, expected=None)
+                await fetch_stages(newcomer, odd.peer, expected=None)
 
     play(scenario)
+
+
+# -- stages
+
+
+def stages_of(store: Store, **changes: Any) -> tuple[Run, Run]:
+    """A warm-up, and the grid that was forked from it but for `changes`."""
+    config = replace(tiny_config(), warmup=WarmupConfig(rounds=1))
+    grid = make_run(store, config).manifest
+    [path] = config.for_warmup().topology.paths()
+    warmup = replace(
+        grid,
+        stage="warmup",
+        router=None,
+        shards=(replace(grid.shards[0], path=path),),
+        genesis=tuple(replace(ref, module=module) for ref, module in zip(grid.genesis, path.modules(), strict=False)),
+    )
+    begin = Run(seal(signer(SEED_NUMBER), warmup))
+    author = changes.pop("author", SEED_NUMBER)
+    follow = replace(grid, **{"origin": begin.id, "author": signer(author).peer} | changes)
+    return begin, Run(seal(signer(author), follow))
+
+
+def test_the_warm_up_is_one_path_and_the_grid_goes_on_in_its_schedule(tmp_path: Path) -> None:
+    warmup, grid = stages_of(Store(tmp_path))
+    assert (str(warmup.topology), str(grid.topology)) == ("1x1x1", "1x2x2")
+    assert not warmup.is_last_stage and grid.is_last_stage
+    assert grid.origin == warmup.origin == warmup.id and grid.name == warmup.name
+    assert (warmup.first_step(0), grid.first_step(0), grid.first_step(2)) == (0, 2, 6)
+    assert warmup.total_steps == grid.total_steps == 2 + 2 * 2
+    check_next_stage(warmup, grid)
+
+
+def test_a_newcomer_is_sent_to_the_newest_stage_by_the_name_of_any(tmp_path: Path) -> None:
+    warmup, grid = stages_of(Store(tmp_path / "seed"))
+
+    async def scenario() -> None:
+        async with World(tmp_path / "world") as world:
+            other, newcomer = world.network.join(signer(8)), world.network.join(signer(9))
+            known = Stages(other)
+            for run in (warmup, grid, grid):
+                known.add(run)
+            for name in (warmup.id, grid.id[:16], warmup.name):
+                found = await fetch_stages(newcomer, other.peer, expected=name)
+                assert [run.id for run in found] == [warmup.id, grid.id]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "change", [{"origin": ""}, {"origin": "ab" * 32}, {"author": 5}, {"config": replace(tiny_config(), seed=3)}]
+)
+def test_a_stage_that_does_not_follow_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    warmup, grid = stages_of(Store(tmp_path), **change)
+    with pytest.raises(IntegrityError, match="does not follow"):
+        check_next_stage(warmup, grid)
+
+
+# -- shardings
+
+
+def sharding_of(
+    given: Run, /, *, number: int = 1, from_round: int = 1, author: int = SEED_NUMBER, **changes: Any
+) -> Any:
+    blob = BlobRef.of(b"router")
+    shards = tuple(replace(ref, sequences=ref.sequences + 10) for ref in given.manifest.shards)
+    sharding = Sharding(
+        run=given.id,
+        number=number,
+        from_round=from_round,
+        router=blob,
+        token_router=blob,
+        shards=shards,
+        author=signer(author).peer,
+    )
+    return seal(signer(author), replace(sharding, **changes))
+
+
+def test_a_sharding_holds_from_its_round_on(run: Run) -> None:
+    path = run.topology.path(1)
+    assert run.sharding_at(5) == 0 and run.shard(path).sequences == 7
+    run.learn(sharding_of(run, number=2, from_round=4))
+    run.learn(sharding_of(run, number=1, from_round=2))
+    run.learn(sharding_of(run, number=1, from_round=2))
+    assert [run.sharding_at(number) for number in (0, 1, 2, 3, 4, 5)] == [0, 0, 1, 1, 2, 2]
+    assert run.shard_tokens(path, 1) == 17 * run.config.model.context
+    assert [sealed.document.number for sealed in run.shardings] == [1, 2]
+    with pytest.raises(KeyError):
+        run.shard(path, 3)
+
+
+def test_only_the_coordinators_sharding_of_this_grid_is_learnt(run: Run) -> None:
+    run.learn(sharding_of(run))
+    for sealed, words in (
+        (sharding_of(run, author=5), "not this run's"),
+        (sharding_of(run, run="ab" * 32), "not this run's"),
+        (sharding_of(run, number=2, shards=run.manifest.shards[:-1]), "in order"),
+        (sharding_of(run, number=1, from_round=2), "two shardings"),
+    ):
+        with pytest.raises(IntegrityError, match=words):
+            run.learn(sealed)
+    assert len(run.shardings) == 1

@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from runtime_harness import SEED_NUMBER, World, signer
+from runtime_harness import World, offer
+from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, signer
 from virtual_time import end, eventually, play
 
 from dipaco_p2p.protocol.grants import sign_grant
 from dipaco_p2p.protocol.keys import claims_key, heads_key, peers_key
-from dipaco_p2p.protocol.liveness import Head
+from dipaco_p2p.protocol.liveness import Claim, Head
+from dipaco_p2p.protocol.rounds import Standing
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.topology import ModuleId, PathId
@@ -45,7 +47,6 @@ def test_what_is_said_is_seen(tmp_path: Path) -> None:
         assert (beat.doing, beat.path, beat.addresses) == ("training", PATH, one.swarm.addresses)
         assert other.watch.addresses(one.peer) == one.swarm.addresses
         assert other.watch.claims[PATH][one.peer].round == 2
-        assert other.watch.claimed_paths(MODULE) == {PATH}
         assert other.watch.leader(MODULE) == one.peer
         assert world.seed.node.peer in other.watch.seeds() and one.peer not in other.watch.seeds()
 
@@ -123,6 +124,44 @@ def test_the_round_of_a_path_is_that_of_its_slowest_module(tmp_path: Path) -> No
             await one.presence.lead(module, head(world, one, module=module, version=version, term=50))
         await other.watch.refresh()
         assert other.watch.round(PATH) == 1
+
+    between_two(tmp_path, scene)
+
+
+def test_how_far_a_path_is_the_leaders_say(tmp_path: Path) -> None:
+    async def scene(world: World, one: Node, other: Node) -> None:
+        modules = PATH.modules()
+        for number, module in enumerate(modules):
+            leader = world.leader(50 + number)
+            await leader.lead(module)
+        await other.watch.refresh()
+        assert other.watch.standing(PATH) is None, "nobody was asked"
+        await other.watch.read_rounds()
+        assert other.watch.standing(PATH) == Standing(progress=0, is_due=True)
+        for number, module in enumerate(modules):
+            payload = gradient_bytes(world.run, module)
+            document = contribution_of(world.run, one.swarm.signer, payload, module=module, path=PATH)
+            await offer(one, signer(50 + number).peer, document, payload)
+            await other.watch.read_rounds([module])
+            is_last = module == modules[-1]
+            assert other.watch.standing(PATH) == Standing(progress=int(is_last), is_due=not is_last)
+        await world.leaders[0].die(world)
+        await other.watch.read_rounds(modules)
+        assert other.watch.standing(PATH) is None and set(other.watch.rounds) >= set(modules[1:])
+
+    between_two(tmp_path, scene)
+
+
+def test_the_round_of_a_claim_goes_out_with_its_next_repetition(tmp_path: Path) -> None:
+    async def scene(world: World, one: Node, other: Node) -> None:
+        one.presence.note_round(7)  # without a claim it says nothing
+        await one.presence.claim(PATH, since_s=5.0, round_number=2)
+        one.presence.note_round(3)
+        await other.watch.read_claims([PATH])
+        assert other.watch.claims[PATH][one.peer].round == 2
+        await one.presence.beat()
+        await other.watch.read_claims([PATH])
+        assert other.watch.claims[PATH][one.peer] == Claim(path=PATH, since_s=5.0, round=3)
 
     between_two(tmp_path, scene)
 

@@ -1,0 +1,90 @@
+"""A run on the coordinator's disk: what belongs to the whole run, and a folder for each of its stages.
+
+    <dir>/identity.key  address.json  tokenizer.json  sequences.safetensors
+    <dir>/warmup/       <dir>/grid/       a store each (manifest, chains, blobs), history and evaluations
+
+A stage is there when its manifest is: that is written last, so an interrupted preparation is simply done again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.protocol.documents import Manifest, Sealed, Sharding, unseal
+from dipaco_p2p.runtime.ledger import DAMAGED_HINT
+from dipaco_p2p.runtime.run import Run, open_run
+from dipaco_p2p.runtime.store import Store
+
+WARMUP, GRID = "warmup", "grid"
+MANIFEST = "manifest"
+
+
+class RunFolder:
+    """The folder that `start --dir` names."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._stores: dict[str, Store] = {}
+
+    def stage(self, name: str) -> Path:
+        return self.root / name
+
+    def has(self, name: str) -> bool:
+        """Whether this stage is prepared."""
+        return (self.stage(name) / "documents" / f"{MANIFEST}.json").exists()
+
+    def store(self, name: str) -> Store:
+        """The store of a stage; one only, since opening a second would sweep away what the first is writing."""
+        if name not in self._stores:
+            self._stores[name] = Store(self.stage(name))
+        return self._stores[name]
+
+    def open(self, name: str) -> Run | None:
+        """One stage with its shardings, or None if it is not prepared; raises IntegrityError for damaged files."""
+        return open_stage(self.store(name)) if self.has(name) else None
+
+    def newest(self) -> tuple[Run, Store] | None:
+        """The stage that is open, and where it lies."""
+        for name in (GRID, WARMUP):
+            run = self.open(name)
+            if run is not None:
+                return run, self.store(name)
+        return None
+
+    def require(self) -> tuple[Run, Store]:
+        """As `newest`; raises ConfigError when there is none."""
+        if not self.root.is_dir():
+            raise ConfigError(f"`{self.root}` holds no run", hint="give the folder that `start --dir` was given")
+        found = self.newest()
+        if found is None:
+            raise ConfigError(f"`{self.root}` holds no prepared run", hint="run `dipaco-bootstrap start` first")
+        return found
+
+
+def open_stage(store: Store) -> Run | None:
+    """The stage that a store holds, with all its shardings."""
+    data = store.read_document(MANIFEST)
+    if data is None:
+        return None
+    try:
+        run = open_run(json.loads(data))
+        for name in store.documents("sharding-"):
+            run.learn(unseal(Sharding, json.loads(store.read_document(name) or b"")))
+    except (ValueError, IntegrityError) as error:
+        message = f"{store.folder}: its manifest or a sharding was damaged on disk: {error}"
+        raise IntegrityError(message, hint=DAMAGED_HINT) from None
+    return run
+
+
+def write_stage(store: Store, sealed: Sealed[Manifest]) -> Run:
+    """From here on the stage is there."""
+    store.write_document(MANIFEST, canonical_bytes(sealed.to_dict()))
+    return Run(sealed)
+
+
+def write_sharding(store: Store, sealed: Sealed[Sharding]) -> None:
+    """A further sharding of the stage that the store holds."""
+    store.write_document(f"sharding-{sealed.document.number:04d}", canonical_bytes(sealed.to_dict()))

@@ -1,0 +1,190 @@
+"""One stage of a run on the seed node: the archive, the owner of last resort, the evaluator of versions.
+
+Training goes on without it; joining, handing over and the archive wait until it is back. Terms and chains are on disk,
+so a restart goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dipaco_p2p.clock import Clock
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.protocol.documents import ModuleVersion
+from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.history import History
+from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.ownership import Ownership
+from dipaco_p2p.runtime.presence import Presence
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.store import Store, write_atomically
+from dipaco_p2p.runtime.tasks import keep_going
+from dipaco_p2p.runtime.transfer import Uploads, serve_store
+from dipaco_p2p.runtime.watch import Watch
+from dipaco_p2p.swarm.api import Reply, Swarm
+from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.topology import ModuleId
+
+from .archive import OwnArchive, SeedArchive
+from .best import METHOD, serving_header
+from .evaluator import Evaluator, append_evaluation, read_evaluations
+from .finished import judge_finished
+from .resharding import Resharding
+from .sequences import Sequences
+
+log = logging.getLogger(__name__)
+
+QUIET_HEARTBEATS = 2.0
+"""Lives of a heartbeat that a restarted seed waits before it leads anything: volunteers may have gone on without it,
+and need that long to find it again; a term granted meanwhile would throw away what they did."""
+
+
+class SeedStage:
+    """One stage, served until `end`. What it knows it still tells to latecomers when the next stage is open."""
+
+    def __init__(
+        self, run: Run, swarm: Swarm, store: Store, folder: Path, *, sequences: Callable[[], Sequences], clock: Clock
+    ) -> None:
+        self.run = run
+        self._folder = folder
+        scoped = ScopedSwarm(swarm, run.id)
+        size_max = 2 * max(map(run.snapshot_bytes_max, run.topology.modules()))
+        self._uploads = Uploads(scoped, store, size_max=size_max)
+        self._node = Node(
+            run=run,
+            swarm=scoped,
+            store=store,
+            clock=clock,
+            watch=Watch(run, scoped, clock),
+            presence=Presence(run, scoped, clock, Heartbeat(role="seed", owns=True, doing="serving")),
+            history=History(folder / "history.jsonl", clock),
+            keep_upload=self._uploads.claim,
+            keeps_everything=True,
+        )
+        self._archive = SeedArchive(run, store, swarm.signer)
+        was_open = any(self._archive.granted(module)[0] for module in run.topology.modules())
+        quiet_s = QUIET_HEARTBEATS * run.config.liveness.heartbeat_ttl_s if was_open else 0.0
+        leads_from_s = clock.now_s() + quiet_s
+        own_archive = OwnArchive(self._archive, swarm.peer)
+        self._ownership = Ownership(self._node, own_archive, may_take=lambda: clock.now_s() >= leads_from_s)
+        self._new_version = asyncio.Event()
+        self._evaluator = Evaluator(run, store, self._archive)
+        self._resharding = Resharding(self._node, self._evaluator, self._uploads, sequences)
+        self.complete = asyncio.Event()
+        """Every module of this stage has its last version, and it is in the archive."""
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._serving = serving_header([])
+
+    def begin(self) -> None:
+        """Answer, lead, evaluate."""
+        serve_store(self._node.swarm, self._node.store)
+        self._archive.serve(self._node.swarm, self._uploads, on_deposed=self._on_deposed, is_leading=self._is_leading)
+        self._archive.listen(self._on_version)
+        self._resharding.serve()
+        self._node.swarm.serve(METHOD, self._on_serving)
+        loops = (
+            self._node.presence.run,
+            self._watch_swarm,
+            self._ownership.run,
+            self._evaluate,
+            self._resharding.run,
+        )
+        self._tasks = [asyncio.create_task(keep_going(loop, self._node.clock)) for loop in loops]
+        self._note_complete()
+
+    async def end(self) -> None:
+        """Hand over what is led here, and fall silent; the archive still answers."""
+        await self._ownership.leave()
+        self.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._node.presence.leave()
+
+    def cancel(self) -> None:
+        """Let everything go at once."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _is_leading(self, module: ModuleId, holder: PeerId, term: int) -> bool:
+        """Whether another peer's head for this term is still alive; we ourselves give way to any volunteer."""
+        await self._node.watch.read_heads(module)
+        head = self._node.watch.heads[module].get(holder)
+        return holder != self._node.peer and head is not None and head.term == term
+
+    async def _on_deposed(self, module: ModuleId, holder: PeerId) -> None:
+        if holder == self._node.peer:
+            await self._ownership.drop(module)
+            await self._node.presence.resign(module)
+
+    def _on_version(self, version: ModuleVersion) -> None:
+        self._node.history.add(
+            "archived", module=str(version.module), version=version.version, digest=version.digest, term=version.term
+        )
+        self._new_version.set()
+        self._note_complete()
+
+    def _note_complete(self) -> None:
+        if all(ledger.is_complete for ledger in self._archive.ledgers.values()):
+            self.complete.set()
+
+    def _print_judged(self, version: int, perplexity: float) -> None:
+        node, rounds = self._node, self.run.config.rounds.rounds
+        alive = sum(beat.role != "seed" for beat in node.watch.heartbeats.values())
+        covered = sum(bool(claims) for claims in node.watch.claims.values())
+        name = "warm-up round" if not self.run.is_last_stage else "round"
+        when = f"{name} {version} of {rounds}" if version else f"before {name} 1"
+        swarm = f"{alive} volunteers alive, {covered} of {len(node.watch.claims)} paths covered"
+        print(f"{when}: validation perplexity {perplexity:.1f}, {swarm}", flush=True)
+        if version == rounds and self.run.is_last_stage:
+            end = f"{rounds} rounds, perplexity {perplexity:.1f}"
+            print(f"the run is complete: {end}; still serving, Ctrl-C stops", flush=True)
+
+    async def _watch_swarm(self) -> None:
+        while True:
+            await self._node.watch.refresh()
+            await self._node.clock.sleep(heartbeat_interval_s(self.run.config.liveness) / 2)
+
+    async def _evaluate(self) -> None:
+        """Judge every round that is complete and not judged yet, the oldest first; at the end the finished model."""
+        path = self._folder / "evaluations.jsonl"
+        rows = read_evaluations(path)
+        judged = {row["version"] for row in rows}
+        self._serving = serving_header(rows)
+        if rows:
+            self._print_judged(rows[-1]["version"], rows[-1]["perplexity"])
+        while True:
+            self._new_version.clear()
+            for version in sorted(set(range(self._evaluator.complete_version() + 1)) - judged):
+                try:
+                    evaluation = await asyncio.to_thread(self._evaluator.evaluate, version)
+                    append_evaluation(path, evaluation)
+                    rows.append(evaluation.to_dict())
+                    self._serving = serving_header(rows)
+                    self._print_judged(version, evaluation.routed.perplexity)
+                except IntegrityError as error:
+                    log.warning("round %d was not evaluated: %s", version, error)
+                judged.add(version)
+            if self.run.is_last_stage and self.run.config.rounds.rounds in judged:
+                await self._judge_finished()
+            await self._new_version.wait()
+
+    async def _on_serving(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        """The round that each path is served with (best.py); none before the first was judged."""
+        return Reply(self._serving)
+
+    async def _judge_finished(self) -> None:
+        """Once all shardings are there, every way to route the finished model, side by side."""
+        path = self._folder / "finished.json"
+        if path.exists():
+            return
+        await self._resharding.done.wait()
+        rows = read_evaluations(self._folder / "evaluations.jsonl")
+        finished = await asyncio.to_thread(judge_finished, self._evaluator, rows)
+        write_atomically(path, json.dumps(finished, indent=1).encode())
+        for name, found in finished["routing"].items():
+            print(f"finished model, {name}: validation perplexity {found['perplexity']:.1f}", flush=True)

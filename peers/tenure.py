@@ -1,0 +1,111 @@
+"""A volunteer's time with one path: its trainer, its modules, and what of it is in their open rounds already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from dipaco_p2p.protocol.documents import ModuleVersion, Share
+from dipaco_p2p.protocol.rounds import OpenRound, Standing, standing
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.modules import ModuleReader
+from dipaco_p2p.topology import ModuleId, PathId
+
+from .trainer import Flat, PathTrainer
+
+
+class Tenure:
+    """One path in our hands, from its claim to its release."""
+
+    def __init__(self, trainer: PathTrainer, readers: Sequence[ModuleReader], *, rounds: int) -> None:
+        """`rounds` is how many the run has. The readers hold parameters."""
+        self.trainer = trainer
+        self._readers = list(readers)
+        self._rounds = rounds
+        self._done: dict[ModuleId, int] = {}
+        """The newest version of each module from which the path has contributed, as far as that concerns us."""
+        self.inherited: frozenset[ModuleId] = frozenset()
+        """Modules that have the very work that we are about to do: who began it was lost in the middle of its push."""
+        self.is_restored = False
+        """Whether the trainer has the path's newest state: first when it is needed, since others may be at work."""
+        self.is_foreign_state = False
+        """Whether that state is another volunteer's word, with which nothing was contributed yet."""
+
+    @property
+    def path(self) -> PathId:
+        return self.trainer.path
+
+    @property
+    def params(self) -> list[Flat]:
+        return [reader.params for reader in self._readers if reader.params is not None]
+
+    @property
+    def bases(self) -> list[ModuleVersion]:
+        return [reader.version for reader in self._readers]
+
+    @property
+    def shares(self) -> list[Share]:
+        """What the newest versions that count the path count of it."""
+        return [share for reader in self._readers for share in reader.shares.get(self.path, ())]
+
+    @property
+    def missing(self) -> frozenset[ModuleId]:
+        """The modules whose open rounds lack us."""
+        return frozenset(
+            reader.module for reader in self._readers if not reader.is_complete and not self._is_done(reader)
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        return all(reader.is_complete for reader in self._readers)
+
+    @property
+    def standing(self) -> Standing:
+        """How far the path is, in our hands."""
+        versions = [reader.version.version for reader in self._readers]
+        return standing(versions, [self._is_done(reader) for reader in self._readers], rounds=self._rounds)
+
+    def begin(self, rounds: dict[ModuleId, OpenRound], *, me: PeerId, is_alone: bool, from_round: int) -> None:
+        """Learn from the open `rounds` what needs not be done again: what we have done ourselves, and what others have,
+        if we are alone with the path or our claim begins with a later round."""
+        for reader in self._readers:
+            found = rounds.get(reader.module)
+            if found is None:
+                continue
+            is_ours = any(entry.path == self.path and entry.peer == me for entry in found.entries)
+            is_others = found.has(self.path) and (is_alone or from_round > found.version)
+            if is_ours or is_others:
+                self._done[reader.module] = found.version
+        if self.standing.is_due:
+            done = {reader.module for reader in self._readers if self._is_done(reader)}
+            self.inherited = frozenset(done)
+
+    def contributed(self, bases: Sequence[ModuleVersion]) -> None:
+        """The path was trained from these versions, and what the leaders wanted of it they have."""
+        self._done.update({base.module: base.version for base in bases if base.version < self._rounds})
+        self.inherited = frozenset()
+
+    async def wait_due(self, on_change: Callable[[list[ModuleId]], None]) -> None:
+        """Follow the modules until the path can be trained, or is complete; tells which versions are waited for."""
+        while not self.is_complete and not self.standing.is_due:
+            behind = self._behind()
+            late = [reader.module for reader in behind]
+            on_change(late)
+            await asyncio.gather(*(self._follow(reader, late, on_change) for reader in behind))
+
+    async def _follow(
+        self, reader: ModuleReader, late: list[ModuleId], on_change: Callable[[list[ModuleId]], None]
+    ) -> None:
+        await reader.sync(after=reader.version.version)
+        late.remove(reader.module)
+        if late:
+            on_change(late)
+
+    def _behind(self) -> list[ModuleReader]:
+        """The modules that the path waits for."""
+        waiting = [reader for reader in self._readers if self._is_done(reader)]
+        least = min(reader.version.version for reader in waiting)
+        return [reader for reader in waiting if reader.version.version == least]
+
+    def _is_done(self, reader: ModuleReader) -> bool:
+        return self._done.get(reader.module) == reader.version.version

@@ -1,0 +1,139 @@
+"""Generation: kept keys and values change no logits, samples follow the softmax, and short texts can be routed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dipaco_p2p.config import PREFIX_TOKENS, LevelConfig, ModelConfig
+from dipaco_p2p.core.features import features
+from dipaco_p2p.core.generate import Reading, Sampler, generate, prompt_features, text_features, visible
+from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
+
+TIED = ModelConfig(
+    vocab_size=258,
+    width=32,
+    heads=2,
+    ffn_width=48,
+    context=64,
+    levels=(LevelConfig(embedding=True, head=True, blocks=1), LevelConfig(modules=2, blocks=2)),
+)
+UNTIED = ModelConfig(
+    vocab_size=258,
+    width=32,
+    heads=4,
+    ffn_width=48,
+    context=64,
+    tied=False,
+    levels=(LevelConfig(modules=2, blocks=1, embedding=True), LevelConfig(modules=2, blocks=1, head=True)),
+)
+TEXT = np.random.default_rng(0).integers(0, 258, 64).tolist()
+
+
+def make_model(config: ModelConfig) -> PathModel:
+    model = PathModel(config)
+    # Larger weights than usual, so that attention is far from uniform and a wrong position would show.
+    load_modules(model, [flat for flat in initial_modules(config, seed=0).values()])
+    return model
+
+
+@torch.no_grad()
+def plain_logits(model: PathModel, tokens: list[int]) -> np.ndarray:
+    """Logits (V,) after all of `tokens`, read at once by the model itself."""
+    return model(torch.tensor([tokens]))[0, -1].numpy()
+
+
+@pytest.mark.parametrize("config", [TIED, UNTIED], ids=["tied", "untied"])
+@pytest.mark.parametrize("parts", [[64], [1] * 64, [10, 1, 1, 20, 31, 1]], ids=["at once", "one by one", "in pieces"])
+def test_what_was_read_before_counts_as_if_read_at_once(config, parts):
+    model = make_model(config)
+    reading, end = Reading(model), 0
+    for part in parts:
+        logits = reading.read(TEXT[end : end + part])
+        end += part
+        np.testing.assert_allclose(logits, plain_logits(model, TEXT[:end]), atol=2e-5)
+    assert reading.count == 64 and logits.std() > 0.1
+
+
+def greedy(model: PathModel, tokens: list[int], count: int) -> list[int]:
+    return list(generate(model, tokens, count=count, sampler=Sampler(temperature=0)))
+
+
+@pytest.mark.parametrize("config", [TIED, UNTIED], ids=["tied", "untied"])
+def test_greedy_text_is_the_likeliest_token_every_time_also_beyond_the_context(config):
+    model, text = make_model(config), TEXT[:40]
+    for _ in range(100):
+        text.append(int(plain_logits(model, text[visible(len(text), config.context) :]).argmax()))
+    assert greedy(model, TEXT[:40], 100) == text[40:]
+
+
+@pytest.mark.parametrize("context", [1, 2, 7, 64])
+def test_a_path_sees_at_least_half_a_context_and_never_more_than_one(context):
+    for count in range(1, 5 * context):
+        start = visible(count, context)
+        assert 0 <= start < count and count - start <= context
+        assert start == 0 or count - start >= context - context // 2
+        assert (start == 0) == (count <= context)
+
+
+def test_generation_ends_with_the_end_token_or_the_count():
+    model = make_model(TIED)
+    text = greedy(model, TEXT[:8], 6)
+    assert len(text) == 6
+    stopped = list(generate(model, TEXT[:8], count=6, sampler=Sampler(temperature=0), end=text[3]))
+    assert stopped == text[: text.index(text[3]) + 1]
+    assert greedy(model, TEXT[:8], 0) == []
+
+
+def test_the_same_seed_gives_the_same_text_and_another_seed_another():
+    model = make_model(TIED)
+    first, again, other = (
+        list(generate(model, TEXT[:8], count=40, sampler=Sampler(temperature=1.0, seed=seed))) for seed in (0, 0, 1)
+    )
+    assert first == again != other
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(1.0, 0), (0.5, 0), (2.0, 3), (1.0, 99)])
+def test_tokens_come_as_often_as_the_softmax_says(temperature, top_k):
+    logits = np.array([1.0, 0.0, 2.0, -1.0, 1.5], dtype=np.float32)
+    sampler = Sampler(temperature=temperature, top_k=top_k, seed=0)
+    counts = np.bincount([sampler.pick(logits) for _ in range(20_000)], minlength=5)
+    kept = np.exp(logits.astype(np.float64) / temperature)
+    if top_k == 3:
+        kept[[1, 3]] = 0.0
+    expected = kept / kept.sum()
+    # Five standard deviations.
+    assert (np.abs(counts / 20_000 - expected) <= 5 * np.sqrt(expected * (1 - expected) / 20_000)).all()
+
+
+def test_temperature_0_is_the_maximum_and_top_1_too():
+    logits = np.array([0.1, 3.0, 2.9], dtype=np.float32)
+    assert {Sampler(temperature=0).pick(logits) for _ in range(5)} == {1}
+    assert {Sampler(temperature=5.0, top_k=1, seed=seed).pick(logits) for seed in range(20)} == {1}
+
+
+def test_a_prompt_is_routed_by_its_first_tokens_as_a_document_is():
+    model = make_model(TIED)
+    expected = features(model, np.array([TEXT[:PREFIX_TOKENS]], dtype=np.int32))
+    np.testing.assert_allclose(prompt_features(model, TEXT), expected, atol=1e-6)
+    np.testing.assert_allclose(prompt_features(model, TEXT[:PREFIX_TOKENS]), expected, atol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("count", [1, 5, 31])
+def test_a_short_prompt_is_routed_by_the_mean_over_what_is_there(count):
+    model = make_model(TIED)
+    mean = model.hidden(torch.tensor([TEXT[:count]]))[0].mean(dim=0).numpy()
+    np.testing.assert_allclose(prompt_features(model, TEXT[:count]), mean[None], atol=1e-6)
+    np.testing.assert_allclose(text_features(model, TEXT[:count]), np.concatenate([mean, mean])[None], atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_text_is_routed_by_its_last_tokens_and_all_that_is_seen():
+    model = make_model(TIED)
+    hidden = model.hidden(torch.tensor([TEXT[:50]]))[0]
+    expected = torch.cat((hidden[-PREFIX_TOKENS:].mean(dim=0), hidden.mean(dim=0))).numpy()
+    np.testing.assert_allclose(text_features(model, TEXT[:50]), expected[None], atol=1e-6)
+    # 70 tokens, of a context of 64: the last 38 are seen.
+    np.testing.assert_array_equal(text_features(model, TEXT + TEXT[:6]), text_features(model, TEXT[32:] + TEXT[:6]))

@@ -1,0 +1,324 @@
+"""A run from its corpus to the finished grid: warm-up, fork and re-sharding, in one process and in virtual time.
+
+And the coordinator dies: between stages, before and after each write of the fork, and before a re-sharding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e_harness import write_corpus
+from tiny_run import SEED_NUMBER, signer
+from virtual_time import VirtualClock, end, eventually, play
+
+import dipaco_p2p.runtime.store
+from bootstrap.evaluator import read_evaluations
+from bootstrap.folder import GRID, WARMUP, RunFolder
+from bootstrap.prepare import fork, prepare
+from bootstrap.report import verify_stages
+from bootstrap.runfile import CorpusConfig, RunFile
+from bootstrap.seed import Seed
+from dipaco_p2p.config import (
+    InnerConfig,
+    LevelConfig,
+    LivenessConfig,
+    ModelConfig,
+    RoundsConfig,
+    RoutingConfig,
+    RunConfig,
+    WarmupConfig,
+)
+from dipaco_p2p.errors import ConfigError, CorpusError
+from dipaco_p2p.runtime.history import read_history
+from dipaco_p2p.runtime.join import fetch_stages
+from dipaco_p2p.runtime.ledger import Ledger
+from dipaco_p2p.swarm.memory import MemoryNetwork
+from peers.config import PeerConfig
+from peers.join import Tour
+
+MODEL = ModelConfig(
+    vocab_size=300,
+    width=16,
+    heads=2,
+    ffn_width=16,
+    context=72,
+    levels=(LevelConfig(embedding=True, head=True), LevelConfig(modules=2, blocks=1)),
+)
+
+
+RESHARDED_ONCE = RoutingConfig(reshard_rounds=(1,))
+
+
+def run_file(corpus: Path, **changes: Any) -> RunFile:
+    """Two paths of a tiny model: two rounds of warm-up, three of the grid, re-sharded after the first and the last."""
+    config = RunConfig(
+        name="tiny",
+        model=MODEL,
+        warmup=WarmupConfig(rounds=2),
+        routing=RoutingConfig(reshard_rounds=(1, 3)),
+        inner=InnerConfig(steps=2, batch=2, warmup_steps=1),
+        rounds=RoundsConfig(rounds=3, min_paths=2, deadline_s=20.0, grace_s=1.0),
+        liveness=LivenessConfig(heartbeat_ttl_s=6.0, settle_s=0.5),
+    )
+    return RunFile(run=replace(config, **changes), corpus=CorpusConfig(source=str(corpus)))
+
+
+class Home:
+    """A coordinator that can die, and volunteers that live through it."""
+
+    def __init__(self, folder: Path, file: RunFile) -> None:
+        self.file = file
+        self.folder = folder / "run"
+        self.homes = folder
+        self.clock = VirtualClock()
+        self.network = MemoryNetwork(7, self.clock)
+        self._task: asyncio.Task[None] | None = None
+        self._tours: list[asyncio.Task[None]] = []
+
+    @property
+    def coordinator(self) -> Any:
+        return signer(SEED_NUMBER).peer
+
+    def start(self) -> None:
+        """As `dipaco-bootstrap start` does, also after a death."""
+        swarm = self.network.join(signer(SEED_NUMBER))
+        folder = RunFolder(self.folder)
+        self.folder.mkdir(exist_ok=True)
+        run = prepare(self.file, folder, swarm.signer)
+        self._task = asyncio.create_task(Seed(self.file, folder, swarm, clock=self.clock).run(run))
+
+    async def die(self) -> None:
+        """As SIGKILL would."""
+        self.network.kill(self.coordinator)
+        await end(self._task)
+
+    async def join(self, number: int) -> None:
+        swarm = self.network.join(signer(number))
+        stages = await fetch_stages(swarm, self.coordinator, expected=None)
+        config = PeerConfig(home=self.homes / f"volunteer-{number}")
+
+        async def dial() -> None:
+            """The memory swarm is always connected."""
+
+        tour = Tour(swarm, config, self.clock, device="cpu", verbose=False, dial=dial, coordinator=self.coordinator)
+        self._tours.append(asyncio.create_task(tour.take_part(stages)))
+
+    async def volunteers_done(self) -> None:
+        await asyncio.gather(*self._tours)
+
+    async def close(self) -> None:
+        for task in self._tours:
+            await end(task)
+        if self._task is not None:
+            await self.die()
+
+    def heads(self, stage: str) -> dict[str, int]:
+        folder = RunFolder(self.folder)
+        run = folder.open(stage)
+        if run is None:
+            return {}
+        store = folder.store(stage)
+        return {str(module): Ledger(run, store, module).head.version for module in run.topology.modules()}
+
+    def is_over(self) -> bool:
+        return (self.folder / GRID / "finished.json").exists()
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "corpus.jsonl")
+
+
+class Died(Exception):
+    """What stops a coordinator in these tests."""
+
+
+def test_volunteers_go_from_the_warm_up_into_the_grid_and_to_new_shards_without_a_restart(
+    tmp_path: Path, corpus: Path
+) -> None:
+    home = Home(tmp_path, run_file(corpus))
+
+    async def scenario() -> None:
+        home.start()
+        await home.join(1)
+        await home.join(2)
+        await home.volunteers_done()
+        await eventually(home.is_over)
+        await home.close()
+
+    play(scenario)
+    assert set(home.heads(WARMUP).values()) == {2} and set(home.heads(GRID).values()) == {3}
+    folder = RunFolder(home.folder)
+    grid = folder.open(GRID)
+    assert grid is not None and [sealed.document.from_round for sealed in grid.shardings] == [1, 3]
+    assert [report.problem for report in verify_stages(folder)] == [""] * 5
+    scored = [event for event in read_history(home.folder / GRID / "history.jsonl") if event["ev"] == "scored"]
+    assert {(event["path"], event["sharding"]) for event in scored} == {
+        (path, number) for path in ("P0-0", "P0-1") for number in (1, 2)
+    }
+    rows = read_evaluations(home.folder / GRID / "evaluations.jsonl")
+    assert [row["version"] for row in rows] == [0, 1, 2, 3]
+    finished = json.loads((home.folder / GRID / "finished.json").read_text())
+    once, oracle = finished["routing"]["routed once"], finished["routing"]["best path by hindsight"]
+    assert oracle["perplexity"] <= once["perplexity"] < 300 and once["bits_per_byte"] > 0
+
+
+def test_contributions_say_which_sharding_they_were_trained_on(tmp_path: Path, corpus: Path) -> None:
+    home = Home(tmp_path, run_file(corpus, rounds=RoundsConfig(rounds=4, min_paths=2), routing=RESHARDED_ONCE))
+
+    async def scenario() -> None:
+        home.start()
+        await home.join(1)
+        await home.join(2)
+        await home.volunteers_done()
+        await home.close()
+
+    play(scenario)
+    archive = RunFolder(home.folder).store(GRID)
+    found = [json.loads(archive.read_document(name) or b"")["document"] for name in archive.documents("contribution-")]
+    assert {document["sharding"] for document in found if document["base_version"] == 0} == {0}
+    assert {document["sharding"] for document in found if document["base_version"] == 3} == {1}
+
+
+def test_the_coordinator_dies_after_the_warm_up_and_the_volunteers_wait_for_it(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path, run_file(corpus))
+
+    def struck(*_: Any) -> Any:
+        raise Died
+
+    async def scenario() -> None:
+        monkeypatch.setattr("bootstrap.seed.fork", struck)
+        home.start()
+        await home.join(1)
+        await home.join(2)
+        await eventually(lambda: set(home.heads(WARMUP).values()) == {2})
+        await asyncio.sleep(10)
+        await home.die()
+        assert home.heads(GRID) == {}
+        monkeypatch.undo()
+        await asyncio.sleep(30)
+        home.start()
+        await home.volunteers_done()
+        await home.close()
+
+    play(scenario)
+    assert set(home.heads(GRID).values()) == {3}
+
+
+def test_the_coordinator_dies_before_a_re_sharding_and_training_goes_on(tmp_path: Path, corpus: Path) -> None:
+    home = Home(tmp_path, run_file(corpus, routing=RESHARDED_ONCE))
+
+    async def scenario() -> None:
+        home.start()
+        await home.join(1)
+        await home.join(2)
+        await eventually(lambda: set(home.heads(GRID).values()) == {1})
+        await home.die()
+        await asyncio.sleep(60)
+        home.start()
+        await home.volunteers_done()
+        await eventually(home.is_over)
+        await home.close()
+
+    play(scenario)
+    assert set(home.heads(GRID).values()) == {3}
+    grid = RunFolder(home.folder).open(GRID)
+    assert grid is not None and len(grid.shardings) == 1
+
+
+@pytest.fixture(scope="module")
+def warmed_up(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFile]:
+    """The folder of a coordinator whose warm-up has just ended."""
+    folder = tmp_path_factory.mktemp("warm")
+    file = run_file(write_corpus(folder / "corpus.jsonl"))
+    home = Home(folder, file)
+
+    async def scenario() -> None:
+        home.start()
+        await home.join(1)
+        await eventually(lambda: set(home.heads(WARMUP).values()) == {2})
+        await home.close()
+
+    play(scenario)
+    shutil.rmtree(home.folder / GRID, ignore_errors=True)
+    return home.folder, file
+
+
+def test_a_fork_interrupted_at_any_write_comes_to_the_same_grid(
+    warmed_up: tuple[Path, RunFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, file = warmed_up
+    expected = fork(file, copied(source, tmp_path / "whole"), signer(SEED_NUMBER)).id
+    writes = 0
+    for stop_at in range(1, 60, 3):
+        folder = copied(source, tmp_path / f"stopped-{stop_at}")
+        writes = interrupted(monkeypatch, stop_at, lambda folder=folder: fork(file, folder, signer(SEED_NUMBER)))
+        if writes < stop_at:
+            break
+        assert not folder.has(GRID)
+        assert fork(file, RunFolder(folder.root), signer(SEED_NUMBER)).id == expected
+    assert writes >= 8, "a fork writes many files"
+
+
+def test_the_grid_begins_with_the_warm_ups_head_in_every_module(
+    warmed_up: tuple[Path, RunFile], tmp_path: Path
+) -> None:
+    source, file = warmed_up
+    folder = copied(source, tmp_path / "run")
+    grid, warmup = fork(file, folder, signer(SEED_NUMBER)), folder.open(WARMUP)
+    assert warmup is not None and grid.manifest.origin == warmup.id
+    for ref in grid.manifest.genesis:
+        level = next(module for module in warmup.topology.modules() if module.level == ref.module.level)
+        assert ref.blob.digest == Ledger(warmup, folder.store(WARMUP), level).head.digest
+    assert not [report for report in verify_stages(folder) if report.problem]
+
+
+def test_a_prepared_folder_is_opened_and_another_run_file_refused(
+    warmed_up: tuple[Path, RunFile], tmp_path: Path
+) -> None:
+    source, file = warmed_up
+    folder = copied(source, tmp_path / "run")
+    assert prepare(file, folder, signer(SEED_NUMBER)).manifest.stage == WARMUP
+    grid = fork(file, folder, signer(SEED_NUMBER))
+    assert prepare(file, folder, signer(SEED_NUMBER)).id == grid.id
+    with pytest.raises(ConfigError, match="another run file"):
+        prepare(replace(file, run=replace(file.run, seed=5)), folder, signer(SEED_NUMBER))
+
+
+def test_fewer_documents_than_paths_is_one_clear_line(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "small.jsonl", documents=12)
+    with pytest.raises(CorpusError, match="12 documents"):
+        prepare(run_file(corpus), RunFolder(tmp_path), signer(SEED_NUMBER))
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, stop_at: int, work: Callable[[], object]) -> int:
+    """Do `work` until its write number `stop_at`, which fails; how many writes were tried."""
+    write = dipaco_p2p.runtime.store.write_atomically
+    writes = 0
+
+    def strike(path: Path, data: bytes) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == stop_at:
+            raise Died
+        write(path, data)
+
+    with monkeypatch.context() as patch, contextlib.suppress(Died):
+        patch.setattr(dipaco_p2p.runtime.store, "write_atomically", strike)
+        work()
+    return writes
+
+
+def copied(source: Path, target: Path) -> RunFolder:
+    shutil.copytree(source, target)
+    return RunFolder(target)

@@ -1,0 +1,183 @@
+"""A tiny run: a model of a few thousand parameters, its manifest, and documents that are made by hand."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dipaco_p2p.config import (
+    PREFIX_TOKENS,
+    PROTOCOL_VERSION,
+    InnerConfig,
+    LevelConfig,
+    LivenessConfig,
+    ModelConfig,
+    RoundsConfig,
+    RunConfig,
+    WarmupConfig,
+)
+from dipaco_p2p.core.codec import encode_module
+from dipaco_p2p.core.compress import compress, decode_compressed, encode_compressed
+from dipaco_p2p.core.features import features
+from dipaco_p2p.core.heldout import HeldOut, encode_held_out
+from dipaco_p2p.core.inner import InnerLoop
+from dipaco_p2p.core.kmeans import fit_kmeans
+from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
+from dipaco_p2p.core.outer import OuterState
+from dipaco_p2p.core.router import encode_router
+from dipaco_p2p.core.shards import Shard, encode_shard
+from dipaco_p2p.protocol.documents import (
+    BlobRef,
+    Contribution,
+    GenesisRef,
+    Manifest,
+    ModuleVersion,
+    Sealed,
+    ShardRef,
+    seal,
+)
+from dipaco_p2p.protocol.grants import sign_grant
+from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.runtime.recompute import Admitted, Made, make_version
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.topology import ModuleId, PathId
+
+SEED_NUMBER = 200
+
+MODEL = ModelConfig(
+    vocab_size=258,
+    width=16,
+    heads=2,
+    ffn_width=24,
+    context=72,
+    levels=(
+        LevelConfig(modules=1, blocks=1, embedding=True, head=True),
+        LevelConfig(modules=2, blocks=1),
+        LevelConfig(modules=2, blocks=1),
+    ),
+)
+
+
+# -- a run
+
+
+def signer(number: int) -> Signer:
+    return Signer(bytes([number]) * 32)
+
+
+def tiny_config(*, rounds: int = 2, steps: int = 2, min_paths: int = 4, **changes: Any) -> RunConfig:
+    """Four paths, a few thousand parameters per module."""
+    return RunConfig(
+        name="tiny",
+        warmup=WarmupConfig(rounds=0),
+        model=MODEL,
+        inner=InnerConfig(steps=steps, batch=2, warmup_steps=1),
+        rounds=RoundsConfig(rounds=rounds, min_paths=min_paths, deadline_s=20.0, grace_s=1.0, **changes),
+        liveness=LivenessConfig(heartbeat_ttl_s=6.0, settle_s=0.5),
+    )
+
+
+@functools.cache
+def initial() -> tuple[list[np.ndarray[Any, Any]], bytes]:
+    start = initial_modules(MODEL, seed=0)
+    loop = InnerLoop(InnerConfig(), 1, MODEL, device="cpu", seed=0)
+    return [start[level] for level in range(len(MODEL.levels))], loop.state_bytes()
+
+
+def make_run(store: Store, config: RunConfig) -> Run:
+    """A run whose blobs are in `store`, signed by the seed node; its text is noise with a pattern per path."""
+    flats, optimizer = initial()
+    blobs = [store.put(encode_module(flat, module_layout(MODEL, level))) for level, flat in enumerate(flats)]
+    generator = np.random.default_rng(1)
+
+    def text(number: int, count: int) -> np.ndarray[Any, Any]:
+        return (generator.integers(0, 8, (count, MODEL.context)) + 32 * number).astype(np.int32)
+
+    def held_out(count: int) -> BlobRef:
+        tokens = np.concatenate([text(number, count) for number in range(config.topology.path_count)])
+        documents = np.arange(len(tokens), dtype=np.int32)
+        return store.put(encode_held_out(HeldOut(tokens=tokens, documents=documents)))
+
+    shards = [text(number, 6 + number) for number in range(config.topology.path_count)]
+    refs = tuple(
+        ShardRef(path=path, blob=store.put(encode_shard(Shard(tokens=tokens))), sequences=len(tokens))
+        for path, tokens in zip(config.topology.paths(), shards, strict=True)
+    )
+    frozen = PathModel(MODEL)
+    load_modules(frozen, flats)
+    points = features(frozen, np.concatenate(shards)[:, :PREFIX_TOKENS])
+    router = fit_kmeans(points, path_count=config.topology.path_count, seed=0)
+    manifest = Manifest(
+        protocol=PROTOCOL_VERSION,
+        config=config,
+        stage="grid",
+        admission="open",
+        tokenizer=store.put(b"{}"),
+        router=store.put(encode_router(router)),
+        optimizer=store.put(optimizer),
+        shards=refs,
+        validation=held_out(2),
+        holdout=held_out(1),
+        router_split=held_out(3),
+        genesis=tuple(GenesisRef(module=module, blob=blobs[module.level]) for module in config.topology.modules()),
+        author=signer(SEED_NUMBER).peer,
+    )
+    run = Run(seal(signer(SEED_NUMBER), manifest))
+    run.check_genesis()
+    return run
+
+
+# -- contributions made by hand
+
+
+def contribution_of(
+    run: Run, author: Signer, payload: bytes, /, *, module: ModuleId, path: PathId, **changes: Any
+) -> Contribution:
+    """An honest contribution to version 0, but for `changes`."""
+    base = genesis_version(run.manifest, module)
+    document = Contribution(
+        run=run.id,
+        module=module,
+        path=path,
+        base_version=0,
+        base_digest=base.digest,
+        payload=BlobRef.of(payload),
+        steps=run.config.inner.steps,
+        tokens=run.tokens_full,
+        loss=5.0,
+        author=author.peer,
+    )
+    return replace(document, **changes)
+
+
+def gradient_bytes(run: Run, module: ModuleId, *, seed: int = 0, size: float = 1e-3) -> bytes:
+    """A compressed outer gradient of random values."""
+    values = np.random.default_rng(seed).normal(0, size, run.layout(module).size).astype(np.float32)
+    return encode_compressed(compress(values)[0])
+
+
+def version_of(
+    run: Run,
+    leader: Signer,
+    admitted: list[tuple[Sealed[Contribution], bytes]],
+    *,
+    term: int,
+    after: Made | None = None,
+) -> tuple[Sealed[ModuleVersion], Made]:
+    """The version that an honest leader makes of `admitted`, after the genesis or what was made before."""
+    module = admitted[0][0].document.module
+    layout = run.layout(module)
+    if after is None:
+        parent, state = genesis_version(run.manifest, module), OuterState.fresh(initial()[0][module.level])
+    else:
+        parent, state = after.version, after.state
+    gradients = [Admitted(sealed, decode_compressed(payload, size=layout.size)) for sealed, payload in admitted]
+    grant = sign_grant(signer(SEED_NUMBER), run=run.id, module=module, term=term, leader=leader.peer)
+    made = make_version(run, parent, state, gradients, clip_norm=None, term=term, grant=grant, author=leader.peer)
+    return seal(leader, made.version), made

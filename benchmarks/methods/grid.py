@@ -1,0 +1,176 @@
+"""Rounds of a grid of paths in one process: one worker after the other does what a volunteer does.
+
+Rule: what a round does to a module is what the swarm's owners do: the same weights, average, Nesterov step and
+quantised update of core/outer.py. The same contributions in the same order give the same bytes
+(tests/programs/test_methods_grid.py compares with runtime/recompute.py).
+Controls and ablations differ only where a field of `Job` says so.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dipaco_p2p.config import InnerConfig
+from dipaco_p2p.core.arrays import Floats
+from dipaco_p2p.core.compress import Compressed
+from dipaco_p2p.core.inner import InnerLoop, StepReport
+from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.core.outer import OuterState, Share, average, nesterov, outer_gradient, outer_step, weights
+from dipaco_p2p.core.shards import Shard
+from dipaco_p2p.topology import ModuleId, PathId
+
+from .codecs import Gradient, Sender, received
+from .jobs import WARMUP_STEPS, Job
+
+ATTACK_FACTOR = np.float32(-10)
+CLIP_FACTOR = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """One worker's part of one module's round."""
+
+    share: Share
+    gradient: Gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WarmStart:
+    """The model that every path starts from, by the names of its tensors, and AdamW's state."""
+
+    tensors: Mapping[str, Floats]
+    optimizer: bytes
+
+
+Arrived = dict[ModuleId, list[Contribution]]
+
+
+class Worker:
+    """One replica of one path: its optimizer, and what compression still owes."""
+
+    def __init__(self, job: Job, path: PathId, replica: int, start: WarmStart, *, fast: bool) -> None:
+        self.path = path
+        number = job.model.topology.number(path)
+        # As peers/trainer.py: every worker draws batches of its own.
+        seed = (job.seed * 1_000_003 + number * 7919 + replica) % 2**31
+        total_steps = WARMUP_STEPS + job.rounds * job.round_steps
+        self._job = job
+        self._is_attacker = job.attack and number == 0
+        self._loop = InnerLoop(job.inner, total_steps, job.model, device="cpu", seed=seed, fast=fast)
+        self._loop.load_state(start.optimizer)
+        self._senders = [Sender(job.codec, feedback=job.feedback) for _ in job.model.levels]
+
+    def train(
+        self, flats: Sequence[Floats], shard: Shard, number: int, on_step: Callable[[StepReport], bool]
+    ) -> list[Contribution]:
+        """One contribution per level after the inner steps of round `number`."""
+        first_step = WARMUP_STEPS + number * self._job.round_steps
+        result = self._loop.run(flats, shard, first_step=first_step, steps=self._job.round_steps, on_step=on_step)
+        # Replicas of a path share its weight, so it does not matter that each sees a part of the shard only.
+        size = shard.tokens.size if self._job.weighted else 1
+        share = Share(path=str(self.path), shard_size=size, tokens=result.tokens)
+        gradients = [outer_gradient(before, after) for before, after in zip(flats, result.flats, strict=True)]
+        if self._is_attacker:
+            gradients = [gradient * ATTACK_FACTOR for gradient in gradients]
+        sent = [sender.send(gradient) for sender, gradient in zip(self._senders, gradients, strict=True)]
+        return [Contribution(share=share, gradient=gradient) for gradient in sent]
+
+
+class Grid:
+    """All modules and workers of a job."""
+
+    def __init__(self, job: Job, start: WarmStart, shards: Sequence[Shard], *, fast: bool) -> None:
+        self.job = job
+        self.topology = job.model.topology
+        self.agreement: dict[int, list[float]] = {}
+        """By number of contributors: norm of the mean outer gradient over the mean of their norms, a value a round."""
+        self.shards = list(shards)
+        layouts = [module_layout(job.model, level) for level in range(len(job.model.levels))]
+        fresh = [layout.flatten({name: start.tensors[name] for name in layout.names}) for layout in layouts]
+        self.states = {module: OuterState.fresh(fresh[module.level]) for module in self.topology.modules()}
+        self._norms: dict[ModuleId, list[float]] = {module: [] for module in self.states}
+        self._workers = [
+            [Worker(job, path, replica, start, fast=fast) for replica in range(job.replicas)]
+            for path in self.topology.paths()
+        ]
+
+    def flats(self, number: int) -> list[Floats]:
+        """The modules of the path with this number, one per level."""
+        return [self.states[module].params for module in self.topology.path(number).modules()]
+
+    def round(self, number: int, on_step: Callable[[StepReport], bool]) -> None:
+        """Train every path from the modules as they are, then step every module."""
+        self.step(self.train(number, on_step), number)
+
+    def train(self, number: int, on_step: Callable[[StepReport], bool]) -> Arrived:
+        """What arrives for each module, by path and replica."""
+        arrived: Arrived = {module: [] for module in self.states}
+        lots = np.random.default_rng([self.job.seed, 77, number])
+        for place, workers in enumerate(self._workers):
+            flats = self.flats(place)
+            for replica, worker in enumerate(workers):
+                part = self.shards[place].part(replica, self.job.replicas)
+                made = worker.train(flats, part, number, on_step)
+                if lots.random() >= self.job.drop:
+                    for module, contribution in zip(worker.path.modules(), made, strict=True):
+                        arrived[module].append(contribution)
+        return arrived
+
+    def step(self, arrived: Arrived, number: int) -> None:
+        """Step the modules for which something arrived."""
+        order = np.random.default_rng([self.job.seed, 78, number])
+        for module, contributions in arrived.items():
+            if contributions:
+                self._step(module, contributions, order)
+
+    def _step(self, module: ModuleId, contributions: list[Contribution], order: np.random.Generator) -> None:
+        job, state = self.job, self.states[module]
+        if job.outer == "none" or (job.outer == "shared" and self.topology.is_private(module.level)):
+            assert len(contributions) == 1, module
+            self.states[module] = OuterState.fresh(state.params - received(contributions[0].gradient))
+            return
+        if job.outer == "single":
+            for place in order.permutation(len(contributions)):
+                state = next_state(state, [contributions[place]], job)
+            self.states[module] = state
+            return
+        self._measure(contributions)
+        self.states[module] = next_state(state, contributions, job, clip_norm=self._clip_norm(module, contributions))
+
+    def _clip_norm(self, module: ModuleId, contributions: Sequence[Contribution]) -> float | None:
+        self._norms[module] += [float(np.linalg.norm(received(c.gradient))) for c in contributions]
+        return CLIP_FACTOR * statistics.median_low(self._norms[module]) if self.job.clip else None
+
+    def _measure(self, contributions: Sequence[Contribution]) -> None:
+        if len(contributions) > 1:
+            values = np.stack([received(c.gradient) for c in contributions])
+            ratio = np.linalg.norm(values.mean(axis=0)) / np.linalg.norm(values, axis=1).mean()
+            self.agreement.setdefault(len(values), []).append(float(ratio))
+
+
+def next_state(
+    state: OuterState, contributions: Sequence[Contribution], job: Job, *, clip_norm: float | None = None
+) -> OuterState:
+    """A module after one round; with int8 and the rules of a run file, what `runtime.recompute.make_version` makes."""
+    alphas = weights([c.share for c in contributions], tokens_full=_tokens_full(job.inner, job.model.context))
+    gradients = [c.gradient for c in contributions]
+    compressed = [gradient for gradient in gradients if isinstance(gradient, Compressed)]
+    if len(compressed) == len(gradients):
+        gradient = average(compressed, alphas, rule=job.rule, clip_norm=clip_norm)
+        return outer_step(state, gradient, lr=job.lr, momentum=job.momentum)[0]
+    assert job.rule == "sqrt" and clip_norm is None, "fp32 is there to compare int8 with"
+    scale = 1 / math.sqrt(math.fsum(alpha * alpha for alpha in alphas))
+    total = np.zeros_like(state.params)
+    for values, alpha in zip(map(received, gradients), alphas, strict=True):
+        total += values * np.float32(alpha * scale)
+    buffer, step = nesterov(state.momentum, total, lr=job.lr, momentum=job.momentum)
+    return OuterState(params=state.params - step, momentum=buffer, residual=state.residual)
+
+
+def _tokens_full(inner: InnerConfig, context: int) -> int:
+    return inner.steps * inner.batch * context

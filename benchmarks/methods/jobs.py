@@ -1,0 +1,135 @@
+"""What one training run of the experiment is. A job is a value: its fields decide its result, and name it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
+from dipaco_p2p.strict import plain
+
+VOCAB_SIZE = 1024
+CONTEXT = 256
+WARMUP_STEPS = 200
+"""Inner steps of the one-path model that every method starts from, optimizer state included."""
+WIDTH = 32
+"""Small, so that one path has not room for all of the text: else there is nothing to specialise in."""
+STEPS = 720
+"""Inner steps per path after that, for every method."""
+ROUND_STEPS = 40
+
+_TRUNK = LevelConfig(embedding=True, head=True)
+_PRIVATE_BLOCK = LevelConfig(private=True, blocks=1)
+_PRIVATE_FIRST = LevelConfig(private=True, blocks=1, embedding=True, head=True)
+_ALL_PRIVATE = (LevelConfig(private=True, blocks=4, embedding=True, head=True),)
+
+
+def _halves(modules: int) -> tuple[LevelConfig, ...]:
+    return (LevelConfig(modules=modules, blocks=2, embedding=True, head=True), LevelConfig(modules=modules, blocks=2))
+
+
+def _with_private_ends(modules: int) -> tuple[LevelConfig, ...]:
+    shared = LevelConfig(modules=modules, blocks=1)
+    return (_PRIVATE_FIRST, shared, shared, _PRIVATE_BLOCK)
+
+
+GRIDS: Mapping[str, tuple[LevelConfig, ...]] = {
+    "1": (_TRUNK, LevelConfig(blocks=4)),
+    "2x2": _halves(2),
+    "3x3": _halves(3),
+    "4x4": _halves(4),
+    "2x2 private ends": _with_private_ends(2),
+    "4x4 private ends": _with_private_ends(4),
+    "2x2 shared embedding": (_TRUNK, LevelConfig(modules=2, blocks=2), LevelConfig(modules=2, blocks=2)),
+    "2x2 shared trunk": (LevelConfig(blocks=2, embedding=True, head=True), *[LevelConfig(modules=2, blocks=1)] * 2),
+    "flat 4": _ALL_PRIVATE,
+    "flat 9": _ALL_PRIVATE,
+    "flat 16": _ALL_PRIVATE,
+}
+"""Always four blocks in a path. The tied embedding and head are part of the first level's modules, as the sizes that
+the paper reports suggest; or in a trunk that all paths share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One training run. Everything but `method`, which names it in tables, decides the result."""
+
+    method: str
+    seed: int
+    grid: str = "2x2"
+    routing: str = "arranged"
+    """random; arranged: k-means, similar clusters where paths share modules; kmeans: numbered by the lot; unbalanced:
+    arranged without balance; product; tiny: unigram models; tiny whole: the same, reading ahead, a bound. Of no effect
+    on a grid of one path."""
+    lr: float = 0.7
+    """Of the outer step."""
+    momentum: float = 0.9
+    rule: str = "sqrt"
+    """Norm of the averaged outer gradient: sqrt or rda, as in a run file, or mean, which rescales nothing."""
+    outer: str = "all"
+    """all; none: parameters are what AdamW left (dense without outer step); shared: so for private modules only;
+    single: every contribution alone, as it arrives (asynchronous without a buffer)."""
+    weighted: bool = True
+    """Contributions weigh as much as their shard has text; else all the same."""
+    replicas: int = 1
+    """Workers per path, on disjoint parts of its shard."""
+    width: int = WIDTH
+    steps: int = STEPS
+    round_steps: int = ROUND_STEPS
+    codec: str = "int8"
+    """int8, int4, int2, top3 (the largest 3 %) of the outer gradients, or fp32."""
+    feedback: bool = True
+    """Whether what the codec lost is added to the next outer gradient."""
+    reshard: tuple[int, ...] = ()
+    """Before these rounds all paths score the router split, and a router fitted on who was best cuts new shards."""
+    balance: str = "equal"
+    overlap: int = 1
+    """Each sequence is in the shards of so many paths."""
+    early_stop: bool = False
+    """Evaluate each path as it was when it did best on a held-out part of its shard."""
+    drop: float = 0.0
+    """Share of the contributions that are lost."""
+    attack: bool = False
+    """Path 0 sends ten times the negative of its outer gradients."""
+    clip: bool = False
+    """Contributions longer than twice the median of their module's are scaled down to that."""
+    train_share: float = 1.0
+    """Share of the training text that is used at all."""
+
+    @property
+    def key(self) -> str:
+        """Names the job's files and its result; the same settings under another `method` have the same key."""
+        values = {name: value for name, value in asdict(self).items() if name != "method"}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def model(self) -> ModelConfig:
+        paths = int(self.grid.split()[1]) if self.grid.startswith("flat") else 0
+        return path_model(self.width, levels=GRIDS[self.grid], paths=paths)
+
+    @property
+    def inner(self) -> InnerConfig:
+        return InnerConfig(steps=self.round_steps)
+
+    @property
+    def rounds(self) -> int:
+        return self.steps // self.round_steps
+
+    @property
+    def path_steps(self) -> int:
+        """Inner steps of all workers: what the job costs."""
+        return self.rounds * self.round_steps * self.model.path_count * self.replicas
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON has it; defaults are left out."""
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return {name: plain(value) for name, value in changed.items()}
+
+
+def path_model(width: int, *, levels: tuple[LevelConfig, ...] = GRIDS["1"], paths: int = 0) -> ModelConfig:
+    """A path of four blocks; feed-forward layers are three times as wide as the rest."""
+    return ModelConfig(
+        vocab_size=VOCAB_SIZE, width=width, heads=2, ffn_width=3 * width, context=CONTEXT, levels=levels, paths=paths
+    )

@@ -1,0 +1,156 @@
+"""Which jobs answer which question.
+
+Every method with an outer step is tried with the same outer learning rates; `tune` decides, `report` is shown.
+Ablations change one thing of a tuned method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from .jobs import Job
+
+LRS = (0.5, 0.7, 1.0, 1.4)
+"""Of the outer step; each method is tried with the three that lie around its best."""
+MATCH_2X2 = 48
+"""Width at which one path has as many parameters as the 2x2 grid of width 32; 72 as many as the 4x4 grid."""
+MATCH_4X4 = 72
+
+DENSE = "dense"
+DENSE_OUTER = "dense + outer step"
+RANDOM = "2x2 random routing"
+DILOCO = "DiLoCo, 4 workers"
+KMEANS = "2x2 k-means"
+
+_ONE_PATH = {"grid": "1", "routing": "kmeans"}
+_PLAIN = _ONE_PATH | {"outer": "none", "codec": "fp32"}
+_DILOCO = _ONE_PATH | {"rule": "mean"}
+
+MAIN: Mapping[str, Mapping[str, object]] = {
+    DENSE: _PLAIN,
+    DENSE_OUTER: _ONE_PATH,
+    RANDOM: {"routing": "random"},
+    DILOCO: _DILOCO | {"replicas": 4},
+    KMEANS: {},
+}
+"""The comparison that the exit code is about, the random control included."""
+
+FURTHER: Mapping[str, Mapping[str, object]] = {
+    "dense, parameters of 2x2": _PLAIN | {"width": MATCH_2X2},
+    "dense, parameters of 2x2 + outer step": _ONE_PATH | {"width": MATCH_2X2},
+    "flat mixture of 4": {"grid": "flat 4"},
+    "2x2 k-means, not arranged": {"routing": "kmeans"},
+    "2x2 product k-means": {"routing": "product"},
+    "2x2 discriminative": {"reshard": (9,)},
+    "2x2 private ends": {"grid": "2x2 private ends"},
+    "2x2 shared embedding": {"grid": "2x2 shared embedding"},
+    "2x2 shared embedding, random routing": {"grid": "2x2 shared embedding", "routing": "random"},
+    "2x2 shared trunk": {"grid": "2x2 shared trunk"},
+    "2x2 overlap of 2": {"overlap": 2},
+    "2x2 early stopping": {"early_stop": True},
+    "4x4 k-means": {"grid": "4x4"},
+    "4x4 random routing": {"grid": "4x4", "routing": "random"},
+    "DiLoCo, 16 workers": _DILOCO | {"replicas": 16},
+    "4x4 product k-means": {"grid": "4x4", "routing": "product"},
+    "4x4 discriminative": {"grid": "4x4", "reshard": (9,)},
+    "4x4 private ends": {"grid": "4x4 private ends"},
+    "4x4 overlap of 2": {"grid": "4x4", "overlap": 2},
+    "flat mixture of 16": {"grid": "flat 16"},
+    "dense, parameters of 4x4 + outer step": _ONE_PATH | {"width": MATCH_4X4},
+}
+"""The other methods."""
+
+LIKE: Mapping[str, str] = {
+    name: "4x4 k-means" if name.startswith("4x4") else KMEANS
+    for name in FURTHER
+    if name.startswith(("2x2", "4x4")) and name not in ("4x4 k-means", "4x4 random routing")
+}
+"""Methods that take over the outer learning rate of another, which differs from them in the routing only."""
+
+_FIRST_BLOCKS = {"grid": "2x2 private ends"}
+ABLATIONS: Mapping[str, Mapping[str, object]] = {
+    "tiny-model routing": {"routing": "tiny"},
+    "tiny-model routing, reading ahead": {"routing": "tiny whole"},
+    "twice the steps": {"steps": 1440},
+    "twice the steps, random routing": {"steps": 1440, "routing": "random"},
+    "twice the steps, DiLoCo": {"steps": 1440, **_DILOCO, "replicas": 4, "lr": 1.0},
+    "width 64, half the steps": {"width": 64, "steps": 360},
+    "width 64, half the steps, random routing": {"width": 64, "steps": 360, "routing": "random"},
+    "width 64, half the steps, DiLoCo": {"width": 64, "steps": 360, **_DILOCO, "replicas": 4, "lr": 1.0},
+    "rule mean": {"rule": "mean"},
+    "rule rda": {"rule": "rda"},
+    "weights equal": {"weighted": False},
+    "unbalanced shards": {"routing": "unbalanced"},
+    "unbalanced shards, weights equal": {"routing": "unbalanced", "weighted": False},
+    "private ends without outer step": _FIRST_BLOCKS | {"outer": "shared"},
+    "re-sharded once": {"reshard": (6,)},
+    "re-sharded twice": {"reshard": (6, 10)},
+    "re-sharded three times": {"reshard": (6, 10, 14)},
+    "re-sharded, labels' histogram": {"reshard": (9,), "balance": "match"},
+    "30 % lost": {"drop": 0.3},
+    "50 % lost": {"drop": 0.5},
+    "10 steps a round": {"round_steps": 10},
+    "20 steps a round": {"round_steps": 20},
+    "120 steps a round": {"round_steps": 120},
+    "fp32": {"codec": "fp32"},
+    "int4": {"codec": "int4"},
+    "int4 without feedback": {"codec": "int4", "feedback": False},
+    "int2": {"codec": "int2"},
+    "int2 without feedback": {"codec": "int2", "feedback": False},
+    "top 3 %": {"codec": "top3"},
+    "top 3 % without feedback": {"codec": "top3", "feedback": False},
+    "each contribution alone": {"outer": "single"},
+    "sign-flip attacker": {"attack": True},
+    "sign-flip attacker, clipped": {"attack": True, "clip": True},
+    "sign-flip attacker, clipped, rda": {"attack": True, "clip": True, "rule": "rda"},
+    "5 % of the text": {"train_share": 0.05},
+    "5 % of the text, early stopping": {"train_share": 0.05, "early_stop": True},
+    "5 % of the text, overlap of 2": {"train_share": 0.05, "overlap": 2},
+    "5 % of the text, flat mixture of 4": {"train_share": 0.05, "grid": "flat 4"},
+    "5 % of the text, dense + outer step": {"train_share": 0.05, **_ONE_PATH},
+}
+"""One change each to `2x2 k-means`, at its outer learning rate; or to a control of it, at one that is usual for it."""
+
+METHODS = {**MAIN, **FURTHER}
+
+
+def job(method: str, *, seed: int, lr: float) -> Job:
+    """The job of a method or an ablation."""
+    fields = METHODS[method] if method in METHODS else ABLATIONS[method]
+    made = Job(method=method, seed=seed, lr=lr)
+    return replace(made, **fields)  # type: ignore[arg-type]  # the fields are those of Job
+
+
+def tuning(methods: Sequence[str], *, seeds: Sequence[int], lrs: Sequence[float]) -> list[Job]:
+    """What has to be trained before outer learning rates can be chosen."""
+    jobs = []
+    for method in methods:
+        if method not in LIKE:
+            tried = [lr for lr in lrs if is_tried(method, lr)]
+            jobs += [job(method, seed=seed, lr=lr) for seed in seeds for lr in tried]
+    return jobs
+
+
+def is_tried(method: str, lr: float) -> bool:
+    """Averages of replicas are shorter than rescaled ones, and want the greater rates."""
+    fields = METHODS[method]
+    if fields.get("outer") == "none":
+        return lr == 1.0
+    return lr >= 0.7 if fields.get("rule") == "mean" else lr <= 1.0
+
+
+def needed(methods: Sequence[str]) -> list[str]:
+    """`methods` and those whose outer learning rates they take over, in the order of tables."""
+    wanted = {*methods, *(LIKE[method] for method in methods if method in LIKE)}
+    return [method for method in METHODS if method in wanted]
+
+
+def is_scored(method: str) -> bool:
+    """Whether there are several paths to choose from."""
+    return METHODS[method].get("grid", "2x2") != "1"
+
+
+def quick_lr(method: str) -> float:
+    """What tuning on the multi-domain corpora chose, for runs that do not tune."""
+    return 1.0 if METHODS[method].get("grid") == "1" else 0.7

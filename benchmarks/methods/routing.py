@@ -1,0 +1,101 @@
+"""Which path each sequence goes to: in training to its shard, elsewhere to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dipaco_p2p.core.arrange import arrange
+from dipaco_p2p.core.arrays import Floats
+from dipaco_p2p.core.discriminative import balance_bias, best_path, fit_logistic, match_bias
+from dipaco_p2p.core.kmeans import fit_kmeans, fit_product_kmeans
+from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.core.router import Doubles, Router
+from dipaco_p2p.core.shards import Shard
+from dipaco_p2p.errors import CorpusError
+
+from .data import PARTS, Ints, Part
+from .jobs import Job
+from .tiny import tiny_routes
+
+FIT_MAX = 20_000
+"""Sequences that a k-means is fitted on, as in a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Routes:
+    """The paths (n, m) of each sequence of each part, m = 1 but for overlapping shards; and the router, if any."""
+
+    choices: Mapping[str, Ints]
+    router: Router | None = None
+
+    def once(self, part: str) -> Ints:
+        """The best path (n,) of each sequence."""
+        return self.choices[part][:, 0]
+
+
+def first_routes(job: Job, features: Mapping[str, Floats], tokens: Mapping[str, Ints]) -> Routes:
+    """By k-means on the features (n, D) of each part, by the lot, or by tiny language models on the tokens (n, T) of
+    each; the one path, if there is only one."""
+    paths = job.model.path_count
+    if paths == 1:
+        return Routes(choices={part: np.zeros((len(features[part]), 1), dtype=np.int64) for part in PARTS})
+    if job.routing == "random":
+        drawn = {
+            part: np.random.default_rng([job.seed, place]).integers(paths, size=(len(features[part]), 1))
+            for place, part in enumerate(PARTS)
+        }
+        return Routes(choices=drawn)
+    routes = _by_router(job, _fit(job, features["train"]), features)
+    if job.routing.startswith("tiny"):
+        start, whole = routes.once("train"), job.routing == "tiny whole"
+        found = tiny_routes(tokens, start, path_count=paths, vocab_size=job.model.vocab_size, whole=whole)
+        return Routes(choices=found)
+    return routes
+
+
+def rerouted(job: Job, features: Mapping[str, Floats], nats: Doubles) -> Routes:
+    """By who was best: `nats` (n, P) of the router split under all paths."""
+    labels, paths = best_path(nats), job.model.path_count
+    router = fit_logistic(features["router"], labels, path_count=paths, seed=job.seed)
+    if job.balance == "match":
+        router = match_bias(router, features["router"], np.bincount(labels, minlength=paths))
+    else:
+        router = balance_bias(router, features["router"])
+    return _by_router(job, router, features)
+
+
+def shards(job: Job, routes: Routes, train: Part) -> list[Shard]:
+    """One per path; raises CorpusError if one of them is empty."""
+    chosen = routes.choices["train"]
+    if job.train_share < 1:
+        order = np.random.default_rng(job.seed).permutation(len(chosen))
+        chosen = chosen.copy()
+        chosen[order[round(job.train_share * len(order)) :]] = -1
+    cut = [Shard(tokens=train.tokens[(chosen == number).any(axis=1)]) for number in range(job.model.path_count)]
+    for number, shard in enumerate(cut):
+        if not len(shard.tokens):
+            message = f"no sequence is routed to path {number} of {len(cut)}, so it has nothing to train on"
+            raise CorpusError(message, hint="give the experiment more text")
+    return cut
+
+
+def _fit(job: Job, features: Floats) -> Router:
+    drawn = np.random.default_rng(job.seed).permutation(len(features))[:FIT_MAX]
+    points = features[np.sort(drawn)]
+    if job.routing == "product":
+        widths = [level.modules for level in job.model.levels if not level.private]
+        return fit_product_kmeans(points, widths=widths, seed=job.seed)
+    balance = job.routing != "unbalanced"
+    router = fit_kmeans(points, path_count=job.model.path_count, seed=job.seed, balance=balance)
+    if job.routing == "kmeans":
+        return router
+    sizes = [module_layout(job.model, level).size for level in range(len(job.model.levels))]
+    return arrange(router, job.model.topology, sizes, seed=job.seed)
+
+
+def _by_router(job: Job, router: Router, features: Mapping[str, Floats]) -> Routes:
+    counts = {part: job.overlap if part == "train" else 1 for part in PARTS}
+    return Routes(choices={part: router.top(features[part], counts[part]) for part in PARTS}, router=router)

@@ -1,0 +1,240 @@
+"""What a worker process does: warm up, train a job, score its paths. Every task is a function of the folder's files.
+
+n sequences, J windows, P paths, D width.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dipaco_p2p.config import PREFIX_TOKENS, InnerConfig
+from dipaco_p2p.core.arrays import Floats
+from dipaco_p2p.core.evaluate import counted_tokens, losses, summarise
+from dipaco_p2p.core.features import features
+from dipaco_p2p.core.inner import InnerLoop, StepReport
+from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
+from dipaco_p2p.core.router import Doubles
+from dipaco_p2p.core.shards import Shard
+
+from .data import PARTS, Data, Ints, Part
+from .grid import Grid, WarmStart
+from .jobs import STEPS, WARMUP_STEPS, Job, path_model
+from .routing import Routes, first_routes, rerouted, shards
+from .store import Folder, load_warm, save_model, save_warm
+
+CURVE_POINTS = 3
+HOLDOUT_SEQUENCES = 32
+FIT_SEQUENCES = 200
+"""Training sequences that the loss on training text is measured on."""
+BOOTSTRAP_SEED = 0
+
+OnProgress = Callable[[int], None]
+"""Hears how many inner steps are done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A job, and what of it is to be done: `warmup` (of its seed and width), `train` or `score`."""
+
+    kind: str
+    job: Job
+
+    @property
+    def steps(self) -> int:
+        """Inner steps, for progress bars."""
+        return {"warmup": WARMUP_STEPS, "train": self.job.path_steps, "score": 0}[self.kind]
+
+
+class Bench:
+    """The files that tasks read, each read once by a process."""
+
+    def __init__(self, folder: Folder, *, fast: bool) -> None:
+        self.folder = folder
+        self.fast = fast
+        self.warm = functools.lru_cache(maxsize=2)(self._warm)
+
+    @functools.cached_property
+    def data(self) -> Data:
+        return Data.load(self.folder.data)
+
+    def _warm(self, seed: int, width: int) -> tuple[WarmStart, dict[str, Floats]]:
+        return load_warm(self.folder.warm(seed, width))
+
+
+def warm_up(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
+    """Train the one-path model that all jobs of this seed and width start from, and route by it."""
+    model, began_s = path_model(job.width), time.perf_counter()
+    start = initial_modules(model, seed=job.seed)
+    loop = InnerLoop(InnerConfig(), WARMUP_STEPS + STEPS, model, device="cpu", seed=job.seed, fast=bench.fast)
+    result = loop.run(
+        [start[level] for level in range(len(model.levels))],
+        Shard(tokens=bench.data.train.tokens),
+        first_step=0,
+        steps=WARMUP_STEPS,
+        on_step=_step_counter(on_progress),
+    )
+    frozen = PathModel(model)
+    load_modules(frozen, result.flats)
+    routed = {part: features(frozen, getattr(bench.data, part).tokens[:, :PREFIX_TOKENS]) for part in PARTS}
+    tensors: dict[str, Floats] = {}
+    for level, flat in enumerate(result.flats):
+        tensors |= module_layout(model, level).split(flat)
+    path = bench.folder.warm(job.seed, job.width)
+    save_warm(path, WarmStart(tensors=tensors, optimizer=loop.state_bytes()), routed)
+    nats = losses(frozen, bench.data.report.tokens)
+    return {"report": evaluation(nats, bench.data.report), "wall_s": time.perf_counter() - began_s}
+
+
+def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
+    """All rounds of a job; its curve, its losses, and its modules as a file."""
+    began_s = time.perf_counter()
+    start, vectors = bench.warm(job.seed, job.width)
+    data, routes = bench.data, first_routes(job, vectors, {part: getattr(bench.data, part).tokens for part in PARTS})
+    cut = _cut(job, routes, data.train)
+    grid = Grid(job, start, cut.shards, fast=bench.fast)
+    best: dict[int, tuple[float, list[Floats]]] = {}
+    curve, moved, on_step = [], [], _step_counter(on_progress)
+    for number in range(job.rounds):
+        if number in job.reshard:
+            nats = np.stack([_nats(job, grid.flats(p), data.router) for p in range(job.model.path_count)], axis=1)
+            before, routes = routes, rerouted(job, vectors, nats)
+            moved.append(float((before.once("train") != routes.once("train")).mean()))
+            cut = _cut(job, routes, data.train)
+            grid.shards, best = cut.shards, {}
+        grid.round(number, on_step)
+        if job.early_stop:
+            _keep_best(job, grid, cut.holdouts, best)
+        if (number + 1) * CURVE_POINTS % job.rounds < CURVE_POINTS and number + 1 < job.rounds:
+            nats = routed_nats(job, grid.flats, data.report, routes.once("report"))
+            curve.append([(number + 1) * job.round_steps, _mean(nats, data.report)])
+    paths = [best[p][1] if best else grid.flats(p) for p in range(job.model.path_count)]
+    result = _result(job, paths, routes, cut.shards, data)
+    save_model(bench.folder.model(job), paths, routes.once("report"), routes.router)
+    return result | {
+        "curve": [*curve, [job.rounds * job.round_steps, result["report"]["loss"]]],
+        "agreement": {str(count): float(np.mean(values)) for count, values in grid.agreement.items()},
+        "moved": moved,
+        "wall_s": time.perf_counter() - began_s,
+    }
+
+
+def routed_nats(job: Job, flats: Callable[[int], Sequence[Floats]], part: Part, chosen: Ints) -> Doubles:
+    """Nats (n,) of each sequence under the path that `chosen` (n,) gives it."""
+    nats = np.zeros(len(part))
+    for number in np.unique(chosen).tolist():
+        rows = np.flatnonzero(chosen == number)
+        nats[rows] = _nats(job, flats(number), part.rows(rows))
+    return nats
+
+
+def start_model(width: int, start: WarmStart) -> PathModel:
+    """The frozen model that everything is routed by."""
+    config = path_model(width)
+    model = PathModel(config)
+    layouts = [module_layout(config, level) for level in range(len(config.levels))]
+    load_modules(model, [layout.flatten({name: start.tensors[name] for name in layout.names}) for layout in layouts])
+    return model
+
+
+def evaluation(nats: Doubles, part: Part) -> dict[str, float | None]:
+    """Loss in nats per token with its 95 % interval, and bits per byte."""
+    tokens = counted_tokens(part.tokens.shape[1])
+    found = summarise(nats, tokens=tokens, bytes=part.bytes, documents=part.documents, seed=BOOTSTRAP_SEED)
+    return {"loss": found.loss, "low": found.low, "high": found.high, "bits_per_byte": found.bits_per_byte}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    shards: list[Shard]
+    holdouts: list[Shard]
+    """What early stopping looks at; empty without it."""
+
+
+def _cut(job: Job, routes: Routes, train_part: Part) -> _Cut:
+    whole = shards(job, routes, train_part)
+    if not job.early_stop:
+        return _Cut(shards=whole, holdouts=[])
+    kept, held = [], []
+    for number, shard in enumerate(whole):
+        drawn = np.random.default_rng([job.seed, number]).permutation(len(shard.tokens))
+        count = min(HOLDOUT_SEQUENCES, len(drawn) // 4)
+        held.append(Shard(tokens=shard.tokens[drawn[:count]]))
+        kept.append(Shard(tokens=shard.tokens[np.sort(drawn[count:])]))
+    return _Cut(shards=kept, holdouts=held)
+
+
+def _keep_best(job: Job, grid: Grid, holdouts: Iterable[Shard], best: dict[int, tuple[float, list[Floats]]]) -> None:
+    model = PathModel(job.model)
+    for number, shard in enumerate(holdouts):
+        flats = grid.flats(number)
+        load_modules(model, flats)
+        loss = float(losses(model, shard.tokens).mean())
+        if number not in best or loss < best[number][0]:
+            best[number] = (loss, flats)
+
+
+def _result(
+    job: Job, paths: Sequence[Sequence[Floats]], routes: Routes, cut: Sequence[Shard], data: Data
+) -> dict[str, Any]:
+    report = routed_nats(job, paths.__getitem__, data.report, routes.once("report"))
+    tune = routed_nats(job, paths.__getitem__, data.tune, routes.once("tune"))
+    of_domain = {
+        name: _mean(report[data.report.domains == place], data.report)
+        for place, name in enumerate(data.domains)
+        if (data.report.domains == place).any()
+    }
+    return {
+        "tune": {"loss": _mean(tune, data.tune)},
+        "report": evaluation(report, data.report),
+        "domains": of_domain,
+        "training_text": _training_loss(job, paths, cut),
+        "parameters": _parameters(job),
+        "path_steps": job.path_steps,
+        "shards": [len(shard.tokens) for shard in cut],
+    }
+
+
+def _training_loss(job: Job, paths: Sequence[Sequence[Floats]], cut: Sequence[Shard]) -> float:
+    """Nats per token of some sequences of each path's own shard."""
+    count = max(1, FIT_SEQUENCES // len(cut))
+    model, nats, sequences = PathModel(job.model), 0.0, 0
+    for flats, shard in zip(paths, cut, strict=True):
+        load_modules(model, flats)
+        rows = shard.tokens[np.random.default_rng(job.seed).permutation(len(shard.tokens))[:count]]
+        nats, sequences = nats + float(losses(model, rows).sum()), sequences + len(rows)
+    return nats / (sequences * counted_tokens(job.model.context))
+
+
+def _parameters(job: Job) -> int:
+    topology = job.model.topology
+    return sum(module_layout(job.model, module.level).size for module in topology.modules())
+
+
+def _nats(job: Job, flats: Sequence[Floats], part: Part) -> Doubles:
+    model = PathModel(job.model)
+    load_modules(model, flats)
+    return losses(model, part.tokens)
+
+
+def _mean(nats: Doubles, part: Part) -> float:
+    return float(nats.mean() / counted_tokens(part.tokens.shape[1]))
+
+
+def _step_counter(on_progress: OnProgress) -> Callable[[StepReport], bool]:
+    done = 0
+
+    def on_step(report: StepReport) -> bool:
+        nonlocal done
+        done += 1
+        if done % 10 == 0:
+            on_progress(done)
+        return True
+
+    return on_step

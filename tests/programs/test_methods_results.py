@@ -1,0 +1,185 @@
+"""From results to figures: rates that `tune` chose and `report` shows, claims, pages, and files that survive a kill."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.methods.claims import FAILS, HOLDS, UNTESTED, verdicts
+from benchmarks.methods.data import Data, split_sequences
+from benchmarks.methods.jobs import STEPS
+from benchmarks.methods.plan import (
+    ABLATIONS,
+    DENSE,
+    DENSE_OUTER,
+    DILOCO,
+    KMEANS,
+    LRS,
+    METHODS,
+    RANDOM,
+    is_scored,
+    job,
+    needed,
+    tuning,
+)
+from benchmarks.methods.plots import draw
+from benchmarks.methods.report import render_markdown
+from benchmarks.methods.scoring import EVERY
+from benchmarks.methods.store import Folder, Results
+from benchmarks.methods.summary import Summary, chosen_lrs, gaps, summarise_experiment
+from dipaco_p2p.errors import ConfigError
+
+SEEDS = (0, 1)
+LOSSES = {DENSE: 4.6, DENSE_OUTER: 4.5, RANDOM: 4.35, DILOCO: 4.34, KMEANS: 4.3}
+
+
+def line(kind: str, method: str, seed: int, lr: float, loss: float) -> dict[str, Any]:
+    one = job(method, seed=seed, lr=lr)
+    report = {"loss": loss, "low": loss - 0.1, "high": loss + 0.1, "bits_per_byte": loss / 1.5}
+    result: dict[str, Any] = {
+        "report": report,
+        "tune": {"loss": loss + 0.05},
+        "curve": [[120, loss + 0.4], [240, loss + 0.1], [360, loss]],
+        "agreement": {"2": 0.8, "4": 0.6},
+        "training_text": loss - 0.1,
+        "parameters": 1000,
+    }
+    if kind == "score":
+        ways = ("oracle once", "once, token router", "all paths read along, every 64")
+        kinds = [f"once, likelihood router ({name})" for name in ("plain", "matched", "balanced")]
+        routed = {"once": report} | {way: report | {"loss": loss - 0.02} for way in (*ways, *kinds)}
+        routed |= {f"every {every}": report | {"loss": loss - 0.03 - 0.01 / every} for every in EVERY}
+        routed["every 64, looking 64 ahead"] = routed["every 64"] | {"loss": loss - 0.031}
+        starved = {"distance": 0.2, "starved": 1, "empty": 0}
+        result = {"routed": routed, "starvation": {"plain": starved, "matched": starved | {"distance": 0.0}}}
+    return {"kind": kind, "key": one.key, "job": one.to_dict(), "result": result}
+
+
+def results(losses: dict[str, float] = LOSSES, *, best: float = 0.7) -> Results:
+    """Every method with every rate; `best` is better than the others by a tenth of a nat and more."""
+    lines = []
+    for one in tuning(list(losses), seeds=SEEDS, lrs=LRS):
+        loss = losses[one.method] + 0.01 * one.seed + (0 if one.outer == "none" else abs(one.lr - best) / 2)
+        lines.append(line("train", one.method, one.seed, one.lr, loss))
+    lines += [line("score", m, s, best, losses[m] + 0.01 * s) for m in losses if is_scored(m) for s in SEEDS]
+    return {(found["kind"], found["key"]): found for found in lines}
+
+
+def data() -> Data:
+    arrays = [np.full(256, number, dtype=np.int32) for number in range(100)]
+    return split_sequences(["law"] * 100, arrays, np.ones(100, dtype=np.int64))
+
+
+def summary_of(found: Results) -> Summary:
+    chosen = chosen_lrs(list(LOSSES), found, seeds=SEEDS, lrs=LRS)
+    made = summarise_experiment(found, data(), chosen, seeds=SEEDS, lrs=LRS, settings={})
+    again: Summary = json.loads(json.dumps(made))
+    return again
+
+
+def test_the_rate_with_the_least_loss_on_tune_is_chosen_whatever_report_says():
+    found = results(best=1.0)
+    for entry in found.values():
+        if entry["kind"] == "train" and entry["job"].get("lr") == 0.5:
+            entry["result"]["report"]["loss"] = 0.1
+    chosen = chosen_lrs(list(LOSSES), found, seeds=SEEDS, lrs=LRS)
+    assert set(chosen.values()) == {1.0} and set(chosen) == set(LOSSES)
+
+
+def test_a_rate_that_not_all_seeds_have_is_not_chosen():
+    found = results()
+    found = {key: entry for key, entry in found.items() if entry["job"]["seed"] == 0 or entry["job"].get("lr") == 1.0}
+    assert chosen_lrs([KMEANS], found, seeds=SEEDS, lrs=LRS) == {KMEANS: 1.0}
+
+
+def test_methods_that_differ_in_routing_take_over_the_rate():
+    assert needed(["2x2 product k-means"]) == [KMEANS, "2x2 product k-means"]
+    chosen = chosen_lrs(["2x2 product k-means"], results(), seeds=SEEDS, lrs=LRS)
+    assert chosen["2x2 product k-means"] == chosen[KMEANS] == 0.7
+
+
+def test_gaps_are_of_perplexity_per_seed():
+    summary = summary_of(results())
+    assert gaps(summary, KMEANS, DENSE_OUTER) == pytest.approx([math.exp(-0.2) - 1] * 2)
+    assert gaps(summary, KMEANS, KMEANS, routed="every 64") == pytest.approx([math.exp(-0.03 - 0.01 / 64) - 1] * 2)
+
+
+def test_bars_are_met_in_all_seeds_or_missed():
+    summary = summary_of(results())
+    assert [bar["met"] for bar in summary["bars"]] == [True, True, True, True] and summary["beats_dense"] is True
+    worse = summary_of(results(LOSSES | {KMEANS: 4.345}))
+    assert [bar["met"] for bar in worse["bars"]] == [True, False, False, True] and worse["beats_dense"] is True
+    assert summary_of(results(LOSSES | {KMEANS: 4.51}))["beats_dense"] is False
+
+
+def test_without_the_comparison_nothing_is_said_about_it():
+    summary = summary_of({key: entry for key, entry in results().items() if entry["job"]["method"] != DENSE_OUTER})
+    assert summary["beats_dense"] is None and not summary["bars"][0]["met"]
+
+
+def test_every_claim_has_a_verdict_and_untested_ones_say_so():
+    found = {verdict.number: verdict for verdict in verdicts(summary_of(results()))}
+    assert list(found) == list(range(1, 26))
+    assert [found[number].verdict for number in (1, 8, 9, 10, 22)] == [HOLDS] * 5
+    assert found[12].verdict == FAILS and "-0.32" in found[12].figures
+    assert all(found[number].verdict == UNTESTED for number in (3, 5, 7, 11, 13, 23, 25))
+    order = {verdict.number: verdict.verdict for verdict in verdicts(summary_of(results(LOSSES | {KMEANS: 4.4})))}
+    assert order[1] == FAILS
+
+
+def test_every_ablation_and_method_is_a_job_of_its_own():
+    keys = {job(name, seed=0, lr=0.3).key for name in (*METHODS, *ABLATIONS)}
+    assert len(keys) == len(METHODS) + len(ABLATIONS)
+    assert job("2x2 k-means", seed=0, lr=0.7).path_steps == 4 * STEPS
+    assert job(DILOCO, seed=0, lr=0.7).path_steps == 4 * STEPS and job(DENSE, seed=0, lr=0.7).path_steps == STEPS
+
+
+def test_dense_controls_have_about_the_parameters_of_their_grids():
+    from benchmarks.methods.work import _parameters
+
+    for control, grid in (
+        ("dense, parameters of 2x2", KMEANS),
+        ("dense, parameters of 4x4 + outer step", "4x4 k-means"),
+    ):
+        one, other = (_parameters(job(name, seed=0, lr=0.7)) for name in (control, grid))
+        assert one == pytest.approx(other, rel=0.02)
+
+
+def test_the_page_has_every_figure_and_hides_nothing():
+    page = render_markdown(summary_of(results()))
+    for method, loss in LOSSES.items():
+        assert f"| {method} |" in page and f"{math.exp(loss):.2f}" in page
+    assert page.count("| not tested |") + page.count("| holds |") + page.count("| fails |") == 25
+    assert "missed" in render_markdown(summary_of(results(LOSSES | {KMEANS: 4.345})))
+
+
+def test_pictures_are_drawn_of_what_there_is(tmp_path: Path):
+    drawn = draw(summary_of(results()), tmp_path)
+    assert {path.name for path in drawn} == {
+        f"{n}.{s}" for n in ("curves", "methods", "rerouting") for s in ("svg", "png")
+    }
+    assert all(path.stat().st_size > 5000 for path in drawn)
+
+
+def test_a_line_that_a_kill_cut_off_is_done_again(tmp_path: Path):
+    folder = Folder(tmp_path)
+    folder.open({"corpus": ["found"]})
+    first, second = line("train", KMEANS, 0, 0.7, 4.3), line("train", KMEANS, 1, 0.7, 4.3)
+    folder.append(first)
+    with folder.results.open("a") as file:
+        file.write(json.dumps(second)[:100])
+    assert list(folder.read_results()) == [("train", first["key"])]
+    folder.append(second)
+    assert list(folder.read_results()) == [("train", first["key"]), ("train", second["key"])]
+
+
+def test_a_folder_of_another_experiment_is_refused(tmp_path: Path):
+    Folder(tmp_path).open({"corpus": ["found"]})
+    Folder(tmp_path).open({"corpus": ["found"]})
+    with pytest.raises(ConfigError, match="other settings"):
+        Folder(tmp_path).open({"corpus": ["else"]})

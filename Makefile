@@ -3,8 +3,9 @@
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 BIN    := .venv/bin
 READY  := .venv/.ready
+SEEDS  ?= 100
 
-.PHONY: help venv demo test lint types docs clean
+.PHONY: help venv demo test simulate mutants lint types docs clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -17,6 +18,12 @@ demo: $(READY) ## train a small swarm on this machine; ARGS="--help" lists what 
 
 test: $(READY) ## run the tests; ARGS="tests/core -k outer" picks some
 	$(BIN)/pytest $(ARGS)
+
+simulate: $(READY) ## play SEEDS=500 simulated runs under faults, and check every promise
+	$(BIN)/python -m simulation --seeds $(SEEDS) $(ARGS)
+
+mutants: $(READY) ## plant errors into the programs, and see that the simulation finds each
+	$(BIN)/python -m simulation --mutants --seeds $(SEEDS) $(ARGS)
 
 lint: $(READY) ## check style and format
 	$(BIN)/ruff check .

@@ -1,7 +1,8 @@
 """Judging published versions: every path on the held-out sequences that are routed to it, round by round.
 
 Round v is judged when every module has version v, with the router whose shards its last step was trained on: that is
-the same whenever it is judged, also after a restart. The first 32 tokens count for nobody (core/evaluate.py). Early
+the same whenever it is judged, also after a restart. What would go to a path that nobody has trained until then goes to
+the next best one (trained.py). The first 32 tokens count for nobody (core/evaluate.py). Early
 stopping: of the rounds since the last sharding, each path's best on the holdout is what it is served with; what is
 trained is always the newest (DiPaCo section 2.7).
 """
@@ -33,6 +34,7 @@ from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .archive import SeedArchive
+from .trained import assign, trained_paths, witnesses
 
 Flat = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -99,7 +101,7 @@ class Evaluator:
     def evaluate(self, version: int) -> RoundEvaluation:
         """Judge one round; raises IntegrityError if a snapshot is missing or damaged."""
         sharding = self.run.sharding_at(max(version - 1, 0))
-        assigned = {name: self.assign(name, sharding) for name in PARTS}
+        assigned = {name: self.assign(name, sharding, version=version) for name in PARTS}
         paths = {path: self._path(path, version, assigned) for path in self.run.topology.paths()}
         judged = {path: found.validation for path, found in paths.items() if found.validation}
         through = {
@@ -114,11 +116,19 @@ class Evaluator:
             paths=paths,
         )
 
-    def assign(self, part: str, sharding: int) -> Indices:
-        """The path number (n,) of each sequence of a held-out part, by the router of a sharding."""
+    def assign(self, part: str, sharding: int, *, version: int) -> Indices:
+        """The path number (n,) of each sequence of a held-out part, by the router of a sharding, among the paths that
+        were trained up to `version`."""
         if self.run.manifest.router is None:
             return np.zeros(len(self.held_out[part]), dtype=np.int64)
-        return self.router(sharding).assign(self._features_of(part))
+        return assign(self.router(sharding), self._features_of(part), self.usable(version))
+
+    def usable(self, version: int) -> list[int]:
+        """The numbers of the paths that were trained up to `version`."""
+        topology = self.run.topology
+        chains = [self._archive.ledgers[module].versions[:version] for module in witnesses(topology)]
+        found = trained_paths(topology, (sealed.document for chain in chains for sealed in chain))
+        return [topology.number(path) for path in found]
 
     def router(self, sharding: int) -> Router:
         """The router of a sharding; raises IntegrityError if it does not fit the run."""

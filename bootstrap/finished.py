@@ -19,6 +19,7 @@ from dipaco_p2p.topology import PathId
 
 from .evaluator import Evaluator, stopped_evaluation
 from .tokenizer import Tokenizer
+from .trained import assign
 
 EVERY_TOKENS = (128, 64, 32, 16)
 
@@ -28,10 +29,12 @@ def judge_finished(evaluator: Evaluator, rows: list[dict[str, Any]]) -> dict[str
     run = evaluator.run
     part = evaluator.held_out["validation"]
     table = score_table(evaluator, run.config.rounds.rounds, part.tokens)
+    last = run.config.rounds.rounds
     newest = max((sealed.document.number for sealed in run.shardings), default=0)
-    ways = {"routed once": routed_once(table, evaluator.assign("validation", newest))}
+    ways = {"routed once": routed_once(table, evaluator.assign("validation", newest, version=last))}
     if newest:
-        ways = {"routed once by the first router": routed_once(table, evaluator.assign("validation", 0))} | ways
+        by_first = evaluator.assign("validation", 0, version=last)
+        ways = {"routed once by the first router": routed_once(table, by_first)} | ways
         choices = _choices(evaluator, newest)
         fits = [every for every in EVERY_TOKENS if every < run.config.model.context - PREFIX_TOKENS]
         ways |= {f"re-routed every {every} tokens": rerouted(table, held(choices, every=every)) for every in fits}
@@ -66,8 +69,10 @@ def _choices(evaluator: Evaluator, sharding: int) -> NDArray[np.int64]:
     tokens = evaluator.held_out["validation"].tokens
     points = token_features(evaluator.frozen(), tokens, at=window_starts(tokens.shape[1]))
     count, windows, width = points.shape
-    choices = evaluator.token_router(sharding).assign(points.reshape(-1, width)).reshape(count, windows)
-    choices[:, 0] = evaluator.assign("validation", sharding)
+    last = evaluator.run.config.rounds.rounds
+    router, usable = evaluator.token_router(sharding), evaluator.usable(last)
+    choices = assign(router, points.reshape(-1, width), usable).reshape(count, windows)
+    choices[:, 0] = evaluator.assign("validation", sharding, version=last)
     return choices
 
 

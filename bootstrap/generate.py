@@ -23,6 +23,7 @@ from dipaco_p2p.topology import PathId, Topology
 from .best import Best
 from .serving import ServedRun, check_choice, open_served
 from .tokenizer import END_ID, Tokenizer
+from .trained import assign
 
 HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
@@ -134,13 +135,23 @@ async def _router(served: ServedRun, request: Request, forced: PathId | None) ->
         return lambda tokens: path
     token_router = await served.token_router(version=version) if request.every else None
     router = await served.router(version=version)
-    return _Route(router, token_router, await served.feature_model(), topology)
+    usable = await served.usable(version=version)
+    return _Route(router, token_router, await served.feature_model(), topology, usable)
 
 
 class _Route:
-    """From a text so far to a path; lets go of the frozen model after the prompt if the text is routed once."""
+    """From a text so far to a path that was trained; lets go of the frozen model after the prompt if the text is routed
+    once."""
 
-    def __init__(self, router: Router, token_router: Router | None, frozen: PathModel, topology: Topology) -> None:
+    def __init__(
+        self,
+        router: Router,
+        token_router: Router | None,
+        frozen: PathModel,
+        topology: Topology,
+        usable: Sequence[int],
+    ) -> None:
+        self._usable = usable
         self._router = router
         self._token_router = token_router
         self._frozen: PathModel | None = frozen
@@ -149,12 +160,12 @@ class _Route:
     def __call__(self, tokens: Sequence[int]) -> PathId:
         assert self._frozen is not None, "a prompt is routed once"
         if self._token_router is None:
-            number = self._router.assign(prompt_features(self._frozen, tokens))[0]
+            number = assign(self._router, prompt_features(self._frozen, tokens), self._usable)[0]
             self._frozen = None
         elif len(tokens) <= PREFIX_TOKENS:  # nothing more is known than a router of documents knows
-            number = self._router.assign(prompt_features(self._frozen, tokens))[0]
+            number = assign(self._router, prompt_features(self._frozen, tokens), self._usable)[0]
         else:
-            number = self._token_router.assign(text_features(self._frozen, tokens))[0]
+            number = assign(self._token_router, text_features(self._frozen, tokens), self._usable)[0]
         return self._topology.path(int(number))
 
 

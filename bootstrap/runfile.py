@@ -220,9 +220,10 @@ norm_rule = "sqrt"      # sqrt: mean times sqrt(number of paths); rda: mean of n
 rounds = 16             # outer steps of every module
 min_paths = 1           # paths that must be claimed before the first round starts
 quorum = 0.5            # share of a module's claimed paths that a deadline needs to close its round
-deadline_s = 120.0      # from a round's first contribution on
+deadline_s = 120.0      # the most that a round waits for a missing path
 grace_s = 5.0           # how long a round at its deadline still waits for the slowest
 staleness = 1           # how many versions behind a contribution may be
+owners = 3              # peers that own a module together: a leader, and mirrors that go on where it stops
 
 [liveness]
 heartbeat_ttl_s = 15.0  # a peer silent for this long has lost its claims

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from dipaco_p2p.clock import Clock, SystemClock
@@ -16,6 +15,7 @@ from dipaco_p2p.runtime.console import log_to, on_signals
 from dipaco_p2p.runtime.join import Stages
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import folder_lock, write_atomically
+from dipaco_p2p.swarm.addresses import best_address
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.libp2p import open_libp2p
 
@@ -129,8 +129,3 @@ class Seed:
         else:
             rounds = run.config.rounds.rounds
             print(f"{run.name} is open: {rounds} rounds of warm-up, all on one path", flush=True)
-
-
-def best_address(addresses: Sequence[str]) -> str:
-    """The address to give to others: one that leaves this machine, if there is any."""
-    return next((address for address in addresses if "/ip4/127." not in address), addresses[0])

@@ -148,7 +148,10 @@ class LiveSwarm:
         if leader is not None:
             yield leader, "module.next"
         for seed in self._node.watch.seeds():
-            yield seed, "archive.chain"
+            yield seed, "mirror.chain"
+        grant = self._node.watch.mandates.grant(module)
+        for peer in grant.mirrors if grant is not None else ():
+            yield peer, "mirror.chain"
 
     def _holders(self, ref: BlobRef) -> list[PeerId]:
         """Who may have it: seed nodes keep everything, a snapshot's author and its module's leader the newest."""

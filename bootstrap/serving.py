@@ -31,6 +31,7 @@ from .best import Best, read_serving, serving_header
 from .evaluator import read_evaluations
 from .folder import GRID, WARMUP, RunFolder
 from .tokenizer import Tokenizer
+from .trained import trained_paths, witnesses
 
 Flat = NDArray[np.float32]
 
@@ -93,6 +94,13 @@ class ServedRun:
         """As `router_ref`; None as long as no sharding brought one."""
         sharding = self._sharding(version)
         return sharding.token_router if sharding else None
+
+    async def usable(self, *, version: int | None = None) -> list[int]:
+        """The numbers of the paths that were trained up to `version`, or at all: what to route among."""
+        topology = self.run.topology
+        chains = [await self._source.chain(module) for module in witnesses(topology)]
+        found = trained_paths(topology, (made for chain in chains for made in chain[:version]))
+        return [topology.number(path) for path in found]
 
     async def feature_model(self) -> PathModel:
         """The frozen model whose outputs routers look at: version 0, the same in all modules of a level."""

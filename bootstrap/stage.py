@@ -19,6 +19,7 @@ from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.history import History
+from dipaco_p2p.runtime.mandates import Mandates
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.ownership import Ownership
 from dipaco_p2p.runtime.presence import Presence
@@ -31,50 +32,55 @@ from dipaco_p2p.swarm.api import Reply, Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
-from .archive import OwnArchive, SeedArchive
+from .archive import ArchiveMirror, SeedArchive
 from .best import METHOD, serving_header
 from .evaluator import Evaluator, append_evaluation, read_evaluations
 from .finished import judge_finished
 from .resharding import Resharding
 from .sequences import Sequences
+from .terms import Terms
 
 log = logging.getLogger(__name__)
-
-QUIET_HEARTBEATS = 2.0
-"""Lives of a heartbeat that a restarted seed waits before it leads anything: volunteers may have gone on without it,
-and need that long to find it again; a term granted meanwhile would throw away what they did."""
 
 
 class SeedStage:
     """One stage, served until `end`. What it knows it still tells to latecomers when the next stage is open."""
 
     def __init__(
-        self, run: Run, swarm: Swarm, store: Store, folder: Path, *, sequences: Callable[[], Sequences], clock: Clock
+        self,
+        run: Run,
+        swarm: Swarm,
+        store: Store,
+        folder: Path,
+        *,
+        sequences: Callable[[], Sequences],
+        clock: Clock,
+        make_evaluator: Callable[..., Evaluator] = Evaluator,
     ) -> None:
         self.run = run
         self._folder = folder
         scoped = ScopedSwarm(swarm, run.id)
         size_max = 2 * max(map(run.snapshot_bytes_max, run.topology.modules()))
-        self._uploads = Uploads(scoped, store, size_max=size_max)
+        self._uploads = Uploads(scoped, store, size_max=size_max, clock=clock)
         self._node = Node(
             run=run,
             swarm=scoped,
             store=store,
             clock=clock,
-            watch=Watch(run, scoped, clock),
+            watch=Watch(run, scoped, clock, Mandates(run, store)),
             presence=Presence(run, scoped, clock, Heartbeat(role="seed", owns=True, doing="serving")),
             history=History(folder / "history.jsonl", clock),
             keep_upload=self._uploads.claim,
-            keeps_everything=True,
+            uploads_s=self._uploads.progress_s,
         )
-        self._archive = SeedArchive(run, store, swarm.signer)
-        was_open = any(self._archive.granted(module)[0] for module in run.topology.modules())
-        quiet_s = QUIET_HEARTBEATS * run.config.liveness.heartbeat_ttl_s if was_open else 0.0
-        leads_from_s = clock.now_s() + quiet_s
-        own_archive = OwnArchive(self._archive, swarm.peer)
-        self._ownership = Ownership(self._node, own_archive, may_take=lambda: clock.now_s() >= leads_from_s)
+        self._archive = SeedArchive(run, store)
+        self._mirror = ArchiveMirror(self._node, self._archive)
+        self._terms = Terms(self._node, on_deposed=self._on_deposed)
+        self._ownership = Ownership(
+            self._node, self._mirror, self._terms, may_take=lambda: not self._terms.is_catching_up
+        )
         self._new_version = asyncio.Event()
-        self._evaluator = Evaluator(run, store, self._archive)
+        self._evaluator = make_evaluator(run, store, self._archive)
         self._resharding = Resharding(self._node, self._evaluator, self._uploads, sequences)
         self.complete = asyncio.Event()
         """Every module of this stage has its last version, and it is in the archive."""
@@ -84,8 +90,8 @@ class SeedStage:
     def begin(self) -> None:
         """Answer, lead, evaluate."""
         serve_store(self._node.swarm, self._node.store)
-        self._archive.serve(self._node.swarm, self._uploads, on_deposed=self._on_deposed, is_leading=self._is_leading)
-        self._archive.listen(self._on_version)
+        self._terms.serve()
+        self._mirror.listen(self._on_version)
         self._resharding.serve()
         self._node.swarm.serve(METHOD, self._on_serving)
         loops = (
@@ -109,12 +115,6 @@ class SeedStage:
         """Let everything go at once."""
         for task in self._tasks:
             task.cancel()
-
-    async def _is_leading(self, module: ModuleId, holder: PeerId, term: int) -> bool:
-        """Whether another peer's head for this term is still alive; we ourselves give way to any volunteer."""
-        await self._node.watch.read_heads(module)
-        head = self._node.watch.heads[module].get(holder)
-        return holder != self._node.peer and head is not None and head.term == term
 
     async def _on_deposed(self, module: ModuleId, holder: PeerId) -> None:
         if holder == self._node.peer:

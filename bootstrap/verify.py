@@ -14,7 +14,7 @@ from dipaco_p2p.core.outer import OuterState
 from dipaco_p2p.errors import DipacoError, IntegrityError
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.versions import check_chain, genesis_version
-from dipaco_p2p.runtime.recompute import Admitted, make_version
+from dipaco_p2p.runtime.recompute import Admitted, make_again
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
@@ -88,18 +88,7 @@ def recompute(
         sealed = archive.contribution(share.contribution)
         payload = _blob(store, sealed.document.payload.digest)
         admitted.append(Admitted(sealed, decode_compressed(payload, size=size)))
-    made = make_version(
-        run,
-        parent,
-        state,
-        admitted,
-        clip_norm=version.clip_norm,
-        term=version.term,
-        grant=version.grant,
-        author=version.author,
-    )
-    if made.version != version:
-        raise IntegrityError(f"version {version.version} of {version.module} does not follow from its contributions")
+    made = make_again(run, parent, state, admitted, version)
     return made.state
 
 

@@ -12,7 +12,7 @@ from .errors import ConfigError
 from .strict import bounded
 from .topology import Topology
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised when two versions of the program could misunderstand each other."""
 
 PREFIX_TOKENS = 32
@@ -179,11 +179,15 @@ class RoundsConfig:
     quorum: float = bounded(0.5, low=0.0, high=1.0)
     """Share of the claimed paths through a module that must have contributed before a deadline may close its round."""
     deadline_s: float = bounded(120.0, low=0.1)
-    """Seconds after a round's first contribution until it may close with a quorum."""
+    """Seconds after the last path that came until a round may close with a quorum: at the most, and at first. Leaders
+    learn from earlier rounds how long volunteers take, and wait about twice that (protocol/pace.py)."""
     grace_s: float = bounded(5.0, low=0.0)
-    """Seconds that a round which reached its deadline still waits for the slowest."""
+    """Seconds that a round which reached its deadline still waits for the slowest; longer while bytes of an upload
+    arrive, at most one more deadline."""
     staleness: int = bounded(1, low=0, high=1000)
     """How many versions behind the head a contribution's base may be."""
+    owners: int = bounded(3, low=1, high=9)
+    """Peers that own a module together: a leader, and mirrors that can go on where it stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import types
 import typing
@@ -18,6 +19,8 @@ from typing import Any, TypeVar
 from .errors import ConfigError
 
 T = TypeVar("T")
+
+_SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 def bounded(
@@ -35,10 +38,9 @@ def load(kind: type[T], mapping: object, *, where: str) -> T:
     """Make a `kind` from `mapping`; `where` names the place for messages. Raises ConfigError."""
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{where} must be a table, not {_describe(mapping)}")
-    fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, kind))}
+    fields, hints = _shape(typing.cast(Any, kind))
     for key in mapping:
         _check_known(key, fields, where)
-    hints = typing.get_type_hints(kind)
     values = {}
     for name, field in fields.items():
         if name in mapping:
@@ -51,6 +53,8 @@ def load(kind: type[T], mapping: object, *, where: str) -> T:
 
 def plain(value: Any) -> Any:
     """The inverse of `load`: dataclasses to dicts, tuples to lists."""
+    if type(value) in _SCALARS:
+        return value
     if hasattr(value, "parse"):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -58,6 +62,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
     return value
+
+
+@functools.cache
+def _shape(kind: Any) -> tuple[dict[str, dataclasses.Field[Any]], dict[str, Any]]:
+    """A dataclass's fields by name, and their types: finding these out takes longer than all the rest of `load`."""
+    fields = dataclasses.fields(kind)
+    return {field.name: field for field in fields}, typing.get_type_hints(kind)
 
 
 def _check_known(key: object, known: Mapping[str, Any], where: str) -> None:
@@ -136,4 +147,6 @@ def _name(kind: Any) -> str:
 
 
 def _describe(value: object) -> str:
-    return {dict: "a table", list: "a list", type(None): "nothing"}.get(type(value), f"`{value}`")
+    """For people. What is inside a table or a list is not shown: it may be as large and as deep as a stranger likes."""
+    known = {dict: "a table", list: "a list", type(None): "nothing"}
+    return known[type(value)] if type(value) in known else f"`{value}`"

@@ -63,8 +63,9 @@ class Claiming:
     async def release(self, event: ClaimEvent) -> None:
         """Say that nobody here trains the path any more; nothing to do without a claim."""
         if self._state is not ClaimState.IDLE:
-            self._follow(event)
+            # Said first: who is stopped while saying it still has the claim, and releases it on leaving.
             await self._node.presence.release()
+            self._follow(event)
             self._node.history.add("released", path=str(self._path), why=str(event))
             self._node.presence.note(path=None)
 
@@ -75,6 +76,8 @@ class Claiming:
 
     async def should_move(self, path: PathId, mine: Standing) -> ClaimEvent | None:
         """Why a claimant of `path`, for which it stands as in `mine`, should go to another one now."""
+        if not self._node.presence.has_claim:
+            return ClaimEvent.EXPIRED
         claims = self._choices()
         if should_yield(self._node.peer, path, claims):
             return ClaimEvent.YIELDED
@@ -85,6 +88,10 @@ class Claiming:
             if should_rotate(path, mine, claims, self._standings()):
                 return ClaimEvent.ROTATED
         return None
+
+    def must_yield(self, path: PathId) -> bool:
+        """Whether another path needs us more than `path`, which others claim as well."""
+        return should_yield(self._node.peer, path, self._choices())
 
     def unfinished(self) -> PathClaims:
         """The claims of the paths that still have rounds to train."""

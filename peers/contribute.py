@@ -1,10 +1,15 @@
-"""What a round of inner steps becomes: one contribution for every module of the path that lacks it."""
+"""What a round of inner steps becomes: one contribution for every module of the path that lacks it.
+
+Order that a crash must not break: the path's state and all contributions are on this disk before the first push begins,
+and leave it when there is a receipt, or a reason why there will be none.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dipaco_p2p.core.inner import InnerResult
 from dipaco_p2p.errors import Refused
@@ -12,6 +17,7 @@ from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion
 from dipaco_p2p.protocol.signing import short
 from dipaco_p2p.runtime.node import Node
 
+from .kept import Outbox, Receipts
 from .push import push
 from .states import PathStates
 from .status import Status
@@ -24,10 +30,26 @@ log = logging.getLogger(__name__)
 class Contributor:
     """Pushes a path's outer gradients, and notes what became of each."""
 
-    def __init__(self, node: Node, states: PathStates, status: Status) -> None:
+    def __init__(
+        self, node: Node, states: PathStates, status: Status, *, on_progress: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_progress` is told whenever a push gets on."""
         self._node = node
         self._states = states
         self._status = status
+        self._on_progress = on_progress
+        self._outbox = Outbox(node)
+        self._receipts = Receipts(node)
+
+    async def resume(self, *, within_s: float) -> None:
+        """Push again what an earlier process of ours had not brought to its end: the same contributions. Not for ever,
+        since there may be no leaders."""
+        waiting = self._outbox.waiting()
+        for contribution, _ in waiting:
+            log.info("goes on with the contribution to %s of an earlier process", contribution.module)
+        pushes = asyncio.gather(*(self._push(contribution, payload) for contribution, payload in waiting))
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(pushes, within_s)
 
     async def contribute(
         self, tenure: Tenure, before: Sequence[Flat], bases: Sequence[ModuleVersion], result: InnerResult
@@ -37,6 +59,7 @@ class Contributor:
         The path's inner state after these steps is on this disk before any contribution names it.
         """
         trainer, pushes = tenure.trainer, []
+        self._on_progress()
         gradients = await asyncio.to_thread(trainer.outer_gradients, before, result.flats)
         data = await asyncio.to_thread(trainer.state_bytes, gradients)
         state = await asyncio.to_thread(self._states.keep, tenure.path, data)
@@ -44,8 +67,12 @@ class Contributor:
             if gradient.module in tenure.inherited:
                 trainer.keep(gradient)
             elif gradient.module in tenure.missing:
-                pushes.append(self._push(tenure, gradient, self._document(tenure, gradient, base, result, state)))
-        return {reason for reason in await asyncio.gather(*pushes) if reason is not None}
+                contribution = self._document(tenure, gradient, base, result, state)
+                await asyncio.to_thread(self._outbox.add, contribution, gradient.payload)
+                pushes.append((contribution, gradient))
+        self._on_progress()
+        reasons = await asyncio.gather(*(self._push_of(tenure, *pushed) for pushed in pushes))
+        return {reason for reason in reasons if reason is not None}
 
     def _document(
         self, tenure: Tenure, gradient: OuterGradient, base: ModuleVersion, result: InnerResult, state: BlobRef
@@ -65,18 +92,27 @@ class Contributor:
             author=self._node.peer,
         )
 
-    async def _push(self, tenure: Tenure, gradient: OuterGradient, contribution: Contribution) -> str | None:
+    async def _push_of(self, tenure: Tenure, contribution: Contribution, gradient: OuterGradient) -> str | None:
+        reason = await self._push(contribution, gradient.payload)
+        if reason is None:
+            tenure.trainer.keep(gradient)
+        return reason
+
+    async def _push(self, contribution: Contribution, payload: bytes) -> str | None:
         """One module's, to its leader; a refusal is noted, and the round goes on. Why it was refused."""
-        history, base = self._node.history, contribution.base_version
-        facts = {"module": str(gradient.module), "path": str(tenure.path), "base": base}
+        history, module = self._node.history, contribution.module
+        facts = {"module": str(module), "path": str(contribution.path), "base": contribution.base_version}
         try:
-            receipt = (await push(self._node, contribution, gradient.payload)).document
+            sealed = await push(self._node, contribution, payload, on_progress=self._on_progress)
         except Refused as refused:
-            log.warning("%s refused our contribution: %s", gradient.module, refused)
+            log.warning("%s refused our contribution: %s", module, refused)
             history.add("refused", reason=refused.reason, detail=str(refused), **facts)
+            self._outbox.remove(contribution)
             return refused.reason
-        tenure.trainer.keep(gradient)
+        self._receipts.add(sealed)
+        self._outbox.remove(contribution)
+        receipt = sealed.document
         self._status.receipts += 1
-        self._status.last_receipt = f"{gradient.module} round {receipt.round} from ...{short(receipt.author)}"
+        self._status.last_receipt = f"{module} round {receipt.round} from ...{short(receipt.author)}"
         history.add("receipt", id=receipt.contribution, holders=list(receipt.holders), **facts)
         return None

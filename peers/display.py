@@ -76,6 +76,7 @@ def panel(status: Status) -> Panel:
 
 def _rows(status: Status) -> list[tuple[str, str]]:
     cut = ", cut short" if status.is_cut else ""
+    covered = f"{status.paths_covered} of {status.paths}"
     last = f", the last for {status.last_receipt}" if status.last_receipt else ""
     return [
         ("doing", status.doing + (f" for {status.waits_for}" if status.waits_for else "")),
@@ -85,7 +86,7 @@ def _rows(status: Status) -> list[tuple[str, str]]:
         ("loss", "-" if status.loss is None else f"{status.loss:.3f} nats per token"),
         ("speed", f"{status.tokens_per_s:,.0f} tokens/s"),
         ("receipts", f"{status.receipts}{last}"),
-        ("swarm", f"{status.peers_alive} peers alive, {status.paths_covered} of {status.paths} paths have a volunteer"),
+        ("swarm", f"{status.peers_alive} peers alive, {status.peers_training} train; {covered} paths have a volunteer"),
         ("time left", duration(status.eta_s)),
     ]
 
@@ -125,6 +126,7 @@ def _print_event(event: dict[str, Any]) -> None:
     words: dict[str, Callable[[dict[str, Any]], str]] = {
         "doing": lambda e: e["doing"] + (f" for {e['waits_for']}" if e["waits_for"] else ""),
         "claimed": lambda e: f"claimed {e['path']}",
+        "stalled": lambda e: f"no progress for {e['silent_s']:.0f} s: {e['path']} is given up until training gets on",
         "released": lambda e: f"released {e['path']}",
         "receipt": lambda e: f"receipt for {e['module']} from version {e['base']}: {e['id'][:8]}",
         "refused": lambda e: f"refused: {e['module']}: {e['reason']}: {e['detail']}",

@@ -7,6 +7,7 @@ ends with a receipt, or with a reason why the leader does not want it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
 from dipaco_p2p.protocol.admission import Reason
@@ -19,18 +20,24 @@ from dipaco_p2p.runtime.transfer import send
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
-PASSING = {Reason.NOT_LEADER, "payload-missing", "busy", "internal", "offset"}
+PASSING = {Reason.NOT_LEADER, "payload-missing", "busy", "internal", "offset", "no-mirror"}
 """Refusals that another try, or another leader, can cure."""
 
 
-async def push(node: Node, contribution: Contribution, payload: bytes) -> Sealed[Receipt]:
-    """Push until there is a receipt; raises Refused with the reason if there will be none."""
+async def push(
+    node: Node, contribution: Contribution, payload: bytes, *, on_progress: Callable[[], None] = lambda: None
+) -> Sealed[Receipt]:
+    """Push until there is a receipt; raises Refused with the reason if there will be none.
+
+    `on_progress` is told of every part that arrived, and of every new try.
+    """
     sealed = seal(node.swarm.signer, contribution)
     while True:
+        on_progress()
         leader = node.watch.leader(contribution.module)
         if leader is not None:
             try:
-                return await _push_once(node, leader, sealed, payload)
+                return await _push_once(node, leader, sealed, payload, on_progress)
             except Refused as refused:
                 if refused.reason not in PASSING:
                     raise
@@ -41,8 +48,10 @@ async def push(node: Node, contribution: Contribution, payload: bytes) -> Sealed
         await node.watch.read_heads(contribution.module)
 
 
-async def _push_once(node: Node, leader: PeerId, sealed: Sealed[Contribution], payload: bytes) -> Sealed[Receipt]:
-    await send(node, leader, payload)
+async def _push_once(
+    node: Node, leader: PeerId, sealed: Sealed[Contribution], payload: bytes, on_progress: Callable[[], None]
+) -> Sealed[Receipt]:
+    await send(node, leader, payload, on_progress=lambda done, size: on_progress())
     reply = await node.swarm.call(
         leader,
         "module.contribute",

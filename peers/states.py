@@ -7,11 +7,10 @@ state after that work, and who has it. The last two of each path are kept, since
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Iterable
 
-from dipaco_p2p.canonical import canonical_bytes, is_digest
+from dipaco_p2p.canonical import is_digest
 from dipaco_p2p.errors import IntegrityError, SwarmError
 from dipaco_p2p.protocol.documents import BlobRef, Share
 from dipaco_p2p.protocol.signing import PeerId, short
@@ -19,6 +18,7 @@ from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.transfer import fetch
 from dipaco_p2p.topology import PathId
 
+from .kept import read_checked, write_checked
 from .trainer import PathTrainer, state_bytes_max
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class PathStates:
         """Keep the newest state of `path`, and drop what is older than the last two."""
         ref = self._node.store.put(data)
         names = [name for name in self._names(path) if name != ref.digest] + [ref.digest]
-        self._node.store.write_document(f"{PREFIX}{path}", canonical_bytes(names[-KEPT:]))
+        write_checked(self._node.store, f"{PREFIX}{path}", names[-KEPT:])
         for name in names[:-KEPT]:
             self._node.store.drop(name)
         return ref
@@ -94,10 +94,7 @@ class PathStates:
 
     def _names(self, path: PathId) -> list[str]:
         """Digests of the states that are kept, the newest last."""
-        try:
-            names = json.loads(self._node.store.read_document(f"{PREFIX}{path}") or b"[]")
-        except ValueError:  # damaged on disk: nothing is lost that others do not have
-            return []
+        names = read_checked(self._node.store, f"{PREFIX}{path}")
         return [name for name in names if is_digest(name)] if isinstance(names, list) else []
 
     def _say(self, path: PathId, source: str, *, peer: str = "") -> None:

@@ -30,6 +30,9 @@ class Status:
     receipts: int = 0
     leads: list[ModuleId] = field(default_factory=list)
     peers_alive: int = 0
+    """Peers whose heartbeat is heard."""
+    peers_training: int = 0
+    """Those of them that take part: that claim a path, and get on with it."""
     paths_covered: int = 0
     paths: int = 0
     is_complete: bool = False

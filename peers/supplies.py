@@ -1,4 +1,7 @@
-"""What a path is trained on and starts from: blobs that only the seed node has, kept here once they were fetched."""
+"""What a path is trained on and starts from: from the seed node, or while it is away from whoever has trained the path.
+
+What was fetched is kept, and served to others like all blobs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from collections.abc import Callable
 
 from dipaco_p2p.core.shards import Shard, decode_shard
 from dipaco_p2p.errors import SwarmError
+from dipaco_p2p.protocol.claims import taking_part
 from dipaco_p2p.protocol.documents import BlobRef
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.transfer import fetch
 from dipaco_p2p.topology import PathId
@@ -15,13 +20,14 @@ from dipaco_p2p.topology import PathId
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+HOLDERS_MAX = 16
 
 
 class Supplies:
-    """The shards and the optimizer's start, from this disk or from the seed node.
+    """The shards and the optimizer's start, from this disk or from others.
 
-    While no seed node answers, both wait; but if there is a path whose shard is here, they raise BlobMissing instead:
-    then there is other work. They raise IntegrityError when all that answer give other bytes: waiting is no cure.
+    While nobody gives them, both wait; but if there is a path whose shard is here, they raise BlobMissing instead: then
+    there is other work. They raise IntegrityError when all that answer give other bytes: waiting is no cure.
     """
 
     def __init__(self, node: Node, *, on_wait: Callable[[], None]) -> None:
@@ -32,6 +38,12 @@ class Supplies:
     def has(self, path: PathId) -> bool:
         """Whether the shard of `path` is here."""
         return self._node.store.size(self._node.run.shard(path).blob.digest) is not None
+
+    def has_source(self, path: PathId) -> bool:
+        """Whether the shard of `path` is here, or somebody lives who may give it."""
+        watch = self._node.watch
+        others = {peer for peer in watch.claims[path] if peer != self._node.peer}
+        return self.has(path) or bool(watch.seeds()) or bool(others & watch.heartbeats.keys())
 
     async def shard(self, path: PathId, sharding: int) -> Shard:
         """All sequences of `path` in a sharding that this peer has learnt of."""
@@ -55,11 +67,17 @@ class Supplies:
     async def _fetch(self, ref: BlobRef) -> bytes:
         while True:
             try:
-                return await fetch(self._node, ref, holders=self._node.watch.seeds(), keep=True)
+                return await fetch(self._node, ref, holders=self._holders(), keep=True)
             except SwarmError as error:
-                log.info("no seed node gave %s: %s", ref.digest[:8], error)
+                log.info("nobody gave %s: %s", ref.digest[:8], error)
                 if any(map(self.has, self._node.run.topology.paths())):
                     raise
             self._on_wait()
             await self._node.clock.sleep(RETRY_S)
             await self._node.watch.read_peers()
+
+    def _holders(self) -> list[PeerId]:
+        """Seed nodes have everything. Of volunteers, those that take part are likely to have some of it."""
+        watch = self._node.watch
+        training = sorted(taking_part(watch.claims) - {self._node.peer})
+        return [*watch.seeds(), *(training if not watch.seeds() else [])][:HOLDERS_MAX]

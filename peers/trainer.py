@@ -51,7 +51,15 @@ class PathTrainer:
     """The inner loop of one path, and what it keeps between rounds."""
 
     def __init__(
-        self, run: Run, path: PathId, shard: Shard, *, sharding: int = 0, optimizer: bytes, device: str
+        self,
+        run: Run,
+        path: PathId,
+        shard: Shard,
+        *,
+        sharding: int = 0,
+        optimizer: bytes,
+        device: str,
+        make_loop: Callable[..., InnerLoop] = InnerLoop,
     ) -> None:
         """`shard` is of the sharding with that number; `optimizer` is AdamW's state when nobody has trained the path
         yet: raises IntegrityError if it is none."""
@@ -62,7 +70,7 @@ class PathTrainer:
         self._run = run
         self._shard = shard
         seed = (config.seed * 1_000_003 + run.topology.number(path) * 7919) % 2**31
-        self._loop = InnerLoop(config.inner, run.total_steps, config.model, device=device, seed=seed)
+        self._loop = make_loop(config.inner, run.total_steps, config.model, device=device, seed=seed)
         self._residuals: dict[ModuleId, Flat] = {}
         self._optimizer = optimizer
         self.start_over()

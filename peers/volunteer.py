@@ -1,7 +1,6 @@
 """A volunteer's life: claim a path, then round after round: modules, inner steps, outer gradients, next versions.
 
-Read this file from top to bottom; everything it calls is told by its name. What it leads for others runs beside it
-(runtime/ownership.py), and so do its heartbeat and its view of the swarm.
+Read it from top to bottom. What it leads for others, its heartbeat and its view of the swarm run beside it.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from dipaco_p2p.core.inner import InnerResult, StepReport
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, SwarmError
 from dipaco_p2p.protocol.admission import Reason
-from dipaco_p2p.protocol.claims import ClaimEvent
+from dipaco_p2p.protocol.claims import ClaimEvent, taking_part
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import heartbeat_interval_s
 from dipaco_p2p.runtime.modules import ModuleReader
@@ -34,6 +33,7 @@ from .status import Status
 from .supplies import Supplies
 from .tenure import Tenure
 from .trainer import Flat, PathTrainer
+from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -45,21 +45,29 @@ STEPS_SHARE_MIN = 0.1
 class Volunteer:
     """One volunteer in one run; `run` returns when the run is complete or after `stop`."""
 
-    def __init__(self, node: Node, ownership: Ownership, status: Status, *, device: str) -> None:
+    def __init__(
+        self,
+        node: Node,
+        ownership: Ownership,
+        status: Status,
+        *,
+        device: str,
+        make_trainer: Callable[..., PathTrainer] = PathTrainer,
+    ) -> None:
         self._node = node
         self._ownership = ownership
         self._status = status
         self._device = device
+        self._make_trainer = make_trainer
         self._states = PathStates(node)
         self._supplies = Supplies(node, on_wait=lambda: self._say("waiting", waits_for="the seed node"))
-        self._contributor = Contributor(node, self._states, status)
+        self._watchdog = Watchdog(node.clock, deadline_s=node.run.config.rounds.deadline_s)
+        self._contributor = Contributor(node, self._states, status, on_progress=self._watchdog.progress)
         self._claiming = Claiming(node, self._states, is_ready=self._is_ready)
         self._scoring = Scoring(node, device=device)
-        self._pace = Pace(node.run.config.rounds.deadline_s)
+        self._pace = Pace(node.run.config.rounds, node.run.config.liveness)
         self._look_every_s = heartbeat_interval_s(node.run.config.liveness) / 2
         self._is_stopping = False
-        self._is_working = False
-        """While training or pushing: a stop then finishes what was begun; otherwise it interrupts at once."""
         self._work: asyncio.Task[None] | None = None
         self._readers: dict[ModuleId, ModuleReader] = {}
         self._broken: set[PathId] = set()
@@ -84,12 +92,12 @@ class Volunteer:
             await self._leave(background)
 
     def stop(self) -> None:
-        """Finish soon: push what was trained if that takes no longer than the grace time."""
+        """Finish soon: in a round, push what was trained if that takes no longer than the grace time; else at once."""
         if self._is_stopping or self._work is None:
             return
         self._is_stopping = True
         self._say("finishing")
-        if self._is_working:
+        if self._watchdog.is_working:
             asyncio.get_running_loop().call_later(self._grace_s, self._work.cancel)
         else:
             self._work.cancel()
@@ -97,13 +105,14 @@ class Volunteer:
     # -- the story
 
     async def _take_part(self) -> None:
+        await self._contributor.resume(within_s=self._node.run.config.rounds.deadline_s)
         while not self._is_stopping and not self._is_run_complete():
             if self._has_work():
                 self._say("claiming a path")
                 path = self._status.path = await self._claiming.claim()
                 if path is not None:
-                    await self._wait_start()
-                    await self._release(await self._train_path(path))
+                    is_ours = await self._wait_start(path)
+                    await self._release(await self._train_path(path) if is_ours else ClaimEvent.YIELDED)
             else:
                 self._say("standing by", waits_for="the last rounds of other paths")
                 await self._node.clock.sleep(STAND_BY_S)
@@ -113,15 +122,18 @@ class Volunteer:
             await self._scoring.at_the_end(say=self._say_scoring)
         self._status.is_complete = not self._is_stopping
 
-    async def _wait_start(self) -> None:
-        """Before the first round: until enough paths are claimed that the shared modules get their share."""
+    async def _wait_start(self, path: PathId) -> bool:
+        """Before the first round, until enough paths are claimed; False if we should take another path than this."""
         watch, needed = self._node.watch, self._node.run.config.rounds.min_paths
         while not self.is_run_open():
             covered = sum(bool(claims) for claims in watch.claims.values())
             self._say("waiting", waits_for=f"{needed} paths to be claimed; {covered} are")
             await self._node.clock.sleep(STAND_BY_S)
             await watch.refresh()
+            if self._claiming.must_yield(path):
+                return False
         self._has_begun = True
+        return True
 
     async def _train_path(self, path: PathId) -> ClaimEvent:
         """Round after round, until the path is complete or another one needs us more; why it is released."""
@@ -136,6 +148,7 @@ class Volunteer:
                     return event
         except SwarmError as error:
             log.info("%s cannot be trained here now: %s", path, error)
+            await self._node.clock.sleep(self._look_every_s)  # else it would be claimed again at once, for ever
         except DipacoError as error:
             self._give_up(path, error)
         return ClaimEvent.YIELDED
@@ -146,15 +159,31 @@ class Volunteer:
         self._say("fetching its shard")
         shard, sharding = await self._supplies.newest_shard(path, run.sharding_at(watch.round(path)))
         optimizer = await self._supplies.optimizer()
-        trainer = PathTrainer(run, path, shard, sharding=sharding, optimizer=optimizer, device=self._device)
+        trainer = self._make_trainer(run, path, shard, sharding=sharding, optimizer=optimizer, device=self._device)
         self._say("fetching modules")
-        readers = [self._readers.setdefault(module, ModuleReader(self._node, module)) for module in path.modules()]
-        await watch.read_rounds(path.modules())  # before the versions, so that these are not older
+        readers = [self._reader(module) for module in path.modules()]
+        await self._read_rounds(path)  # before the versions, so that these are not older
         await asyncio.gather(*(reader.sync() for reader in readers))
         tenure = Tenure(trainer, readers, rounds=run.config.rounds.rounds)
         is_alone = self._claiming.replica(path)[1] == 1
         tenure.begin(watch.rounds, me=self._node.peer, is_alone=is_alone, from_round=self._claiming.round)
         return tenure
+
+    async def _read_rounds(self, path: PathId) -> None:
+        """Learn what is in the open rounds of the path's modules: work that is in must not be done again. A module that
+        changes hands answers soon; one that nobody leads is not waited for longer than until that is noticed."""
+        watch, clock = self._node.watch, self._node.clock
+        until_s = clock.now_s() + self._node.run.config.liveness.heartbeat_ttl_s
+        await watch.read_rounds(path.modules())
+        while clock.now_s() < until_s and (silent := [one for one in path.modules() if one not in watch.rounds]):
+            await clock.sleep(STAND_BY_S)
+            await asyncio.gather(*map(watch.read_heads, silent))
+            await watch.read_rounds(silent)
+
+    def _reader(self, module: ModuleId) -> ModuleReader:
+        if module not in self._readers:
+            self._readers[module] = ModuleReader(self._node, module, self._ownership.mirror)
+        return self._readers[module]
 
     async def _route(self, tenure: Tenure) -> None:
         """Before a round: score a path if that is wanted, and move to the shard that holds from here on."""
@@ -174,12 +203,14 @@ class Volunteer:
             self._say("fetching its inner state")
             tenure.is_foreign_state = await self._states.restore(tenure.trainer, tenure.shares)
             tenure.is_restored = True
-        began_s, self._is_working = self._node.clock.now_s(), True
+        await self._pace.ask(self._node.watch, tenure.path.modules())
+        began_s = self._node.clock.now_s()
+        self._watchdog.begin()
         flats, bases, round_number = tenure.params, tenure.bases, tenure.standing.progress
         try:
             result = await self._inner_steps(tenure, flats, round_number=round_number)
         except DipacoError as error:
-            self._is_working = False
+            self._watchdog.end()
             if not tenure.is_foreign_state:
                 raise
             self._start_over(tenure, str(error))
@@ -187,7 +218,7 @@ class Volunteer:
         if not self._is_stopping or result.steps_done >= STEPS_SHARE_MIN * self._node.run.config.inner.steps:
             await self._contribute(tenure, flats, bases, result)
         tenure.contributed(bases)
-        self._is_working = False
+        self._watchdog.end()
         self._note_round(tenure.path, round_number, result, seconds=self._node.clock.now_s() - began_s)
 
     async def _wait_turn(self, tenure: Tenure) -> ClaimEvent | None:
@@ -220,6 +251,7 @@ class Volunteer:
 
         def on_step(report: StepReport) -> bool:
             nonlocal tokens
+            self._watchdog.progress()
             tokens += report.tokens
             status.step, status.loss = status.step + 1, report.loss
             status.tokens_per_s = tokens / max(time.monotonic() - began_s, 1e-9)
@@ -254,7 +286,7 @@ class Volunteer:
 
     def _give_up(self, path: PathId, error: DipacoError) -> None:
         """A path that cannot be trained is left alone, if there are others; raises `error` otherwise."""
-        self._is_working = False
+        self._watchdog.end()
         if isinstance(error, EnvironmentUnfit) or not self._rounds_done:
             raise error
         self._broken.add(path)
@@ -287,16 +319,21 @@ class Volunteer:
             return True
         watch, needed = self._node.watch, self._node.run.config.rounds.min_paths
         covered = sum(bool(claims) for claims in watch.claims.values())
-        return covered >= needed or any(head.version for heads in watch.heads.values() for head in heads.values())
+        kept = any(self._ownership.mirror.ledger(module).head.version for module in watch.heads)
+        return covered >= needed or kept or any(watch.seen.values())
 
     def _has_work(self) -> bool:
-        """At first any unfinished path; once we have finished one, only a path that nobody trains."""
-        unfinished = self._claiming.unfinished()
-        return bool(unfinished) and (not self._rounds_done or any(not claims for claims in unfinished.values()))
+        """At first any unfinished path. Once we have finished one, a path that nobody trains; or if all have somebody,
+        one with more than a last round ahead, as a replica."""
+        unfinished, watch = self._claiming.unfinished(), self._node.watch
+        if not self._rounds_done or any(not claims for claims in unfinished.values()):
+            return bool(unfinished)
+        last = self._node.run.config.rounds.rounds
+        return any(last - watch.round(path) > 1 for path in unfinished)
 
     def _is_ready(self, path: PathId) -> bool:
         """Whether we could train `path` now: its shard is here, or there is somebody to ask for it."""
-        return path not in self._broken and (self._supplies.has(path) or bool(self._node.watch.seeds()))
+        return path not in self._broken and self._supplies.has_source(path)
 
     def _is_run_complete(self) -> bool:
         last = self._node.run.config.rounds.rounds
@@ -311,9 +348,19 @@ class Volunteer:
             await self._node.watch.refresh()
             watch, status = self._node.watch, self._status
             status.peers_alive = len(watch.heartbeats)
+            status.peers_training = len(taking_part(watch.claims))
             status.paths_covered = sum(bool(claims) for claims in watch.claims.values())
             status.leads = self._ownership.modules
+            await self._give_up_if_stalled()
             await self._node.clock.sleep(self._look_every_s)
+
+    async def _give_up_if_stalled(self) -> None:
+        """A claim without progress keeps others from the path; the heartbeat goes on."""
+        path = self._status.path
+        if self._watchdog.is_stalled and path is not None and self._node.presence.has_claim:
+            log.warning("no progress for %.0f s: the claim of %s is given up", self._watchdog.limit_s, path)
+            self._node.history.add("stalled", path=str(path), silent_s=self._watchdog.limit_s)
+            await self._claiming.release(ClaimEvent.EXPIRED)
 
     def _note_round(self, path: PathId, round_number: int, result: InnerResult, *, seconds: float) -> None:
         before, after = self._statistics, self._node.swarm.statistics()

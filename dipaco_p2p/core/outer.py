@@ -9,7 +9,7 @@ Sources: DiLoCo (arXiv 2311.08105) algorithm 1; DiPaCo (arXiv 2403.10616) sectio
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -32,8 +32,8 @@ class Share:
     path: str
     shard_size: int
     """Tokens in the shard of the path."""
-    tokens: int
-    """Tokens trained to make this contribution."""
+    tokens: float
+    """Tokens trained to make this contribution; of a late one only a part counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,7 +62,7 @@ def weights(shares: Sequence[Share], *, tokens_full: int) -> tuple[float, ...]:
     Proportional to the size of the path's shard; replicas of a path share its weight by the tokens they trained, and
     a path that trained less than `tokens_full` counts proportionally less.
     """
-    path_tokens: Counter[str] = Counter()
+    path_tokens: dict[str, float] = defaultdict(float)
     for share in shares:
         path_tokens[share.path] += share.tokens
     raw = [share.shard_size * share.tokens / max(tokens_full, path_tokens[share.path]) for share in shares]

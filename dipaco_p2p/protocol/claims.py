@@ -71,6 +71,11 @@ def choose_path(
     return random.Random(seed).choice([path for path in needs if needs[path] == greatest])
 
 
+def taking_part(claims: PathClaims) -> frozenset[PeerId]:
+    """Who trains a path. Who is alive but not among them leads, mirrors, stands by, or hangs."""
+    return frozenset(peer for peers in claims.values() for peer in peers)
+
+
 def ranking(path: PathId, claims: Mapping[PeerId, Claim]) -> Sequence[PeerId]:
     """The claimants of one path, the one that stays first; ties by a hash, so that no peer always loses."""
     return sorted(claims, key=lambda peer: (claims[peer].since_s, _tie(path, peer), peer))

@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from .. import strict
@@ -16,12 +17,15 @@ from ..config import RunConfig
 from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import ModuleId, PathId
-from .signing import PeerId, Signer, verify
+from .signing import PeerId, Signer, public_key_of, verify
 
 DOCUMENT_BYTES_MAX = 192 * 1024
 """Of one document as canonical JSON. A version of a module with 300 contributions needs about 70 kB."""
 
 VALUES_MAX = 2**40
+MIRRORS_MAX = 8
+COSIGNATURE = "cosignature"
+"""The kind under which mirrors sign a version that they made again from its contributions."""
 PROBLEM_CHARS_MAX = 300
 """Of what is wrong with a document: its sender chose the words, and they go into logs and replies."""
 
@@ -110,15 +114,28 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """The coordinator's word that `leader` leads a module in a term. Only its signature travels."""
+    """Who owns a module in a term: its leader and its mirrors. Who may sign one: grants.py."""
 
     KIND: ClassVar[str] = "grant"
     run: str
     module: ModuleId
-    term: int = bounded(low=0, high=VALUES_MAX)
+    term: int = bounded(low=1, high=VALUES_MAX)
     leader: PeerId
+    mirrors: tuple[PeerId, ...] = ()
+    after: int = bounded(0, low=0, high=VALUES_MAX)
+    """The term of the grant whose group its author was in; 0 when the author is the coordinator."""
     author: PeerId
-    """The coordinator."""
+
+    def __post_init__(self) -> None:
+        _require_digest(self.run)
+        require_peers(*self.group, self.author)
+        if len(self.mirrors) > MIRRORS_MAX or len(set(self.group)) < len(self.group):
+            raise ConfigError(f"a group has up to {MIRRORS_MAX} mirrors, all of them different, and a leader besides")
+
+    @property
+    def group(self) -> tuple[PeerId, ...]:
+        """The leader, then the mirrors."""
+        return (self.leader, *self.mirrors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +157,8 @@ class ModuleVersion:
     """The quantised outer step: parent minus this gives the snapshot, to the bit."""
     state: BlobRef | None
     """Outer momentum and the residual of the update's quantisation: what the next leader needs."""
+    is_fresh: bool = False
+    """Made without the parent's outer state, since all who had it were lost: momentum and residual began anew."""
     shares: tuple[Share, ...]
     """In the order of the average: by path, then by contribution id."""
     clip_norm: float | None
@@ -147,9 +166,11 @@ class ModuleVersion:
     lr: float
     momentum: float
     norm_rule: str
+    weight: int = bounded(low=0, high=VALUES_MAX**2)
+    """Tokens of all that the chain has counted up to this version: of two branches, more work is the better one."""
     term: int = bounded(low=0, high=VALUES_MAX)
     grant: str
-    """The coordinator's signature under the Grant of this term to the author; empty for version 0."""
+    """The id of the Grant under which the author led; empty for version 0."""
     author: PeerId
     """The leader."""
 
@@ -157,7 +178,9 @@ class ModuleVersion:
         _require_digest(self.run, *([self.parent] if self.version else []))
         if self.clip_norm is not None and self.clip_norm < 0:
             raise ConfigError(f"`clip_norm` is {self.clip_norm}")
-        if not self.version and (self.parent or self.grant):
+        if self.version:
+            _require_digest(self.grant)
+        elif self.parent or self.grant:
             raise ConfigError("version 0 has neither a parent nor a grant")
 
     @property
@@ -281,13 +304,20 @@ class Sealed(Generic[D]):
 
     document: D
     signature: str
+    cosignatures: Mapping[PeerId, str] = field(default_factory=dict)
+    """Of a version: signatures of peers that made it again. Checked; but whether they may sign is for the reader."""
 
     @property
     def id(self) -> str:
         return document_id(self.document)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"document": strict.plain(self.document), "signature": self.signature}
+        plain = {"document": strict.plain(self.document), "signature": self.signature}
+        return plain | ({"cosignatures": dict(self.cosignatures)} if self.cosignatures else {})
+
+    def cosigned(self, cosignatures: Mapping[PeerId, str]) -> Sealed[D]:
+        """The same with these besides; they are checked already, or our own."""
+        return replace(self, cosignatures={**self.cosignatures, **cosignatures})
 
 
 def document_id(document: Document) -> str:
@@ -306,9 +336,27 @@ def seal(signer: Signer, document: D) -> Sealed[D]:
     return Sealed(document, signer.sign(document.KIND, canonical_bytes(strict.plain(document))))
 
 
+def is_signed(sealed: Sealed[D]) -> bool:
+    """Whether a document that was put together here, not unsealed, has its author's signature."""
+    document = sealed.document
+    return verify(document.author, document.KIND, canonical_bytes(strict.plain(document)), sealed.signature)
+
+
+def cosign(signer: Signer, sealed: Sealed[ModuleVersion]) -> str:
+    """Our signature that this version follows from its parent and its contributions, to the bit."""
+    return signer.sign(COSIGNATURE, canonical_bytes(strict.plain(sealed.document)))
+
+
+def is_cosigned(sealed: Sealed[ModuleVersion], peer: PeerId, signature: object) -> bool:
+    """Whether `signature` is the cosignature of `peer` under a version."""
+    data = canonical_bytes(strict.plain(sealed.document))
+    return isinstance(signature, str) and verify(peer, COSIGNATURE, data, signature)
+
+
 def unseal(kind: type[D], value: object) -> Sealed[D]:
     """A checked document from what came over the wire; raises IntegrityError with the first thing that is wrong."""
-    if not isinstance(value, dict) or set(value) != {"document", "signature"}:
+    allowed = {"document", "signature", *(["cosignatures"] if kind is ModuleVersion else [])}
+    if not isinstance(value, dict) or not {"document", "signature"} <= set(value) <= allowed:
         raise IntegrityError(f"a {kind.KIND} must be an object with `document` and `signature`")
     try:
         data = canonical_bytes(value["document"])
@@ -321,7 +369,25 @@ def unseal(kind: type[D], value: object) -> Sealed[D]:
         raise IntegrityError(f"a {kind.KIND} that is not in canonical form")
     if not isinstance(value["signature"], str) or not verify(document.author, kind.KIND, data, value["signature"]):
         raise IntegrityError(f"the signature of this {kind.KIND} does not fit its author")
-    return Sealed(document, value["signature"])
+    return Sealed(document, value["signature"], _cosignatures(value.get("cosignatures", {}), data))
+
+
+def _cosignatures(value: object, data: bytes) -> dict[PeerId, str]:
+    if not isinstance(value, dict) or len(value) > MIRRORS_MAX + 2:
+        raise IntegrityError("the cosignatures of a version must be a small table")
+    for peer, signature in value.items():
+        if not isinstance(signature, str) or not verify(PeerId(peer), COSIGNATURE, data, signature):
+            raise IntegrityError("a cosignature of this version does not fit its peer")
+    return dict(value)
+
+
+def require_peers(*peers: PeerId) -> None:
+    """Raise ConfigError for what is no peer id: others chose these words, and they are signed and told on."""
+    for peer in peers:
+        try:
+            public_key_of(peer)
+        except IntegrityError as error:
+            raise ConfigError(str(error)) from None
 
 
 def _require_digest(*texts: str) -> None:

@@ -15,7 +15,8 @@ from ..config import LivenessConfig
 from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import PathId
-from .documents import PROBLEM_CHARS_MAX, VALUES_MAX
+from .branches import Branch
+from .documents import MIRRORS_MAX, PROBLEM_CHARS_MAX, VALUES_MAX
 from .signing import PeerId
 
 ADDRESSES_MAX = 8
@@ -59,18 +60,32 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """I lead this module in this term, and this is its newest version."""
+    """I lead this module in this term, these are my mirrors, and this is its newest version."""
 
     version: int = bounded(low=0, high=VALUES_MAX)
     digest: str
+    final: int = bounded(0, low=0, high=VALUES_MAX)
+    """The newest version that the coordinator has signed: it is on every chain that goes on."""
+    weight: int = bounded(0, low=0, high=VALUES_MAX**2)
+    """What the chain has counted (ModuleVersion)."""
     term: int = bounded(low=0, high=VALUES_MAX)
+    mirrors: tuple[PeerId, ...] = ()
+    after: int = bounded(0, low=0, high=VALUES_MAX)
+    granted_by: PeerId = PeerId("")
     grant: str = ""
-    """The coordinator's signature that this peer leads in this term; a head without it is not believed."""
+    """The signature under the Grant that these fields make; a head without one that counts is not believed."""
     resigned: bool = False
 
     def __post_init__(self) -> None:
         if not is_digest(self.digest):
             raise ConfigError("a head without a digest")
+        if len(self.mirrors) > MIRRORS_MAX:
+            raise ConfigError(f"a head with {len(self.mirrors)} mirrors")
+
+    @property
+    def branch(self) -> Branch:
+        """How good the branch is that this head ends; its leader's word."""
+        return Branch(final=self.final, version=self.version, weight=self.weight, digest=self.digest)
 
 
 B = TypeVar("B", Heartbeat, Claim, Head)
@@ -100,8 +115,8 @@ def read_all(kind: type[B], bodies: Mapping[PeerId, Mapping[str, Any]]) -> dict[
     return found
 
 
-def best_head(heads: Mapping[PeerId, Head]) -> tuple[PeerId, Head] | None:
-    """The leader to believe: greatest term, then version, then smallest digest and peer."""
+def best_head(heads: Mapping[PeerId, Head], *, coordinator: PeerId) -> tuple[PeerId, Head] | None:
+    """The leader to follow among heads that are believed: the one of the greatest seniority (grants.py)."""
     if not heads:
         return None
-    return min(heads.items(), key=lambda item: (-item[1].term, -item[1].version, item[1].digest, item[0]))
+    return max(heads.items(), key=lambda item: (item[1].term, item[1].granted_by == coordinator, item[0]))

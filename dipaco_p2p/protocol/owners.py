@@ -1,9 +1,10 @@
-"""Who leads a module. Rendezvous hashing ranks the live peers; a leader that lives is kept.
+"""Who should own a module: a leader and its mirrors. Rendezvous hashing ranks the live peers; who is in stays.
 
 - A newcomer fills a gap, it does not displace: moving a module costs more than an uneven spread.
-- The seed node is the owner of last resort: it leads only while no volunteer can, and hands over when one comes.
-- Every peer computes the same successor from the same view; who really leads is settled by the term
-  (versions.py), which the archive grants to one peer only.
+- Of a group whose leader is gone a mirror takes over, since it has everything; whoever else may, if none of it lives.
+- The seed node is the owner of last resort: it leads only while no volunteer does, and hands over when one asks. It is
+  never named as a mirror, since its archive keeps everything anyway.
+- Every peer computes the same from the same view; who really leads is settled by the term (grants.py).
 
 Source: rendezvous (highest random weight) hashing, Thaler and Ravishankar 1998.
 """
@@ -11,7 +12,7 @@ Source: rendezvous (highest random weight) hashing, Thaler and Ravishankar 1998.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..topology import ModuleId
 from .liveness import Heartbeat
@@ -23,17 +24,36 @@ def rank(module: ModuleId, peers: Iterable[PeerId]) -> Sequence[PeerId]:
     return sorted(peers, key=lambda peer: hashlib.sha256(f"{module}|{peer}".encode()).digest(), reverse=True)
 
 
-def leader(module: ModuleId, heartbeats: Mapping[PeerId, Heartbeat], *, incumbent: PeerId | None) -> PeerId | None:
-    """The peer that should lead `module` now; None when nobody alive can.
+def successors(
+    module: ModuleId, heartbeats: Mapping[PeerId, Heartbeat], *, incumbent: PeerId | None, group: Collection[PeerId]
+) -> Sequence[PeerId]:
+    """The live peers that should lead `module`, the first choice first; each waits a while for those before it.
 
-    `incumbent` is the leader of the newest term, whether it lives or not.
+    `incumbent` leads now, as far as its living head says; `group` owned the module last.
     """
-    able = {peer: beat for peer, beat in heartbeats.items() if beat.owns}
-    volunteers = [peer for peer, beat in able.items() if beat.role == "volunteer"]
+    volunteers = _volunteers(heartbeats)
     if incumbent in volunteers:
-        return incumbent
-    if volunteers:
-        return rank(module, volunteers)[0]
-    if incumbent in able:
-        return incumbent
-    return rank(module, able)[0] if able else None
+        return [incumbent]
+    members = rank(module, volunteers & set(group))
+    others = rank(module, volunteers - set(group))
+    able = [peer for peer, beat in heartbeats.items() if beat.owns and peer not in volunteers]
+    seeds = [incumbent] if incumbent in able else rank(module, able)
+    return [*members, *others] or seeds
+
+
+def mirrors(
+    module: ModuleId,
+    heartbeats: Mapping[PeerId, Heartbeat],
+    *,
+    leader: PeerId,
+    present: Sequence[PeerId],
+    owners: int,
+) -> tuple[PeerId, ...]:
+    """The mirrors of a group of `owners` led by `leader`: those of `present` that live, then the next in rank."""
+    volunteers = _volunteers(heartbeats) - {leader}
+    kept = [peer for peer in present if peer in volunteers]
+    return (*kept, *rank(module, volunteers - set(kept)))[: owners - 1]
+
+
+def _volunteers(heartbeats: Mapping[PeerId, Heartbeat]) -> set[PeerId]:
+    return {peer for peer, beat in heartbeats.items() if beat.owns and beat.role == "volunteer"}

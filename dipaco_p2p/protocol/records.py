@@ -18,6 +18,8 @@ from ..errors import IntegrityError
 from .signing import PeerId, Signer, verify
 
 RECORD_BYTES_MAX = 8 * 1024
+RECORD_VALUES_MAX = 256
+"""Of the JSON values in a record, more or less: thousands of empty lists fit into its bytes, each fifty in memory."""
 KEY_CHARS_MAX = 128
 COUNTER_MAX = 2**63 - 1
 CLOCK_SKEW_MAX_S = 3.0
@@ -63,6 +65,8 @@ def read_record(data: bytes) -> Record:
     """The record that `data` says; raises IntegrityError for a wrong size, form, type or signature."""
     if len(data) > RECORD_BYTES_MAX:
         raise IntegrityError(f"a record of {len(data)} bytes; at most {RECORD_BYTES_MAX} are allowed")
+    if sum(map(data.count, (b",", b"[", b"{"))) > RECORD_VALUES_MAX:
+        raise IntegrityError(f"a record of more than {RECORD_VALUES_MAX} values")
     record = _from_plain(read_canonical(data))
     if not verify(record.peer, _KIND, _signed_part(record), record.signature):
         raise IntegrityError(f"the record under {record.key} is not signed by its owner {record.peer[:64]}")

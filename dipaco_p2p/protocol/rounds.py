@@ -12,7 +12,10 @@ round. What does not come is given up:
   deadline is as many times longer as there are waves, paths for each volunteer.
 - Claims cost nothing, so without a quorum of the claimed *paths* a longer deadline does the same: peers that claim
   and never contribute can slow a round, but not stop it.
-- Then a grace, in which nearly finished uploads still arrive.
+- Then a grace, in which nearly finished uploads still arrive. While bytes of a claimant's upload keep coming it goes
+  on, at most for one more deadline: a slow uplink has done its work already.
+
+How long the deadline is, the leader learns from earlier rounds (pace.py); `deadline_s` of the run file is the most.
 
 A path that nobody can train costs its modules one deadline a round: when all volunteers are done, nothing prolongs it.
 A round without any contribution never closes: a module without contributors gets no step. Time is an argument.
@@ -38,6 +41,9 @@ from .signing import PeerId
 
 PATIENCE = 3
 """A round without a quorum closes after this many deadlines."""
+
+UPLOAD_SILENCE_S = 10.0
+"""An upload of which no byte came for so long is not waited for in the grace."""
 
 PathClaims = Mapping[PathId, Mapping[PeerId, Claim]]
 """The live claims of every path of the grid, uncovered paths included."""
@@ -112,9 +118,22 @@ class Round:
         entries = self.entries if is_late else self.entries | {Entry(path=path, peer=peer)}
         return replace(self, state=state, entries=entries, last_s=last_s)
 
-    def tick(self, claims: PathClaims, config: RoundsConfig, *, now_s: float) -> Round:
-        """Let time pass; `claims` are those of the whole grid."""
-        event = self._event(claims, config, now_s)
+    def tick(
+        self,
+        claims: PathClaims,
+        config: RoundsConfig,
+        *,
+        now_s: float,
+        deadline_s: float | None = None,
+        uploads_s: Mapping[PeerId, float] | None = None,
+    ) -> Round:
+        """Let time pass; `claims` are those of the whole grid.
+
+        `deadline_s` is the one that was learnt (`Arrivals.deadline_s`), never above the run file's, which None means.
+        `uploads_s` says when bytes of an unfinished upload last came, by sender.
+        """
+        deadline_s = config.deadline_s if deadline_s is None else min(deadline_s, config.deadline_s)
+        event = self._event(claims, config, now_s=now_s, deadline_s=deadline_s, uploads_s=uploads_s or {})
         if event is None:
             return self
         state = follow(ROUND_TRANSITIONS, self.state, event)
@@ -142,14 +161,35 @@ class Round:
         waves = math.ceil(len(claims) / max(len(volunteers), 1)) if is_coming_round else 1
         return waves if self.has_quorum(claims, config) else max(PATIENCE, waves)
 
-    def _event(self, claims: PathClaims, config: RoundsConfig, now_s: float) -> RoundEvent | None:
+    def _event(
+        self,
+        claims: PathClaims,
+        config: RoundsConfig,
+        *,
+        now_s: float,
+        deadline_s: float,
+        uploads_s: Mapping[PeerId, float],
+    ) -> RoundEvent | None:
         if self.state not in (RoundState.COLLECTING, RoundState.GRACE):
             return None
         if self.is_complete(claims):
             return RoundEvent.COMPLETE
-        if self.state is RoundState.GRACE:
-            return RoundEvent.GRACE_OVER if now_s >= self.grace_from_s + config.grace_s else None
-        return RoundEvent.DEADLINE if now_s - self.last_s >= self.patience(claims, config) * config.deadline_s else None
+        if self.state is RoundState.COLLECTING:
+            is_due = now_s - self.last_s >= self.patience(claims, config) * deadline_s
+            return RoundEvent.DEADLINE if is_due else None
+        is_arriving = now_s < self.grace_from_s + deadline_s and self._is_arriving(claims, uploads_s, now_s)
+        is_over = now_s >= self.grace_from_s + config.grace_s and not is_arriving
+        return RoundEvent.GRACE_OVER if is_over else None
+
+    def _is_arriving(self, claims: PathClaims, uploads_s: Mapping[PeerId, float], now_s: float) -> bool:
+        """Whether somebody who trains this round, and is not in, is sending at this moment."""
+        return any(
+            claim.round <= self.number
+            and Entry(path=path, peer=peer) not in self.entries
+            and now_s - uploads_s.get(peer, -math.inf) < UPLOAD_SILENCE_S
+            for path in self.expected
+            for peer, claim in claims.get(path, {}).items()
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +198,8 @@ class OpenRound:
 
     version: int = bounded(low=0, high=VALUES_MAX)
     entries: tuple[Entry, ...] = ()
+    deadline_s: float = bounded(0.0, low=0.0)
+    """How long the round waits after the last path that came; 0 is not told. A hint for who may be slower."""
 
     def to_bytes(self) -> bytes:
         return canonical_bytes(strict.plain(self))

@@ -2,6 +2,8 @@
 
 - A chain starts at the genesis that the manifest names; version n + 1 names the digest of version n as its parent.
 - A contribution counts at most once on a chain, and an author at most once per path and base.
+- Who was entitled to make a version is not said by the chain, but by its maker's mandate (grants.py) and by those who
+  made it again and co-signed; how it follows from its contributions, anybody can check.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from collections.abc import Sequence
 from ..errors import IntegrityError
 from ..topology import ModuleId, PathId
 from .documents import Manifest, ModuleVersion, Sealed, document_id
-from .grants import is_version_granted
 from .signing import PeerId
 
 
@@ -33,6 +34,7 @@ def genesis_version(manifest: Manifest, module: ModuleId) -> ModuleVersion:
         lr=outer.lr,
         momentum=outer.momentum,
         norm_rule=outer.norm_rule,
+        weight=0,
         term=0,
         grant="",
         author=manifest.author,
@@ -47,14 +49,14 @@ def check_successor(parent: ModuleVersion, child: ModuleVersion, manifest: Manif
         raise IntegrityError(f"{name} belongs to another run or module than its parent")
     if child.version != parent.version + 1 or child.parent != parent.digest:
         raise IntegrityError(f"{name} does not follow version {parent.version}, {parent.digest[:8]}")
-    if child.term < parent.term:
-        raise IntegrityError(f"{name} has term {child.term}, after term {parent.term}")
     if child.version > manifest.stage_config.rounds.rounds:
         raise IntegrityError(f"{name}, but the run ends with version {manifest.stage_config.rounds.rounds}")
     if (child.lr, child.momentum, child.norm_rule) != (outer.lr, outer.momentum, outer.norm_rule):
         raise IntegrityError(f"{name} was made with other outer settings than the run's")
-    if not is_version_granted(child, coordinator=manifest.author):
-        raise IntegrityError(f"{name} was made by a peer that did not lead in term {child.term}")
+    if child.term < parent.term:
+        raise IntegrityError(f"{name} has term {child.term}, after term {parent.term}")
+    if child.weight != parent.weight + sum(share.tokens for share in child.shares):
+        raise IntegrityError(f"{name} says that its chain weighs {child.weight}, after {parent.weight}")
     if child.update is None or child.state is None:
         raise IntegrityError(f"{name} names no update or no state")
     _check_shares(child, name, staleness=manifest.config.rounds.staleness)

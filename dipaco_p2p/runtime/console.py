@@ -32,9 +32,9 @@ def run_program(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     except OSError as error:  # a full disk can be met at any write: of a history, a log, a cache
         if error.errno not in DISK_ERRORS:
             raise
-        unfit = EnvironmentUnfit(
-            f"the disk: {error.strerror or error}", hint="free some space, or choose another folder"
-        )
+        where = f" for {error.filename}" if error.filename else ""
+        problem = (error.strerror or str(error)).lower()
+        unfit = EnvironmentUnfit(f"{problem}{where}", hint="free some space, or choose another folder")
         print_error(unfit)
         return unfit.exit_code
     except KeyboardInterrupt:

@@ -1,108 +1,294 @@
-"""What the archive has of a module and what only its leader has: brought together at the start, handed in later.
+"""Where a leader puts what must survive it: the mirrors of its group, and the seed's archive.
 
-The two differ when the archive was away, or when this peer led before and was deposed, or crashed, with versions that
-the archive never got. Where they contradict each other, the archive's count.
+- A contribution has its receipt once one of them has it on disk, if any of them lives; the others follow.
+- A version is shown to trainers once one of them has made it again and cosigned; the others follow. The archive's
+  cosignature makes it final.
+- What one of them misses, since it was away, it gets later, in order.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
-from ..errors import DipacoError, IntegrityError, Refused, SwarmError
+from ..errors import DipacoError, IntegrityError, Refused
 from ..protocol.admission import Reason
-from ..protocol.documents import Contribution, ModuleVersion, Sealed
-from ..protocol.signing import PeerId
-from .archive import Archive
+from ..protocol.documents import Contribution, ModuleVersion, Sealed, is_cosigned
+from ..protocol.signing import PeerId, short
+from .faults import reach
 from .ledger import Ledger
-from .node import Node
+from .mirror import MISSING, Mirror
+from .node import CONTROL_TIMEOUT_S, Node
+from .remote import RemoteLedger
+from .tasks import done_or_later
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+NO_MIRROR = "no-mirror"
+
 
 class Custody:
-    """One leader's dealings with the archive, in one term."""
+    """One leader's dealings with its mirrors and the archive."""
 
-    def __init__(self, node: Node, archive: Archive, ledger: Ledger, *, term: int) -> None:
+    def __init__(self, node: Node, mirror: Mirror, ledger: Ledger) -> None:
         self._node = node
-        self._archive = archive
+        self._mirror = mirror
         self._ledger = ledger
-        self._term = term
-        self._pruned = 0
-        self.archived = 0
-        """The versions up to this one are in the archive."""
+        self._replicas: dict[PeerId, Replica] = {}
+        self._absent_until_s = 0.0
+        """Until when those without a heartbeat are not tried again."""
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def reconcile(self) -> None:
-        """Make our ledger agree with the archive, and take its open contributions. Raises DipacoError."""
-        common, theirs = await self._meet()
-        if theirs:
-            self._ledger.truncate(common)
-            for sealed in theirs:
-                self._ledger.append(sealed)
-            common = self._ledger.head.version
-        self._ledger.settle(common)
-        self.archived = self._pruned = common
-        for contribution in await self._archive.open_contributions(self._ledger.module):
-            self._ledger.add(contribution)
+    @property
+    def is_final(self) -> bool:
+        """Whether the coordinator has signed the head: then the chain is safe without us."""
+        return self._ledger.final == self._ledger.head.version
+
+    @property
+    def is_told(self) -> bool:
+        """Whether all mirrors that live know how far the chain is final: until then they keep what it was made of."""
+        return all(replica.final >= self._ledger.final for replica in self.replicas() if not replica.is_archive)
 
     async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> tuple[PeerId, ...]:
-        """Put a contribution where it survives us; who holds it. Raises Refused if the archive does not take it."""
-        self._ledger.add(sealed)
-        try:
-            return self._node.peer, await self._archive.keep_contribution(sealed, payload, term=self._term)
-        except (SwarmError, IntegrityError) as error:
-            log.info("%s: a contribution is on this disk only: %s", self._ledger.module, error)
-            return (self._node.peer,)
+        """Put a contribution where it survives us; who holds it.
+
+        Raises Refused when somebody else leads, or when none of those who should have it has taken it.
+        """
+        self._mirror.add(sealed)
+        reach("custody: contribution on disk, not replicated")
+        replicas = self.replicas()
+        if not replicas:
+            return await self._keep_with_absent(sealed, payload)
+        holder = await self._first([(replica.peer, replica.keep(sealed, payload)) for replica in replicas])
+        if holder is None:
+            raise Refused("no mirror has it on disk yet", reason=NO_MIRROR)
+        return self._node.peer, holder[0]
+
+    async def publish(self) -> None:
+        """Have the head cosigned, by one at least if any lives. Raises Refused when somebody else leads."""
+        replicas = self.replicas()
+        if replicas:
+            await self._first([(replica.peer, replica.bring()) for replica in replicas])
 
     async def hand_in(self) -> None:
-        """Give the archive the versions that it lacks; what fails is tried again after the next round.
+        """Give everybody all that they lack, and wait for it. Raises Refused when somebody else leads."""
+        replicas = self.replicas()
+        await self._all([(replica.peer, replica.bring()) for replica in replicas])
 
-        Raises Refused only if the archive knows another leader.
-        """
-        try:
-            for sealed in self._ledger.versions[self.archived :]:
-                await self._hand_in(sealed)
-                self.archived = sealed.document.version
-                self._ledger.settle(self.archived)
-        except DipacoError as error:
-            if isinstance(error, Refused) and error.reason == Reason.NOT_LEADER:
-                raise
-            log.info("the archive has version %d of %s: %s", self.archived, self._ledger.module, error)
+    def replicas(self) -> list[Replica]:
+        """Those alive who should have everything that we have; the archive last, since it is busiest."""
+        node = self._node
+        grant = node.watch.mandates.grant(self._ledger.module)
+        group = grant.mirrors if grant is not None and grant.leader == node.peer else ()
+        peers = [peer for peer in group if peer in node.watch.heartbeats]
+        return [self._replica(peer) for peer in [*peers, *node.watch.seeds()] if peer != node.peer]
 
-    def prune(self, payloads: dict[int, list[str]]) -> None:
-        """Drop what no trainer's base needs any more and the archive has; the archive itself keeps everything.
+    async def _keep_with_absent(self, sealed: Sealed[Contribution], payload: bytes) -> tuple[PeerId, ...]:
+        """A heartbeat may only be late: who has none is tried as well, briefly and not each time, before this disk
+        alone must do."""
+        clock, ttl_s = self._node.clock, self._node.run.config.liveness.heartbeat_ttl_s
+        if clock.now_s() >= self._absent_until_s:
+            works = [(replica.peer, replica.keep(sealed, payload)) for replica in self._absent()]
+            trying = asyncio.ensure_future(self._first(works))
+            try:
+                await done_or_later(trying, clock, CONTROL_TIMEOUT_S)
+                if trying.done() and (holder := trying.result()) is not None:
+                    return self._node.peer, holder[0]
+            finally:
+                trying.cancel()
+            self._absent_until_s = clock.now_s() + ttl_s
+        return (self._node.peer,)
 
-        `payloads` are the digests of what each version counts; what is dropped leaves it.
-        """
-        if self._node.keeps_everything:
-            return
-        keep = self._node.run.config.rounds.staleness + 2
-        newest = min(self.archived, max(self._ledger.head.version - keep, 0))
-        for sealed in self._ledger.versions[self._pruned : newest]:
-            version = sealed.document
-            names = [ref.digest for ref in (version.snapshot, version.state, version.update) if ref is not None]
-            for name in names + payloads.pop(version.version, []):
-                self._node.store.drop(name)
-            self._pruned = version.version
+    def _absent(self) -> list[Replica]:
+        """Those who should be there, and from whom no heartbeat came."""
+        grant = self._node.watch.mandates.grant(self._ledger.module)
+        peers = {*(grant.mirrors if grant is not None else ()), self._node.run.manifest.author}
+        return [self._replica(peer) for peer in sorted(peers - {self._node.peer})]
 
-    async def _meet(self) -> tuple[int, list[Sealed[ModuleVersion]]]:
-        """The newest version that is the same in both, and what the archive has after it."""
-        module, ours = self._ledger.module, self._ledger.versions
-        for common in range(len(ours), 0, -1):
-            theirs = await self._archive.chain(module, after=common - 1)
-            if theirs and theirs[0].document.digest == ours[common - 1].document.digest:
-                return common, theirs[1:]
-        return 0, await self._archive.chain(module, after=0)
+    def _replica(self, peer: PeerId) -> Replica:
+        grant = self._node.watch.mandates.grant(self._ledger.module)
+        if peer not in self._replicas:
+            is_archive = grant is None or peer not in grant.group
+            self._replicas[peer] = Replica(self._node, self._mirror, self._ledger, peer, is_archive=is_archive)
+        return self._replicas[peer]
+
+    def welcome(self) -> None:
+        """Have new mirrors take over our chain, soon. What fails comes right with the next version."""
+        for replica in self.replicas():
+            if not replica.is_archive and not replica.is_welcome:
+                self._begin(replica.welcome())
+
+    @property
+    def diverged(self) -> list[PeerId]:
+        """The archives that have another branch than we."""
+        return sorted(peer for peer, replica in self._replicas.items() if replica.is_diverged)
+
+    @property
+    def is_unprovable(self) -> bool:
+        """Whether the archive lacks contributions of our chain that nobody alive has: it can never sign that chain."""
+        return any(replica.is_unprovable for replica in self._replicas.values())
+
+    def begin_anew(self) -> None:
+        """Another branch is ours now: those who have the last one take it over, too."""
+        for replica in self._replicas.values():
+            replica.reset()
+        self.welcome()
+
+    def close(self) -> None:
+        """Let go of what is still on its way."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _first(self, works: list[tuple[PeerId, Coroutine[Any, Any, T]]]) -> tuple[PeerId, T] | None:
+        """The first that succeeds, while the others go on; None when all fail. Raises Refused if another leads."""
+        tasks = {self._begin(work): peer for peer, work in works}
+        pending = set(tasks)
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=lambda task: tasks[task]):
+                if self._succeeded(tasks[task], task):
+                    return tasks[task], task.result()
+        return None
+
+    async def _all(self, works: list[tuple[PeerId, Coroutine[Any, Any, T]]]) -> None:
+        tasks = {self._begin(work): peer for peer, work in works}
+        if tasks:
+            await asyncio.wait(tasks)
+        for task, peer in tasks.items():
+            self._succeeded(peer, task)
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, DipacoError):
+            log.error("%s: handing something in failed", self._ledger.module, exc_info=error)
+
+    def _succeeded(self, peer: PeerId, task: asyncio.Task[Any]) -> bool:
+        """Whether it did; raises Refused if it says that another leads."""
+        if task.cancelled():
+            return False
+        error = task.exception()
+        if isinstance(error, Refused) and error.reason == Reason.NOT_LEADER:
+            self._begin(self._node.watch.learn_mandate(self._ledger.module, peer))
+            raise error
+        if isinstance(error, DipacoError):
+            log.info("%s: ...%s did not take it: %s", self._ledger.module, short(peer), error)
+        return error is None
+
+
+class Replica:
+    """What one mirror, or the archive, has of our chain."""
+
+    def __init__(self, node: Node, mirror: Mirror, ledger: Ledger, peer: PeerId, *, is_archive: bool) -> None:
+        self._mirror = mirror
+        self.peer = peer
+        self.is_archive = is_archive
+        self.is_welcome = False
+        """Whether it has our chain, as far as we know."""
+        self.final = 0
+        """The newest version of which it knows that it is final."""
+        self.is_unprovable = False
+        self.is_diverged = False
+        """Whether it is the archive, and has another branch than we: then that one goes on."""
+        self._node = node
+        self._ledger = ledger
+        self._remote = RemoteLedger(node, peer, ledger.module)
+        self._version: int | None = None
+        """The newest version that it has, once it is known."""
+        self._lock = asyncio.Lock()
+
+    async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> None:
+        await self._remote.keep(sealed, payload)
+
+    async def welcome(self) -> None:
+        """Have it take over our chain."""
+        async with self._lock:
+            await self._remote.follow()
+            self.is_welcome = True
+
+    async def bring(self) -> None:
+        """Hand in the versions that it lacks: all of them to the archive, the newest to a mirror, which fetches the
+        others itself."""
+        async with self._lock:
+            if self._version is None and self.is_archive:
+                self._version = await self._compare()
+            head = self._ledger.head.version
+            begin = self._version if self.is_archive else max(head - 1, 0)
+            for sealed in self._ledger.versions[begin:head]:
+                is_ours = self._node.peer == sealed.document.author
+                is_news = self._version != sealed.document.version > self._ledger.final
+                if self.is_archive or (is_ours and is_news):
+                    await self._hand_in(sealed)
+                    self._version, self.is_welcome = sealed.document.version, True
+            if not self.is_archive and self.final < self._ledger.final:
+                await self._tell_final()
+
+    async def _tell_final(self) -> None:
+        """Until it knows that a version is final, a mirror keeps what it was made of."""
+        final, signature = self._ledger.final, self._final_signature()
+        self.final = await self._remote.tell_final(final, signature)
+        if self.final < final:
+            await self._remote.follow()
+            self.final = await self._remote.tell_final(final, signature)
+
+    async def _compare(self) -> int:
+        """How much of our chain the archive has. Its signatures are ours from now on, and where it has the same version
+        from another leader, that document is. Raises Refused when it has another version, or more than we have."""
+        theirs = await self._remote.chain(after=self._ledger.final)
+        for sealed in theirs:
+            if not self._ledger.adopt(sealed):
+                self.is_diverged = True
+                raise Refused(f"the archive has another version {sealed.document.version}", reason=Reason.STALE_BASE)
+        self.is_diverged = False
+        return self._ledger.final if not theirs else theirs[-1].document.version
+
+    def reset(self) -> None:
+        """We have gone over to another branch: what it had of ours is of no use."""
+        self._version, self.is_welcome, self.is_unprovable = None, False, False
 
     async def _hand_in(self, sealed: Sealed[ModuleVersion]) -> None:
-        """The version, after what it counts: the archive needs both to show how it was made."""
-        known = {contribution.id for contribution in await self._archive.open_contributions(self._ledger.module)}
+        try:
+            signature = await self._cosign(sealed)
+        except DipacoError as error:
+            self._version, self.is_welcome = None, False
+            if self.is_archive and isinstance(error, Refused) and error.reason == Reason.MALFORMED:
+                self.is_unprovable = True  # such as one that says its outer state is lost, when it is not
+            raise
+        if not is_cosigned(sealed, self.peer, signature):
+            raise IntegrityError(f"the cosignature of ...{short(self.peer)} is none")
+        place = sealed.document.version - 1
+        if place < len(self._ledger.versions) and self._ledger.versions[place].document == sealed.document:
+            self._ledger.cosign(place + 1, {self.peer: signature})
+
+    async def _cosign(self, sealed: Sealed[ModuleVersion]) -> str:
+        try:
+            return await self._ask_cosign(sealed)
+        except Refused as refused:
+            if refused.reason != MISSING:
+                raise
+        await self._mirror.recover(self._ledger, sealed.document)
         for share in sealed.document.shares:
-            spent = self._ledger.spent.get(share.contribution)
-            if spent is not None and spent.id not in known:
-                payload = self._node.store.get(spent.document.payload.digest)
-                if payload is None:
-                    raise IntegrityError(f"the payload of {spent.id[:8]}, which the archive lacks, is not here either")
-                await self._archive.keep_contribution(spent, payload, term=self._term)
-        refs = (sealed.document.update, sealed.document.state)
-        blobs = [self._node.store.get(ref.digest) for ref in refs if ref is not None]
-        await self._archive.keep_version(sealed, [blob for blob in blobs if blob is not None])
+            contribution = self._ledger.kept.get(share.contribution)
+            payload = self._node.store.get(contribution.document.payload.digest) if contribution else None
+            self.is_unprovable = self.is_archive and (contribution is None or payload is None)
+            if contribution is None or payload is None:
+                raise IntegrityError(f"contribution {share.contribution[:8]}, which it lacks, is not here either")
+            await self._remote.keep(contribution, payload)
+        return await self._ask_cosign(sealed)
+
+    async def _ask_cosign(self, sealed: Sealed[ModuleVersion]) -> str:
+        return await self._remote.cosign(sealed, final=self._ledger.final, final_signature=self._final_signature())
+
+    def _final_signature(self) -> str:
+        """The coordinator's cosignature of the newest final version; empty if it is its author."""
+        final = self._ledger.versions[self._ledger.final - 1] if self._ledger.final else None
+        return final.cosignatures.get(self._node.run.manifest.author, "") if final is not None else ""

@@ -61,10 +61,10 @@ class History:
 
 
 def read_history(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a history file; a line that a crash cut short is left out."""
+    """The events of a history file; a line that a crash cut short, or the disk damaged, is left out."""
     for part in (path.with_suffix(".1.jsonl"), path):
         if part.exists():
-            for line in part.read_text().splitlines():
+            for line in part.read_text(errors="replace").splitlines():
                 try:
                     yield json.loads(line)
                 except ValueError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ..core.arrays import Floats, tree_norm
 from ..core.compress import Compressed, decode_compressed, norm
@@ -26,8 +26,8 @@ from ..protocol.admission import (
     judge,
     judge_norm,
 )
-from ..protocol.documents import Contribution, Receipt, Sealed
-from ..protocol.signing import PeerId
+from ..protocol.documents import Contribution, Receipt, Sealed, seal
+from ..protocol.signing import PeerId, Signer
 from ..topology import PathId
 from .ledger import Ledger
 from .recompute import Admitted, order
@@ -46,7 +46,6 @@ class Intake:
         self._run = run
         self._ledger = ledger
         self._size = run.layout(ledger.module).size
-        self._paths = frozenset(run.topology.paths_through(ledger.module))
         self._contributed: dict[Key, str] = {}
         """Contribution id by author, path and base, for the bases that may still be used."""
         self._norms: deque[float] = deque(maxlen=NORM_HISTORY)
@@ -119,24 +118,46 @@ class Intake:
         return max(0, self._ledger.head.version - self._staleness)
 
     def _rules(self, contribution: str) -> AdmissionRules:
-        head = self._ledger.head
         # One that is only arriving is judged anew: the round that it came for may have closed meanwhile.
         is_new = not self.has(contribution)
         contributed = {key: id_ for key, id_ in self._contributed.items() if not (is_new and id_ == contribution)}
-        bases = {head.version: head.digest}
-        for version in range(self._oldest_base(), head.version):
-            bases[version] = self._ledger.versions[version].document.parent
-        return AdmissionRules(
-            run=self._run.id,
-            head=head,
-            bases=bases,
-            paths=self._paths,
-            shardings={0: 0} | {known.document.number: known.document.from_round for known in self._run.shardings},
-            rounds=self._run.config.rounds.rounds,
-            payload_bytes_max=self._run.payload_bytes_max(self._ledger.module),
-            tokens_max=self._run.tokens_full,
-            contributed=contributed,
-        )
+        return admission_rules(self._run, self._ledger, contributed=contributed)
+
+
+def admission_rules(run: Run, ledger: Ledger, *, contributed: Mapping[Key, str]) -> AdmissionRules:
+    """What may be in the version after the ledger's head; `contributed` says who has contributed from which base."""
+    head = ledger.head
+    bases = {head.version: head.digest}
+    for version in range(max(0, head.version - run.config.rounds.staleness), head.version):
+        bases[version] = ledger.versions[version].document.parent
+    return AdmissionRules(
+        run=run.id,
+        head=head,
+        bases=bases,
+        paths=frozenset(run.topology.paths_through(ledger.module)),
+        shardings={0: 0} | {known.document.number: known.document.from_round for known in run.shardings},
+        rounds=run.config.rounds.rounds,
+        payload_bytes_max=run.payload_bytes_max(ledger.module),
+        tokens_max=run.tokens_full,
+        contributed=contributed,
+    )
+
+
+def receipt_for(
+    sealed: Sealed[Contribution], signer: Signer, ledger: Ledger, *, term: int, holders: tuple[PeerId, ...]
+) -> Sealed[Receipt]:
+    """The leader's promise about a contribution that is admitted or counted."""
+    counted = ledger.counted.get(sealed.id)
+    receipt = Receipt(
+        run=sealed.document.run,
+        contribution=sealed.id,
+        module=ledger.module,
+        round=ledger.head.version if counted is None else counted - 1,
+        term=term,
+        holders=tuple(dict.fromkeys(holders)),
+        author=signer.peer,
+    )
+    return seal(signer, receipt)
 
 
 def _key(sealed: Sealed[Contribution]) -> Key:

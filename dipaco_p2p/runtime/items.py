@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError
-from ..protocol.documents import Contribution, ModuleVersion, Sealed, Sharding, unseal
+from ..protocol.documents import Contribution, Grant, ModuleVersion, Sealed, Sharding, unseal
 from ..swarm.api import BODY_BYTES_MAX, Reply
 
 ITEMS_BYTES_MAX = BODY_BYTES_MAX // 2
 """Of one page; a single document is at most 192 KiB, so a page always holds some."""
 
-D = TypeVar("D", Contribution, ModuleVersion, Sharding)
+D = TypeVar("D", Contribution, Grant, ModuleVersion, Sharding)
 
 
 def items_reply(documents: Iterable[Sealed[D]]) -> Reply:

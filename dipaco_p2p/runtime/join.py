@@ -66,7 +66,7 @@ async def fetch_stages(swarm: Swarm, seed: PeerId, *, expected: str | None, addr
 def _read_stages(body: bytes) -> list[Run]:
     try:
         values = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         values = None
     if not isinstance(values, list) or not 1 <= len(values) <= STAGES_MAX:
         raise WrongRun("this address serves something that is no run", hint=ASK_HINT)

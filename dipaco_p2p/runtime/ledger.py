@@ -1,26 +1,32 @@
-"""One module's chain of versions and its open contributions, on this peer's disk.
+"""One module's chain of versions and the contributions that it may still need, on this peer's disk.
 
-The leader and the archive keep the same files, so that either can go on where the other stopped:
+Owners, the archive and trainers keep the same files, so that any of them can go on where another stopped:
 
-    documents/version-L1.M0-00000003.json     a sealed version
+    documents/version-L1.M0-00000003.json     a sealed version, with the cosignatures that came in
     documents/open-L1.M0-<id>.json            a sealed contribution that is still needed here
 
-A contribution is here before its receipt is signed. It leaves when a version that counts it is on disk *and* settled:
-safe in the archive, which needs the contribution itself to show how the version was made.
+A contribution is here before its receipt is signed. It leaves when a version that counts it is *final*: signed by the
+coordinator, whose archive then has it. Until then another branch may win, and then it has to be submitted again.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Mapping
 from typing import TypeVar
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError
+from ..protocol.branches import Branch, branch_of, is_final
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, unseal
+from ..protocol.signing import PeerId
 from ..protocol.versions import Tally, check_chain, check_successor, genesis_version
 from ..topology import ModuleId
 from .run import Run
 from .store import Store
+
+log = logging.getLogger(__name__)
 
 DAMAGED_HINT = "remove this peer's folder of the run, or bring back a copy of it"
 
@@ -30,21 +36,34 @@ D = TypeVar("D", Contribution, ModuleVersion)
 class Ledger:
     """The chain from version 1 on, and what the next version will be made of."""
 
-    def __init__(self, run: Run, store: Store, module: ModuleId) -> None:
+    def __init__(self, run: Run, store: Store, module: ModuleId, *, must_be_whole: bool = False) -> None:
+        """What was damaged on disk is left out, since others have it; `must_be_whole` raises IntegrityError instead."""
         self._run = run
         self._store = store
+        self._must_be_whole = must_be_whole
         self.module = module
         self.versions: list[Sealed[ModuleVersion]] = []
         self.open: dict[str, Sealed[Contribution]] = {}
         """What no version counts yet."""
         self.spent: dict[str, Sealed[Contribution]] = {}
-        """What a version counts that is not settled yet."""
+        """What a version counts that is not final yet."""
+        self.final = 0
+        """The newest version that the coordinator has signed."""
         self._tally = Tally()
         self._load()
 
     @property
     def head(self) -> ModuleVersion:
-        return self.versions[-1].document if self.versions else genesis_version(self._run.manifest, self.module)
+        return self.versions[-1].document if self.versions else self.genesis
+
+    @property
+    def genesis(self) -> ModuleVersion:
+        return genesis_version(self._run.manifest, self.module)
+
+    @property
+    def branch(self) -> Branch:
+        """How good this chain is among others of its module."""
+        return branch_of(self.versions, self.genesis, coordinator=self._run.manifest.author)
 
     @property
     def counted(self) -> dict[str, int]:
@@ -52,57 +71,130 @@ class Ledger:
         return self._tally.counted
 
     @property
+    def kept(self) -> dict[str, Sealed[Contribution]]:
+        """All contributions that are here."""
+        return self.spent | self.open
+
+    @property
     def is_complete(self) -> bool:
         return self.head.version >= self._run.config.rounds.rounds
 
-    def after(self, version: int, *, limit: int) -> list[Sealed[ModuleVersion]]:
-        """The next `limit` versions that follow `version`."""
-        return self.versions[version : version + limit]
+    def check(self, sealed: Sealed[ModuleVersion]) -> None:
+        """Raise IntegrityError unless this version may be the next."""
+        check_successor(self.head, sealed.document, self._run.manifest)
+        self._tally.check(sealed.document)
 
     def append(self, sealed: Sealed[ModuleVersion]) -> None:
         """The next version; raises IntegrityError if it does not follow or counts something twice."""
-        version = sealed.document
-        check_successor(self.head, version, self._run.manifest)
-        self._tally.check(version)
-        self._store.write_document(self._version_name(version.version), canonical_bytes(sealed.to_dict()))
+        self.check(sealed)
+        self._write(sealed)
         self._count(sealed)
-        for share in version.shares:
+        for share in sealed.document.shares:
             if share.contribution in self.open:
                 self.spent[share.contribution] = self.open.pop(share.contribution)
 
-    def settle(self, version: int) -> None:
-        """All versions up to `version` are in the archive: what they count is not needed here any more."""
-        for contribution in [id_ for id_ in self.spent if self.counted[id_] <= version]:
-            del self.spent[contribution]
-            self._store.drop_document(self._open_name(contribution))
+    def cosign(self, version: int, cosignatures: Mapping[PeerId, str]) -> None:
+        """Further cosignatures of a version that is here; they are checked already."""
+        known = self.versions[version - 1]
+        if not cosignatures.items() <= known.cosignatures.items():
+            self.versions[version - 1] = known.cosigned(cosignatures)
+            self._write(self.versions[version - 1])
+            self._note_final(self.versions[version - 1])
 
-    def truncate(self, version: int) -> None:
-        """Forget the versions after `version`, which the archive never got; what they counted is open again."""
+    def adopt(self, sealed: Sealed[ModuleVersion]) -> bool:
+        """What the archive has of a number: its signatures under the version that is here, or the same parameters as
+        another leader has signed them. False if it is another version, or one that is not here."""
+        place = sealed.document.version - 1
+        ours = self.versions[place] if place < len(self.versions) else None
+        if ours is None or ours.document.digest != sealed.document.digest:
+            return False
+        if ours.document == sealed.document:
+            self.cosign(place + 1, sealed.cosignatures)
+            return True
+        chain = [*self.versions[:place], sealed, *self.versions[place + 1 :]]
+        try:
+            check_chain(chain, self._run.manifest, self.module)
+        except IntegrityError:  # the same step, of contributions that count again later here
+            return False
+        self._write(sealed)
+        self.versions, self._tally = [], Tally()
+        for version in chain:
+            self._count(version)
+        return True
+
+    def settle(self) -> list[str]:
+        """Forget the contributions that final versions count; the digests of their payloads."""
+        settled = [self.spent[id_] for id_ in list(self.spent) if self.counted[id_] <= self.final]
+        for sealed in settled:
+            self.drop(sealed.id)
+        return [sealed.document.payload.digest for sealed in settled]
+
+    def truncate(self, version: int) -> list[str]:
+        """Forget the versions after `version`; ids of the contributions that are here and open again."""
+        assert version >= self.final, "what the coordinator signed is on every chain that goes on"
         for sealed in reversed(self.versions[version:]):  # from the last, so that a crash leaves a chain
             self._store.drop_document(self._version_name(sealed.document.version))
         del self.versions[version:]
         self._tally.drop_after(version)
-        for contribution in [id_ for id_ in self.spent if id_ not in self.counted]:
+        reopened = [id_ for id_ in self.spent if id_ not in self.counted]
+        for contribution in reopened:
             self.open[contribution] = self.spent.pop(contribution)
+        return reopened
 
     def add(self, sealed: Sealed[Contribution]) -> None:
-        """An admitted contribution, kept until a version counts it; adding it twice changes nothing."""
-        if sealed.id not in self.open and sealed.id not in self.counted:
+        """A contribution that may be needed, kept until a final version counts it; adding it twice changes nothing."""
+        place = self.spent if sealed.id in self.counted else self.open
+        if sealed.id not in place and self.counted.get(sealed.id, self.final + 1) > self.final:
             self._store.write_document(self._open_name(sealed.id), canonical_bytes(sealed.to_dict()))
-            self.open[sealed.id] = sealed
+            place[sealed.id] = sealed
+
+    def drop(self, contribution: str) -> None:
+        """Nobody needs this contribution from here any more."""
+        self.open.pop(contribution, None)
+        self.spent.pop(contribution, None)
+        self._store.drop_document(self._open_name(contribution))
 
     def _count(self, sealed: Sealed[ModuleVersion]) -> None:
         self.versions.append(sealed)
         self._tally.add(sealed.document)
+        self._note_final(sealed)
+
+    def _note_final(self, sealed: Sealed[ModuleVersion]) -> None:
+        if is_final(sealed, coordinator=self._run.manifest.author):
+            self.final = max(self.final, sealed.document.version)
+
+    def _write(self, sealed: Sealed[ModuleVersion]) -> None:
+        self._store.write_document(self._version_name(sealed.document.version), canonical_bytes(sealed.to_dict()))
 
     def _load(self) -> None:
-        versions = [self._read(name, ModuleVersion) for name in self._store.documents(f"version-{self.module}-")]
-        check_chain(versions, self._run.manifest, self.module)
-        for version in versions:
-            self._count(version)
+        names = self._store.documents(f"version-{self.module}-")
+        for place, name in enumerate(names):
+            try:
+                version = self._read(name, ModuleVersion)
+                self.check(version)
+                self._count(version)
+            except IntegrityError as error:
+                self._tell(error)
+                for lost in reversed(names[place:]):
+                    self._store.drop_document(lost)
+                break
         for name in self._store.documents(f"open-{self.module}-"):
-            contribution = self._read(name, Contribution)
-            (self.spent if contribution.id in self.counted else self.open)[contribution.id] = contribution
+            try:
+                self._place(self._read(name, Contribution))
+            except IntegrityError as error:
+                self._tell(error)
+                self._store.drop_document(name)
+
+    def _place(self, sealed: Sealed[Contribution]) -> None:
+        if self.counted.get(sealed.id, self.final + 1) <= self.final:  # a crash came before it was dropped
+            self._store.drop_document(self._open_name(sealed.id))
+        else:
+            (self.spent if sealed.id in self.counted else self.open)[sealed.id] = sealed
+
+    def _tell(self, error: IntegrityError) -> None:
+        if self._must_be_whole:
+            raise error
+        log.warning("%s goes on with version %d: %s", self.module, self.head.version, error)
 
     def _read(self, name: str, kind: type[D]) -> Sealed[D]:
         data = self._store.read_document(name)

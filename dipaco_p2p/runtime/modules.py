@@ -25,8 +25,9 @@ from ..protocol.versions import check_successor, genesis_version
 from ..swarm.api import Reply
 from ..topology import ModuleId, PathId
 from .items import read_items
+from .mirror import Mirror
+from .module_calls import WAIT_MAX_S
 from .node import CALL_TIMEOUT_S, Node
-from .ownership import WAIT_MAX_S
 from .transfer import fetch
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,10 @@ UPDATES_MAX = 3
 class ModuleReader:
     """Holds the newest version that it has fetched and checked."""
 
-    def __init__(self, node: Node, module: ModuleId) -> None:
+    def __init__(self, node: Node, module: ModuleId, mirror: Mirror | None = None) -> None:
+        """`mirror` keeps what is followed: for our next start, and for whoever takes the module over."""
         self._node = node
+        self._mirror = mirror
         self._layout = node.run.layout(module)
         self.module = module
         self.version: ModuleVersion = genesis_version(node.run.manifest, module)
@@ -48,7 +51,11 @@ class ModuleReader:
         """Flat parameters of `version`; None until the first `sync`."""
         self.shares: dict[PathId, tuple[Share, ...]] = {}
         """Of every path, what the newest version up to `version` counts that counts anything of it."""
+        self._unknown_since_s: float | None = None
+        """Since when the leader says that our version is none of its chain."""
         self._is_on_lost_branch = False
+        if mirror is not None:
+            self._resume(mirror)
 
     @property
     def is_complete(self) -> bool:
@@ -79,44 +86,76 @@ class ModuleReader:
         leader = self._node.watch.leader(self.module)
         if leader is not None:
             try:
-                return await self._call(leader, "module.next", header | {"wait_s": wait_s})
+                found = await self._call(leader, "module.next", header | {"wait_s": wait_s})
+                self._unknown_since_s = None
+                return found
             except (SwarmError, Refused, IntegrityError) as error:
                 log.info("the leader of %s gave nothing: %s", self.module, error)
-                is_unknown = isinstance(error, Refused) and error.reason == Reason.UNKNOWN_BASE
-                if is_unknown and not await self._is_archived():
-                    self._is_on_lost_branch = True
+                if isinstance(error, Refused) and error.reason == Reason.UNKNOWN_BASE:
+                    self._is_on_lost_branch = self._is_given_up() and not await self._is_archived()
                     return None
-        for seed in self._node.watch.seeds():
+        for peer in self._keepers():
             try:
-                found = await self._call(seed, "archive.chain", header)
+                found = await self._call(peer, "mirror.chain", header)
                 return found or (None if wait_s else found)
             except (SwarmError, Refused, IntegrityError) as error:
-                log.info("the archive gave nothing for %s: %s", self.module, error)
+                log.info("a keeper of %s gave nothing: %s", self.module, error)
         return None
 
+    def _is_given_up(self) -> bool:
+        """Whether our version is on no chain that goes on. A new leader may still take our branch over, if that is the
+        better one, so it gets the life of a heartbeat to find it."""
+        now_s = self._node.clock.now_s()
+        if self._unknown_since_s is None:
+            self._unknown_since_s = now_s
+        return now_s - self._unknown_since_s >= self._node.run.config.liveness.heartbeat_ttl_s
+
     async def _is_archived(self) -> bool:
-        """Whether an archive has our very version: then it is the leader that is wrong, not we."""
+        """Whether an archive has our very version: then it is final, and the leader is wrong."""
         header = {"module": str(self.module), "after": self.version.version - 1}
         for seed in self._node.watch.seeds():
             try:
-                reply = await self._ask(seed, "archive.chain", header)
-                kept = read_items(ModuleVersion, reply)
+                kept = read_items(ModuleVersion, await self._ask(seed, "mirror.chain", header))
                 return bool(kept) and kept[0].document.digest == self.version.digest
             except (SwarmError, Refused, IntegrityError) as error:
                 log.info("the archive said nothing of version %d of %s: %s", self.version.version, self.module, error)
         return False
+
+    def _keepers(self) -> list[PeerId]:
+        """Who has the chain when no leader answers."""
+        grant = self._node.watch.mandates.grant(self.module)
+        group = [peer for peer in (grant.group if grant else ()) if peer in self._node.watch.heartbeats]
+        return [peer for peer in dict.fromkeys([*self._node.watch.seeds(), *group]) if peer != self._node.peer]
+
+    def _resume(self, mirror: Mirror) -> None:
+        """Begin with the newest version on this disk that somebody cosigned; what was damaged is fetched again."""
+        ledger, coordinator = mirror.ledger(self.module), self._node.run.manifest.author
+        for sealed in ledger.versions:
+            self._note_shares(sealed.document)
+        for sealed in reversed(ledger.versions):
+            if not sealed.cosignatures and sealed.document.author != coordinator:
+                continue
+            try:
+                data = self._node.store.get(sealed.document.digest)
+            except IntegrityError as error:
+                log.warning("%s: %s", self.module, error)
+                data = None
+            if data is not None:
+                self.params, self.version = decode_module(data, self._layout), sealed.document
+                return
 
     def _start_over(self) -> None:
         """Our version is of a branch that its leader could not save: follow the chain that goes on, from genesis."""
         log.warning("%s: version %d was given up by the swarm", self.module, self.version.version)
         self.version, self.params = genesis_version(self._node.run.manifest, self.module), None
         self.shares = {}
-        self._is_on_lost_branch = False
+        self._is_on_lost_branch, self._unknown_since_s = False, None
 
     async def _call(self, peer: PeerId, method: str, header: dict[str, Any]) -> list[Sealed[ModuleVersion]]:
         versions = read_items(ModuleVersion, await self._ask(peer, method, header))
         parent = self.version
-        if versions and parent.version and versions[0].document.parent != parent.digest:
+        is_next = bool(versions) and versions[0].document.version == parent.version + 1
+        if is_next and parent.version and versions[0].document.parent != parent.digest:
             raise Refused(f"version {parent.version} here is not theirs", reason=Reason.UNKNOWN_BASE)
         for sealed in versions:
             check_successor(parent, sealed.document, self._node.run.manifest)
@@ -141,36 +180,53 @@ class ModuleReader:
 
     async def _advance(self, versions: list[Sealed[ModuleVersion]]) -> None:
         if self.params is None or len(versions) > UPDATES_MAX:
-            await self._load_snapshot(versions[-1].document if versions else self.version)
+            snapshot = await self._load_snapshot(versions[-1].document if versions else self.version)
             for sealed in versions:
                 self._note_shares(sealed.document)
+            self._keep(versions, snapshot)
             return
         for sealed in versions:
-            await self._apply(sealed.document)
+            try:
+                await self._apply(sealed)
+            except (SwarmError, IntegrityError) as error:  # who knew the updates may be gone; the snapshot goes on
+                log.info("%s: no update to version %d: %s", self.module, sealed.document.version, error)
+                missing = versions[versions.index(sealed) :]
+                self._keep(missing, await self._load_snapshot(versions[-1].document))
+                for late in missing:
+                    self._note_shares(late.document)
+                return
 
-    async def _apply(self, version: ModuleVersion) -> None:
+    async def _apply(self, sealed: Sealed[ModuleVersion]) -> None:
+        version = sealed.document
         assert version.update is not None and self.params is not None
         blob = await fetch(self._node, version.update, holders=self._holders(version))
-        params = await asyncio.to_thread(self._updated, blob, version)
-        self.params, self.version = params, version
+        self.params, snapshot = await asyncio.to_thread(self._updated, blob, version)
+        self.version = version
         self._note_shares(version)
+        self._keep([sealed], snapshot)
 
-    def _updated(self, blob: bytes, version: ModuleVersion) -> NDArray[np.float32]:
+    def _updated(self, blob: bytes, version: ModuleVersion) -> tuple[NDArray[np.float32], bytes]:
         assert self.params is not None
         params = apply_update(self.params, decode_compressed(blob, size=self._layout.size))
-        if digest(encode_module(params, self._layout)) != version.digest:
+        snapshot = encode_module(params, self._layout)
+        if digest(snapshot) != version.digest:
             raise IntegrityError(f"the update to version {version.version} of {self.module} does not give its digest")
-        return params
+        return params, snapshot
 
-    async def _load_snapshot(self, version: ModuleVersion) -> None:
+    def _keep(self, versions: list[Sealed[ModuleVersion]], snapshot: bytes) -> None:
+        if self._mirror is not None and versions:
+            self._mirror.note(versions, snapshot)
+
+    async def _load_snapshot(self, version: ModuleVersion) -> bytes:
         limit = self._node.run.snapshot_bytes_max(self.module)
         if version.snapshot.size > limit:
             raise IntegrityError(f"a snapshot of {self.module} with {version.snapshot.size} bytes, limit {limit}")
         data = await fetch(self._node, version.snapshot, holders=self._holders(version))
         self.params, self.version = decode_module(data, self._layout), version
+        return data
 
     def _holders(self, version: ModuleVersion) -> list[PeerId]:
-        """Who should have this version's blobs: its leader, the present one, and the archives."""
+        """Who should have this version's blobs: its leader, the present one with its mirrors, and the archives."""
         present = self._node.watch.leader(self.module)
-        candidates = [version.author, *([present] if present else []), *self._node.watch.seeds()]
-        return list(dict.fromkeys(candidates))
+        likely = [version.author, *([present] if present else []), *self._keepers()]
+        return list(dict.fromkeys(likely))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from ..clock import Clock
 from ..protocol.signing import PeerId
@@ -16,6 +16,8 @@ from .watch import Watch
 
 CALL_TIMEOUT_S = 20.0
 """A frozen peer answers nothing and refuses nothing, so every call needs an end of its own."""
+CONTROL_TIMEOUT_S = 5.0
+"""For answers that need no work and carry no tensors: who waits for one cannot go on, and asks again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +33,8 @@ class Node:
     history: History
     keep_upload: Callable[[str], None] = lambda digest: None
     """Tells that a contribution or version names this blob, so that an upload of it stays: `Uploads.claim`."""
-    keeps_everything: bool = False
-    """Whether this peer's store is the archive: then nothing of a chain is ever dropped."""
+    uploads_s: Mapping[PeerId, float] = field(default_factory=dict)
+    """When bytes of an unfinished upload to us last came, by sender: `Uploads.progress_s`."""
 
     @property
     def peer(self) -> PeerId:

@@ -1,8 +1,11 @@
 """The leader of one module: takes contributions in, closes rounds, makes and publishes versions.
 
-Order that a crash must not break: a contribution is on this disk and in the archive before its receipt is signed; a
-version is on this disk before it is announced. While the archive does not answer, receipts name this peer alone as
-holder, and versions are handed in later, with the contributions that they count.
+Order that a crash must not break: a contribution is on this disk and on another one before its receipt is signed; a
+version is on this disk before anybody hears of it, and made again by a mirror before trainers do. Only if nobody else
+is alive that could keep a copy, this disk alone must do.
+
+Two leaders of a module, after a partition or a race, make two branches. The senior one (protocol/grants.py) goes on:
+it takes over the better branch (protocol/branches.py), and what the other one had counted is open again.
 """
 
 from __future__ import annotations
@@ -10,112 +13,153 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Collection
 
-from ..core.codec import decode_module
 from ..core.compress import Compressed
-from ..core.outer import OuterState, decode_state
-from ..errors import DipacoError, IntegrityError, Refused, SwarmError
+from ..core.outer import OuterState
+from ..errors import IntegrityError, Refused, Unreachable
 from ..protocol.admission import Reason
-from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Receipt, Sealed, seal
-from ..protocol.liveness import Head
+from ..protocol.branches import Branch
+from ..protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Sealed, seal
+from ..protocol.grants import Mandate
+from ..protocol.pace import Arrivals
 from ..protocol.rounds import Entry, OpenRound, Round
 from ..protocol.signing import PeerId
 from ..topology import ModuleId
-from .archive import Archive
 from .custody import Custody
-from .intake import Intake
-from .ledger import Ledger
+from .faults import reach
+from .intake import Intake, receipt_for
+from .mandates import head_record
+from .mirror import Mirror
 from .node import Node
 from .recompute import Made, make_version
 from .shardings import learn_shardings
-from .transfer import fetch
+from .takeover import Takeover
+from .tasks import changed_or_later
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
-TAKE_OVER_TRIES = 5
 CATCH_UP_S = 5.0
+LOST_TTLS = 3.0
+"""Lives of a heartbeat after which contributions that nobody has count as lost."""
 
 
 class ModuleOwner:
-    """Leads one module in one term, from `start` to `stop`."""
+    """Leads one module under its mandate, from `start` to `stop`."""
 
-    def __init__(self, node: Node, archive: Archive, module: ModuleId, *, term: int, grant: str) -> None:
+    def __init__(self, node: Node, mirror: Mirror, module: ModuleId) -> None:
         self.module = module
-        self.term = term
-        self._grant = grant
         self._node = node
-        self._ledger = Ledger(node.run, node.store, module)
-        self._custody = Custody(node, archive, self._ledger, term=term)
+        self._mirror = mirror
+        self._ledger = mirror.ledger(module)
+        self._custody = Custody(node, mirror, self._ledger)
         self._intake = Intake(node.run, self._ledger)
+        self._mandate: Mandate = node.watch.mandates.newest(module)
         self._state: OuterState | None = None
+        self._is_fresh = False
+        """Whether the outer state was lost, so that the next version says so."""
         self._round = self._new_round()
+        self._arrivals = Arrivals(paths=len(node.run.topology.paths_through(module)))
         self._lock = asyncio.Lock()
         self._changed = asyncio.Condition()
-        self._payloads: dict[int, list[str]] = {}
         self._catch_up_s = 0.0
+        self._seen_s = node.clock.now_s()
+        self._unprovable_s: float | None = None
+        """Since when contributions of our chain are not to be had by the archive, nor by us."""
         self._is_leading = False
         self._published = 0
-        """What trainers may see: a version is handed in to the archive first, if that answers."""
+        """What trainers may see: a version is cosigned first, if anybody lives who can."""
 
     @property
     def head(self) -> ModuleVersion:
         return self._ledger.head
 
     @property
+    def grant(self) -> Grant:
+        """Under which we lead."""
+        return self._mandate[-1].document
+
+    @property
     def is_leading(self) -> bool:
-        """False from the moment on that we stopped, or that the archive named another leader."""
+        """False from the moment on that we stopped, or heard of a newer leader."""
         return self._is_leading
 
     @property
-    def is_archived(self) -> bool:
-        """Whether all versions are safe without us."""
-        return self._custody.archived == self.head.version
+    def diverged_archives(self) -> list[PeerId]:
+        """Archives that have another branch than we lead."""
+        return self._custody.diverged
 
     @property
     def is_complete(self) -> bool:
         """Whether the last version is made, and safe without us."""
-        return self._ledger.is_complete and self.is_archived
+        return self._ledger.is_complete and self._custody.is_final and self._custody.is_told
 
-    async def start(self) -> None:
-        """Come together with the archive, take over its open contributions, and announce the head."""
-        await self._custody.reconcile()
-        await learn_shardings(self._node)  # what is taken over may be of any
-        self._intake.recall()
-        self._state = await self._load_state()
-        self._round = self._new_round()
-        for sealed in list(self._ledger.open.values()):
-            await self._take_over(sealed)
+    async def start(self, *, last_group: Collection[PeerId] = (), is_patient: bool = False) -> None:
+        """Gather what the last group and others have, take their open contributions over, and announce the head.
+
+        Raises Unreachable if `is_patient` and there should be a newer version than all that can be had now.
+        """
+        newest = await Takeover(self._node, self._mirror, self._ledger).gather(last_group)
+        if is_patient and self.head.version < newest:
+            raise Unreachable(f"version {newest} of {self.module} is not to be had, only {self.head.version}")
+        await self._reopen(is_patient=is_patient)
         self._is_leading = True
         await self._announce()
+        self._custody.welcome()
 
     async def run(self) -> None:
         """Close rounds as they become ready, until cancelled or stopped."""
-        while self._is_leading and not self.is_complete:
+        while self._is_leading:  # also when all is done: a mirror that joins then has to be told
+            await self._look_again()
             await self._tick()
             await self._catch_up()
             await self._node.clock.sleep(TICK_S)
 
     async def stop(self) -> None:
-        """Admit nothing more; what was admitted is in the archive for the next leader."""
-        self._is_leading = False
+        """Admit nothing more; what was admitted is where the next leader finds it."""
+        was_leading, self._is_leading = self._is_leading, False
         async with self._lock:
-            if not self.is_archived:
-                await self._hand_in()
+            if was_leading and not self._custody.is_final:
+                with contextlib.suppress(Refused):
+                    await self._custody.hand_in()
+        self._custody.close()
         async with self._changed:
             self._changed.notify_all()
 
+    async def renew(self) -> None:
+        """The group has changed, and we still lead it: say so, and let new mirrors take over our chain."""
+        self._mandate = self._node.watch.mandates.newest(self.module)
+        async with self._lock:
+            await self._announce()
+        self._custody.welcome()
+
+    async def merge(self, peer: PeerId, branch: Branch) -> None:
+        """Take over the branch of another leader if it is better than ours. Raises DipacoError."""
+        async with self._lock:
+            if branch.is_better(self._ledger.branch):
+                await self._mirror.follow(peer, self.module)
+                await self._reopen()
+                await self._announce()
+                self._custody.begin_anew()
+
     # -- what trainers ask
 
-    async def contribute(self, sender: PeerId, sealed: Sealed[Contribution]) -> Sealed[Receipt]:
+    async def contribute(
+        self, sender: PeerId, sealed: Sealed[Contribution], *, is_forwarded: bool = False
+    ) -> Sealed[Receipt]:
         """Admit a contribution whose payload is uploaded; raises Refused with the reason. Idempotent."""
         self._judge(sender, sealed)
         holders: tuple[PeerId, ...] = (self._node.peer,)
         if not self._intake.has(sealed.id):
             with self._intake.arriving(sealed):
                 holders = await self._receive(sender, sealed)
+            if not is_forwarded:
+                self._learn_pace(sealed.document)
+        reach("owner: admitted, receipt not signed")
         receipt = self._intake.receipts.setdefault(sealed.id, self._receipt(sealed, holders))
         self._node.history.add("receipt_signed", module=str(self.module), id=sealed.id, round=receipt.document.round)
+        reach("owner: receipt signed, not sent")
         return receipt
 
     async def versions_after(self, version: int, *, wait_s: float) -> list[Sealed[ModuleVersion]]:
@@ -127,19 +171,20 @@ class ModuleOwner:
             raise Refused(f"the head of {self.module} is {self.head.version}", reason=Reason.UNKNOWN_BASE)
         deadline_s = self._node.clock.now_s() + wait_s
         while self._published <= version and self._is_leading and self._node.clock.now_s() < deadline_s:
-            await self._wait_change(deadline_s - self._node.clock.now_s())
+            await changed_or_later(self._changed, self._node.clock, deadline_s - self._node.clock.now_s())
         self._require_leading()
         return self._ledger.versions[version : self._published]
 
     def open_round(self) -> OpenRound:
         """What is in, of the version that trainers may see."""
         self._require_leading()
+        deadline_s = self._deadline_s()
         if self._published == self.head.version:
-            return OpenRound(version=self._published, entries=tuple(self._round.entries))
-        # The round is closed, but its version is still on its way to the archive.
+            return OpenRound(version=self._published, entries=tuple(self._round.entries), deadline_s=deadline_s)
+        # The round is closed, but its version is not cosigned yet.
         counted = [share for share in self.head.shares if share.base_version == self._published]
         entries = tuple(Entry(path=share.path, peer=share.peer) for share in counted)
-        return OpenRound(version=self._published, entries=entries)
+        return OpenRound(version=self._published, entries=entries, deadline_s=deadline_s)
 
     def _judge(self, sender: PeerId, sealed: Sealed[Contribution]) -> None:
         self._require_leading()
@@ -188,140 +233,168 @@ class ModuleOwner:
                 document.path, document.author, now_s=self._node.clock.now_s(), is_late=is_late
             )
 
+    def _learn_pace(self, document: Contribution) -> None:
+        now_s, base = self._node.clock.now_s(), document.base_version
+        self._arrivals = self._arrivals.arrived(document.path, document.author, base=base, now_s=now_s)
+
     def _receipt(self, sealed: Sealed[Contribution], holders: tuple[PeerId, ...]) -> Sealed[Receipt]:
-        counted = self._ledger.counted.get(sealed.id)
-        receipt = Receipt(
-            run=self._node.run.id,
-            contribution=sealed.id,
-            module=self.module,
-            round=self.head.version if counted is None else counted - 1,
-            term=self.term,
-            holders=tuple(dict.fromkeys(holders)),
-            author=self._node.peer,
-        )
-        return seal(self._node.swarm.signer, receipt)
+        signer, term = self._node.swarm.signer, self.grant.term
+        return receipt_for(sealed, signer, self._ledger, term=term, holders=holders)
 
     # -- rounds and versions
 
+    async def _look_again(self) -> None:
+        """After a freeze our claim to lead may be over: look before anything is done that only a leader may do."""
+        last_s, self._seen_s = self._seen_s, self._node.clock.now_s()
+        if self._seen_s - last_s > self._node.run.config.liveness.heartbeat_ttl_s:
+            log.warning("%s: nothing was done here for %.0f s", self.module, self._seen_s - last_s)
+            await self._node.watch.read_heads(self.module)
+            if self._node.watch.mandates.newest(self.module) != self._mandate:
+                self._is_leading = False
+
+    def _deadline_s(self) -> float:
+        config = self._node.run.config
+        return self._arrivals.deadline_s(config.rounds, config.liveness)
+
+    def _ticked(self, now_s: float) -> Round:
+        claims, config = self._node.watch.claims, self._node.run.config.rounds
+        uploads_s = self._node.uploads_s
+        return self._round.tick(claims, config, now_s=now_s, deadline_s=self._deadline_s(), uploads_s=uploads_s)
+
     async def _tick(self) -> None:
-        now_s, rounds, watch = self._node.clock.now_s(), self._node.run.config.rounds, self._node.watch
-        if self._round.tick(watch.claims, rounds, now_s=now_s) is self._round:
+        now_s = self._node.clock.now_s()
+        if not self._is_leading or self._ticked(now_s) is self._round:
             return
         # Closing too early costs a path its round, so look at the claims once more before.
-        await watch.read_claims(self._round.expected)
+        await self._node.watch.read_claims(self._round.expected)
         async with self._lock:
-            self._round = self._round.tick(watch.claims, rounds, now_s=now_s)
-            if self._round.is_closed:
+            self._round = self._ticked(now_s)
+            if self._round.is_closed and self._is_leading:
                 await self._close()
 
     async def _catch_up(self) -> None:
-        """Hand in what the archive did not take when it was made, now and then: it may have come back."""
+        """Hand in what the archive or a mirror did not take when it was made, now and then: it may have come back."""
         now_s = self._node.clock.now_s()
-        if not self.is_archived and now_s >= self._catch_up_s:
+        if now_s >= self._catch_up_s and not (self._custody.is_final and self._custody.is_told):
             self._catch_up_s = now_s + CATCH_UP_S
             async with self._lock:
-                await self._hand_in()
+                try:
+                    await self._custody.hand_in()
+                except Refused as refused:
+                    self._depose(refused)
+                await self._go_back()
+            self._settle()
+
+    async def _go_back(self) -> None:
+        """Versions whose contributions are lost with all who had them can never be final: after a while, in which one
+        of these may come back, the chain goes on from the last one that is."""
+        now_s, ttl_s = self._node.clock.now_s(), self._node.run.config.liveness.heartbeat_ttl_s
+        if not self._custody.is_unprovable:
+            self._unprovable_s = None
+            return
+        self._unprovable_s = now_s if self._unprovable_s is None else self._unprovable_s
+        if now_s - self._unprovable_s >= LOST_TTLS * ttl_s:
+            self._unprovable_s = None
+            self._mirror.give_up(self.module)
+            await self._reopen()
+            await self._announce()
+            self._custody.begin_anew()
 
     def _new_round(self) -> Round:
         expected = frozenset(self._node.run.topology.paths_through(self.module))
         return Round(number=self.head.version, expected=expected)
 
     async def _close(self) -> None:
+        made = await asyncio.to_thread(self._make)
+        reach("owner: averaged, version not on disk")
+        self._mirror.append(seal(self._node.swarm.signer, made.version), made)
+        reach("owner: version on disk, not cosigned")
+        self._next_round(made)
+        try:
+            await self._custody.publish()
+        except Refused as refused:
+            self._depose(refused)
+        self._settle()
+        reach("owner: version cosigned, not announced")
+        await self._announce()
+        reach("owner: version announced")
+        self._arrivals = self._arrivals.opened(self.head.version, now_s=self._node.clock.now_s())
+
+    def _make(self) -> Made:
         assert self._state is not None
-        made = await asyncio.to_thread(
-            make_version,
+        return make_version(
             self._node.run,
             self.head,
             self._state,
             list(self._intake.admitted.values()),
             clip_norm=self._intake.clip_norm(),
-            term=self.term,
-            grant=self._grant,
+            term=self.grant.term,
+            grant=self._mandate[-1].id,
             author=self._node.peer,
+            is_fresh=self._is_fresh,
         )
-        for blob in (made.snapshot, made.update, made.state_blob):
-            self._node.store.put(blob)
-        self._ledger.append(seal(self._node.swarm.signer, made.version))
-        self._next_round(made)
-        await self._hand_in()
-        self._custody.prune(self._payloads)
-        await self._announce()
 
     def _next_round(self, made: Made) -> None:
-        number = made.version.version
-        self._state = made.state
-        self._payloads[number] = [item.sealed.document.payload.digest for item in self._intake.admitted.values()]
+        version = made.version
+        self._state, self._is_fresh = made.state, False
         self._intake.clear()
         self._round = self._new_round()
         self._node.history.add(
             "version",
             module=str(self.module),
-            version=number,
-            digest=made.version.digest,
-            weights=[round(share.weight, 4) for share in made.version.shares],
-            term=self.term,
+            version=version.version,
+            digest=version.digest,
+            contributions=[share.contribution for share in version.shares],
+            weights=[round(share.weight, 4) for share in version.shares],
+            term=version.term,
         )
 
-    async def _hand_in(self) -> None:
-        try:
-            await self._custody.hand_in()
-        except Refused as refused:
-            self._depose(refused)
+    def _settle(self) -> None:
+        self._mirror.settle(self.module)
 
     def _depose(self, refused: Refused) -> None:
-        log.warning("%s: the archive refused: %s", self.module, refused)
+        log.warning("%s: a mirror refused: %s", self.module, refused)
         if refused.reason == Reason.NOT_LEADER:
             self._is_leading = False
 
     async def _announce(self) -> None:
         if self._is_leading:
-            head = Head(version=self.head.version, digest=self.head.digest, term=self.term, grant=self._grant)
             self._published = self.head.version
-            await self._node.presence.lead(self.module, head)
+            await self._node.presence.lead(self.module, head_record(self._ledger, self._mandate))
         async with self._changed:
             self._changed.notify_all()
 
-    # -- state
+    # -- taking over
 
-    async def _load_state(self) -> OuterState:
-        params = decode_module(await self._fetch(self.head.snapshot), self._node.run.layout(self.module))
-        if self.head.state is None:
-            return OuterState.fresh(params)
-        momentum, residual = decode_state(await self._fetch(self.head.state), params.size)
-        return OuterState(params=params, momentum=momentum, residual=residual)
+    async def _reopen(self, *, is_patient: bool = False) -> None:
+        """Begin the round after the head anew, with all that is open here."""
+        await learn_shardings(self._node)  # what is taken over may be of any
+        holders = [self.head.author, *self._node.watch.heartbeats]
+        self._state = await self._mirror.state_patiently(self.head, holders=holders)
+        self._is_fresh = self._state is None
+        if self._state is None:
+            if is_patient:
+                raise Unreachable(f"the outer state of {self.module} is not to be had")
+            self._state = await self._mirror.params(self.head, holders=holders)
+        self._intake = Intake(self._node.run, self._ledger)
+        self._intake.recall()
+        self._round = self._new_round()
+        for sealed in list(self._ledger.open.values()):
+            await self._take_over(sealed)
+        self._mirror.lost.pop(self.module, None)
 
     async def _take_over(self, sealed: Sealed[Contribution]) -> None:
-        """Admit an open contribution of the last leader, under the same rules."""
+        """Admit an open contribution of a former leader, under the same rules; what may not count is reported."""
         try:
             self._intake.judge(sealed.document.author, sealed)
-            gradient = await self._decode(await self._fetch_patiently(sealed.document.payload))
-        except DipacoError as error:
+            payload = self._payload(sealed)
+            if payload is None:
+                raise IntegrityError("its payload is lost")
+            gradient = await self._decode(payload)
+        except (Refused, IntegrityError) as error:
+            reason = error.reason if isinstance(error, Refused) else "payload-lost"
             log.warning("%s: cannot take over %s: %s", self.module, sealed.id[:8], error)
+            self._node.history.add("expired", module=str(self.module), id=sealed.id, reason=str(reason))
+            self._ledger.drop(sealed.id)
             return
         self._admit(sealed, gradient)
-
-    async def _fetch_patiently(self, ref: BlobRef) -> bytes:
-        """What has a receipt must not be lost with a message."""
-        for _ in range(TAKE_OVER_TRIES - 1):
-            with contextlib.suppress(SwarmError):
-                return await self._fetch(ref)
-            await self._node.clock.sleep(TICK_S)
-        return await self._fetch(ref)
-
-    async def _fetch(self, ref: BlobRef) -> bytes:
-        return await fetch(self._node, ref, holders=self._node.watch.seeds())
-
-    async def _wait_change(self, timeout_s: float) -> None:
-        async def changed() -> None:
-            async with self._changed:
-                await self._changed.wait()
-
-        tasks = {asyncio.ensure_future(changed()), asyncio.ensure_future(self._node.clock.sleep(timeout_s))}
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            for task in tasks:
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task

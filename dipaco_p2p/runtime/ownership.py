@@ -1,46 +1,69 @@
-"""Which modules this peer leads: takes those that fall to it, and hands them over when it leaves."""
+"""Which modules this peer leads: takes those that fall to it, keeps their groups full, and hands them over.
+
+It also answers for what this peer keeps: as a leader to trainers, as a mirror to leaders, as a holder to whoever takes
+a module over.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
 
-from ..errors import ConfigError, DipacoError, Refused, SwarmError
+from ..errors import DipacoError, IntegrityError, Refused, SwarmError
+from ..protocol import owners
 from ..protocol.admission import Reason
-from ..protocol.documents import Contribution, unseal
+from ..protocol.documents import Grant
 from ..protocol.liveness import heartbeat_interval_s
 from ..protocol.signing import PeerId, short
-from ..swarm.api import Reply
 from ..topology import ModuleId
-from .archive import Archive
-from .items import items_reply
+from .granting import Granting
+from .mirror import Mirror
+from .mirror_calls import MirrorCalls
+from .module_calls import ModuleCalls
 from .node import CALL_TIMEOUT_S, Node
 from .owner import ModuleOwner
-from .shardings import learn_attached
+from .remote import RemoteLedger
 
 log = logging.getLogger(__name__)
 
-WAIT_MAX_S = 10.0
-"""Longest wait for a new version in one call; well below a call's own time limit."""
+PASSING = {Reason.NOT_LEADER, "payload-missing", "busy", "internal", "offset", "no-mirror"}
+"""Refusals that another try, or another leader, can cure."""
+PATIENCE_TTLS = 3.0
+"""Lives of a heartbeat that a new leader waits for a version that is known and cannot be had; then it is lost."""
 
 
 class Ownership:
     """All the modules that this peer leads."""
 
-    def __init__(self, node: Node, archive: Archive, *, may_take: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, node: Node, mirror: Mirror, granting: Granting, *, may_take: Callable[[], bool] = lambda: True
+    ) -> None:
         self._node = node
-        self._archive = archive
+        self.mirror = self._mirror = mirror
+        self._granting = granting
         self._may_take = may_take
         self._owners: dict[ModuleId, ModuleOwner] = {}
         self._tasks: dict[ModuleId, asyncio.Task[None]] = {}
-        self._taking = asyncio.Lock()
+        self._taking: dict[ModuleId, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._offers: dict[ModuleId, asyncio.Task[None]] = {}
+        """Contributions on their way to another leader."""
         self._is_leaving = False
-        node.swarm.serve("module.contribute", self._on_contribute)
-        node.swarm.serve("module.next", self._on_next)
-        node.swarm.serve("module.round", self._on_round)
-        node.swarm.serve("module.take", self._on_take)
+        self._began_s: dict[ModuleId, float] = {}
+        """Since when we try to take a module over, of which a newer version is known than can be had."""
+        self._granted: dict[ModuleId, Grant] = {}
+        """Our last grant of a module in this process's life."""
+        self._groups: dict[ModuleId, tuple[PeerId, ...]] = {}
+        """Who owned it before our grant."""
+        self._silent_s: dict[PeerId, float] = {}
+        """Since when mirrors of ours are not heard of."""
+        self._followed: dict[ModuleId, PeerId] = {}
+        """Whom we last saw leading a module that we do not lead."""
+        for module in node.run.topology.modules():
+            mirror.lost[module].update(mirror.ledger(module).open)  # from before a restart
+        ModuleCalls(node, self._owner, self.take).serve()
+        MirrorCalls(node, mirror).serve()
 
     @property
     def modules(self) -> list[ModuleId]:
@@ -48,36 +71,67 @@ class Ownership:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing that we lead needs us any more."""
-        return all(owner.is_complete for owner in self._owners.values())
+        """Whether nothing that we lead or mirror needs us any more."""
+        topology, mandates = self._node.run.topology, self._node.watch.mandates
+        mirrored = [module for module in topology.modules() if self._mirrors_it(mandates.grant(module))]
+        return all(owner.is_complete for owner in self._owners.values()) and all(
+            self._mirror.ledger(module).final >= self._node.run.config.rounds.rounds for module in mirrored
+        )
 
     async def run(self) -> None:
-        """Take modules that fall to us, drop those that others lead with a newer term; ends when cancelled."""
+        """Take modules that fall to us, drop those that others lead in a newer term; ends when cancelled."""
+        # Side by side: who waits for a frozen peer in one module must not keep the others waiting.
+        watches = [asyncio.create_task(self._look_after(module)) for module in self._node.run.topology.modules()]
+        try:
+            await asyncio.gather(*watches)
+        finally:
+            for task in [*watches, *self._offers.values()]:
+                task.cancel()
+
+    async def _look_after(self, module: ModuleId) -> None:
         while True:
-            for module in self._node.run.topology.modules():
-                await self._check(module)
+            await self._check(module)
             await self._node.clock.sleep(heartbeat_interval_s(self._node.run.config.liveness) / 2)
 
     async def leave(self) -> None:
-        """Hand every module to its next leader; contributions with a receipt are in the archive already."""
+        """Hand every module to its next leader; contributions with a receipt are with its mirrors already."""
         self._is_leaving = True
         for module in self.modules:
             await self.drop(module)
             await self._node.presence.resign(module)
             await self._pass_on(module)
+        for module in self._node.run.topology.modules():
+            await self._resubmit(module)
 
     async def take(self, module: ModuleId) -> None:
-        """Lead `module` from now on, in a new term; raises DipacoError if the archive does not let us."""
-        async with self._taking:
+        """Lead `module` from now on, in a new term; raises DipacoError if nobody who may grants it."""
+        async with self._taking[module]:
             if module in self._owners or self._is_leaving:
                 return
-            term = await self._archive.term(module) + 1
-            grant = await self._archive.adopt(module, term=term)
-            owner = ModuleOwner(self._node, self._archive, module, term=term, grant=grant)
-            await owner.start()
+            owner = await self._begin(module)
             self._owners[module] = owner
             self._tasks[module] = asyncio.create_task(owner.run(), name=f"owner of {module}")
-            self._node.history.add("leads", module=str(module), term=term, version=owner.head.version)
+            self._say_group(owner)
+            term, version = owner.grant.term, owner.head.version
+            self._node.history.add("leads", module=str(module), term=term, version=version)
+
+    async def _begin(self, module: ModuleId) -> ModuleOwner:
+        """In a new term, unless a try before has got one: what this disk says of earlier terms may be out of date."""
+        mandates = self._node.watch.mandates
+        last = mandates.grant(module)
+        last_group = last.group if last is not None else ()
+        if last is None or self._granted.get(module) != last:
+            await self._granting.obtain(module, mirrors=self._mirrors(module, last_group))
+            self._began_s.pop(module, None)
+            self._groups[module] = last_group
+            self._granted[module] = mandates.newest(module)[-1].document
+        now_s, ttl_s = self._node.clock.now_s(), self._node.run.config.liveness.heartbeat_ttl_s
+        began_s = self._began_s.setdefault(module, now_s)
+        owner = ModuleOwner(self._node, self._mirror, module)
+        last_group = self._groups.get(module, last_group)
+        await owner.start(last_group=last_group, is_patient=now_s - began_s < PATIENCE_TTLS * ttl_s)
+        del self._began_s[module]
+        return owner
 
     async def drop(self, module: ModuleId) -> None:
         """Lead `module` no more."""
@@ -87,83 +141,134 @@ class Ownership:
             task = self._tasks.pop(module)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)  # a failure was logged when it was noticed
+            self._mirror.lost[module].update(self._mirror.ledger(module).open)
+
+    # -- looking after them
 
     async def _check(self, module: ModuleId) -> None:
-        watch, leading = self._node.watch, self._owners.get(module)
-        if leading is not None:
-            if self._is_over(leading):
+        leading = self._owners.get(module)
+        try:
+            if leading is None:
+                if module not in self._offers or self._offers[module].done():
+                    self._offers[module] = asyncio.create_task(self._resubmit(module))
+                if not self._is_leaving and self._may_take() and self._node.watch.falls_to(module, self._node.peer):
+                    await self.take(module)
+            elif self._is_over(leading):
                 await self.drop(module)
                 await self._node.presence.resign(module)
-            return
-        successor = watch.successor(module, incumbent=watch.leader(module))
-        if not self._is_leaving and self._may_take() and successor == self._node.peer:
-            try:
-                await self.take(module)
-            except DipacoError as error:
-                log.info("cannot lead %s yet: %s", module, error)
+            else:
+                await self._merge(leading)
+                await self._renew(leading)
+        except DipacoError as error:
+            log.info("%s stays as it is for now: %s", module, error)
+
+    def _mirrors_it(self, grant: Grant | None) -> bool:
+        return grant is not None and self._node.peer in grant.mirrors
 
     def _is_over(self, owner: ModuleOwner) -> bool:
-        """Whether leading failed, or somebody else leads in a newer term: so says a head, or the archive."""
+        """Whether leading failed, or there is a newer mandate than ours."""
         task = self._tasks[owner.module]
         if task.done() and not task.cancelled() and task.exception() is not None:
             log.error("leading %s failed", owner.module, exc_info=task.exception())
             return True
-        heads = self._node.watch.heads[owner.module]
-        newer = any(head.term > owner.term for peer, head in heads.items() if peer != self._node.peer)
-        return newer or not owner.is_leading
+        newest = self._node.watch.mandates.grant(owner.module)
+        return newest != owner.grant or not owner.is_leading
+
+    async def _merge(self, owner: ModuleOwner) -> None:
+        """Look at the heads of other leaders: after a partition or a race, theirs may be the better branch."""
+        for peer, head in self._node.watch.heads[owner.module].items():
+            if peer != self._node.peer and head.branch.is_better(self._mirror.ledger(owner.module).branch):
+                await owner.merge(peer, head.branch)
+        for archive in owner.diverged_archives:
+            await owner.merge(archive, await RemoteLedger(self._node, archive, owner.module).branch())
+
+    async def _renew(self, owner: ModuleOwner) -> None:
+        """Fill the gap of a mirror that is gone, in a new term."""
+        mirrors = self._mirrors(owner.module, owner.grant.mirrors)
+        if not self._is_worth_a_term(owner.grant.mirrors):
+            return
+        if set(mirrors) != set(owner.grant.mirrors) and not owner.is_complete:
+            await self._granting.obtain(owner.module, mirrors=mirrors)
+            await owner.renew()
+            self._say_group(owner)
+
+    def _is_worth_a_term(self, present: tuple[PeerId, ...]) -> bool:
+        """Not while a mirror has only just fallen silent: its heartbeat may be late, and every term costs calls."""
+        now_s, ttl_s = self._node.clock.now_s(), self._node.run.config.liveness.heartbeat_ttl_s
+        silent = [peer for peer in present if peer not in self._node.watch.heartbeats]
+        self._silent_s = {peer: self._silent_s.get(peer, now_s) for peer in silent} | {
+            peer: since_s for peer, since_s in self._silent_s.items() if peer not in self._node.watch.heartbeats
+        }
+        return all(now_s - self._silent_s[peer] >= ttl_s for peer in silent)
+
+    def _mirrors(self, module: ModuleId, present: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+        node = self._node
+        owners_count = node.run.config.rounds.owners
+        return owners.mirrors(module, node.watch.heartbeats, leader=node.peer, present=present, owners=owners_count)
+
+    async def _resubmit(self, module: ModuleId) -> None:
+        """Contributions with a receipt that the chain may lack, since another branch or leader went on: offered to the
+        leader, until each has a place or a reason."""
+        leader = self._node.watch.leader(module)
+        if leader is None or leader == self._node.peer:
+            return
+        if self._followed.get(module) != leader:  # it may have missed what the last one gave a receipt for
+            self._followed[module] = leader
+            self._mirror.lost[module].update(self._mirror.ledger(module).open)
+        for contribution in sorted(self._mirror.lost[module]):
+            if not await self._offer(module, contribution, leader):
+                return
+            self._mirror.lost[module].discard(contribution)
+
+    async def _offer(self, module: ModuleId, contribution: str, leader: PeerId) -> bool:
+        """Whether this one is settled."""
+        ledger, history = self._mirror.ledger(module), self._node.history
+        sealed = ledger.open.get(contribution)
+        payload = self._node.store.get(sealed.document.payload.digest) if sealed is not None else None
+        if sealed is None or payload is None:
+            return True
+        try:
+            await RemoteLedger(self._node, leader, module).forward(sealed, payload)
+            history.add("resubmitted", module=str(module), id=contribution, to=leader)
+        except Refused as refused:
+            if refused.reason in PASSING:
+                return False
+            history.add("expired", module=str(module), id=contribution, reason=refused.reason)
+            ledger.drop(contribution)
+        except (SwarmError, IntegrityError) as error:
+            log.info("%s: ...%s did not take %s again: %s", module, short(leader), contribution[:8], error)
+            return False
+        return True
 
     async def _pass_on(self, module: ModuleId) -> None:
         """Tell the next leader at once, rather than let it find out."""
-        self._node.watch.heads[module].pop(self._node.peer, None)
-        self._node.watch.heartbeats.pop(self._node.peer, None)
-        successor = self._node.watch.successor(module, incumbent=self._node.watch.leader(module))
+        watch = self._node.watch
+        watch.heads[module].pop(self._node.peer, None)
+        watch.heartbeats.pop(self._node.peer, None)
+        successor = next(iter(watch.successors(module)), None)
         if successor is None or successor == self._node.peer:
             return
         try:
+            if not watch.seeds() and self._mirror.is_owner(module):
+                # Nobody else may be able to: our last act as a member of the group.
+                watch.mandates.grant_next(self._node.swarm.signer, module, leader=successor, mirrors=())
+            mandate = [sealed.to_dict() for sealed in watch.mandates.newest(module)]
             await self._node.swarm.call(
                 successor,
                 "module.take",
-                {"module": str(module)},
+                {"module": str(module), "mandate": mandate},
                 timeout_s=CALL_TIMEOUT_S,
-                addresses=self._node.watch.addresses(successor),
+                addresses=watch.addresses(successor),
             )
             self._node.history.add("handed_over", module=str(module), to=successor)
-        except (SwarmError, Refused) as error:
+        except (SwarmError, Refused, IntegrityError) as error:
             log.info("%s did not take %s over: %s", short(successor), module, error)
 
-    # -- what others ask
-
-    async def _on_contribute(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        learn_attached(self._node, header.get("sharding"))
-        sealed = unseal(Contribution, header.get("contribution"))
-        receipt = await self._owner(sealed.document.module).contribute(sender, sealed)
-        return Reply({"receipt": receipt.to_dict()})
-
-    async def _on_next(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        after, wait_s = header.get("after"), header.get("wait_s")
-        if type(after) is not int or after < 0 or not isinstance(wait_s, (int, float)) or not 0 <= wait_s <= WAIT_MAX_S:
-            raise Refused(f"`after` is {after!r} and `wait_s` is {wait_s!r}", reason=Reason.MALFORMED)
-        owner = self._owner(_module(header))
-        return items_reply(await owner.versions_after(after, wait_s=float(wait_s)))
-
-    async def _on_round(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        return Reply({}, self._owner(_module(header)).open_round().to_bytes())
-
-    async def _on_take(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        """The leader leaves and names us; the archive still has to agree."""
-        module = _module(header)
-        if module in self._node.run.topology and self._node.presence.heartbeat.owns:
-            await self.take(module)
-        return Reply({})
+    def _say_group(self, owner: ModuleOwner) -> None:
+        grant = owner.grant
+        self._node.history.add("mirrors", module=str(owner.module), term=grant.term, mirrors=list(grant.mirrors))
 
     def _owner(self, module: ModuleId) -> ModuleOwner:
         if module not in self._owners:
             raise Refused(f"{module} is not led here", reason=Reason.NOT_LEADER)
         return self._owners[module]
-
-
-def _module(header: dict[str, Any]) -> ModuleId:
-    try:
-        return ModuleId.parse(str(header.get("module")))
-    except ConfigError as error:
-        raise Refused(str(error), reason=Reason.MALFORMED) from None

@@ -1,6 +1,8 @@
 """What this peer says of itself, said again before it expires: its heartbeat, its claim, the modules it leads.
 
-One object holds the latest wording of each record; `say` puts a new one out at once, the loop repeats all of them.
+One object holds the latest wording of each record; `say` puts a new one out at once, the loop repeats all of them. A
+claim that was not said again in time has lapsed, and others may have taken the path: it is said as a new one, which
+comes after theirs.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ class Presence:
         self._clock = clock
         self._ttl_s = run.config.liveness.heartbeat_ttl_s
         self._claim: Claim | None = None
+        self._claimed_s = 0.0
+        """When the claim was last said."""
         self._heads: dict[ModuleId, Head] = {}
         self.heartbeat = heartbeat
 
@@ -42,21 +46,28 @@ class Presence:
         """Change the heartbeat; the next one carries it."""
         self.heartbeat = replace(self.heartbeat, **changes)
 
+    @property
+    def has_claim(self) -> bool:
+        """Whether we say that we train a path."""
+        return self._claim is not None and not self._claim.released
+
     async def claim(self, path: PathId, *, since_s: float, round_number: int = 0) -> None:
         """Say that we train `path` from now on."""
-        self._claim = Claim(path=path, since_s=since_s, round=round_number)
+        self._claim, self._claimed_s = Claim(path=path, since_s=since_s, round=round_number), self._clock.now_s()
         await self._put(claims_key(self._run.id, path), self._claim)
 
     def note_round(self, round_number: int) -> None:
         """The round that we train now or next; the next repetition of our claim carries it."""
-        if self._claim is not None:
+        if self._claim is not None and not self._claim.released:
             self._claim = replace(self._claim, round=round_number)
 
     async def release(self) -> None:
         """Say that we train no path any more."""
         if self._claim is not None:
-            gone, self._claim = replace(self._claim, released=True), None
+            gone = self._claim = replace(self._claim, released=True)  # until it is said: who is cancelled says it again
             await self._put(claims_key(self._run.id, gone.path), gone)
+            if self._claim is gone:
+                self._claim = None
 
     async def lead(self, module: ModuleId, head: Head) -> None:
         """Say that we lead `module`, and its newest version."""
@@ -86,9 +97,16 @@ class Presence:
         """Put every record out once more."""
         await self.say()
         if self._claim is not None:
-            await self._put(claims_key(self._run.id, self._claim.path), self._claim)
+            await self._renew(self._claim)
         for module, head in list(self._heads.items()):
             await self._put(heads_key(self._run.id, module), head)
+
+    async def _renew(self, claim: Claim) -> None:
+        now_s = self._clock.now_s()
+        if now_s - self._claimed_s >= self._ttl_s:
+            claim = self._claim = replace(claim, since_s=now_s)
+        self._claimed_s = now_s
+        await self._put(claims_key(self._run.id, claim.path), claim)
 
     async def _put(self, key: str, body: Heartbeat | Claim | Head) -> None:
         try:

@@ -13,10 +13,15 @@ from ..core import outer
 from ..core.codec import encode_module
 from ..core.compress import Compressed, encode_compressed
 from ..core.outer import OuterState, encode_state
+from ..errors import IntegrityError
 from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, Share
 from ..protocol.signing import PeerId
 from ..topology import PathId
 from .run import Run
+
+LATE_WEIGHT = 0.25
+"""What a contribution weighs, over one in time, for each version that its base is behind: its path has trained again
+meanwhile, so that at full weight the same progress would count twice (docs/lost_work.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +58,15 @@ def make_version(
     term: int,
     grant: str,
     author: PeerId,
+    is_fresh: bool = False,
 ) -> Made:
-    """Average, outer step, quantised update. `state` holds the parent's parameters. Needs one contribution at least."""
+    """Average, outer step, quantised update. `state` holds the parent's parameters. Needs one contribution at least.
+
+    `grant` is the id of the grant of `term` to `author`.
+    """
     ordered = sorted(admitted, key=order)
     assert ordered, "a module without contributors gets no step"
-    alphas = _alphas(run, ordered)
+    alphas = _alphas(run, ordered, parent=parent.version)
     settings = run.config.outer
     gradient = outer.average([item.gradient for item in ordered], alphas, rule=settings.norm_rule, clip_norm=clip_norm)
     after, update = outer.outer_step(state, gradient, lr=settings.lr, momentum=settings.momentum)
@@ -71,11 +80,13 @@ def make_version(
         snapshot=BlobRef.of(snapshot),
         update=BlobRef.of(update_blob),
         state=BlobRef.of(state_blob),
+        is_fresh=is_fresh,
         shares=tuple(_share(item, alpha) for item, alpha in zip(ordered, alphas, strict=True)),
         clip_norm=clip_norm,
         lr=settings.lr,
         momentum=settings.momentum,
         norm_rule=settings.norm_rule,
+        weight=parent.weight + sum(item.sealed.document.tokens for item in ordered),
         term=term,
         grant=grant,
         author=author,
@@ -83,12 +94,35 @@ def make_version(
     return Made(version=version, state=after, snapshot=snapshot, update=update_blob, state_blob=state_blob)
 
 
-def _alphas(run: Run, ordered: Sequence[Admitted]) -> tuple[float, ...]:
-    documents = [item.sealed.document for item in ordered]
-    shares = [
-        outer.Share(path=str(doc.path), shard_size=run.shard_tokens(doc.path, doc.sharding), tokens=doc.tokens)
-        for doc in documents
-    ]
+def make_again(
+    run: Run, parent: ModuleVersion, state: OuterState, admitted: Iterable[Admitted], version: ModuleVersion
+) -> Made:
+    """`version` once more from its parent and its contributions; raises IntegrityError if anything comes out different.
+
+    The clipping norm is taken from the version: it depends on what its leader has seen, and is part of what it signs.
+    """
+    made = make_version(
+        run,
+        parent,
+        OuterState.fresh(state.params) if version.is_fresh else state,
+        admitted,
+        clip_norm=version.clip_norm,
+        term=version.term,
+        grant=version.grant,
+        author=version.author,
+        is_fresh=version.is_fresh,
+    )
+    if made.version != version:
+        raise IntegrityError(f"version {version.version} of {version.module} does not follow from its contributions")
+    return made
+
+
+def _alphas(run: Run, ordered: Sequence[Admitted], *, parent: int) -> tuple[float, ...]:
+    shares = []
+    for document in (item.sealed.document for item in ordered):
+        shard_size = run.shard_tokens(document.path, document.sharding)
+        tokens = document.tokens * LATE_WEIGHT ** (parent - document.base_version)
+        shares.append(outer.Share(path=str(document.path), shard_size=shard_size, tokens=tokens))
     return outer.weights(shares, tokens_full=run.tokens_full)
 
 

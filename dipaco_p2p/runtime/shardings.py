@@ -39,7 +39,7 @@ async def learn_shardings(node: Node) -> None:
             log.info("no shardings from a seed node: %s", error)
 
 
-def attached(node: Node, number: int) -> dict[str, object]:
+def attached(node: Node, number: int) -> dict[str, Any]:
     """What goes with a contribution, so that a leader can judge it that has not heard of the sharding."""
     sealed = node.run.sharding(number)
     return {} if sealed is None else {"sharding": sealed.to_dict()}

@@ -5,7 +5,8 @@
     documents/<name>.json      small, replaced atomically
 
 Every write goes to a temporary file, is synced, and is renamed: a crash leaves the old or the new, never a part.
-A full disk is one clear error, and what was half written is removed.
+A full disk is one clear error, and what was half written is removed. All changes go through `disk`, which a simulation
+replaces by one that loses what was not synced.
 """
 
 from __future__ import annotations
@@ -16,14 +17,46 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from ..canonical import digest
 from ..errors import EnvironmentUnfit, IntegrityError
 from ..protocol.documents import BlobRef
+from .faults import reach
 
 PARTIALS_MAX = 64
 LOCK_NAME = "lock"
 ELSEWHERE = "choose another folder (--home of a volunteer, --dir of a coordinator)"
+
+
+class Disk:
+    """What changes files: each call may fail with OSError, and nothing is safe from a power cut before its `sync`."""
+
+    def write(self, file: BinaryIO, data: bytes) -> None:
+        file.write(data)
+        file.flush()
+
+    def sync(self, file: BinaryIO) -> None:
+        """The bytes of a file are safe."""
+        os.fsync(file.fileno())
+
+    def rename(self, old: Path, new: Path) -> None:
+        old.replace(new)
+
+    def remove(self, path: Path) -> None:
+        """Nothing to do if it is not there."""
+        path.unlink(missing_ok=True)
+
+    def sync_folder(self, path: Path) -> None:
+        """The names in a folder are safe."""
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+disk = Disk()
 
 
 class Store:
@@ -52,7 +85,7 @@ class Store:
         except FileNotFoundError:
             return None
         if digest(data) != name:
-            path.unlink(missing_ok=True)
+            disk.remove(path)
             raise IntegrityError(f"blob {name[:8]} was damaged on disk", hint="it will be fetched again")
         return data
 
@@ -73,7 +106,7 @@ class Store:
             return None
 
     def drop(self, name: str) -> None:
-        self._blob_path(name).unlink(missing_ok=True)
+        disk.remove(self._blob_path(name))
 
     def partial_path(self, name: str) -> Path:
         """Where an unfinished transfer of this name may keep its bytes; the oldest makes room beyond a bound."""
@@ -82,6 +115,12 @@ class Store:
         for path in others[: max(0, len(others) - PARTIALS_MAX + 1)]:
             path.unlink(missing_ok=True)
         return folder / name
+
+    def trim_partials(self, prefix: str, *, but: str, keep: int) -> None:
+        """Of the unfinished transfers whose names begin with `prefix`, leave `prefix` + `but` and the newest `keep`."""
+        others = [path for path in (self.folder / "partial").glob(f"{prefix}*") if path.name != prefix + but]
+        for path in sorted(others, key=_age)[: max(0, len(others) - keep)]:
+            path.unlink(missing_ok=True)
 
     def write_document(self, name: str, data: bytes) -> None:
         write_atomically(self.folder / "documents" / f"{name}.json", data)
@@ -97,7 +136,7 @@ class Store:
         return sorted(path.stem for path in (self.folder / "documents").glob(f"{prefix}*.json"))
 
     def drop_document(self, name: str) -> None:
-        (self.folder / "documents" / f"{name}.json").unlink(missing_ok=True)
+        disk.remove(self.folder / "documents" / f"{name}.json")
 
     def _blob_path(self, name: str) -> Path:
         return self.folder / "blobs" / name[:2] / name
@@ -129,12 +168,16 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write, sync, rename, sync the folder; raises EnvironmentUnfit when the machine will not."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
+        reach("write: nothing yet")
         with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
+            disk.write(file, data)
+            reach("write: before sync")
+            disk.sync(file)
+        reach("write: before rename")
+        disk.rename(temporary, path)
+        reach("write: before sync of the folder")
+        disk.sync_folder(path.parent)
+        reach("write: done")
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -170,11 +213,3 @@ def _make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unfit(error, path) from None
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -32,3 +32,18 @@ async def done_or_later(task: asyncio.Future[Any], clock: Clock, duration_s: flo
     finally:
         sleeping.cancel()
         await asyncio.gather(sleeping, return_exceptions=True)
+
+
+async def changed_or_later(condition: asyncio.Condition, clock: Clock, duration_s: float) -> None:
+    """Wait until `condition` is notified, `duration_s` at most."""
+
+    async def changed() -> None:
+        async with condition:
+            await condition.wait()
+
+    waiting = asyncio.ensure_future(changed())
+    try:
+        await done_or_later(waiting, clock, duration_s)
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..clock import Clock
-from ..errors import IntegrityError, Refused, SwarmError
-from ..protocol.grants import is_head_granted
+from ..errors import ConfigError, IntegrityError, Refused, SwarmError
+from ..protocol import owners
+from ..protocol.documents import Grant
 from ..protocol.keys import claims_key, heads_key, peers_key
 from ..protocol.liveness import Claim, Head, Heartbeat, best_head, read_all
-from ..protocol.owners import leader
 from ..protocol.rounds import OpenRound, Standing, read_open_round, standing
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
 from ..topology import ModuleId, PathId
+from .items import read_items
+from .mandates import Mandates, grant_of
 from .run import Run
 
 log = logging.getLogger(__name__)
 
 GETS_AT_ONCE = 8
+ASKED_AT_ONCE = 4
+"""Peers that are asked for a mandate."""
 ROUND_TIMEOUT_S = 5.0
 """For the answer to `module.round`: who looks around for work must not wait long for a frozen leader."""
 
@@ -32,14 +36,32 @@ ROUND_TIMEOUT_S = 5.0
 class Watch:
     """Reads the records of a run. `refresh` reads all; the single reads are for who needs to know now."""
 
-    def __init__(self, run: Run, swarm: Swarm, clock: Clock) -> None:
+    def __init__(self, run: Run, swarm: Swarm, clock: Clock, mandates: Mandates | None = None) -> None:
+        """`mandates` are those of this peer's store; a peer that only reads needs none."""
         self._run = run
         self._swarm = swarm
         self._clock = clock
         self._gate = asyncio.Semaphore(GETS_AT_ONCE)
+        self._mandate_gate = asyncio.Semaphore(ASKED_AT_ONCE)
+        self._asking: set[asyncio.Task[None]] = set()
         self.heartbeats: dict[PeerId, Heartbeat] = {}
         self.claims: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in run.topology.paths()}
         self.heads: dict[ModuleId, dict[PeerId, Head]] = {module: {} for module in run.topology.modules()}
+        self.mandates = Mandates(run) if mandates is None else mandates
+        self.seen: dict[ModuleId, int] = dict.fromkeys(self.heads, 0)
+        """The newest version of each module that any leader ever announced."""
+        self.typed: dict[PeerId, tuple[str, ...]] = {}
+        """Addresses that the user typed: behind a forwarded port a peer does not know its own."""
+        self.resigned: dict[ModuleId, dict[PeerId, int]] = {module: {} for module in self.heads}
+        """Of leaders that said that they lead no more, in which term."""
+        self._announced = dict.fromkeys(self.heads, 0)
+        """The newest term of each module in which a leader has said so."""
+        self._terms_s: dict[ModuleId, tuple[int, float]] = {module: (0, clock.now_s()) for module in self.heads}
+        """The newest term of each module, and since when it is known here."""
+        self._led_s: dict[ModuleId, float] = dict.fromkeys(self.heads, clock.now_s())
+        """When each module was last seen to be led."""
+        self._doubtful: dict[tuple[ModuleId, PeerId, int], float] = {}
+        """Heads that their peers could show no mandate for, and until when they are not asked again."""
         self.rounds: dict[ModuleId, OpenRound] = {}
         """The open rounds of the modules whose leaders answered last time."""
 
@@ -55,8 +77,15 @@ class Watch:
         await asyncio.gather(*map(self._read_claims_of, self.claims if paths is None else list(paths)))
 
     async def read_heads(self, module: ModuleId) -> None:
-        heads = read_all(Head, await self._bodies(heads_key(self._run.id, module)))
+        found = read_all(Head, await self._bodies(heads_key(self._run.id, module)))
+        heads = dict(sorted(found.items(), key=lambda item: -item[1].term))  # the newest are asked first, if need be
         self.heads[module] = {peer: head for peer, head in heads.items() if self._is_leading(module, peer, head)}
+        announced = [head.term for head in self.heads[module].values()]
+        self._announced[module] = max([self._announced[module], *announced])
+        self.resigned[module] = {peer: head.term for peer, head in heads.items() if head.resigned}
+        self.seen[module] = max([self.seen[module], *(head.version for head in self.heads[module].values())])
+        if self.heads[module]:
+            self._led_s[module] = self._clock.now_s()
 
     async def read_rounds(self, modules: Iterable[ModuleId] | None = None) -> None:
         """Ask the leaders of `modules`, or of all, what is in their open rounds."""
@@ -64,24 +93,49 @@ class Watch:
 
     def leader(self, module: ModuleId) -> PeerId | None:
         """The peer that leads `module`, as far as its live head says; None while nobody does."""
-        best = best_head(self.heads[module])
+        best = self._best(module)
         return best[0] if best else None
 
-    def successor(self, module: ModuleId, *, incumbent: PeerId | None) -> PeerId | None:
-        """The peer that should lead `module`."""
-        return leader(module, self.heartbeats, incumbent=incumbent)
+    def successors(self, module: ModuleId) -> Sequence[PeerId]:
+        """The live peers that should lead `module`, the first choice first."""
+        grant = self.mandates.grant(module)
+        group = grant.group if grant else ()
+        return owners.successors(module, self.heartbeats, incumbent=self.leader(module), group=group)
+
+    def falls_to(self, module: ModuleId, peer: PeerId) -> bool:
+        """Whether `peer` should lead `module` now: who comes later in the order waits a heartbeat's life for each one
+        before it, which may be alive and yet not able to."""
+        order = self.successors(module)
+        if peer not in order or (
+            self.is_taking_over(module) and self.mandates.newest(module)[-1].document.leader != peer
+        ):
+            return False
+        waited_s = self._clock.now_s() - self._led_s[module]
+        return waited_s >= order.index(peer) * self._run.config.liveness.heartbeat_ttl_s
+
+    def is_taking_over(self, module: ModuleId) -> bool:
+        """Whether the leader of the newest term may still be about to announce itself."""
+        grant, now_s = self.mandates.grant(module), self._clock.now_s()
+        if grant is None:
+            return False
+        if self._terms_s[module][0] != grant.term:
+            self._terms_s[module] = (grant.term, now_s)
+        has_resigned = self.resigned[module].get(grant.leader, 0) >= grant.term
+        is_new = now_s - self._terms_s[module][1] < self._run.config.liveness.heartbeat_ttl_s
+        is_silent = self._announced[module] < grant.term and not has_resigned
+        return is_new and is_silent and grant.leader in self.heartbeats
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """Where `peer` answers, by its last heartbeat."""
-        beat = self.heartbeats.get(peer)
-        return beat.addresses if beat else ()
+        beat, typed = self.heartbeats.get(peer), self.typed.get(peer, ())
+        return (*typed, *beat.addresses) if beat else typed
 
     def seeds(self) -> list[PeerId]:
         return sorted(peer for peer, beat in self.heartbeats.items() if beat.role == "seed")
 
     def round(self, path: PathId) -> int:
         """How far `path` is: the oldest head among its modules."""
-        newest = [best_head(self.heads[module]) for module in path.modules()]
+        newest = [self._best(module) for module in path.modules()]
         return min(found[1].version if found else 0 for found in newest)
 
     def standing(self, path: PathId) -> Standing | None:
@@ -93,10 +147,51 @@ class Watch:
         versions, done = [found.version for found in known], [found.has(path) for found in known]
         return standing(versions, done, rounds=self._run.config.rounds.rounds)
 
+    def _best(self, module: ModuleId) -> tuple[PeerId, Head] | None:
+        return best_head(self.heads[module], coordinator=self._run.manifest.author)
+
     def _is_leading(self, module: ModuleId, peer: PeerId, head: Head) -> bool:
-        """Whether `peer` leads, by its own word and the coordinator's."""
-        run, coordinator = self._run.id, self._run.manifest.author
-        return not head.resigned and is_head_granted(head, run=run, module=module, leader=peer, coordinator=coordinator)
+        """Whether `peer` leads or led, by its own word and a mandate's. For a mandate that is news it is asked, and
+        believed when the heads are read again."""
+        if head.resigned:
+            return False
+        try:
+            sealed = grant_of(head, run=self._run.id, module=module, leader=peer)
+        except ConfigError:  # no grant that anybody could have signed
+            return False
+        if self.mandates.believes(module, sealed):
+            return True
+        if peer != self._swarm.peer:  # also of an earlier term than the newest: its branch may be the better one
+            self._ask_mandate(module, peer, sealed.document)
+        return False
+
+    def _ask_mandate(self, module: ModuleId, peer: PeerId, grant: Grant) -> None:
+        """Ask for what we have missed, few at once; who has nothing to show is not asked again for a while. Anybody may
+        write a head, so nothing waits for this."""
+        key, now_s = (module, peer, grant.term), self._clock.now_s()
+        self._doubtful = {known: until_s for known, until_s in self._doubtful.items() if until_s > now_s}
+        if key not in self._doubtful and len(self._asking) < ASKED_AT_ONCE:
+            self._doubtful[key] = now_s + self._run.config.liveness.heartbeat_ttl_s
+            task = asyncio.create_task(self._try_learn(module, peer))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+
+    async def _try_learn(self, module: ModuleId, peer: PeerId) -> None:
+        try:
+            await self.learn_mandate(module, peer)
+        except (SwarmError, Refused, IntegrityError) as error:
+            log.info("%s shows no mandate for %s: %s", peer, module, error)
+
+    async def learn_mandate(self, module: ModuleId, peer: PeerId) -> None:
+        """Learn the newest mandate that `peer` knows; raises what the call does, and IntegrityError."""
+        header, addresses = {"module": str(module)}, self.addresses(peer)
+        async with self._mandate_gate:
+            reply = await self._swarm.call(
+                peer, "module.mandate", header, timeout_s=ROUND_TIMEOUT_S, addresses=addresses
+            )
+        grants = read_items(Grant, reply)
+        if grants:
+            self.mandates.learn(module, grants)
 
     async def _read_claims_of(self, path: PathId) -> None:
         claims = read_all(Claim, await self._bodies(claims_key(self._run.id, path)))

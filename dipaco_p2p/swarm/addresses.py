@@ -60,6 +60,11 @@ def places_of(peer: PeerId, addresses: Sequence[str]) -> list[str]:
     return places
 
 
+def best_address(addresses: Sequence[str]) -> str:
+    """The address to give to others: one that leaves this machine, if there is any."""
+    return next((address for address in addresses if "/ip4/127." not in address), addresses[0])
+
+
 def _is_host(kind: str, host: str) -> bool:
     if kind in ("dns", "dns4", "dns6"):
         return _NAME.fullmatch(host) is not None

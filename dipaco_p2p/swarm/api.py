@@ -15,8 +15,20 @@ from ..protocol.signing import PeerId, Signer
 
 HEADER_BYTES_MAX = 256 * 1024
 BODY_BYTES_MAX = 4 * 1024 * 1024
+OPEN_CALLS_PER_PEER_MAX = 96
+OPEN_CALLS_MAX = 1024
+"""Streams, from before anything is read. Of all these: the fuller it is, the less each peer may have (turns.py)."""
 INBOUND_CALLS_PER_PEER_MAX = 16
-INBOUND_CALLS_MAX = 128
+INBOUND_CALLS_MAX = 256
+"""Calls whose header is being read or that are being answered, but for bulk."""
+BULK_CALLS_PER_PEER_MAX = 64
+BULK_CALLS_MAX = 512
+"""Calls that move blobs, with those that wait for their turn: they are counted apart, so that they keep nobody from
+being heard."""
+BULK_AT_ONCE_PER_PEER = 4
+BULK_AT_ONCE = 16
+CONTROL_BODY_BYTES_MAX = 64 * 1024
+"""A request with a longer body is bulk, whatever it asks for."""
 FRAME_TIMEOUT_S = 30.0
 
 

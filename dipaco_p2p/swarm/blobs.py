@@ -2,14 +2,16 @@
 
 A blob is fetched from several holders at once (over a home line several connections beat several streams over one); a
 holder that fails or sends what it should not is dropped. Sizes are checked before anything is allocated, and nothing
-is returned or accepted whose digest is not the one asked for.
+is returned or accepted whose digest is not the one asked for. Ranges are shorter on slow links (pace.py), and what
+takes time with large blobs, to digest, read and write them, is done beside the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
@@ -18,8 +20,8 @@ from ..canonical import is_digest
 from ..errors import BlobMissing, DipacoError, IntegrityError, Refused
 from ..protocol.signing import PeerId, short
 from .api import Reply, Swarm
+from .pace import RANGE_BYTES, pace_of
 
-RANGE_BYTES = 1024 * 1024
 IN_FLIGHT_MAX = 4
 READ, WRITE = "blob.read", "blob.write"
 
@@ -59,7 +61,7 @@ async def fetch_blob(
     """
     fetch = _Fetch(swarm, digest, size_max=size_max, timeout_s=timeout_s, on_progress=on_progress)
     data = await fetch.run(list(holders), partial)
-    if data is not None and digest_of(data) == digest:
+    if data is not None and await asyncio.to_thread(digest_of, data) == digest:
         return _done(data, partial)
     # Somebody lied, or the partial file was damaged: from the start, one by one, to find the honest and name the liars.
     liars = []
@@ -68,7 +70,7 @@ async def fetch_blob(
             continue
         _discard(partial)
         data = await fetch.run([holder], partial)
-        if data is not None and digest_of(data) == digest:
+        if data is not None and await asyncio.to_thread(digest_of, data) == digest:
             return _done(data, partial)
         liars.append(short(holder[0]))
     if liars:
@@ -92,13 +94,12 @@ class _Fetch:
     async def run(self, holders: list[Holder], partial: Path | None) -> bytes | None:
         """All the bytes, not yet verified; None if `holders`, of which those that fail are dropped, run out."""
         size = await self._size(holders)
-        buffer = bytearray(_read_partial(partial, size))
+        buffer = bytearray(await asyncio.to_thread(_read_partial, partial, size))
         while holders and len(buffer) < size:
-            starts = range(len(buffer), size, RANGE_BYTES)[:IN_FLIGHT_MAX]
-            asked = [holders[index % len(holders)] for index in range(len(starts))]
-            pieces = await asyncio.gather(*map(self._range, asked, starts, [size] * len(starts)))
+            asked, ranges = self._plan(holders, len(buffer), size)
+            pieces = await asyncio.gather(*map(self._range, asked, ranges, [size] * len(ranges)))
             fresh = _prefix(pieces)
-            _append_partial(partial, len(buffer), fresh)
+            await asyncio.to_thread(_append_partial, partial, len(buffer), fresh)
             buffer += fresh
             self._on_progress(len(buffer), size)
             failed = [holder for holder, piece in zip(asked, pieces, strict=True) if piece is None]
@@ -118,9 +119,20 @@ class _Fetch:
             del holders[0]
         return 0
 
-    async def _range(self, holder: Holder, start: int, size: int) -> bytes | None:
-        length = min(RANGE_BYTES, size - start)
-        reply = await self._ask(holder, offset=start, length=length)
+    def _plan(self, holders: list[Holder], start: int, size: int) -> tuple[list[Holder], list[range]]:
+        """Whom to ask next for which ranges, one after the other, each as long as its holder's pace."""
+        asked: list[Holder] = []
+        ranges: list[range] = []
+        while start < size and len(ranges) < IN_FLIGHT_MAX:
+            asked.append(holders[len(ranges) % len(holders)])
+            stop = min(size, start + _range_bytes(self._swarm, asked[-1][0]))
+            ranges.append(range(start, stop))
+            start = stop
+        return asked, ranges
+
+    async def _range(self, holder: Holder, wanted: range, size: int) -> bytes | None:
+        length = len(wanted)
+        reply = await self._ask(holder, offset=wanted.start, length=length)
         if reply is None:
             return None
         if reply.header.get("size") != size or len(reply.body) != length:
@@ -132,7 +144,8 @@ class _Fetch:
         header = {"digest": self._digest, "offset": offset, "length": length}
         peer, addresses = holder
         try:
-            return await self._swarm.call(peer, READ, header, timeout_s=self._timeout_s, addresses=addresses)
+            with _timed(self._swarm, peer, length):
+                return await self._swarm.call(peer, READ, header, timeout_s=self._timeout_s, addresses=addresses)
         except DipacoError as error:
             self.problem = str(error)
             self.silent.add(peer)
@@ -171,19 +184,20 @@ async def send_blob(
 
     `timeout_s` is for each range. Raises Unreachable, Refused (with the receiver's reason), IntegrityError.
     """
-    digest, size = digest_of(data), len(data)
+    digest, size = await asyncio.to_thread(digest_of, data), len(data)
     have, done = 0, False
     body = b""
     while not done:
         header = {"digest": digest, "size": size, "offset": have}
-        reply = await swarm.call(peer, WRITE, header, body, timeout_s=timeout_s, addresses=addresses)
+        with _timed(swarm, peer, len(body)):
+            reply = await swarm.call(peer, WRITE, header, body, timeout_s=timeout_s, addresses=addresses)
         there, done = reply.header.get("have"), reply.header.get("done") is True
         if not _is_count(there) or there > size or (body and there <= have and not done):
             raise IntegrityError(f"{short(peer)} says it has {there!r} of {size} bytes")
         have = there
         if on_progress is not None:
             on_progress(have, size)
-        body = data[have : have + RANGE_BYTES]
+        body = data[have : have + _range_bytes(swarm, peer)]
     return digest
 
 
@@ -218,6 +232,24 @@ async def _take(sink: PartialSink, size: int, offset: int, body: bytes) -> Reply
     except IntegrityError as error:
         raise Refused(str(error), reason="integrity") from None
     return Reply({"have": size, "done": True})
+
+
+def _range_bytes(swarm: Swarm, peer: PeerId) -> int:
+    return min(RANGE_BYTES, pace_of(swarm).range_bytes(peer))
+
+
+@contextlib.contextmanager
+def _timed(swarm: Swarm, peer: PeerId, length: int) -> Iterator[None]:
+    """Tell the pace how long the block took."""
+    loop = asyncio.get_running_loop()
+    start_s = loop.time()
+    try:
+        yield
+    except DipacoError:
+        pace_of(swarm).failed(peer, length, loop.time() - start_s)
+        raise
+    if length:
+        pace_of(swarm).took(peer, length, loop.time() - start_s)
 
 
 def _read_header(header: dict[str, Any], first: str, second: str) -> tuple[str, int, int]:

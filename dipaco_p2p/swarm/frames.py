@@ -22,6 +22,8 @@ MAGIC = b"DPP"
 VERSION = 1
 _PREFIX = struct.Struct(">3sBBII")
 PREFIX_BYTES = _PREFIX.size
+HEADER_VALUES_MAX = 16 * 1024
+"""Of the JSON values in a header, more or less: fifty bytes of memory each. Of the largest document about 12 000."""
 MESSAGE_CHARS_MAX = 400
 REASON_CHARS_MAX = 32
 
@@ -97,18 +99,36 @@ def decode_prefix(data: bytes, limits: Limits = LIMITS) -> Prefix:
 
 def decode_header(data: bytes) -> dict[str, Any]:
     """The header; raises IntegrityError if it is not a table in canonical JSON."""
+    if sum(map(data.count, (b",", b"[", b"{"))) > HEADER_VALUES_MAX:
+        raise IntegrityError(f"a header of more than {HEADER_VALUES_MAX} values")
     header = read_canonical(data)
     if not isinstance(header, dict):
         raise IntegrityError("the header of a frame must be a table")
     return header
 
 
-async def read_frame(read_exactly: ReadExactly, limits: Limits = LIMITS) -> Frame:
-    """Read one frame; nothing is read, so nothing allocated, beyond lengths that `limits` allow."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A frame of which the body has not been read."""
+
+    prefix: Prefix
+    header: dict[str, Any]
+
+    async def frame(self, read_exactly: ReadExactly) -> Frame:
+        """Read the body, too."""
+        body = await read_exactly(self.prefix.body_bytes) if self.prefix.body_bytes else b""
+        return Frame(kind=self.prefix.kind, header=self.header, body=body)
+
+
+async def read_head(read_exactly: ReadExactly, limits: Limits = LIMITS) -> Head:
+    """Read a frame up to its body; nothing is read, so nothing allocated, beyond lengths that `limits` allow."""
     prefix = decode_prefix(await read_exactly(PREFIX_BYTES), limits)
-    header = decode_header(await read_exactly(prefix.header_bytes))
-    body = await read_exactly(prefix.body_bytes) if prefix.body_bytes else b""
-    return Frame(kind=prefix.kind, header=header, body=body)
+    return Head(prefix=prefix, header=decode_header(await read_exactly(prefix.header_bytes)))
+
+
+async def read_frame(read_exactly: ReadExactly, limits: Limits = LIMITS) -> Frame:
+    """Read one frame, within `limits`."""
+    return await (await read_head(read_exactly, limits)).frame(read_exactly)
 
 
 def request(method: str, header: dict[str, Any], body: bytes = b"") -> Frame:

@@ -7,6 +7,7 @@ never under a key that we know to be ours.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
@@ -27,14 +28,22 @@ class RecordGuard:
         self, *, clock: Clock, ttl_max_s: float, hash_key: Callable[[str], bytes], counts: Counter[str]
     ) -> None:
         self._clock, self._ttl_max_s, self._hash_key, self._counts = clock, ttl_max_s, hash_key, counts
-        self._known: dict[bytes, None] = {}
+        self._known: dict[bytes, str] = {}
 
     def know(self, key: str) -> None:
         """Remember a key of ours: only signed records are let in under it."""
         assert key.startswith(KEY_PREFIX), f"keys of ours begin with {KEY_PREFIX}: {key}"
-        self._known[self._hash_key(key)] = None
+        self._known[self._hash_key(key)] = key
         if len(self._known) > KNOWN_KEYS_MAX:
             del self._known[next(iter(self._known))]
+
+    def knows(self, key_hash: bytes) -> bool:
+        """Whether this is where a key of ours is."""
+        return key_hash in self._known
+
+    def name_of(self, key_hash: bytes) -> str | None:
+        """The key of ours that is here."""
+        return self._known.get(key_hash)
 
     def allows(self, key_hash: bytes, owner: object, value: object, *, size_bytes: int, expires_s: float) -> bool:
         """Whether `value`, stored under a sub-key `owner` (None: without one) may be kept; never raises."""
@@ -61,8 +70,8 @@ class RecordGuard:
 
 @lru_cache(maxsize=4096)
 def _read(data: bytes) -> Record | None:
-    """A node meets the same record many times; its signature is checked once."""
+    """A node meets the same record many times; its signature is checked once. What it says is not kept here."""
     try:
-        return read_record(data) if len(data) <= RECORD_BYTES_MAX else None
+        return dataclasses.replace(read_record(data), body={}) if len(data) <= RECORD_BYTES_MAX else None
     except IntegrityError:
         return None

@@ -18,6 +18,7 @@ from ..protocol.signing import KEY_BYTES, Signer
 
 _PREFIX = b"\x08\x01\x12\x40"
 _FILE_BYTES = len(_PREFIX) + 2 * KEY_BYTES
+_DAMAGED_HINT = "move it away: a new identity is made when there is none"
 
 
 def load_or_create(path: Path) -> Signer:
@@ -63,12 +64,11 @@ def _load(path: Path) -> Signer:
             raise EnvironmentUnfit(message, hint=f"chmod 600 {path}")
         data = file.read(_FILE_BYTES + 1)
     if len(data) != _FILE_BYTES or not data.startswith(_PREFIX):
-        hint = "move it away: a new identity is made when there is none"
-        raise IntegrityError(f"{path} is not an Ed25519 key file of libp2p", hint=hint)
+        raise IntegrityError(f"{path} is not an Ed25519 key file of libp2p", hint=_DAMAGED_HINT)
     private_key, public_key = data[len(_PREFIX) : -KEY_BYTES], data[-KEY_BYTES:]
     signer = Signer(private_key)
     if signer.public_key != public_key:
-        raise IntegrityError(f"the two halves of the key in {path} do not belong together")
+        raise IntegrityError(f"the two halves of the key in {path} do not belong together", hint=_DAMAGED_HINT)
     return signer
 
 

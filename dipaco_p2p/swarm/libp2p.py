@@ -1,10 +1,10 @@
-"""The real swarm: libp2p streams and a Kademlia DHT. The only file that imports hivemind.
+"""The real swarm: libp2p streams and a Kademlia DHT. Only this file and dht*.py import hivemind.
 
 hivemind's `P2P` and `DHTNode` run in the program's own event loop, not in the process that `hivemind.DHT` forks, so
 that nothing outlives the program but for a second (the daemon ends when its parent does). TCP only; no UPnP; no
-relaying for strangers. Every wait has a limit of our own. Traps in hivemind 1.1.12 that are designed around:
-a refused write may shorten the life of what is stored (`_Storage`), one seed with a wrong clock aborts a join
-(`_join`), and a failed dial leaks its connection to the daemon (`_Daemon`).
+relaying for strangers. Every wait has a limit of our own. Traps in hivemind 1.1.12 that are designed around (those of
+its DHT: dht.py): one seed with a wrong clock aborts a join (`_join_through`), a failed dial leaks its connection to the
+daemon (`_Daemon`), and an answer to a call that was just given up ends the reading of all others (`_Pending`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hivemind.dht.crypto import DHTRecord, RecordValidatorBase
 from hivemind.dht.node import DHTNode
-from hivemind.dht.protocol import DHTProtocol, ValidationError
-from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.dht.protocol import ValidationError
 from hivemind.p2p import P2P, PeerID, p2p_daemon
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
@@ -33,12 +30,13 @@ from torch.multiprocessing import set_sharing_strategy
 
 from ..clock import Clock
 from ..errors import EnvironmentUnfit, Unreachable
-from ..protocol.records import RECORD_BYTES_MAX, Record
+from ..protocol.records import Record
 from ..protocol.signing import PeerId, Signer, short
 from . import frames, identity, streams
 from .addresses import Address, places_of, read_address, read_place
 from .api import FRAME_TIMEOUT_S, Handler, Reply, SwarmStatistics
 from .daemon import cannot_join, check_port_free, daemons_apart, sweep_stale_sockets
+from .dht import MESSAGE_BYTES_MAX, create_node, hash_key
 from .dispatch import Dispatcher
 from .guard import RecordGuard
 from .shelf import Shelf
@@ -48,11 +46,6 @@ DIAL_TIMEOUT_S = 10.0
 DHT_TIMEOUT_S = 10.0
 STARTUP_TIMEOUT_S = 20.0
 CLOSE_TIMEOUT_S = 3.0
-REPLICAS = 5
-RPC_TIMEOUT_S = 3.0
-SUBKEYS_MAX = 1024
-KEYS_MAX = 65536
-_SERIALIZED_BYTES_MAX = RECORD_BYTES_MAX + 8
 _HINT = "check that it is running, and that the address is its newest"
 _log = logging.getLogger(__name__)
 
@@ -112,7 +105,7 @@ class Libp2pSwarm:
         self._dispatcher = Dispatcher(self._counts)
         self._server = streams.StreamServer(self._dispatcher, self._counts, timeout_s=frame_timeout_s)
         self._shelf = Shelf(clock=clock, ttl_max_s=ttl_max_s, counts=self._counts)
-        self._guard = RecordGuard(clock=clock, ttl_max_s=ttl_max_s, hash_key=_hash_key, counts=self._counts)
+        self._guard = RecordGuard(clock=clock, ttl_max_s=ttl_max_s, hash_key=hash_key, counts=self._counts)
         self._client_mode = False
         self._node: DHTNode | None = None
 
@@ -121,19 +114,8 @@ class Libp2pSwarm:
         self._client_mode = client_mode
         if not client_mode:
             self.addresses = tuple(str(address) for address in await self._p2p.get_visible_maddrs())
-        self._node = await DHTNode.create(
-            p2p=self._p2p,
-            client_mode=client_mode,
-            num_replicas=REPLICAS,
-            wait_timeout=RPC_TIMEOUT_S,
-            record_validator=_Validator(self._guard),
-            cache_locally=False,
-            cache_nearest=0,
-            cache_on_store=False,
-            cache_refresh_before_expiry=0,
-        )
+        self._node = await create_node(self._p2p, self._guard, client_mode=client_mode, on_found=self._on_found)
         _quieten(self._p2p)
-        self._node.protocol.storage, self._node.protocol.cache = _Storage(), _Storage()
         await self._p2p.add_binary_stream_handler(PROTOCOL, self._on_stream)
 
     async def join(self, dialled: dict[str, Address]) -> None:
@@ -260,6 +242,11 @@ class Libp2pSwarm:
         if pong is None:
             raise Unreachable(f"{short(address.peer)} has no part in a DHT")
 
+    def _on_found(self, key_hash: bytes, entries: list[tuple[object, bytes]]) -> None:
+        key = self._guard.name_of(key_hash)
+        if key is not None:
+            self._shelf.admit(key, entries)
+
     async def _on_stream(self, info: Any, reader: StreamReader, writer: StreamWriter) -> None:
         await self._server.answer(PeerId(info.peer_id.to_base58()), reader, writer)
 
@@ -300,59 +287,6 @@ class _Daemon:
         return reader, writer
 
 
-class _Validator(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types.
-    """hivemind asks this before it keeps or believes a value."""
-
-    def __init__(self, guard: RecordGuard) -> None:
-        self._guard = guard
-
-    def validate(self, record: DHTRecord) -> bool:
-        owner, value = None, None
-        if len(record.value) <= _SERIALIZED_BYTES_MAX:
-            with contextlib.suppress(Exception):  # Whatever a hostile encoding can raise, it is not a record.
-                owner, value = DHTProtocol.serializer.loads(record.subkey), DHTProtocol.serializer.loads(record.value)
-        return value is not None and self._guard.allows(
-            record.key, owner, value, size_bytes=len(record.value), expires_s=record.expiration_time
-        )
-
-
-class _Storage(DHTLocalStorage):  # type: ignore[misc]
-    """What our node stores for others: a refused write changes nothing, and plain values never oust sub-keys."""
-
-    def get(self, key: DHTID) -> Any:
-        """A copy of a dictionary: hivemind's search merges what others answer into what it is given."""
-        held = super().get(key)
-        if held is None or not isinstance(held.value, DictionaryDHTValue):
-            return held
-        return type(held)(DictionaryDHTValue.unpackb(held.value.packb()), held.expiration_time)
-
-    def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
-        if subkey is not None:
-            return self.store_subkey(key, subkey, value, expiration_time)
-        held = super().get(key)
-        if held is not None and (isinstance(held.value, DictionaryDHTValue) or held.expiration_time >= expiration_time):
-            return False
-        return self._has_room(key) and bool(super().store(key, value, expiration_time))
-
-    def store_subkey(self, key: DHTID, subkey: Any, value: Any, expiration_time: float) -> bool:
-        held = super().get(key)
-        has_subkeys = held is not None and isinstance(held.value, DictionaryDHTValue)
-        dictionary = held.value if has_subkeys else DictionaryDHTValue()
-        old = dictionary.get(subkey)
-        has_room = self._has_room(key) and (old is not None or len(dictionary) < SUBKEYS_MAX)
-        is_later = old is None or old.expiration_time < expiration_time
-        if not (has_room and is_later and dictionary.store(subkey, value, expiration_time)):
-            return False
-        if not has_subkeys:
-            del self[key]
-        if not has_subkeys or held.expiration_time < expiration_time:
-            super().store(key, dictionary, expiration_time)
-        return True
-
-    def _has_room(self, key: DHTID) -> bool:
-        return key in self or len(self) < KEYS_MAX
-
-
 async def _start_daemon(identity_path: Path, listen: str, client_mode: bool) -> P2P:
     try:
         with daemons_apart():
@@ -367,14 +301,24 @@ async def _start_daemon(identity_path: Path, listen: str, client_mode: bool) -> 
                 use_relay=False,
                 use_auto_relay=False,
                 startup_timeout=STARTUP_TIMEOUT_S,
+                persistent_conn_max_msg_size=MESSAGE_BYTES_MAX,
             )
     except P2PDaemonError as error:
         raise EnvironmentUnfit(f"the libp2p daemon did not start: {error}") from None
 
 
+class _Pending(dict[Any, Any]):
+    """Calls that wait for the daemon. One that was given up is not there any more, although it is removed later:
+    to give it its result would raise, and end the task that reads all results."""
+
+    def __contains__(self, call: object) -> bool:
+        return super().__contains__(call) and not self[call].done()
+
+
 def _quieten(p2p: P2P) -> None:
     """The daemon tries our socket by connecting and hanging up, for which hivemind's handler prints a traceback."""
     control = p2p._client.control
+    control._pending_calls = _Pending(control._pending_calls)
     handler = control._handler
 
     async def handle(reader: StreamReader, writer: StreamWriter) -> None:
@@ -393,7 +337,3 @@ async def _stop_daemon(p2p: P2P) -> None:
     except TimeoutError:
         p2p._child.kill()
         await p2p._child.wait()
-
-
-def _hash_key(key: str) -> bytes:
-    return bytes(DHTID.generate(source=key).to_bytes())

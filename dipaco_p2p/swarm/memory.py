@@ -1,5 +1,6 @@
-"""A swarm inside one process, for tests and simulations: seeded delay, loss, duplication, partition and death.
+"""A swarm inside one process, for tests and simulations, with seeded faults.
 
+Delay, loss, duplication and late messages; partitions and cuts of one direction; peers that are slow, frozen or dead.
 All time comes from the clock that it is given and all chance from one `random.Random(seed)`, so a run repeats itself
 exactly. Requests and replies pass through the same frames, limits and dispatcher as on the real network.
 """
@@ -7,29 +8,38 @@ exactly. Requests and replies pass through the same frames, limits and dispatche
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Collection, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from ..clock import Clock
-from ..errors import ConfigError, IntegrityError, Unreachable
+from ..errors import ConfigError, IntegrityError, Refused, Unreachable
 from ..protocol.records import Record
 from ..protocol.signing import PeerId, Signer, public_key_of, short
 from . import frames
 from .api import Handler, Reply, SwarmStatistics
-from .dispatch import Dispatcher, busy
+from .dispatch import Dispatcher
 from .frames import Frame
 from .shelf import Shelf
 
 T = TypeVar("T")
 
 REPLICAS = 5
+HOLDERS_MAX = 20
+"""Of a larger network only the nodes that are closest to a key are asked for its records, as in Kademlia."""
+HELD_BACK = 10.0
+"""A message that comes late takes up to this many times the longest delay."""
 ADDRESS_PREFIX = "/memory/p2p/"
 
 
 class MemoryNetwork:
-    """The wires between `MemorySwarm`s; `delay_s` is the range of one way, `loss` the chance of each way."""
+    """The wires between `MemorySwarm`s; `delay_s` is the range of one way, the others the chance of each way.
+
+    `loss`: it never arrives; `duplication`: a request arrives twice; `reordering`: it is overtaken by later ones.
+    """
 
     def __init__(
         self,
@@ -38,19 +48,26 @@ class MemoryNetwork:
         delay_s: tuple[float, float] = (0.0, 0.0),
         loss: float = 0.0,
         duplication: float = 0.0,
+        reordering: float = 0.0,
         *,
         ttl_max_s: float = 3600.0,
     ) -> None:
         self.clock, self.delay_s, self.loss, self.duplication = clock, delay_s, loss, duplication
+        self.reordering = reordering
         self.ttl_max_s = ttl_max_s
         self.random = random.Random(seed)
         self._nodes: dict[PeerId, MemorySwarm] = {}
         self._group_of: dict[PeerId, int] = {}
+        self._cuts: set[tuple[PeerId, PeerId]] = set()
+        self._lag_s: dict[PeerId, float] = {}
 
-    def join(self, signer: Signer) -> MemorySwarm:
-        """A new node for `signer`; one that was killed or closed may join again, with nothing remembered."""
+    def join(self, signer: Signer, *, clock: Clock | None = None) -> MemorySwarm:
+        """A new node for `signer`; one that was killed or closed may join again, with nothing remembered.
+
+        `clock` is the node's own, by which its records expire. What others make it do runs in the context of this call.
+        """
         assert signer.peer not in self._nodes, f"{signer.peer} is in the network already"
-        node = MemorySwarm(self, signer)
+        node = MemorySwarm(self, signer, clock or self.clock)
         self._nodes[signer.peer] = node
         return node
 
@@ -58,15 +75,38 @@ class MemoryNetwork:
         """Let peers talk only within their group; those in no group form one of their own."""
         self._group_of = {peer: number for number, group in enumerate(groups, start=1) for peer in group}
 
+    def cut(self, sender: PeerId, receiver: PeerId) -> None:
+        """From now on nothing that `sender` says reaches `receiver`; the other direction stays."""
+        self._cuts.add((sender, receiver))
+
     def heal(self) -> None:
-        """End the partition."""
+        """End the partition and all cuts."""
         self._group_of = {}
+        self._cuts = set()
+
+    def slow(self, peer: PeerId, lag_s: float) -> None:
+        """From now on everything from and to `peer` takes so much longer; 0 ends it."""
+        self._lag_s[peer] = lag_s
+
+    def freeze(self, peer: PeerId) -> None:
+        """As SIGSTOP would: what comes waits, what was under way stays there, and nothing is refused."""
+        self._nodes[peer].running.clear()
+
+    def thaw(self, peer: PeerId) -> None:
+        """As SIGCONT would; nothing to do for one that died meanwhile."""
+        if peer in self._nodes:
+            self._nodes[peer].running.set()
 
     def kill(self, peer: PeerId) -> None:
         """End `peer` as SIGKILL would: its handlers stop, and calls to and from it become Unreachable."""
         node = self._nodes.pop(peer, None)
         if node is not None:
             node.stop()
+
+    @property
+    def nodes(self) -> list[MemorySwarm]:
+        """All that live, in order of joining."""
+        return list(self._nodes.values())
 
     def find(self, caller: MemorySwarm, peer: PeerId) -> MemorySwarm | None:
         """The node of `peer` if a message of `caller` can reach it now."""
@@ -78,34 +118,56 @@ class MemoryNetwork:
         return peer in self._nodes
 
     def linked(self, one: MemorySwarm, other: MemorySwarm) -> bool:
-        """Whether both live and are on the same side of a partition."""
+        """Whether a message of `one` reaches `other` now."""
         same_side = self._group_of.get(one.peer) == self._group_of.get(other.peer)
-        return same_side and one.alive and other.alive
+        return same_side and one.alive and other.alive and (one.peer, other.peer) not in self._cuts
 
-    def reachable(self, caller: MemorySwarm) -> list[MemorySwarm]:
-        """All other nodes that `caller` can talk to, in order of joining."""
-        return [node for node in self._nodes.values() if node is not caller and self.linked(caller, node)]
+    def reachable(self, caller: MemorySwarm, key: str) -> list[MemorySwarm]:
+        """The other nodes that keep `key` and that `caller` can reach, in order of joining; frozen ones keep silent."""
+        is_split = bool(self._group_of or self._cuts)
+        nodes = [
+            node
+            for node in self._nodes.values()
+            if node is not caller and node.running.is_set() and (not is_split or self.linked(caller, node))
+        ]
+        if len(nodes) > HOLDERS_MAX:
+            place = place_of(key)
+            nodes = sorted(nodes, key=lambda node: node.place ^ place)[:HOLDERS_MAX]
+        return nodes
 
     def chance(self, probability: float) -> bool:
         """Draw once; no draw is spent on a fault that is switched off."""
         return probability > 0.0 and self.random.random() < probability
 
-    async def travel(self) -> None:
-        """One way over the wire."""
+    async def travel(self, *ends: PeerId) -> None:
+        """One way over the wire, between these peers."""
+        wait_s = sum(self._lag_s.get(peer, 0.0) for peer in ends)
         if self.delay_s[1] > 0.0:
-            await self.clock.sleep(self.random.uniform(*self.delay_s))
+            wait_s += self.random.uniform(*self.delay_s)
+        if self.chance(self.reordering):
+            wait_s += self.random.uniform(0.0, HELD_BACK * self.delay_s[1])
+        if wait_s > 0.0:
+            await self.clock.sleep(wait_s)
 
 
 class MemorySwarm:
     """One node of a `MemoryNetwork`; keeps the `Swarm` protocol."""
 
-    def __init__(self, network: MemoryNetwork, signer: Signer) -> None:
+    def __init__(self, network: MemoryNetwork, signer: Signer, clock: Clock) -> None:
         self._network, self._signer = network, signer
         self.alive = True
+        self.running = asyncio.Event()
+        """Not set while the node is frozen."""
+        self.running.set()
+        self.ended = asyncio.Event()
+        """Set when the node is dead: whoever waits for its answer notices."""
+        self.place = place_of(signer.peer)
+        """Where it is among the keys of a large network."""
         self._counts: Counter[str] = Counter()
         self._dispatcher = Dispatcher(self._counts)
-        self.shelf = Shelf(clock=network.clock, ttl_max_s=network.ttl_max_s, counts=self._counts)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.shelf = Shelf(clock=clock, ttl_max_s=network.ttl_max_s, counts=self._counts)
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._context = contextvars.copy_context()
 
     @property
     def peer(self) -> PeerId:
@@ -122,25 +184,28 @@ class MemorySwarm:
     async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
         record = self.shelf.sign(self._signer, key, body, ttl_s=ttl_s)
         self._counts["records_put"] += 1
-        await self._network.travel()
+        await self._travel()
         if not self.alive or self._network.chance(self._network.loss):
             return False
         return self.store_bytes(key, self.peer, record.to_bytes())
 
     def store_bytes(self, key: str, owner: PeerId, data: bytes) -> bool:
         """Offer `data` as it is to some nodes, as anybody may; whether one of them kept it."""
-        others = self._network.reachable(self)
+        others = self._network.reachable(self, key)
         chosen = self._network.random.sample(others, min(REPLICAS, len(others)))
         return any([node.shelf.admit(key, [(owner, data)]) for node in [self, *chosen]])
 
     async def get(self, key: str) -> dict[PeerId, Record]:
-        await self._network.travel()
+        await self._travel()
         if self.alive and not self._network.chance(self._network.loss):
             known = self.shelf.live(key)
-            for node in self._network.reachable(self):
-                fresh = [record for peer, record in node.shelf.live(key).items() if known.get(peer) != record]
-                self.shelf.admit(key, [(record.peer, record.to_bytes()) for record in fresh])
-                known = self.shelf.live(key) if fresh else known
+            for node in self._network.reachable(self, key):
+                if not self._network.linked(node, self):  # the question arrives, the answer does not
+                    continue
+                fresh = [record for peer, record in node.shelf.live(key).items() if not _is_known(record, known, peer)]
+                if fresh:
+                    self.shelf.admit(key, [(record.peer, record.to_bytes()) for record in fresh])
+                    known = self.shelf.live(key)
         return self.shelf.live(key)
 
     async def call(
@@ -170,15 +235,17 @@ class MemorySwarm:
             public_key_of(peer)
         except IntegrityError:
             raise ConfigError(f"not an address of the memory network: {address[:200]}") from None
-        await self._network.travel()
-        if self._network.find(self, peer) is None:
+        await self._travel(peer)
+        node = self._network.find(self, peer)
+        if node is None or not self._network.linked(node, self):
             raise Unreachable(f"no answer from {address}")
         return peer
 
     async def close(self) -> None:
         if self.alive:
             self._network.kill(self.peer)
-        await asyncio.gather(*self._tasks - {asyncio.current_task()}, return_exceptions=True)
+        current = asyncio.current_task()
+        await asyncio.gather(*(task for task in self._tasks if task is not current), return_exceptions=True)
 
     def statistics(self) -> SwarmStatistics:
         return SwarmStatistics(**self._counts)
@@ -186,6 +253,7 @@ class MemorySwarm:
     def stop(self) -> None:
         """End all that this node is doing, on either side of a call."""
         self.alive = False
+        self.ended.set()
         for task in self._tasks:
             task.cancel()
 
@@ -203,40 +271,62 @@ class MemorySwarm:
     async def _exchange(self, peer: PeerId, request: Frame) -> Frame:
         """The way there, the work at the other side, the way back; what is lost on the way is waited for in vain."""
         request = self._carry(request, "bytes_sent")
-        await self._pass(peer)
-        node = self._network.find(self, peer)
-        assert node is not None
+        node = await self._reach(peer)
         if self._network.chance(self._network.duplication):
             node._spawn(node._answer_again(self.peer, request))
         work = node._spawn(node._answer(self.peer, request))
-        await asyncio.wait({work})
-        if work.cancelled():
+        ended = self._spawn(node.ended.wait())
+        try:
+            await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+        if not work.done() or work.cancelled():
             raise Unreachable(f"{short(peer)} went away during the call")
-        await self._pass(peer)
+        await self._return(node)
         return self._carry(work.result(), "bytes_received")
 
-    async def _pass(self, peer: PeerId) -> None:
-        """One way between us and `peer`: a dead peer is noticed at once, a loss or a partition never."""
-        await self._network.travel()
+    async def _reach(self, peer: PeerId) -> MemorySwarm:
+        """The way there: a dead peer is noticed at once, a loss or a partition never."""
+        await self._travel(peer)
         lost = self._network.chance(self._network.loss)
-        if not self.alive or not self._network.lives(peer):
-            raise Unreachable(f"no answer from {short(peer)}: nobody is there")
-        if lost or self._network.find(self, peer) is None:
+        self._require_lives(peer)
+        node = self._network.find(self, peer)
+        if lost or node is None:
+            await asyncio.Event().wait()
+        assert node is not None
+        return node
+
+    async def _return(self, node: MemorySwarm) -> None:
+        """The way back, on which what is lost is waited for in vain, too."""
+        await self._travel(node.peer)
+        lost = self._network.chance(self._network.loss)
+        self._require_lives(node.peer)
+        if lost or not self._network.linked(node, self):
             await asyncio.Event().wait()
 
+    def _require_lives(self, peer: PeerId) -> None:
+        if not self.alive or not self._network.lives(peer):
+            raise Unreachable(f"no answer from {short(peer)}: nobody is there")
+
+    async def _travel(self, *others: PeerId) -> None:
+        await self.running.wait()
+        await self._network.travel(self.peer, *others)
+
     async def _answer(self, caller: PeerId, request: Frame) -> Frame:
-        if not self._dispatcher.enter(caller):
-            return self._dispatcher.refuse(busy())
+        await self.running.wait()
         try:
-            self._counts["bytes_received"] += frames.size_bytes(request)
-            reply = await self._dispatcher.answer(caller, request)
-            self._counts["bytes_sent"] += frames.size_bytes(reply)
-            return reply
-        finally:
-            self._dispatcher.leave(caller)
+            with self._dispatcher.entered(caller) as entrance:
+                async with self._dispatcher.turn(entrance, request.header, len(request.body)):
+                    self._counts["bytes_received"] += frames.size_bytes(request)
+                    reply = await self._dispatcher.answer(caller, request)
+                    self._counts["bytes_sent"] += frames.size_bytes(reply)
+        except Refused as refused:  # too many calls at once
+            return self._dispatcher.refuse(refused)
+        await self.running.wait()
+        return reply
 
     async def _answer_again(self, caller: PeerId, request: Frame) -> None:
-        await self._network.travel()
+        await self._network.travel(caller, self.peer)
         await self._answer(caller, request)
 
     def _carry(self, frame: Frame, direction: str) -> Frame:
@@ -247,7 +337,17 @@ class MemorySwarm:
         return Frame(kind=frame.kind, header=header, body=bytes(frame.body))
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = asyncio.get_running_loop().create_task(work, context=self._context)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
         return task
+
+
+def _is_known(record: Record, known: dict[PeerId, Record], peer: PeerId) -> bool:
+    mine = known.get(peer)
+    return mine is record or mine == record  # records of one process are often the same object
+
+
+def place_of(name: str) -> int:
+    """Where a key or a peer is among 2^64 places."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from ..clock import Clock
@@ -17,7 +18,18 @@ from ..protocol.signing import PeerId, Signer
 
 KEYS_MAX = 4096
 OWNERS_PER_KEY_MAX = 1024
+KEY_RECORDS_BYTES_MAX = 2 * 1024 * 1024
+"""Of all records under one key: more than one node keeps, so that what honest nodes say finds room beside a hostile
+one's. Who is there already stays, so that a crowd of newcomers ousts nobody."""
 EXPIRY_STEP_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A record and the bytes that it came in, so that one that comes again is not checked again."""
+
+    record: Record
+    data: bytes
 
 
 class Shelf:
@@ -25,7 +37,7 @@ class Shelf:
 
     def __init__(self, *, clock: Clock, ttl_max_s: float, counts: Counter[str]) -> None:
         self._clock, self._ttl_max_s, self._counts = clock, ttl_max_s, counts
-        self._records: dict[str, dict[PeerId, Record]] = {}
+        self._held: dict[str, dict[PeerId, _Held]] = {}
         self._counter = 0
 
     def sign(self, signer: Signer, key: str, body: dict[str, Any], *, ttl_s: float) -> Record:
@@ -39,32 +51,54 @@ class Shelf:
         before = self.live(key).get(signer.peer)
         expires_s = max(now_s + ttl_s, before.expires_s + EXPIRY_STEP_S if before else 0.0)
         record = sign_record(signer, key=key, counter=self._counter, expires_s=expires_s, body=body)
-        self._keep(key, [record])
+        ours = _Held(record, record.to_bytes())
+        self._held[key] = {signer.peer: ours} | self._held.get(key, {})  # first, so that there is room for it
+        self._keep(key, [ours])
         return record
 
     def admit(self, key: str, owner_and_data: Iterable[tuple[object, bytes]]) -> int:
         """Keep the good among what is said to be under `key`, and return their number; count the rest as refused."""
-        now_s, good = self._clock.now_s(), []
+        now_s, good, count = self._clock.now_s(), [], 0
+        known = {peer: one.data for peer, one in self._live(key).items()}
         for owner, data in owner_and_data:
+            count += 1
+            if isinstance(owner, str) and known.get(PeerId(owner)) == data:
+                continue
             try:
-                good.append(checked(data, key=key, owner=owner, now_s=now_s, ttl_max_s=self._ttl_max_s))
+                record = checked(data, key=key, owner=owner, now_s=now_s, ttl_max_s=self._ttl_max_s)
+                good.append(_Held(record, data))
             except IntegrityError:
                 self._counts["records_refused"] += 1
-        self._keep(key, good)
-        return len(good)
+                count -= 1
+        if good:
+            self._keep(key, good)
+        return count
 
     def live(self, key: str) -> dict[PeerId, Record]:
         """The newest record of each owner under `key` that has not expired."""
-        now_s = self._clock.now_s()
-        return {peer: record for peer, record in self._records.get(key, {}).items() if record.expires_s > now_s}
+        return {peer: one.record for peer, one in self._live(key).items()}
 
-    def _keep(self, key: str, records: Iterable[Record]) -> None:
-        merged = newest([*self.live(key).values(), *records])
-        self._records.pop(key, None)
-        if merged:
-            self._records[key] = dict(list(merged.items())[:OWNERS_PER_KEY_MAX])
-        while len(self._records) > KEYS_MAX:
-            del self._records[next(iter(self._records))]
+    def _live(self, key: str) -> dict[PeerId, _Held]:
+        now_s = self._clock.now_s()
+        return {peer: one for peer, one in self._held.get(key, {}).items() if one.record.expires_s > now_s}
+
+    def _keep(self, key: str, fresh: Iterable[_Held]) -> None:
+        held = self._live(key)
+        for one in fresh:
+            old = held.get(one.record.peer)
+            if old is None or newest([old.record, one.record])[one.record.peer] is one.record:
+                held[one.record.peer] = one
+        kept: dict[PeerId, _Held] = {}
+        left_bytes = KEY_RECORDS_BYTES_MAX
+        for peer, one in held.items():
+            if len(one.data) <= left_bytes and len(kept) < OWNERS_PER_KEY_MAX:
+                kept[peer] = one
+                left_bytes -= len(one.data)
+        self._held.pop(key, None)
+        if kept:
+            self._held[key] = kept
+        while len(self._held) > KEYS_MAX:
+            del self._held[next(iter(self._held))]
 
 
 def checked(data: bytes, *, key: str, owner: object, now_s: float, ttl_max_s: float) -> Record:

@@ -14,7 +14,7 @@ from ..errors import IntegrityError, Refused
 from ..protocol.signing import PeerId, public_key_of
 from . import frames
 from .api import BODY_BYTES_MAX, HEADER_BYTES_MAX
-from .dispatch import Dispatcher, busy
+from .dispatch import Dispatcher, Entrance
 from .frames import Frame
 
 T = TypeVar("T")
@@ -72,33 +72,27 @@ class StreamServer:
     async def _answer(self, caller: PeerId, reader: StreamReader, writer: StreamWriter) -> None:
         try:
             public_key_of(caller)  # A foreign kind of key could not sign anything for us.
-            if not self._dispatcher.enter(caller):
-                await _refuse(reader, writer, self._dispatcher.refuse(busy()))
-                return
-            try:
-                await self._answer_entered(caller, reader, writer)
-            finally:
-                self._dispatcher.leave(caller)
-        except (TimeoutError, ConnectionError, IncompleteReadError, IntegrityError):
+            with self._dispatcher.entered(caller) as entrance:
+                await self._answer_entered(entrance, reader, writer)
+        except (Refused, IntegrityError) as error:
+            refused = error if isinstance(error, Refused) else Refused(str(error), reason="malformed")
+            await _refuse(reader, writer, self._dispatcher.refuse(refused))
+        except (TimeoutError, ConnectionError, IncompleteReadError):
             self._counts["calls_broken"] += 1
         finally:
             writer.close()
 
-    async def _answer_entered(self, caller: PeerId, reader: StreamReader, writer: StreamWriter) -> None:
-        try:
+    async def _answer_entered(self, entrance: Entrance, reader: StreamReader, writer: StreamWriter) -> None:
+        async with self._dispatcher.heads.turn(entrance.caller), asyncio.timeout(self._timeout_s):
+            head = await frames.read_head(reader.readexactly)
+        async with self._dispatcher.turn(entrance, head.header, head.prefix.body_bytes):
             async with asyncio.timeout(self._timeout_s):
-                request = await frames.read_frame(reader.readexactly)
-        except IntegrityError as error:
-            await _refuse(reader, writer, self._dispatcher.refuse(Refused(str(error), reason="malformed")))
-            return
-        except Refused as refused:
-            await _refuse(reader, writer, self._dispatcher.refuse(refused))
-            return
-        self._counts["bytes_received"] += frames.size_bytes(request)
-        reply = await self._dispatcher.answer(caller, request)
-        async with asyncio.timeout(self._timeout_s):
-            await send(writer, reply)
-        self._counts["bytes_sent"] += frames.size_bytes(reply)
+                request = await head.frame(reader.readexactly)
+            self._counts["bytes_received"] += frames.size_bytes(request)
+            reply = await self._dispatcher.answer(entrance.caller, request)
+            async with asyncio.timeout(self._timeout_s):
+                await send(writer, reply)
+            self._counts["bytes_sent"] += frames.size_bytes(reply)
 
 
 def why_broken(error: Exception, timeout_s: float) -> str:
@@ -125,7 +119,7 @@ async def _send_or_stop(writer: StreamWriter, frame: Frame) -> None:
 
 async def _refuse(reader: StreamReader, writer: StreamWriter, refusal: Frame) -> None:
     """Send a refusal to one who is still sending; closing at once would reset the stream before it is read."""
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, ConnectionError):
         async with asyncio.timeout(DISCARD_S_MAX):
             await send(writer, refusal)
             discarded_bytes = 0

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -141,12 +141,27 @@ class Programs:
     folder: Path
     started: list[Program] = field(default_factory=list)
 
-    def start(self, program: str, *arguments: str | Path, home: Path, **environment: str) -> Program:
-        """Start `dipaco-peer` or `dipaco-bootstrap`; its streams go to files."""
+    def start(
+        self, program: str, *arguments: str | Path, home: Path, inside: Sequence[str] = (), **environment: str
+    ) -> Program:
+        """Start `dipaco-peer` or `dipaco-bootstrap`; its streams go to files.
+
+        `inside` goes before its command and must become it, as `ip netns exec` does: so its pid is the program's.
+        """
+        return self._start(entry_command(program), *arguments, home=home, inside=inside, **environment)
+
+    def script(self, path: Path, *arguments: str | Path, inside: Sequence[str] = ()) -> Program:
+        """Start a Python file of the test suite."""
+        return self._start([sys.executable, str(path)], *arguments, home=self.folder, inside=inside)
+
+    def _start(
+        self, command: Sequence[str], *arguments: str | Path, home: Path, inside: Sequence[str], **environment: str
+    ) -> Program:
         number = len(self.started)
         out, err = self.folder / f"{number}.out", self.folder / f"{number}.err"
+        command = [*inside, *command, *map(str, arguments)]
         with out.open("wb") as out_file, err.open("wb") as err_file:
-            process = spawn(program, *arguments, stdout=out_file, stderr=err_file, **environment)
+            process = spawn(command, stdout=out_file, stderr=err_file, **environment)
         self.started.append(Program(process, out, err, home))
         return self.started[-1]
 
@@ -156,12 +171,12 @@ class Programs:
         done.wait(timeout_s)
         return done
 
-    def coordinator(self, run_file: Path, home: Path, *more: str) -> Program:
-        return self.start("dipaco-bootstrap", "start", run_file, "--dir", home, *more, home=home)
+    def coordinator(self, run_file: Path, home: Path, *more: str, inside: Sequence[str] = ()) -> Program:
+        return self.start("dipaco-bootstrap", "start", run_file, "--dir", home, *more, home=home, inside=inside)
 
-    def volunteer(self, address: str, name: str, *more: str) -> Program:
+    def volunteer(self, address: str, name: str, *more: str, inside: Sequence[str] = ()) -> Program:
         home = self.folder / name
-        return self.start("dipaco-peer", "join", address, "--home", home, *more, home=home)
+        return self.start("dipaco-peer", "join", address, "--home", home, *more, home=home, inside=inside)
 
     def end_all(self) -> None:
         """Kill what is left, wait for the daemons to follow, and remove the sockets that killed ones leave."""
@@ -174,11 +189,15 @@ class Programs:
         sweep_stale_sockets()
 
 
+def entry_command(program: str) -> list[str]:
+    """What the installed script of this name would run."""
+    return [sys.executable, "-c", CODE, program, ENTRIES[program]]
+
+
 def spawn(
-    program: str, *arguments: str | Path, stdout: IO[bytes] | int, stderr: IO[bytes] | int, **environment: str
+    command: Sequence[str | Path], *, stdout: IO[bytes] | int, stderr: IO[bytes] | int, **environment: str
 ) -> Any:
-    """A process of `program` in a session of its own, as the installed script would be."""
-    command = [sys.executable, "-c", CODE, program, ENTRIES[program], *map(str, arguments)]
+    """A process in a session of its own."""
     plain = {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "COLUMNS": "120", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
         command,
@@ -228,7 +247,15 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def write_run(
-    path: Path, corpus: Path | str, *, rounds: int, min_paths: int, port: int = 0, warmup_rounds: int = 0
+    path: Path,
+    corpus: Path | str,
+    *,
+    rounds: int,
+    min_paths: int,
+    port: int = 0,
+    host: str = "127.0.0.1",
+    warmup_rounds: int = 0,
+    heartbeat_ttl_s: float = 3.0,
 ) -> Path:
     """A run file whose preparation takes no time: two paths of one tiny block each."""
     path.write_text(f"""\
@@ -260,11 +287,12 @@ min_paths = {min_paths}
 deadline_s = 3.0
 grace_s = 0.3
 [liveness]
-heartbeat_ttl_s = 3.0
+heartbeat_ttl_s = {heartbeat_ttl_s}
 settle_s = 0.3
 [corpus]
 source = {json.dumps(str(corpus))}
 [node]
+host = "{host}"
 port = {port}
 """)
     return path
@@ -274,6 +302,20 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     return port
+
+
+def address_at(volunteer: Program, port: int, *, host: str = "127.0.0.1") -> str:
+    """The address of a volunteer that was told to listen at this port."""
+    return f"/ip4/{host}/tcp/{port}/p2p/{volunteer.wait_event('joined')['peer']}"
+
+
+def breaches(folder: Path, *volunteers: Program) -> list[str]:
+    """What the offline checker says of a run whose programs have all ended; every volunteer must be named."""
+    from benchmarks.chaos.check import check
+    from benchmarks.chaos.gather import gather
+
+    homes = {str(volunteer.home): volunteer.home for volunteer in volunteers}
+    return list(map(str, check(gather(folder, homes, done=(), ended_s=time.time()))))
 
 
 def copy_prepared(source: Path, target: Path) -> Path:

@@ -96,13 +96,15 @@ def test_a_coordinator_that_is_killed_at_the_fork_comes_back_and_the_volunteers_
         volunteers = [programs.volunteer(before["address"], name) for name in ("first", "second")]
         eventually(is_forking, within_s=60, what=lambda: coordinator.complaint)
         waiting = "waiting for the coordinator to open the grid"
-        eventually(lambda: all(waiting in each.said for each in volunteers), what=lambda: volunteers[0].complaint)
+        eventually(
+            lambda: all(waiting in each.said for each in volunteers), within_s=90, what=lambda: volunteers[0].complaint
+        )
         coordinator.kill()
     assert not (folder / "grid").exists()
     again = programs.coordinator(run_file, folder)
     assert again.wait_address() == before and join_line(coordinator) == join_line(again)
     for volunteer in volunteers:
-        assert volunteer.wait() == 0, volunteer.complaint
+        assert volunteer.wait(150) == 0, volunteer.complaint
         assert volunteer.events("left", stage="warmup")[0]["complete"] and volunteer.events("left")[0]["complete"]
         assert volunteer.events("receipt")
     wait_last_version(again, 4)

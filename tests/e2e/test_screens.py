@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from e2e_harness import Program, Programs, eventually, spawn
+from e2e_harness import Program, Programs, entry_command, eventually, spawn
 
 from dipaco_p2p import __version__
 
@@ -87,9 +87,12 @@ class Terminal:
 
 
 @contextmanager
-def on_terminal(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], Terminal]]:
+def on_terminal(
+    program: str, *arguments: str, **environment: str
+) -> Iterator[tuple[subprocess.Popen[bytes], Terminal]]:
     terminal = Terminal()
-    process = spawn(*arguments, stdout=terminal.theirs, stderr=terminal.theirs, TERM="xterm-256color", **environment)
+    command = [*entry_command(program), *arguments]
+    process = spawn(command, stdout=terminal.theirs, stderr=terminal.theirs, TERM="xterm-256color", **environment)
     try:
         yield process, terminal
     finally:

@@ -193,3 +193,14 @@ def test_junk_is_refused_by_a_config_error_only(values: dict[str, Any]) -> None:
         assert str(error)
     else:
         assert load(Bike, plain(loaded), where="the shed") == loaded
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_a_value_that_is_deep_or_long_is_refused_in_few_words(kind: type) -> None:
+    value: Any = 0
+    for _ in range(100_000):
+        value = [value] if kind is list else {"x": value}
+    said = "a list" if kind is list else "a table"
+    assert str(refusal(gears=value)) == f"`gears` in the shed must be a whole number, not {said}"
+    while value:  # else the collector would need as deep a stack
+        value = value[0] if kind is list else value["x"]

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from bootstrap.archive import ArchiveMirror, SeedArchive
 from bootstrap.folder import GRID, WARMUP, RunFolder, write_sharding, write_stage
 from bootstrap.serving import ServedRun, open_folder
 from bootstrap.tokenizer import train_tokenizer
 from dipaco_p2p.canonical import digest
+from dipaco_p2p.clock import Clock
 from dipaco_p2p.config import (
     PROTOCOL_VERSION,
     LevelConfig,
@@ -32,6 +34,7 @@ from dipaco_p2p.core.shards import Shard, encode_shard
 from dipaco_p2p.protocol.documents import (
     BlobRef,
     GenesisRef,
+    Grant,
     Manifest,
     ModuleVersion,
     Sealed,
@@ -40,12 +43,18 @@ from dipaco_p2p.protocol.documents import (
     Share,
     seal,
 )
-from dipaco_p2p.protocol.grants import sign_grant
+from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.ledger import Ledger
+from dipaco_p2p.runtime.mirror_calls import MirrorCalls
+from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.presence import Presence
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.runtime.watch import Watch
+from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.topology import ModuleId, PathId
 
 COORDINATOR, LEADER = Signer(bytes([200]) * 32), Signer(bytes([1]) * 32)
@@ -227,24 +236,47 @@ def _sharding(store: Store, run: Run, router: Router, token_router: Router) -> S
     return seal(COORDINATOR, sharding)
 
 
+def grant_of(run: Run, module: ModuleId) -> Sealed[Grant]:
+    """The coordinator's, of the first term to the leader of all modules."""
+    grant = Grant(run=run.id, module=module, term=1, leader=LEADER.peer, author=COORDINATOR.peer)
+    return seal(COORDINATOR, grant)
+
+
+def serve_archive(served: Served, swarm: Swarm, clock: Clock) -> None:
+    """Answer as the seed node does for what is in its archive."""
+    node = Node(
+        run=served.run,
+        swarm=swarm,
+        store=served.store,
+        clock=clock,
+        watch=Watch(served.run, swarm, clock),
+        presence=Presence(served.run, swarm, clock, Heartbeat(role="seed")),
+        history=History(None, clock),
+    )
+    MirrorCalls(node, ArchiveMirror(node, SeedArchive(served.run, served.store))).serve()
+
+
 def _make_chain(run: Run, store: Store, module: ModuleId, genesis: Any) -> dict[tuple[ModuleId, int], Any]:
     """Versions 1 to 3 as a leader would sign them; the updates are not there, for nobody here recomputes them."""
     leader, ledger = LEADER, Ledger(run, store, module)
     generator = np.random.default_rng([4, module.level, module.index])
     flats, parent = {(module, 0): genesis}, genesis_version(run.manifest, module)
-    grant = sign_grant(COORDINATOR, run=run.id, module=module, term=1, leader=leader.peer)
-    outer = run.config.outer
+    grant = grant_of(run, module)
+    outer, paths = run.config.outer, run.topology.paths_through(module)
     for number in range(1, ROUNDS + 1):
         flat = flats[module, number - 1] + generator.normal(0, 0.05, len(genesis)).astype(np.float32)
-        share = Share(
-            contribution=digest(f"{module} {number}".encode()),
-            path=run.topology.paths_through(module)[0],
-            peer=leader.peer,
-            base_version=number - 1,
-            weight=1.0,
-            tokens=1,
-            loss=5.0 - number,
-        )
+        shares = [
+            Share(
+                contribution=digest(f"{module} {number} {path}".encode()),
+                path=path,
+                peer=leader.peer,
+                base_version=number - 1,
+                weight=1.0 / len(paths),
+                tokens=1,
+                loss=5.0 - number,
+            )
+            for path in paths
+        ]
         parent = ModuleVersion(
             run=run.id,
             module=module,
@@ -253,13 +285,14 @@ def _make_chain(run: Run, store: Store, module: ModuleId, genesis: Any) -> dict[
             snapshot=store.put(encode_module(flat, run.layout(module))),
             update=BlobRef.of(b"no update"),
             state=BlobRef.of(b"no state"),
-            shares=(share,),
+            shares=tuple(shares),
             clip_norm=None,
             lr=outer.lr,
             momentum=outer.momentum,
             norm_rule=outer.norm_rule,
+            weight=parent.weight + len(shares),
             term=1,
-            grant=grant,
+            grant=grant.id,
             author=leader.peer,
         )
         ledger.append(seal(leader, parent))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_run import MODEL, SEED_NUMBER, contribution_of, initial, make_run, signer, tiny_config
+from tiny_run import MODEL, contribution_of, granted, initial, make_run, signer, tiny_config
 
 from benchmarks.methods.codecs import Sender, received
 from benchmarks.methods.grid import Arrived, Contribution, Grid, WarmStart, next_state
@@ -20,7 +20,6 @@ from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.outer import OuterState, Share, outer_step
 from dipaco_p2p.core.shards import Shard, decode_shard
 from dipaco_p2p.protocol.documents import seal
-from dipaco_p2p.protocol.grants import sign_grant
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.runtime.recompute import Admitted, Made, make_version
 from dipaco_p2p.runtime.run import Run
@@ -104,7 +103,7 @@ def made_by_owners(run: Run, arrived: Arrived, before: dict[ModuleId, Made | Non
             items,
             clip_norm=None,
             term=1,
-            grant=sign_grant(signer(SEED_NUMBER), run=run.id, module=module, term=1, leader=leader),
+            grant=granted(run, module, term=1, leader=leader).id,
             author=leader,
         )
     return versions

@@ -62,12 +62,13 @@ def test_a_push_survives_lost_and_doubled_messages(tmp_path: Path) -> None:
 
 def test_a_push_waits_for_the_successor_of_a_dead_leader(tmp_path: Path) -> None:
     async def scene(world: World, leader: Leader, node: Node) -> None:
+        other = world.leader(51)
+        await other.node.watch.refresh()
         await leader.die(world)
         payload = gradient_bytes(world.run, MODULE)
         pushing = asyncio.create_task(push(node, document(world, node, payload), payload))
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(world.run.config.liveness.heartbeat_ttl_s + 1.0)  # until then it counts as alive
         assert not pushing.done()
-        other = world.leader(51)
         await other.lead(MODULE)
         assert (await pushing).document.author == other.peer
 

@@ -18,7 +18,8 @@ from bootstrap.verify import verify_run
 from dipaco_p2p.core.codec import decode, encode
 from dipaco_p2p.core.inner import InnerResult
 from dipaco_p2p.errors import DipacoError
-from dipaco_p2p.protocol.documents import BlobRef, Share
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Share
+from dipaco_p2p.protocol.pace import notice_s
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.contribute import Contributor
 from peers.states import PathStates
@@ -92,15 +93,15 @@ def test_fewer_volunteers_than_paths_give_the_digests_of_one_for_each(
     play(scenario)
 
 
-def test_two_volunteers_over_four_paths_keep_their_own_two(tmp_path: Path) -> None:
+def test_two_volunteers_over_four_paths_go_on_with_their_own_when_they_can(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with World(tmp_path, config=tiny_config(rounds=ROUNDS, min_paths=2)) as world:
             for number in (1, 2):
                 world.join(number)
             await finish(world)
             for volunteer in world.volunteers:
-                assert len({event["path"] for event in volunteer.said("round")}) == 2
-                assert set(sources(volunteer)) == {"start", "ours"}
+                # Who is free first takes what is left, be it the other's.
+                assert sources(volunteer).count("fetched") <= 1 < sources(volunteer).count("ours")
 
     play(scenario)
 
@@ -124,14 +125,14 @@ def test_a_path_that_changes_hands_gives_the_same_digests(tmp_path: Path, digest
 
 
 def test_work_that_was_lost_in_the_middle_of_its_push_is_completed_not_doubled(
-    tmp_path: Path, digests_of_four: dict[ModuleId, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = Contributor._push
 
-    async def stuck(self: Contributor, tenure: Any, gradient: Any, contribution: Any) -> str | None:
-        if self._node.peer == victims[0].peer and gradient.module.level == 1:
+    async def stuck(self: Contributor, contribution: Contribution, payload: bytes) -> str | None:
+        if self._node.peer == victims[0].peer and contribution.module.level == 1:
             await asyncio.Event().wait()
-        return await honest(self, tenure, gradient, contribution)
+        return await honest(self, contribution, payload)
 
     monkeypatch.setattr(Contributor, "_push", stuck)
     victims: list[TinyVolunteer] = []
@@ -144,7 +145,7 @@ def test_work_that_was_lost_in_the_middle_of_its_push_is_completed_not_doubled(
             await world.kill(victims[0])
             await finish(world)
             require_every_path_once(world)
-            assert digests(world) == digests_of_four
+            # Which versions the rest is trained from, depends on how far the others were when the claim expired.
             first = [share.peer for module, version, found in shares(world) if version == 1 for share in found]
             assert first.count(victims[0].peer) == 2
 
@@ -249,6 +250,33 @@ def test_a_path_that_nobody_can_train_costs_one_deadline_a_round(
     play(scenario)
 
 
+def test_leaders_learn_not_to_wait_long_for_a_path_that_never_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hopeless = PathId((0, 0, 1))
+    monkeypatch.setattr(PathTrainer, "train", failing(hopeless, from_round=1))
+
+    async def scenario() -> None:
+        config = tiny_config(rounds=6, min_paths=2)
+        config = replace(config, rounds=replace(config.rounds, deadline_s=100.0))
+        async with World(tmp_path, config=config) as world:
+            for number in (1, 2):
+                world.join(number)
+            healthy = [world.seed.archive.ledgers[module] for module in hopeless.modules()]
+            times: list[float] = []
+            for version in range(2, 7):
+                await eventually(lambda: all(ledger.head.version >= version for ledger in healthy), limit_s=900)  # noqa: B023
+                times.append(world.clock.now_s())
+            waits_s = [after - before for before, after in zip(times, times[1:], strict=False)]
+            assert min(waits_s) >= notice_s(config.liveness), "the path might be taken over until then"
+            assert max(waits_s[1:]) < 50.0, f"the run file says 100 s: {waits_s}"
+            for volunteer in world.volunteers:
+                told = [volunteer.node.watch.rounds[module].deadline_s for module in hopeless.modules()]
+                assert all(notice_s(config.liveness) <= deadline_s < 100.0 for deadline_s in told)
+
+    play(scenario, limit_s=3600)
+
+
 def test_a_path_that_fails_at_once_ends_the_volunteer_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,12 +348,12 @@ def test_a_slow_volunteer_does_fewer_steps_and_is_in_time(tmp_path: Path) -> Non
         config = replace(tiny_config(steps=12, min_paths=1), model=MODEL.one_path())
         async with World(tmp_path, config=config) as world:
             status = object.__new__(SlowStatus)
-            status.step_s = 4.0
+            status.step_s = 4.5
             Status.__init__(status)
             slow = world.join(1, status=status)
             fast = world.join(2)
             await finish(world)
-            # 20 s until the deadline, less the push: a fifth step would end after 20 s.
+            # 20 s until the deadline, less the push: a fifth step would end after 22.5 s.
             assert [(event["steps"], event["is_cut"]) for event in slow.said("round")] == [(4, True)] * 2
             assert [(event["steps"], event["is_cut"]) for event in fast.said("round")] == [(12, False)] * 2
             for _, _, found in shares(world):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_harness import COORDINATOR, LEADER, PROMPT, ROUNDS, Served, make_served
+from serving_harness import COORDINATOR, LEADER, PROMPT, ROUNDS, Served, grant_of, make_served, serve_archive
 from virtual_time import VirtualClock, play
 
 from bootstrap.archive import SeedArchive
@@ -18,13 +18,12 @@ from bootstrap.served_swarm import read_swarm
 from bootstrap.serving import ServedRun
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, WrongRun
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed
-from dipaco_p2p.protocol.grants import sign_grant
 from dipaco_p2p.protocol.liveness import Head, Heartbeat
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.runtime.items import items_reply
 from dipaco_p2p.runtime.join import Stages
 from dipaco_p2p.runtime.presence import Presence
-from dipaco_p2p.runtime.transfer import Uploads, serve_store
+from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
@@ -51,12 +50,10 @@ class Swarm:
         self.reader = self.network.join(Signer(bytes([9]) * 32))
 
     async def add_seed(self) -> PeerId:
-        run, store = self.served.open().run, self.served.store
+        run = self.served.open().run
         swarm = self.network.join(COORDINATOR)
         scoped = self._serve(swarm)
-        SeedArchive(run, store, COORDINATOR).serve(
-            scoped, Uploads(scoped, store, size_max=1), on_deposed=_nobody_is_deposed
-        )
+        serve_archive(self.served, scoped, self.clock)
 
         async def shardings(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
             return items_reply(run.shardings[header["after"] :])
@@ -78,8 +75,14 @@ class Swarm:
         scoped.serve("module.next", following)
         presence = Presence(run, scoped, self.clock, Heartbeat(owns=True))
         for module, ledger in archive.ledgers.items():
-            grant = sign_grant(COORDINATOR, run=run.id, module=module, term=1, leader=swarm.peer)
-            head = Head(version=ROUNDS, digest=ledger.head.digest, term=1, grant=grant)
+            grant = grant_of(run, module)
+            head = Head(
+                version=ROUNDS,
+                digest=ledger.head.digest,
+                term=1,
+                granted_by=grant.document.author,
+                grant=grant.signature,
+            )
             await presence.lead(module, head)
         await presence.beat()
         return swarm.peer
@@ -92,10 +95,6 @@ class Swarm:
 
     async def read(self, host: PeerId, *, expected: str | None = None) -> ServedRun:
         return await read_swarm(self.reader, host, self.clock, folder=self.folder, expected=expected)
-
-
-async def _nobody_is_deposed(module: ModuleId, holder: PeerId) -> None:
-    raise AssertionError("a reader deposes nobody")
 
 
 def with_swarm(served: Served, folder: Path, scenario: Callable[[Swarm], Awaitable[None]]) -> None:

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from serving_harness import COORDINATOR, PRIVATE, PROMPT, ROUNDS, TIED, Served, make_served
+from serving_harness import COORDINATOR, PRIVATE, PROMPT, ROUNDS, TIED, Served, make_served, serve_archive
 from typer.testing import CliRunner
 from virtual_time import VirtualClock, play
 
 from bootstrap import cli
-from bootstrap.archive import SeedArchive
 from bootstrap.export import export_path
 from bootstrap.generate import Request, write_on
 from bootstrap.served_swarm import read_swarm
@@ -22,7 +21,7 @@ from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.runtime.join import Stages
 from dipaco_p2p.runtime.presence import Presence
-from dipaco_p2p.runtime.transfer import Uploads, serve_store
+from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.swarm.memory import MemoryNetwork
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import PathId
@@ -86,15 +85,10 @@ def test_a_live_warm_up_is_read_too(served: Served, tmp_path: Path) -> None:
         Stages(seed).add(served.run)
         scoped = ScopedSwarm(seed, served.run.id)
         serve_store(scoped, served.store)
-        uploads = Uploads(scoped, served.store, size_max=1)
-        SeedArchive(served.run, served.store, COORDINATOR).serve(scoped, uploads, on_deposed=_nobody_is_deposed)
+        serve_archive(served, scoped, clock)
         await Presence(served.run, scoped, clock, Heartbeat(role="seed", owns=True)).beat()
         reader = network.join(Signer(bytes([9]) * 32))
         run = await read_swarm(reader, seed.peer, clock, folder=tmp_path, expected=None)
         assert await written(run, GREEDY) == await written(served.open(), GREEDY)
 
     play(scenario)
-
-
-async def _nobody_is_deposed(module: object, holder: str) -> None:
-    raise AssertionError("a reader deposes nobody")

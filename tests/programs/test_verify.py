@@ -15,6 +15,7 @@ from tiny_run import SEED_NUMBER, signer
 from bootstrap.archive import SeedArchive
 from bootstrap.verify import ChainReport, verify_run
 from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.protocol.documents import ModuleVersion, Share, seal, unseal
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
@@ -122,12 +123,19 @@ def test_a_changed_weight_is_found(run: Run, store: Store) -> None:
 
 def test_a_contribution_that_was_left_out_is_found(run: Run, store: Store) -> None:
     def leave_out(version: ModuleVersion) -> ModuleVersion:
-        rest = version.shares[1:]
+        gone, *rest = version.shares
+        rest[0] = replace(rest[0], tokens=rest[0].tokens + gone.tokens)  # the chain weighs what it did
         total = sum(share.weight for share in rest)
         return replace(version, shares=tuple(replace(share, weight=share.weight / total) for share in rest))
 
     forge(run, store, leave_out)
     require_problem(run, store, "does not follow from its contributions")
+
+
+def test_a_chain_that_says_it_weighs_more_is_found(run: Run, store: Store) -> None:
+    forge(run, store, lambda version: replace(version, weight=version.weight + 1))
+    with pytest.raises(IntegrityError, match="its chain weighs"):
+        verify(run, store)
 
 
 def test_another_clip_norm_is_found(run: Run, store: Store) -> None:

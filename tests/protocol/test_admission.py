@@ -40,8 +40,9 @@ HEAD = ModuleVersion(
     lr=0.7,
     momentum=0.9,
     norm_rule="sqrt",
+    weight=500,
     term=0,
-    grant="",
+    grant=DIGESTS[4],
     author=BOB,
 )
 RULES = AdmissionRules(

@@ -19,6 +19,7 @@ from dipaco_p2p.protocol.claims import (
     replicas,
     should_rotate,
     should_yield,
+    taking_part,
 )
 from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.machine import IllegalTransition, follow
@@ -295,3 +296,11 @@ def test_what_the_table_does_not_list_is_refused(state: ClaimState, event: Claim
 
 def test_every_state_is_reached_and_left() -> None:
     assert {state for state, _ in CLAIM_TRANSITIONS} == set(ClaimState) == set(CLAIM_TRANSITIONS.values())
+
+
+def test_who_takes_part_is_who_claims_a_path() -> None:
+    table = Table(3)
+    assert taking_part(table.claims) == frozenset()
+    for who, where in ((1, 0), (2, 0), (3, 2)):
+        table.claim(peer(who), path(where))
+    assert taking_part(table.claims) == {peer(1), peer(2), peer(3)}

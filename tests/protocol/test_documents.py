@@ -16,6 +16,7 @@ from dipaco_p2p.config import RunConfig
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.protocol.documents import (
     DOCUMENT_BYTES_MAX,
+    MIRRORS_MAX,
     VALUES_MAX,
     BlobRef,
     Contribution,
@@ -25,9 +26,13 @@ from dipaco_p2p.protocol.documents import (
     Manifest,
     ModuleVersion,
     Receipt,
+    Sealed,
     ShardRef,
     Share,
+    cosign,
     document_id,
+    is_cosigned,
+    is_signed,
     run_name,
     seal,
     unseal,
@@ -64,7 +69,7 @@ RECEIPT = Receipt(
 SHARE = Share(
     contribution=digest(b"contribution"), path=PATH, peer=BOB.peer, base_version=3, weight=1.0, tokens=100, loss=2.0
 )
-GRANT = Grant(run=RUN, module=MODULE, term=1, leader=ALICE.peer, author=ALICE.peer)
+GRANT = Grant(run=RUN, module=MODULE, term=1, leader=ALICE.peer, mirrors=(BOB.peer,), author=ALICE.peer)
 VERSION = ModuleVersion(
     run=RUN,
     module=MODULE,
@@ -78,8 +83,9 @@ VERSION = ModuleVersion(
     lr=0.7,
     momentum=0.9,
     norm_rule="sqrt",
+    weight=400,
     term=1,
-    grant="ab" * 64,
+    grant=digest(b"grant"),
     author=ALICE.peer,
 )
 SHARDS = tuple(ShardRef(path=path, blob=BLOB, sequences=7) for path in CONFIG.topology.paths())
@@ -271,6 +277,79 @@ def test_a_blob_is_named_by_its_bytes() -> None:
     assert BlobRef.of(b"bytes") == BlobRef(digest=digest(b"bytes"), size=5)
     with pytest.raises(ConfigError, match="no digest"):
         BlobRef(digest="abc", size=5)
+
+
+def test_a_version_is_by_its_first_or_by_a_grant() -> None:
+    genesis = {"version": 0, "parent": "", "grant": ""}
+    dataclasses.replace(VERSION, **genesis)  # type: ignore[arg-type]
+    for change in ({"grant": ""}, {"grant": "ab" * 64}, {"parent": ""}, {**genesis, "grant": digest(b"grant")}):
+        with pytest.raises(ConfigError):
+            dataclasses.replace(VERSION, **change)  # type: ignore[arg-type]
+
+
+def test_a_group_has_a_leader_and_a_few_other_mirrors() -> None:
+    assert GRANT.group == (ALICE.peer, BOB.peer)
+    many = tuple(Signer(bytes([50 + number]) * 32).peer for number in range(MIRRORS_MAX + 1))
+    dataclasses.replace(GRANT, mirrors=many[:-1])
+    for mirrors in (many, (ALICE.peer,), (BOB.peer, BOB.peer)):
+        with pytest.raises(ConfigError, match="all of them different"):
+            dataclasses.replace(GRANT, mirrors=mirrors)
+        with pytest.raises(IntegrityError, match="malformed grant"):
+            unseal(Grant, resigned({**wire(GRANT)["document"], "mirrors": list(mirrors)}, "grant"))
+
+
+def test_a_cosignature_travels_with_its_version_and_changes_nothing_else() -> None:
+    sealed = seal(ALICE, VERSION)
+    signature = cosign(BOB, sealed)
+    assert is_cosigned(sealed, BOB.peer, signature)
+    both = sealed.cosigned({BOB.peer: signature})
+    assert unseal(ModuleVersion, json.loads(canonical_bytes(both.to_dict()))) == both
+    assert (both.id, both.signature, sealed.cosignatures) == (sealed.id, sealed.signature, {})
+    alice = {ALICE.peer: cosign(ALICE, sealed)}
+    assert set(both.cosigned(alice).cosignatures) == {ALICE.peer, BOB.peer}
+
+
+def test_a_cosignature_stands_for_one_peer_and_one_version() -> None:
+    sealed = seal(ALICE, VERSION)
+    signature = cosign(BOB, sealed)
+    other = seal(ALICE, dataclasses.replace(VERSION, weight=401))
+    assert not is_cosigned(sealed, ALICE.peer, signature), "of another peer"
+    assert not is_cosigned(other, BOB.peer, signature), "of another version"
+    own = seal(ALICE, VERSION).signature
+    assert not is_cosigned(sealed, ALICE.peer, own), "the leader's signature makes no cosignature"
+    assert not any(is_cosigned(sealed, BOB.peer, junk) for junk in (None, 7, "", [], "0" * 128))
+
+
+@pytest.mark.parametrize(
+    "cosignatures",
+    [
+        None,
+        [],
+        {BOB.peer: None},
+        {BOB.peer: "0" * 128},
+        {BOB.peer: cosign(ALICE, seal(ALICE, VERSION))},
+        {"": cosign(BOB, seal(ALICE, VERSION))},
+        {f"peer {number}": "" for number in range(MIRRORS_MAX + 3)},
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_forged_cosignatures_are_refused(cosignatures: object) -> None:
+    with pytest.raises(IntegrityError, match="cosignature"):
+        unseal(ModuleVersion, {**wire(VERSION), "cosignatures": cosignatures})
+
+
+def test_only_versions_are_cosigned() -> None:
+    for document in (CONTRIBUTION, RECEIPT, GRANT, MANIFEST):
+        with pytest.raises(IntegrityError, match="must be an object"):
+            unseal(type(document), {**wire(document), "cosignatures": {}})
+
+
+@each_document
+def test_a_document_put_together_by_hand_is_looked_at(document: Document) -> None:
+    sealed = seal(ALICE, document)
+    assert is_signed(sealed)
+    assert not is_signed(Sealed(document, BOB.sign(document.KIND, b"")))
+    assert not is_signed(Sealed(dataclasses.replace(document, author=BOB.peer), sealed.signature))
 
 
 def test_people_see_eight_digits_of_a_run() -> None:

@@ -15,6 +15,8 @@ from dipaco_p2p import strict
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.config import LivenessConfig
 from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.protocol.branches import Branch
+from dipaco_p2p.protocol.documents import MIRRORS_MAX
 from dipaco_p2p.protocol.liveness import (
     ADDRESSES_MAX,
     TEXT_MAX,
@@ -34,7 +36,9 @@ ALICE, BOB = PeerId("alice"), PeerId("bob")
 ADDRESS = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW"
 BEAT = Heartbeat(addresses=(ADDRESS,), role="seed", owns=True, path=PathId((0, 1)), round=3, tokens_per_s=1.5)
 CLAIM = Claim(path=PathId((0, 1)), since_s=1_000_000.0, round=3)
-HEAD = Head(version=3, digest=digest(b"head"), term=2)
+HEAD = Head(
+    version=3, digest=digest(b"head"), final=2, weight=300, term=2, mirrors=(ALICE,), granted_by=BOB, grant="ab"
+)
 Body = Heartbeat | Claim | Head
 
 
@@ -75,6 +79,14 @@ def test_what_is_said_is_read(body: Body) -> None:
         (HEAD, {"term": -1}),
         (HEAD, {"term": 2**41}),
         (HEAD, {"version": 2.0}),
+        (HEAD, {"final": -1}),
+        (HEAD, {"weight": "300"}),
+        (HEAD, {"mirrors": "alice"}),
+        (HEAD, {"mirrors": [7]}),
+        (HEAD, {"mirrors": [f"peer {number}" for number in range(MIRRORS_MAX + 1)]}),
+        (HEAD, {"after": -1}),
+        (HEAD, {"granted_by": None}),
+        (HEAD, {"grant": 5}),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -104,34 +116,50 @@ def test_two_heartbeats_may_be_lost_before_the_third_renews() -> None:
     assert 2 * heartbeat_interval_s(config) < config.heartbeat_ttl_s <= 3 * heartbeat_interval_s(config)
 
 
-def head(term: int, version: int, name: bytes = b"head") -> Head:
-    return Head(version=version, digest=digest(name), term=term)
+def head(term: int, version: int, *, granted_by: PeerId = ALICE, name: bytes = b"head") -> Head:
+    return Head(version=version, digest=digest(name), term=term, granted_by=granted_by)
+
+
+COORDINATOR = PeerId("coordinator")
 
 
 def test_the_greatest_term_is_believed_even_with_an_older_version() -> None:
-    """An old leader that woke up may have made a version that nobody granted it."""
-    assert best_head({ALICE: head(1, 9), BOB: head(2, 8)}) == (BOB, head(2, 8))
-    assert best_head({ALICE: head(2, 9), BOB: head(2, 8)}) == (ALICE, head(2, 9))
-    assert best_head({}) is None
+    """Term decides who leads; whether its branch is the better one is for the leader to see."""
+    assert best_head({ALICE: head(1, 9), BOB: head(2, 8)}, coordinator=COORDINATOR) == (BOB, head(2, 8))
+    assert best_head({ALICE: head(2, 9), BOB: head(1, 8)}, coordinator=COORDINATOR) == (ALICE, head(2, 9))
+    assert best_head({}, coordinator=COORDINATOR) is None
+
+
+def test_of_one_term_the_coordinators_word_counts_more() -> None:
+    granted, elected = head(2, 3, granted_by=COORDINATOR), head(2, 9, granted_by=BOB)
+    for heads in ({ALICE: granted, BOB: elected}, {BOB: granted, ALICE: elected}):
+        best = best_head(heads, coordinator=COORDINATOR)
+        assert best is not None and best[1] == granted
+    assert best_head({ALICE: granted, BOB: head(3, 0)}, coordinator=COORDINATOR) == (BOB, head(3, 0))
 
 
 def test_all_peers_believe_the_same_head() -> None:
     heads = {
         ALICE: head(2, 8),
         BOB: head(2, 8),
-        PeerId("carol"): head(2, 8, b"fork"),
+        PeerId("carol"): head(2, 8, name=b"fork"),
         PeerId("dave"): head(1, 9),
-        PeerId("erin"): head(2, 7),
+        PeerId("erin"): head(2, 7, granted_by=COORDINATOR),
     }
     for some in itertools.combinations(heads.items(), 3):
-        found = {best_head(dict(order)) for order in itertools.permutations(some)}
+        found = {best_head(dict(order), coordinator=COORDINATOR) for order in itertools.permutations(some)}
         assert len(found) == 1
-    smallest = min(digest(b"head"), digest(b"fork"))
-    best = best_head(heads)
-    assert best is not None and best[1] == Head(version=8, digest=smallest, term=2)
+    best = best_head(heads, coordinator=COORDINATOR)
+    assert best is not None and best[0] == "erin"
 
 
-names = st.sampled_from(["addresses", "role", "owns", "doing", "path", "round", "since_s", "digest", "term", "other"])
+def test_a_head_says_how_good_its_branch_is() -> None:
+    assert HEAD.branch == Branch(final=2, version=3, weight=300, digest=HEAD.digest)
+
+
+names = st.sampled_from(
+    ["addresses", "role", "owns", "doing", "path", "round", "since_s", "digest", "term", "mirrors", "other"]
+)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400)
 
 

@@ -1,15 +1,16 @@
-"""Who leads a module: the same peer in everybody's view, moved as little as possible, the seed node last."""
+"""Who should own a module: the same group in everybody's view, moved as little as possible, the seed node last."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dipaco_p2p.protocol.liveness import Heartbeat
-from dipaco_p2p.protocol.owners import leader, rank
+from dipaco_p2p.protocol.owners import mirrors, rank, successors
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.topology import ModuleId, Topology
 
@@ -20,14 +21,32 @@ OWNER, TRAINER = Heartbeat(owns=True), Heartbeat(owns=False)
 SEED = Heartbeat(role="seed", owns=True)
 
 
+def first(
+    module: ModuleId,
+    view: Mapping[PeerId, Heartbeat],
+    *,
+    incumbent: PeerId | None = None,
+    group: Collection[PeerId] = (),
+) -> PeerId | None:
+    return next(iter(successors(module, view, incumbent=incumbent, group=group)), None)
+
+
 def leaders(peers: list[PeerId]) -> dict[ModuleId, PeerId | None]:
-    return {module: leader(module, dict.fromkeys(peers, OWNER), incumbent=None) for module in MODULES}
+    return {module: first(module, dict.fromkeys(peers, OWNER)) for module in MODULES}
 
 
 @given(st.permutations(PEERS))
 def test_the_order_of_the_view_does_not_matter(peers: list[PeerId]) -> None:
+    view, group = dict.fromkeys(peers, OWNER), PEERS[:3]
     assert rank(MODULES[0], peers) == rank(MODULES[0], PEERS)
-    assert leader(MODULES[0], dict.fromkeys(peers, OWNER), incumbent=None) == rank(MODULES[0], PEERS)[0]
+    assert first(MODULES[0], view) == rank(MODULES[0], PEERS)[0]
+    known = dict.fromkeys(PEERS, OWNER)
+    assert successors(MODULES[0], view, incumbent=None, group=group) == successors(
+        MODULES[0], known, incumbent=None, group=group[::-1]
+    )
+    assert mirrors(MODULES[0], view, leader=PEERS[0], present=(), owners=3) == mirrors(
+        MODULES[0], known, leader=PEERS[0], present=(), owners=3
+    )
 
 
 @pytest.mark.parametrize("gone", PEERS)
@@ -54,44 +73,88 @@ def test_modules_spread_over_the_peers() -> None:
 def test_an_incumbent_that_lives_is_kept() -> None:
     view = dict.fromkeys(PEERS, OWNER)
     for module in MODULES:
-        assert all(leader(module, view, incumbent=peer) == peer for peer in PEERS)
+        for peer in PEERS:
+            assert successors(module, view, incumbent=peer, group=PEERS[:3]) == [peer]
 
 
-def test_a_dead_incumbent_is_followed_by_the_first_in_rank() -> None:
+def test_a_mirror_takes_over_before_anybody_else() -> None:
     for module in MODULES:
-        first, second, *others = rank(module, PEERS)
-        assert leader(module, dict.fromkeys([second, *others], OWNER), incumbent=first) == second
+        *others, one, two, dead = rank(module, PEERS)
+        view = dict.fromkeys([*others, one, two], OWNER)
+        order = successors(module, view, incumbent=dead, group=(dead, two, one))
+        assert order == [one, two, *others]
+
+
+def test_without_a_living_member_the_first_in_rank_takes_over() -> None:
+    for module in MODULES:
+        dead, *others = rank(module, PEERS)
+        view = dict.fromkeys(others, OWNER)
+        assert successors(module, view, incumbent=dead, group=(dead,)) == others
+        assert first(module, view, incumbent=None, group=()) == others[0]
 
 
 def test_who_cannot_own_never_leads() -> None:
     view = dict.fromkeys(PEERS, TRAINER)
-    assert leader(MODULES[0], view, incumbent=None) is None
-    assert leader(MODULES[0], view, incumbent=PEERS[0]) is None, "it led once, but can be dialled no more"
-    assert leader(MODULES[0], view | {PEERS[3]: OWNER}, incumbent=PEERS[0]) == PEERS[3]
+    assert first(MODULES[0], view) is None
+    assert first(MODULES[0], view, incumbent=PEERS[0]) is None, "it led once, but can be dialled no more"
+    assert first(MODULES[0], view | {PEERS[3]: OWNER}, incumbent=PEERS[0], group=PEERS[:3]) == PEERS[3]
 
 
 def test_nobody_leads_an_empty_swarm() -> None:
-    assert leader(MODULES[0], {}, incumbent=None) is None
-    assert leader(MODULES[0], {}, incumbent=PEERS[0]) is None
+    assert first(MODULES[0], {}) is None
+    assert first(MODULES[0], {}, incumbent=PEERS[0], group=PEERS) is None
 
 
 def test_the_seed_node_leads_only_while_no_volunteer_can() -> None:
     alone = {SEED_NODE: SEED} | dict.fromkeys(PEERS, TRAINER)
     for module in MODULES:
-        assert leader(module, alone, incumbent=None) == SEED_NODE
-        assert leader(module, alone | {PEERS[0]: OWNER}, incumbent=None) == PEERS[0]
+        assert first(module, alone) == SEED_NODE
+        assert first(module, alone | {PEERS[0]: OWNER}) == PEERS[0]
 
 
 def test_the_seed_node_hands_over_and_volunteers_do_not_hand_back() -> None:
     view = {SEED_NODE: SEED, PEERS[0]: OWNER}
     for module in MODULES:
-        assert leader(module, view, incumbent=SEED_NODE) == PEERS[0]
-        assert leader(module, view, incumbent=PEERS[0]) == PEERS[0]
-        assert leader(module, {SEED_NODE: SEED}, incumbent=PEERS[0]) == SEED_NODE
+        assert first(module, view, incumbent=SEED_NODE, group=(SEED_NODE,)) == PEERS[0]
+        assert first(module, view, incumbent=PEERS[0], group=(PEERS[0],)) == PEERS[0]
+        assert first(module, {SEED_NODE: SEED}, incumbent=PEERS[0], group=(PEERS[0],)) == SEED_NODE
 
 
 def test_of_two_seed_nodes_the_incumbent_is_kept() -> None:
     view = {SEED_NODE: SEED, PEERS[0]: SEED}
     for module in MODULES:
-        assert leader(module, view, incumbent=SEED_NODE) == SEED_NODE
-        assert leader(module, view, incumbent=PEERS[0]) == PEERS[0]
+        assert first(module, view, incumbent=SEED_NODE) == SEED_NODE
+        assert first(module, view, incumbent=PEERS[0]) == PEERS[0]
+
+
+def test_a_group_is_a_leader_and_the_next_in_rank() -> None:
+    view = {SEED_NODE: SEED} | dict.fromkeys(PEERS, OWNER)
+    for module in MODULES:
+        leader, *others = rank(module, PEERS)
+        for owners in (1, 2, 3, 5):
+            assert mirrors(module, view, leader=leader, present=(), owners=owners) == tuple(others[: owners - 1])
+
+
+def test_a_newcomer_fills_a_gap_and_displaces_nobody() -> None:
+    for module in MODULES:
+        newcomer, leader, one, two = rank(module, PEERS[:4])
+        view = dict.fromkeys([newcomer, leader, one, two], OWNER)
+        assert mirrors(module, view, leader=leader, present=(two, one), owners=3) == (two, one)
+        del view[two]
+        assert mirrors(module, view, leader=leader, present=(two, one), owners=3) == (one, newcomer)
+        del view[newcomer]
+        assert mirrors(module, view, leader=leader, present=(two, one), owners=3) == (one,)
+
+
+def test_neither_the_seed_nor_who_cannot_own_is_a_mirror() -> None:
+    view = {SEED_NODE: SEED, PEERS[0]: OWNER, PEERS[1]: TRAINER, PEERS[2]: OWNER}
+    for module in MODULES:
+        present = (SEED_NODE, PEERS[1])
+        assert mirrors(module, view, leader=PEERS[0], present=present, owners=5) == (PEERS[2],)
+        assert mirrors(module, view, leader=PEERS[0], present=(PEERS[0],), owners=5) == (PEERS[2],)
+
+
+def test_a_smaller_group_keeps_its_first_mirrors() -> None:
+    view = dict.fromkeys(PEERS, OWNER)
+    for module in MODULES:
+        assert mirrors(module, view, leader=PEERS[0], present=tuple(PEERS[1:5]), owners=3) == tuple(PEERS[1:3])

@@ -15,6 +15,7 @@ from dipaco_p2p.protocol.machine import IllegalTransition, follow
 from dipaco_p2p.protocol.rounds import (
     PATIENCE,
     ROUND_TRANSITIONS,
+    UPLOAD_SILENCE_S,
     Entry,
     OpenRound,
     PathClaims,
@@ -230,6 +231,54 @@ def test_a_closed_round_takes_nothing_and_stays() -> None:
     assert closed.paths == ALL
 
 
+# -- deadlines that were learnt, and uploads that go on
+
+
+def test_a_deadline_that_was_learnt_holds_instead_of_the_run_files() -> None:
+    short = collected(A, B, C)
+    assert short.tick(claims(*ALL), CONFIG, now_s=START_S + 29.9, deadline_s=30.0).state is RoundState.COLLECTING
+    assert short.tick(claims(*ALL), CONFIG, now_s=START_S + 30.0, deadline_s=30.0).state is RoundState.GRACE
+    slow = collected(A)
+    assert slow.tick(claims(*ALL), CONFIG, now_s=START_S + PATIENCE * 30.0 - 0.1, deadline_s=30.0) is slow
+
+
+def test_no_deadline_is_longer_than_the_run_files() -> None:
+    assert collected(A, B, C).tick(claims(*ALL), CONFIG, now_s=START_S + 120.0, deadline_s=9_999.0).state is (
+        RoundState.GRACE
+    )
+
+
+def in_grace() -> Round:
+    """A, B and C are in, D's deadline is over."""
+    return collected(A, B, C).tick(claims(*ALL), CONFIG, now_s=START_S + 120.0)
+
+
+def test_the_grace_goes_on_while_bytes_of_a_missing_path_arrive() -> None:
+    uploading, now_s = in_grace(), START_S + 120.0
+    while now_s < START_S + 200.0:
+        now_s += UPLOAD_SILENCE_S - 1.0
+        assert uploading.tick(claims(*ALL), CONFIG, now_s=now_s, uploads_s={peer(D): now_s - 5.0}) is uploading
+    silent = {peer(D): now_s - UPLOAD_SILENCE_S}
+    assert uploading.tick(claims(*ALL), CONFIG, now_s=now_s, uploads_s=silent).is_closed
+
+
+def test_an_upload_that_never_ends_holds_a_round_for_one_deadline_at_most() -> None:
+    end_s = START_S + 120.0 + 120.0
+    assert in_grace().tick(claims(*ALL), CONFIG, now_s=end_s - 0.1, uploads_s={peer(D): end_s - 0.1}).state is (
+        RoundState.GRACE
+    )
+    assert in_grace().tick(claims(*ALL), CONFIG, now_s=end_s, uploads_s={peer(D): end_s}).is_closed
+
+
+def test_uploads_of_others_do_not_prolong_the_grace() -> None:
+    """Of a path that is in, of one that claims nothing, of one that begins with a later round."""
+    now_s = START_S + 125.0
+    later = {**claims(*ALL), D: {peer(D): Claim(path=D, since_s=0.0, round=NUMBER + 1)}}
+    assert in_grace().tick(claims(*ALL), CONFIG, now_s=now_s, uploads_s={peer(A): now_s}).is_closed
+    assert in_grace().tick(claims(*ALL), CONFIG, now_s=now_s, uploads_s={peer(D, 7): now_s}).is_closed
+    assert in_grace().tick(later, CONFIG, now_s=now_s, uploads_s={peer(D): now_s}).is_closed
+
+
 @pytest.mark.parametrize(
     ("quorum", "claimed", "needed"),
     [(0.0, 4, 1), (0.5, 0, 1), (0.5, 1, 1), (0.5, 3, 2), (0.5, 4, 2), (1.0, 4, 4), (0.55, 20, 11), (0.07, 100, 7)],
@@ -286,12 +335,22 @@ def test_it_closes_only_for_its_reasons(steps: list[tuple[float, PathId | None, 
 
 
 def test_an_open_round_survives_its_bytes() -> None:
-    told = OpenRound(version=7, entries=(Entry(path=A, peer=peer(A)), Entry(path=B, peer=peer(B))))
+    told = OpenRound(version=7, entries=(Entry(path=A, peer=peer(A)), Entry(path=B, peer=peer(B))), deadline_s=32.5)
     assert read_open_round(told.to_bytes()) == told
     assert told.has(A) and not told.has(C)
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"entries":[],"version":-1}', b'{"entries":[{}],"version":1}'])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"entries":[],"version":-1}',
+        b'{"entries":[{}],"version":1}',
+        b'{"deadline_s":-1.0,"entries":[],"version":1}',
+    ],
+)
 def test_a_malformed_open_round_is_refused(data: bytes) -> None:
     with pytest.raises(IntegrityError):
         read_open_round(data)

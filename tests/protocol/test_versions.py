@@ -21,9 +21,8 @@ from dipaco_p2p.protocol.documents import (
     document_id,
     seal,
 )
-from dipaco_p2p.protocol.grants import sign_grant
 from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.protocol.versions import check_chain, check_successor, genesis_version
+from dipaco_p2p.protocol.versions import Tally, check_chain, check_successor, genesis_version
 from dipaco_p2p.topology import ModuleId, PathId
 
 COORDINATOR, LEADER = Signer(bytes([1]) * 32), Signer(bytes([2]) * 32)
@@ -86,9 +85,8 @@ def child(parent: ModuleVersion = GENESIS, /, **changes: Any) -> ModuleVersion:
         "author": LEADER.peer,
     }
     values = {**good, **changes}
-    term = values.get("term", parent.term)
-    grant = sign_grant(COORDINATOR, run=parent.run, module=parent.module, term=term, leader=values["author"])
-    return dataclasses.replace(parent, **{"grant": grant, **values})
+    weight = parent.weight + sum(one.tokens for one in values["shares"])
+    return dataclasses.replace(parent, **{"grant": digest(b"a grant"), "weight": weight, **values})
 
 
 def chain(*documents: ModuleVersion) -> list[Sealed[ModuleVersion]]:
@@ -101,12 +99,14 @@ def test_the_genesis_is_what_the_manifest_says() -> None:
         assert (genesis.module, genesis.version, genesis.run) == (module, 0, document_id(MANIFEST))
         assert genesis.digest == digest(f"genesis {module}".encode())
         assert (genesis.lr, genesis.shares, genesis.update, genesis.state) == (0.5, (), None, None)
+        assert (genesis.weight, genesis.term, genesis.grant) == (0, 0, "")
 
 
 def test_a_good_successor_is_taken() -> None:
     check_successor(GENESIS, child(), MANIFEST)
     check_successor(GENESIS, child(term=4), MANIFEST)
     check_successor(GENESIS, child(shares=shares("only")), MANIFEST)
+    check_successor(GENESIS, child(is_fresh=True), MANIFEST)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,9 @@ def test_a_good_successor_is_taken() -> None:
         ({"lr": 0.7}, "outer settings"),
         ({"momentum": 0.0}, "outer settings"),
         ({"norm_rule": "rda"}, "outer settings"),
-        ({"grant": "ab" * 64}, "did not lead in term 0"),
-        ({"grant": ""}, "did not lead in term 0"),
+        ({"weight": 0}, "weighs 0, after 0"),
+        ({"weight": 299}, "weighs 299, after 0"),
+        ({"weight": 301}, "weighs 301, after 0"),
         ({"update": None}, "no update or no state"),
         ({"state": None}, "no update or no state"),
         ({"shares": ()}, "without any contribution"),
@@ -200,3 +201,28 @@ def test_a_base_that_is_too_old_or_not_a_base_is_found() -> None:
     for parent, base in ((second, 0), (second, 3), (first, 2)):
         with pytest.raises(IntegrityError, match="base"):
             check_successor(parent, child(parent, shares=shares("wrong", base=base)), MANIFEST)
+
+
+def test_the_weight_of_a_chain_is_all_that_it_counted() -> None:
+    first = child(shares=(share("a", tokens=100),))
+    second = child(first, shares=(share("b", tokens=30, base=1),))
+    assert (first.weight, second.weight) == (100, 130)
+    check_chain(chain(first, second), MANIFEST, MODULE)
+    with pytest.raises(IntegrityError, match="weighs 30, after 100"):
+        check_chain(chain(first, dataclasses.replace(second, weight=30)), MANIFEST, MODULE)
+
+
+def test_what_a_given_up_branch_counted_may_count_again() -> None:
+    first = child(shares=shares("a"))
+    second = child(first, shares=shares("b", base=1))
+    tally = Tally()
+    for version in (first, second):
+        tally.check(version)
+        tally.add(version)
+    with pytest.raises(IntegrityError, match="counts twice"):
+        tally.check(second)
+    tally.drop_after(1)
+    tally.check(second)
+    assert tally.counted == {digest(b"a"): 1}
+    with pytest.raises(IntegrityError, match="counts twice"):
+        tally.check(first)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(REPO / "docs"))
 build = importlib.import_module("build")
 parts = importlib.import_module("parts")
 
-METHOD = re.compile(r"(run|blob|module|archive)\.[a-z]+")
+METHOD = re.compile(r"(run|blob|module|mirror|archive)\.[a-z]+")
 METHOD_ROW = re.compile(r"^\| `([a-z]+\.[a-z]+)` \|", re.MULTILINE)
 LINK = re.compile(r"\]\(<?([^)\s>]+)>?\)")
 
@@ -101,7 +101,7 @@ def test_every_reason_of_admission_is_in_the_protocol() -> None:
 def test_the_methods_in_the_protocol_are_those_in_the_code() -> None:
     files = [
         *(REPO / "dipaco_p2p").rglob("*.py"),
-        *(REPO / f"bootstrap/{name}.py" for name in ("archive", "best", "resharding")),
+        *(REPO / f"bootstrap/{name}.py" for name in ("archive", "best", "resharding", "terms")),
     ]
     nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
@@ -114,7 +114,7 @@ def test_every_kind_of_signature_is_in_the_protocol() -> None:
     [told] = re.findall(r"The kinds are (.*?), so that", read("docs/protocol.md"), flags=re.DOTALL)
     kinds = {kind.KIND for kind in typing.get_args(Document)}
     assert "grant" in kinds
-    assert set(re.findall(r"`(\w+)`", told)) == kinds | {"record"}
+    assert set(re.findall(r"`(\w+)`", told)) == kinds | {"record", "cosignature"}
 
 
 def test_every_page_and_benchmark_is_in_the_list_of_files() -> None:

@@ -10,14 +10,17 @@ from typing import Any
 from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 from virtual_time import VirtualClock, end, play
 
-from bootstrap.archive import OwnArchive, SeedArchive
+from bootstrap.archive import ArchiveMirror, SeedArchive
+from bootstrap.terms import Terms
 from dipaco_p2p.config import RunConfig
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.archive import RemoteArchive
+from dipaco_p2p.runtime.granting import Electing
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import Stages
+from dipaco_p2p.runtime.mandates import Mandates
+from dipaco_p2p.runtime.mirror import Mirror
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.owner import ModuleOwner
 from dipaco_p2p.runtime.ownership import Ownership
@@ -34,26 +37,25 @@ from peers.volunteer import Volunteer
 GRACE_S = 30.0
 
 
-def node_of(
-    run: Run, swarm: MemorySwarm, folder: Path, clock: Any, heartbeat: Heartbeat, *, keeps_everything: bool = False
-) -> Node:
+def node_of(run: Run, swarm: MemorySwarm, folder: Path, clock: Any, heartbeat: Heartbeat) -> Node:
     """A peer as the programs build it; `events` of its history are in memory."""
+    store = Store(folder)
     return Node(
         run=run,
         swarm=swarm,
-        store=Store(folder),
+        store=store,
         clock=clock,
-        watch=Watch(run, swarm, clock),
+        watch=Watch(run, swarm, clock, Mandates(run, store)),
         presence=Presence(run, swarm, clock, heartbeat),
         history=History(None, clock),
-        keeps_everything=keeps_everything,
     )
 
 
 def with_uploads(node: Node) -> Node:
     """The same peer, taking uploads as a volunteer does."""
     size_max = max(map(node.run.payload_bytes_max, node.run.topology.modules()))
-    return replace(node, keep_upload=Uploads(node.swarm, node.store, size_max=size_max).claim)
+    uploads = Uploads(node.swarm, node.store, size_max=size_max, clock=node.clock)
+    return replace(node, keep_upload=uploads.claim, uploads_s=uploads.progress_s)
 
 
 class TinySeed:
@@ -62,15 +64,20 @@ class TinySeed:
     def __init__(self, world: World, run: Run) -> None:
         self.swarm = world.network.join(signer(SEED_NUMBER))
         heartbeat = Heartbeat(role="seed", owns=True, doing="serving")
-        self.node = node_of(run, self.swarm, world.folder / "seed", world.clock, heartbeat, keeps_everything=True)
-        self.archive = SeedArchive(run, self.node.store, self.swarm.signer)
-        self.ownership = Ownership(self.node, OwnArchive(self.archive, self.swarm.peer))
+        node = node_of(run, self.swarm, world.folder / "seed", world.clock, heartbeat)
+        size_max = 2 * max(map(run.snapshot_bytes_max, run.topology.modules()))
+        self.node = replace(node, keep_upload=Uploads(self.swarm, node.store, size_max=size_max).claim)
+        self.archive = SeedArchive(run, self.node.store)
+        self.mirror = ArchiveMirror(self.node, self.archive)
+        self.terms = Terms(self.node, on_deposed=self._on_deposed)
+        self.terms.serve()
+        self.ownership = Ownership(self.node, self.mirror, self.terms)
         Stages(self.swarm).add(run)
         serve_store(self.swarm, self.node.store)
-        size_max = 2 * max(map(run.snapshot_bytes_max, run.topology.modules()))
-        self.archive.serve(
-            self.swarm, Uploads(self.swarm, self.node.store, size_max=size_max), on_deposed=self._on_deposed
-        )
+
+    def term(self, module: ModuleId) -> int:
+        """The newest term of `module` that it knows of."""
+        return self.node.watch.mandates.term(module)
 
     async def run(self) -> None:
         await asyncio.gather(self.node.presence.run(), watch_forever(self.node), self.ownership.run())
@@ -92,8 +99,10 @@ class TinyVolunteer:
         self.events: list[dict[str, Any]] = []
         self.node.history.listen(self.events.append)
         serve_store(self.swarm, self.node.store)
-        self.archive = RemoteArchive(self.swarm, self.node.watch)
-        self.ownership = Ownership(self.node, self.archive, may_take=lambda: self.volunteer.is_run_open())
+        self.mirror = Mirror(self.node)
+        self.ownership = Ownership(
+            self.node, self.mirror, Electing(self.node), may_take=lambda: self.volunteer.is_run_open()
+        )
         self.status = status or Status()
         self.volunteer = Volunteer(self.node, self.ownership, self.status, device="cpu")
         self.task: asyncio.Task[None] | None = None
@@ -195,8 +204,8 @@ class Leader:
         self.node = with_uploads(node_of(world.run, self.swarm, folder, world.clock, Heartbeat(owns=True)))
         self.events: list[dict[str, Any]] = []
         self.node.history.listen(self.events.append)
-        self.archive = RemoteArchive(self.swarm, self.node.watch)
-        self.ownership = Ownership(self.node, self.archive, may_take=lambda: False)
+        self.mirror = Mirror(self.node)
+        self.ownership = Ownership(self.node, self.mirror, Electing(self.node), may_take=lambda: False)
         serve_store(self.swarm, self.node.store)
         self.tasks = [asyncio.create_task(part) for part in (self.node.presence.run(), watch_forever(self.node))]
 

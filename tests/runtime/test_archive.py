@@ -1,295 +1,314 @@
-"""The archive: one leader per term, nothing that does not follow, and a restart that goes on where it stopped."""
+"""The archive: one leader per term, one version of a number, nothing lost, and restarts that go on."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mirror_harness import MODULE, ONE, OTHER, Shelf, on_shelf, refusal
 from runtime_harness import World
-from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, make_run, signer, tiny_config, version_of
-from virtual_time import play
+from tiny_run import SEED_NUMBER, granted, signer
+from virtual_time import eventually
 
-from bootstrap.archive import OwnArchive, SeedArchive
+from bootstrap.archive import SeedArchive
 from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.protocol.admission import Reason
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, Grant, ModuleVersion, Sealed, seal
-from dipaco_p2p.protocol.grants import may_lead
-from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.documents import MIRRORS_MAX, Grant, seal, unseal
+from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.runtime import items
-from dipaco_p2p.runtime.archive import RemoteArchive
-from dipaco_p2p.runtime.recompute import Made
+from dipaco_p2p.runtime.remote import RemoteLedger
 from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId
 
-MODULE = ModuleId(1, 0)
-ONE, OTHER = signer(1), signer(2)
+SEED = signer(SEED_NUMBER)
 
 
-class Shelf:
-    """An archive on disk, and leaders that speak to it directly."""
-
-    def __init__(self, folder: Path, *, rounds: int = 5) -> None:
-        self.store = Store(folder)
-        self.run = make_run(self.store, tiny_config(rounds=rounds))
-        self.archive = SeedArchive(self.run, self.store, signer(SEED_NUMBER))
-        self.deposed: list[str] = []
-
-    def contribution(self, number: int) -> tuple[Sealed[Contribution], bytes]:
-        payload = gradient_bytes(self.run, MODULE, seed=number)
-        self.store.put(payload)
-        path = self.run.topology.paths_through(MODULE)[0]
-        document = contribution_of(self.run, signer(30), payload, module=MODULE, path=path, base_version=number - 1)
-        return seal(signer(30), document), payload
-
-    def version(
-        self, number: int, *, leader: int = 1, term: int = 1, after: Made | None = None
-    ) -> tuple[Sealed[ModuleVersion], Made]:
-        contribution, payload = self.contribution(number)
-        self.archive.ledgers[MODULE].add(contribution)
-        sealed, made = version_of(self.run, signer(leader), [(contribution, payload)], term=term, after=after)
-        self.store.put(made.update)
-        self.store.put(made.state_blob)
-        return sealed, made
-
-    def reopen(self) -> SeedArchive:
-        self.archive = SeedArchive(self.run, Store(self.store.folder), signer(SEED_NUMBER))
-        return self.archive
+def on_archive(folder: Path, scene: Callable[[Shelf], Awaitable[None]], *, rounds: int = 5) -> None:
+    on_shelf(folder, scene, keeps_everything=True, rounds=rounds)
 
 
-@pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path)
+def newest(shelf: Shelf) -> tuple[int, PeerId, tuple[PeerId, ...]]:
+    grant = shelf.world.seed.node.watch.mandates.grant(MODULE)
+    assert grant is not None
+    return grant.term, grant.leader, grant.mirrors
 
 
-def refusal(work: Awaitable[object]) -> str:
-    async def wait() -> None:
-        await work
-
-    with pytest.raises(Refused) as caught:
-        asyncio.run(wait())
-    return caught.value.reason
+async def grant(world: World, peer: PeerId, term: int, mirrors: tuple[PeerId, ...] = ()) -> None:
+    await world.seed.terms.grant(peer, MODULE, term=term, mirrors=mirrors)
 
 
-def adopt(shelf: Shelf, peer: str, term: int) -> None:
-    asyncio.run(shelf.archive.adopt(peer, MODULE, term=term))  # type: ignore[arg-type]
+async def adopt(world: World, number: int, **header: Any) -> Reply:
+    """Ask as a peer would, over the network."""
+    swarm = world.network._nodes.get(signer(number).peer) or world.network.join(signer(number))
+    asked = {"module": str(MODULE), "term": 1, "mirrors": [], "mandate": []} | header
+    return await swarm.call(SEED.peer, "archive.adopt", asked, timeout_s=5.0)
 
 
-def test_the_coordinator_leads_before_anybody_else(shelf: Shelf) -> None:
-    assert shelf.archive.granted(MODULE) == (0, signer(SEED_NUMBER).peer)
+# -- terms
 
 
-def test_a_term_is_granted_to_one_peer_only(shelf: Shelf) -> None:
-    adopt(shelf, ONE.peer, 1)
-    adopt(shelf, ONE.peer, 1)  # the answer was lost: the same question again
-    assert refusal(shelf.archive.adopt(OTHER.peer, MODULE, term=1)) == Reason.NOT_LEADER
-    adopt(shelf, OTHER.peer, 2)
-    assert refusal(shelf.archive.adopt(ONE.peer, MODULE, term=1)) == Reason.NOT_LEADER
-    assert shelf.archive.granted(MODULE) == (2, OTHER.peer)
+def test_a_term_is_granted_to_one_group_only(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        await grant(shelf.world, ONE.peer, 1)
+        await grant(shelf.world, ONE.peer, 1)  # the answer was lost: the same question again
+        assert await refusal(grant(shelf.world, OTHER.peer, 1)) == Reason.NOT_LEADER
+        assert await refusal(grant(shelf.world, ONE.peer, 1, (OTHER.peer,))) == Reason.NOT_LEADER
+        await grant(shelf.world, OTHER.peer, 2, (ONE.peer,))
+        assert await refusal(grant(shelf.world, ONE.peer, 1)) == Reason.NOT_LEADER
+        assert newest(shelf) == (2, OTHER.peer, (ONE.peer,))
+
+    on_archive(tmp_path, scene)
 
 
-def test_terms_follow_each_other_one_by_one(shelf: Shelf) -> None:
-    for term in (0, 2, 2**41):  # a term that no document can carry would end the module for ever
-        assert refusal(shelf.archive.adopt(ONE.peer, MODULE, term=term)) == Reason.NOT_LEADER
-    assert shelf.archive.granted(MODULE) == (0, signer(SEED_NUMBER).peer)
+def test_terms_follow_each_other_one_by_one(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        for term in (0, 2, 2**41):  # a term that no document can carry would end the module for ever
+            assert await refusal(grant(shelf.world, ONE.peer, term)) == Reason.NOT_LEADER
+        assert shelf.world.seed.term(MODULE) == 0
+
+    on_archive(tmp_path, scene)
 
 
-def test_a_grant_is_the_coordinators_signature_for_one_term_and_leader(shelf: Shelf) -> None:
-    signature = asyncio.run(shelf.archive.adopt(ONE.peer, MODULE, term=1))
-    grant = Grant(run=shelf.run.id, module=MODULE, term=1, leader=ONE.peer, author=signer(SEED_NUMBER).peer)
-    assert may_lead(grant, signature)
-    for change in ({"term": 2}, {"leader": OTHER.peer}, {"module": ModuleId(2, 0)}, {"author": ONE.peer}):
-        assert not may_lead(replace(grant, **change), signature)  # type: ignore[arg-type]
+def test_of_many_that_ask_for_a_term_at_once_one_gets_it(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        asks = [grant(shelf.world, signer(number).peer, 1) for number in range(1, 9)]
+        answers = await asyncio.gather(*asks, return_exceptions=True)
+        assert sum(not isinstance(answer, Refused) for answer in answers) == 1
+
+    on_archive(tmp_path, scene)
 
 
-def test_a_leader_that_is_alive_is_not_displaced(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with World(tmp_path) as world:
-            leading = True
+def test_a_grant_that_was_given_survives_a_restart(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        await grant(shelf.world, ONE.peer, 1, (OTHER.peer,))
+        await shelf.world.kill_seed()
+        seed = shelf.world.start_seed()
+        assert newest(shelf) == (1, ONE.peer, (OTHER.peer,))
+        assert await refusal(grant(shelf.world, OTHER.peer, 1)) == Reason.NOT_LEADER
+        assert seed.term(MODULE) == 1
 
-            async def is_leading(module: ModuleId, holder: PeerId, term: int) -> bool:
-                return leading and holder == ONE.peer
-
-            archive = world.seed.archive
-            archive._is_leading = is_leading
-            term = archive.granted(MODULE)[0] + 1
-            await archive.adopt(ONE.peer, MODULE, term=term)
-            with pytest.raises(Refused, match="which is alive"):
-                await archive.adopt(OTHER.peer, MODULE, term=term + 1)
-            await archive.adopt(ONE.peer, MODULE, term=term + 1)  # itself, after a restart
-            leading = False
-            await archive.adopt(OTHER.peer, MODULE, term=term + 2)
-            assert archive.granted(MODULE) == (term + 2, OTHER.peer)
-
-    play(scenario)
+    on_archive(tmp_path, scene)
 
 
-def test_a_version_that_counts_what_the_archive_lacks_is_refused(shelf: Shelf) -> None:
-    adopt(shelf, ONE.peer, 1)
-    version, _ = shelf.version(1)
-    contribution = shelf.archive.ledgers[MODULE].open.popitem()[1]
-    assert refusal(shelf.archive.keep_version(ONE.peer, version)) == "contribution-missing"
-    shelf.archive.keep_contribution(ONE.peer, contribution, term=1)
-    asyncio.run(shelf.archive.keep_version(ONE.peer, version))
+def test_a_term_that_a_group_granted_itself_counts_as_any_other(tmp_path: Path) -> None:
+    """While the seed node was away: whoever asks shows it."""
+
+    async def scene(shelf: Shelf) -> None:
+        world = shelf.world
+        first = granted(world.run, MODULE, term=1, leader=ONE.peer, mirrors=(signer(3).peer,))
+        second = seal(
+            signer(3),
+            Grant(run=world.run.id, module=MODULE, term=2, leader=signer(3).peer, after=1, author=signer(3).peer),
+        )
+        assert world.seed.node.watch.mandates.believes(MODULE, first)
+        reply = await adopt(world, 3, term=3, mandate=[second.to_dict()], mirrors=[ONE.peer])
+        sealed = unseal(Grant, reply.header["grant"])
+        assert (sealed.document.term, sealed.document.leader, sealed.document.author) == (3, signer(3).peer, SEED.peer)
+        assert newest(shelf) == (3, signer(3).peer, (ONE.peer,))
+
+    on_archive(tmp_path, scene)
 
 
-def test_of_many_that_ask_for_a_term_at_once_one_gets_it(shelf: Shelf) -> None:
-    async def race() -> list[object]:
-        asks = [shelf.archive.adopt(signer(number).peer, MODULE, term=1) for number in range(1, 9)]
-        return await asyncio.gather(*asks, return_exceptions=True)
+def test_a_stranger_cannot_lift_the_term(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        world = shelf.world
+        await grant(world, ONE.peer, 1)
+        stranger = signer(3)
+        own = seal(
+            stranger,
+            Grant(run=world.run.id, module=MODULE, term=2, leader=stranger.peer, after=1, author=stranger.peer),
+        )
+        with pytest.raises(Exception):  # noqa: B017, PT011 - refused, or it cannot show more than that
+            await adopt(world, 3, term=3, mandate=[own.to_dict()])
+        assert newest(shelf) == (1, ONE.peer, ())
 
-    assert sum(not isinstance(answer, Refused) for answer in asyncio.run(race())) == 1
-
-
-def test_only_the_leader_of_the_newest_term_hands_in(shelf: Shelf) -> None:
-    version, made = shelf.version(1)
-    contribution, _ = shelf.contribution(2)
-    assert refusal(shelf.archive.keep_version(ONE.peer, version)) == Reason.NOT_LEADER
-    adopt(shelf, ONE.peer, 1)
-    asyncio.run(shelf.archive.keep_version(ONE.peer, version))
-    adopt(shelf, OTHER.peer, 2)
-    second, _ = shelf.version(2, after=made)
-    assert refusal(shelf.archive.keep_version(ONE.peer, second)) == Reason.NOT_LEADER
-    assert refusal(shelf.archive.keep_version(OTHER.peer, second)) == Reason.NOT_LEADER, "it is not its own"
-    for peer, term in ((ONE.peer, 1), (ONE.peer, 2), (OTHER.peer, 1)):
-        with pytest.raises(Refused) as caught:
-            shelf.archive.keep_contribution(peer, contribution, term=term)
-        assert caught.value.reason == Reason.NOT_LEADER
-    shelf.archive.keep_contribution(OTHER.peer, contribution, term=2)
-    assert list(shelf.archive.ledgers[MODULE].open) == [contribution.id]
-
-
-def test_what_a_leader_made_before_its_restart_is_still_taken(shelf: Shelf) -> None:
-    first, made = shelf.version(1, term=1)
-    second, _ = shelf.version(2, term=2, after=made)
-    adopt(shelf, ONE.peer, 1)
-    adopt(shelf, ONE.peer, 2)
-    for version in (first, second, first):
-        asyncio.run(shelf.archive.keep_version(ONE.peer, version))
-    assert [sealed.document.term for sealed in shelf.archive.ledgers[MODULE].versions] == [1, 2]
-
-
-def test_a_version_whose_update_does_not_give_its_digest_is_refused(shelf: Shelf) -> None:
-    adopt(shelf, ONE.peer, 1)
-    version, _ = shelf.version(1)
-    lie = BlobRef.of(shelf.store.get(version.document.parent) or b"")
-    wrong = seal(ONE, replace(version.document, snapshot=lie))
-    assert refusal(shelf.archive.keep_version(ONE.peer, wrong)) == Reason.MALFORMED
-    other = seal(ONE, replace(version.document, update=shelf.store.put(gradient_bytes(shelf.run, MODULE, seed=9))))
-    assert refusal(shelf.archive.keep_version(ONE.peer, other)) == Reason.MALFORMED
-    assert shelf.archive.ledgers[MODULE].head.version == 0
-    asyncio.run(shelf.archive.keep_version(ONE.peer, version))
-    assert shelf.store.get(version.document.digest) is not None, "the archive makes the snapshot itself"
-
-
-def test_a_version_that_does_not_follow_the_chain_is_refused(shelf: Shelf) -> None:
-    adopt(shelf, ONE.peer, 1)
-    first, made = shelf.version(1)
-    second, _ = shelf.version(2, after=made)
-    with pytest.raises(IntegrityError, match="does not follow"):
-        asyncio.run(shelf.archive.keep_version(ONE.peer, second))
-    asyncio.run(shelf.archive.keep_version(ONE.peer, first))
-    other, _ = shelf.version(3)
-    assert refusal(shelf.archive.keep_version(ONE.peer, other)) == Reason.STALE_BASE
-    assert shelf.archive.ledgers[MODULE].versions == [first]
+    on_archive(tmp_path, scene)
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    "odd",
     [
-        ({"update": None}, Reason.MALFORMED),
-        ({"state": None}, Reason.MALFORMED),
-        ({"state": BlobRef(digest="1" * 64, size=5)}, "payload-missing"),
-        ({"module": ModuleId(9, 9)}, Reason.WRONG_MODULE),
-        ({"version": 0, "parent": "", "grant": ""}, Reason.STALE_BASE),
+        {"module": "L9"},
+        {"module": "L9.M9"},
+        {"term": "1"},
+        {"term": -1},
+        {"term": 1.0},
+        {"mirrors": None},
+        {"mirrors": "peer"},
+        {"mirrors": [7]},
+        {"mirrors": [f"peer {number}" for number in range(MIRRORS_MAX + 1)]},
+        {"mirrors": [OTHER.peer, OTHER.peer]},
+        {"mirrors": [signer(3).peer]},
+        {"mandate": [{"document": {}, "signature": ""}]},
+        {"mandate": [7]},
     ],
+    ids=str,
 )
-def test_a_version_without_its_parts_is_refused(shelf: Shelf, changes: dict[str, object], reason: str) -> None:
-    adopt(shelf, ONE.peer, 1)
-    version, _ = shelf.version(1)
-    wrong = seal(ONE, replace(version.document, **changes))  # type: ignore[arg-type]
-    assert refusal(shelf.archive.keep_version(ONE.peer, wrong)) == reason
+def test_a_malformed_question_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
+    async def scene(shelf: Shelf) -> None:
+        with pytest.raises(Refused):
+            await adopt(shelf.world, 3, **odd)
+        assert shelf.world.seed.term(MODULE) == 0
+        await adopt(shelf.world, 3)
+        assert newest(shelf)[:2] == (1, signer(3).peer)
+
+    on_archive(tmp_path, scene)
 
 
-def test_a_contribution_needs_its_run_module_and_payload(shelf: Shelf) -> None:
-    adopt(shelf, ONE.peer, 1)
-    contribution, _ = shelf.contribution(1)
-    for changes, reason in (
-        ({"run": "0" * 64}, Reason.WRONG_RUN),
-        ({"module": ModuleId(9, 9)}, Reason.WRONG_MODULE),
-        ({"payload": BlobRef(digest="1" * 64, size=5)}, "payload-missing"),
-    ):
-        wrong = seal(signer(30), replace(contribution.document, **changes))  # type: ignore[arg-type]
-        with pytest.raises(Refused) as caught:
-            shelf.archive.keep_contribution(ONE.peer, wrong, term=1)
-        assert caught.value.reason == reason
+def test_a_leader_whose_head_lives_is_not_displaced(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        world = shelf.world
+        leader = world.leader(50)
+        await leader.lead(MODULE)
+        await world.seed.node.watch.refresh()
+        term = world.seed.term(MODULE)
+        assert await refusal(grant(world, OTHER.peer, term + 1)) == Reason.NOT_LEADER
+        await grant(world, leader.peer, term + 1, (OTHER.peer,))  # its own group may change
+        await leader.die(world)
+        with_head = grant(world, OTHER.peer, term + 2)
+        assert await refusal(with_head) == Reason.NOT_LEADER, "not before its head has expired"
+        await eventually(lambda: not world.seed.node.watch.heads[MODULE])
+        await asyncio.sleep(3 * world.run.config.liveness.heartbeat_ttl_s)
+        await grant(world, OTHER.peer, term + 2)
+        assert newest(shelf)[:2] == (term + 2, OTHER.peer)
+
+    on_archive(tmp_path, scene)
 
 
-def test_a_restart_goes_on_from_the_disk(shelf: Shelf) -> None:
-    adopt(shelf, ONE.peer, 1)
-    counted, waiting = shelf.contribution(1)[0], shelf.contribution(2)[0]
-    for contribution in (counted, waiting):
-        shelf.archive.keep_contribution(ONE.peer, contribution, term=1)
-    version, made = shelf.version(1)
-    asyncio.run(shelf.archive.keep_version(ONE.peer, version))
-    archive = shelf.reopen()
-    assert archive.granted(MODULE) == (1, ONE.peer)
-    assert archive.ledgers[MODULE].versions == [version]
-    assert list(archive.ledgers[MODULE].open) == [waiting.id]
-    assert archive.contribution(counted.id) == counted, "what was counted is kept for who verifies"
-    asyncio.run(archive.keep_version(ONE.peer, shelf.version(2, after=made)[0]))
+# -- versions
 
 
-def test_a_crash_between_a_version_and_its_contributions_leaves_nothing_twice(shelf: Shelf) -> None:
-    adopt(shelf, ONE.peer, 1)
-    contribution, _ = shelf.contribution(1)
-    shelf.archive.keep_contribution(ONE.peer, contribution, term=1)
-    shelf.archive.ledgers[MODULE].append(shelf.version(1)[0])  # and not what `keep_version` does after it
-    ledger = shelf.reopen().ledgers[MODULE]
-    assert not ledger.open and not ledger.spent and not shelf.store.documents("open-")
+def test_what_it_has_signed_is_never_given_up(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.adopt(ONE, term=1)
+        first, _ = shelf.version(1)
+        second, _ = shelf.version(2)
+        for version in (first, second):
+            await shelf.keep(version)
+        member = shelf.world.leader(50)  # with a longer chain that it cannot have from us
+        shelf.adopt(member.swarm.signer, term=2)
+        shelf.made.clear()
+        chain = [shelf.version(n, leader=member.swarm.signer, term=2, variant=1) for n in (1, 2, 3)]
+        for sealed, made in chain:
+            member.mirror.append(sealed, made)
+        assert await refusal(shelf.keep(chain[2][0], sender=member.swarm.signer)) == Reason.STALE_BASE
+        assert [sealed.document for sealed in shelf.ledger.versions] == [first.document, second.document]
+        for sealed, _ in chain[:2]:
+            with pytest.raises((Refused, IntegrityError)):
+                await shelf.keep(sealed, sender=member.swarm.signer)
+        assert shelf.ledger.branch.final == 2
+
+    on_archive(tmp_path, scene)
 
 
-def test_damaged_terms_are_named(shelf: Shelf) -> None:
-    adopt(shelf, ONE.peer, 1)
-    for damage in (b"{", b"[]", b'{"L1.M0": 3}', b'{"X": [1, "p"]}'):
-        shelf.store.write_document("terms", damage)
-        with pytest.raises(IntegrityError, match="terms.json was damaged"):
-            shelf.reopen()
+def test_it_makes_all_versions_again_that_it_has_missed(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        member = shelf.world.leader(50)
+        leader: Signer = member.swarm.signer
+        shelf.adopt(leader, term=1)
+        for number in (1, 2, 3):
+            for path in (0, 1):
+                sealed, payload = shelf.contribution(number, path=path)
+                member.node.store.put(payload)
+                member.mirror.add(sealed)
+                shelf.node.store.drop(sealed.document.payload.digest)
+            version, made = shelf.version(number, leader=leader, is_handed_in=False)
+            for path in (0, 1):
+                shelf.node.store.drop(shelf.contribution(number, path=path)[0].document.payload.digest)
+            member.mirror.append(version, made)
+        await member.node.watch.refresh()
+        await shelf.keep(version, sender=leader)
+        assert [sealed.document.version for sealed in shelf.ledger.versions] == [1, 2, 3]
+        assert all(SEED.peer in sealed.cosignatures for sealed in shelf.ledger.versions)
+        archive = SeedArchive(shelf.run, shelf.node.store)
+        for share in version.document.shares:
+            assert shelf.node.store.get(archive.contribution(share.contribution).document.payload.digest) is not None
+
+    on_archive(tmp_path, scene)
 
 
-def test_an_unknown_contribution_is_told(shelf: Shelf) -> None:
-    with pytest.raises(IntegrityError, match="not in the archive"):
-        shelf.archive.contribution("0" * 64)
+def test_a_restart_goes_on_from_the_disk(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.adopt(ONE, term=1)
+        version, _ = shelf.version(1)
+        waiting = shelf.contribution(2, base=0)[0]
+        shelf.mirror.keep_contribution(ONE.peer, waiting)
+        counted = shelf.contribution(1)[0]
+        await shelf.keep(version)
+        archive = SeedArchive(shelf.run, Store(shelf.node.store.folder))
+        ledger = archive.ledgers[MODULE]
+        assert [sealed.document for sealed in ledger.versions] == [version.document] and ledger.final == 1
+        assert list(ledger.open) == [waiting.id] and not ledger.spent
+        assert archive.contribution(counted.id) == counted, "what was counted is kept for who verifies"
+        assert archive.contribution(waiting.id) == waiting
+
+    on_archive(tmp_path, scene)
+
+
+def test_a_crash_between_a_version_and_its_signature_leaves_nothing_twice(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        member = shelf.world.leader(50)
+        shelf.adopt(member.swarm.signer, term=1)
+        version, made = shelf.version(1, leader=member.swarm.signer)
+        for sealed in shelf.ledger.open.values():
+            member.node.store.put(shelf.node.store.get(sealed.document.payload.digest) or b"")
+            member.mirror.add(sealed)
+        member.mirror.append(version, made)
+        shelf.mirror.append(version, made)  # and not what `keep_version` does after it
+        await shelf.world.kill_seed()
+        shelf.node, shelf.mirror = (seed := shelf.world.start_seed()).node, seed.mirror
+        seed.ownership._may_take = lambda: False
+        await shelf.node.watch.refresh()
+        assert shelf.ledger.head.version == 1 and shelf.ledger.final == 0
+        await shelf.keep(version, sender=member.swarm.signer)
+        assert shelf.ledger.final == 1 and not shelf.ledger.kept
+        assert len(shelf.ledger.versions) == 1 and not shelf.node.store.documents("open-")
+
+    on_archive(tmp_path, scene)
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.adopt(ONE, term=1)
+        await shelf.keep(shelf.version(1)[0])
+        shelf.node.store.write_document(f"version-{MODULE}-00000001", b"{")
+        with pytest.raises(IntegrityError, match="damaged"):
+            SeedArchive(shelf.run, shelf.node.store)
+
+    on_archive(tmp_path, scene)
+
+
+def test_an_unknown_contribution_is_told(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        with pytest.raises(IntegrityError, match="not in the archive"):
+            shelf.world.seed.archive.contribution("0" * 64)
+
+    on_archive(tmp_path, scene)
 
 
 def test_a_long_chain_comes_over_the_network_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        count = 9
-        monkeypatch.setattr(items, "ITEMS_BYTES_MAX", 5000)  # two or three versions
-        async with World(tmp_path, config=tiny_config(rounds=count)) as world:
-            node = world.peer(40)
-            await node.watch.refresh()
-            remote = RemoteArchive(node.swarm, node.watch)
-            own = OwnArchive(world.seed.archive, world.seed.node.peer)
-            term = await own.term(MODULE) + 1
-            await own.adopt(MODULE, term=term)
-            after: Made | None = None
-            path = world.run.topology.paths_through(MODULE)[0]
-            for number in range(count):
-                payload = gradient_bytes(world.run, MODULE, seed=number)
-                base = {"base_version": number}
-                document = contribution_of(world.run, signer(30), payload, module=MODULE, path=path, **base)
-                sealed = seal(signer(30), document)
-                version, after = version_of(world.run, signer(SEED_NUMBER), [(sealed, payload)], term=term, after=after)
-                for blob in (payload, after.update, after.state_blob):
-                    world.seed.node.store.put(blob)
-                await own.keep_contribution(sealed, payload, term=term)
-                await own.keep_version(version, [])
-            assert await remote.chain(MODULE, after=0) == await own.chain(MODULE, after=0)
-            assert len(await remote.chain(MODULE, after=2)) == count - 2
-            assert await remote.term(MODULE) == term
-            assert await remote.open_contributions(MODULE) == await own.open_contributions(MODULE) == []
+    async def scene(shelf: Shelf) -> None:
+        monkeypatch.setattr(items, "ITEMS_BYTES_MAX", 5000)  # two or three items
+        shelf.adopt(ONE, term=1)
+        for number in range(1, 7):
+            await shelf.keep(shelf.version(number)[0])
+        opened = [shelf.contribution(7, path=path)[0] for path in (0, 1)]
+        opened += [shelf.contribution(7, base=5, path=path, variant=1)[0] for path in (0, 1)]
+        opened += [shelf.contribution(7, path=path, variant=2)[0] for path in (0, 1)]
+        for sealed in opened:
+            shelf.mirror.add(sealed)
+        node = shelf.world.peer(40)
+        await node.watch.refresh()
+        remote = RemoteLedger(node, SEED.peer, MODULE)
+        assert await remote.chain(after=0) == shelf.ledger.versions
+        assert [sealed.document.version for sealed in await remote.chain(after=2, until=5)] == [3, 4, 5]
+        assert len(await remote.page(after=0)) < 6
+        assert {sealed.id for sealed in await remote.kept()} == {sealed.id for sealed in opened}
+        assert await remote.branch() == shelf.ledger.branch
+        assert await RemoteLedger(node, SEED.peer, ModuleId(2, 1)).chain(after=0) == []
 
-    play(scenario)
+    on_archive(tmp_path, scene, rounds=9)

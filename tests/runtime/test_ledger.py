@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_run import contribution_of, gradient_bytes, make_run, signer, tiny_config, version_of
+from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, make_run, signer, tiny_config, version_of
 
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.protocol.documents import Contribution, Sealed, seal
+from dipaco_p2p.protocol.branches import Branch
+from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed, cosign, seal
+from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.runtime.ledger import Ledger
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
@@ -24,19 +26,25 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def run(store: Store) -> Run:
-    return make_run(store, tiny_config())
+    return make_run(store, tiny_config(rounds=3))
 
 
-def contribution(run: Run, number: int) -> tuple[Sealed[Contribution], bytes]:
+def contribution(run: Run, number: int, *, base: int = 0) -> tuple[Sealed[Contribution], bytes]:
     payload = gradient_bytes(run, MODULE, seed=number)
     path = run.topology.paths_through(MODULE)[0]
-    document = contribution_of(run, signer(number), payload, module=MODULE, path=path)
+    document = contribution_of(run, signer(number), payload, module=MODULE, path=path, base_version=base)
     return seal(signer(number), document), payload
+
+
+def cosigned(version: Sealed[ModuleVersion], by: Signer) -> dict[PeerId, str]:
+    return {by.peer: cosign(by, version)}
 
 
 def test_a_new_chain_stands_at_the_genesis(run: Run, store: Store) -> None:
     ledger = Ledger(run, store, MODULE)
-    assert ledger.head.version == 0 and not ledger.is_complete and ledger.after(0, limit=5) == []
+    assert ledger.head.version == 0 and not ledger.is_complete and ledger.versions == []
+    genesis = ledger.genesis.digest
+    assert ledger.branch == Branch(final=0, version=0, weight=0, digest=genesis)
 
 
 def test_a_version_takes_its_contributions_with_it(run: Run, store: Store) -> None:
@@ -68,24 +76,61 @@ def test_a_reader_of_the_same_folder_finds_the_same(run: Run, store: Store) -> N
     )
 
 
-def test_settling_drops_what_the_archive_has(run: Run, store: Store) -> None:
+def test_settling_drops_what_the_coordinator_has_signed_and_nothing_else(run: Run, store: Store) -> None:
     ledger = Ledger(run, store, MODULE)
     one = contribution(run, 1)
     ledger.add(one[0])
-    ledger.append(version_of(run, signer(9), [one], term=1)[0])
-    ledger.settle(0)
+    version, _ = version_of(run, signer(9), [one], term=1)
+    ledger.append(version)
+    ledger.cosign(1, cosigned(version, signer(8)))
+    assert ledger.settle() == [] and ledger.final == 0, "a mirror's word is not the coordinator's"
     assert ledger.spent and store.documents("open-")
-    ledger.settle(1)
+    ledger.cosign(1, cosigned(version, signer(SEED_NUMBER)))
+    assert ledger.final == 1 and ledger.branch.final == 1
+    assert ledger.settle() == [one[0].document.payload.digest]
     assert not ledger.spent and not store.documents("open-")
+    ledger.add(one[0])
+    assert not ledger.kept, "it is not needed any more"
+
+
+def test_a_version_of_the_coordinator_is_final_at_once(run: Run, store: Store) -> None:
+    ledger = Ledger(run, store, MODULE)
+    ledger.append(version_of(run, signer(SEED_NUMBER), [contribution(run, 1)], term=1)[0])
+    assert ledger.final == 1
+
+
+def test_cosignatures_are_on_disk_and_the_first_ones_stay(run: Run, store: Store) -> None:
+    ledger = Ledger(run, store, MODULE)
+    version, _ = version_of(run, signer(9), [contribution(run, 1)], term=1)
+    ledger.append(version)
+    for number in (8, SEED_NUMBER, 8):
+        ledger.cosign(1, cosigned(version, signer(number)))
+    again = Ledger(run, store, MODULE)
+    assert set(again.versions[0].cosignatures) == {signer(8).peer, signer(SEED_NUMBER).peer}
+    assert (again.versions, again.final) == (ledger.versions, 1)
+
+
+def test_what_is_final_is_never_given_up(run: Run, store: Store) -> None:
+    ledger = Ledger(run, store, MODULE)
+    version, _ = version_of(run, signer(9), [contribution(run, 1)], term=1)
+    ledger.append(version)
+    ledger.cosign(1, cosigned(version, signer(SEED_NUMBER)))
+    with pytest.raises(AssertionError):
+        ledger.truncate(0)
+    assert Ledger(run, store, MODULE).head.version == 1
 
 
 def test_a_crash_after_the_version_leaves_nothing_open(run: Run, store: Store) -> None:
     ledger = Ledger(run, store, MODULE)
     one = contribution(run, 1)
     ledger.add(one[0])
-    ledger.append(version_of(run, signer(9), [one], term=1)[0])
+    version, _ = version_of(run, signer(9), [one], term=1)
+    ledger.append(version)
     again = Ledger(run, store, MODULE)  # the open document is still there
-    assert not again.open and again.head.version == 1
+    assert not again.open and list(again.spent) == [one[0].id] and again.head.version == 1
+    again.cosign(1, cosigned(version, signer(SEED_NUMBER)))
+    last = Ledger(run, store, MODULE)  # and now it is not needed any more
+    assert not last.kept and not store.documents("open-")
 
 
 def test_truncating_opens_again_what_the_lost_versions_counted(run: Run, store: Store) -> None:
@@ -96,7 +141,8 @@ def test_truncating_opens_again_what_the_lost_versions_counted(run: Run, store: 
     for sealed, version in ((one[0], first), (other[0], second)):
         ledger.add(sealed)
         ledger.append(version)
-    ledger.truncate(1)
+    assert ledger.truncate(1) == [other[0].id]
+    assert ledger.truncate(1) == []
     again = Ledger(run, store, MODULE)
     for kept in (ledger, again):
         assert kept.versions == [first] and list(kept.open) == [other[0].id] and list(kept.spent) == [one[0].id]
@@ -118,18 +164,55 @@ def test_a_version_that_does_not_follow_is_refused(run: Run, store: Store) -> No
     assert ledger.versions == [first] == Ledger(run, store, MODULE).versions
 
 
+DAMAGES = [b"", b"{", b"\xff\xfe", b"[]", b'{"document":{},"signature":""}']
+
+
 @pytest.mark.parametrize("prefix", ["version-", "open-"])
-@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[]", b'{"document":{},"signature":""}'])
-def test_a_damaged_file_is_named(run: Run, store: Store, tmp_path: Path, prefix: str, damage: bytes) -> None:
-    ledger = Ledger(run, store, MODULE)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_archive_names_a_damaged_file(run: Run, store: Store, tmp_path: Path, prefix: str, damage: bytes) -> None:
+    ledger = Ledger(run, store, MODULE, must_be_whole=True)
     one = contribution(run, 1)
     ledger.add(one[0])
     ledger.append(version_of(run, signer(9), [one], term=1)[0])
     [path] = (tmp_path / "documents").glob(f"{prefix}*")
     path.write_bytes(damage)
     with pytest.raises(IntegrityError, match=f"{prefix}.*damaged") as caught:
-        Ledger(run, store, MODULE)
-    assert caught.value.hint
+        Ledger(run, store, MODULE, must_be_whole=True)
+    assert caught.value.hint and path.read_bytes() == damage, "nothing is lost by looking"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_volunteer_goes_on_with_what_comes_before_a_damaged_version(
+    run: Run, store: Store, tmp_path: Path, damage: bytes
+) -> None:
+    ledger = Ledger(run, store, MODULE)
+    made, items = None, [contribution(run, number, base=number - 1) for number in (1, 2, 3)]
+    for item in items:
+        ledger.add(item[0])
+        version, made = version_of(run, signer(9), [item], term=1, after=made)
+        ledger.append(version)
+    first = ledger.versions[0]
+    [_, path, _] = sorted((tmp_path / "documents").glob("version-*"))
+    path.write_bytes(damage)
+    again = Ledger(run, store, MODULE)
+    assert again.versions == [first] and store.documents("version-") == [f"version-{MODULE}-00000001"]
+    assert set(again.open) == {sealed.id for sealed, _ in items[1:]} and set(again.spent) == {items[0][0].id}
+    again.append(ledger.versions[1])
+    again.append(ledger.versions[2])
+    assert Ledger(run, store, MODULE).versions == ledger.versions
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_volunteer_goes_on_without_a_damaged_contribution(
+    run: Run, store: Store, tmp_path: Path, damage: bytes
+) -> None:
+    ledger = Ledger(run, store, MODULE)
+    for number in (1, 2):
+        ledger.add(contribution(run, number)[0])
+    path = sorted((tmp_path / "documents").glob("open-*"))[0]
+    path.write_bytes(damage)
+    again = Ledger(run, store, MODULE)
+    assert len(again.open) == 1 and not path.exists()
 
 
 def test_a_missing_version_in_the_middle_is_found(run: Run, store: Store) -> None:
@@ -140,4 +223,5 @@ def test_a_missing_version_in_the_middle_is_found(run: Run, store: Store) -> Non
     ledger.append(second)
     store.drop_document(f"version-{MODULE}-00000001")
     with pytest.raises(IntegrityError, match="does not follow"):
-        Ledger(run, store, MODULE)
+        Ledger(run, store, MODULE, must_be_whole=True)
+    assert Ledger(run, store, MODULE).versions == []

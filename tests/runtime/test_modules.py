@@ -46,7 +46,7 @@ def on_stage(folder: Path, scene: Scene) -> None:
                     signer = author.swarm.signer
                     document = contribution_of(world.run, signer, payload, module=MODULE, path=PATH, **base)
                     await offer(author, leader.peer, document, payload)
-                    await eventually(lambda head=head: owner.head.version > head.version and owner.is_archived)
+                    await eventually(lambda head=head: owner.head.version > head.version and owner._custody.is_final)
 
             await scene(world, leader, ModuleReader(node, MODULE), advance)
 

@@ -288,6 +288,8 @@ def test_without_the_archive_receipts_name_the_leader_alone_and_versions_follow_
     async def scene(stage: Stage) -> None:
         await stage.world.kill_seed()
         payload = gradient_bytes(stage.world.run, MODULE)
+        assert await stage.refusal(payload) == "no-mirror", "it counts as alive until its heartbeat expires"
+        await eventually(lambda: not stage.leader.node.watch.seeds())
         receipt = await offer(stage.node, stage.leader.peer, stage.document(payload), payload)
         assert receipt.document.holders == (stage.leader.peer,)
         await eventually(lambda: stage.owner.head.version == 1)
@@ -335,22 +337,23 @@ def test_a_leader_tells_what_is_in_its_open_round(tmp_path: Path) -> None:
             reply = await stage.node.swarm.call(stage.leader.peer, "module.round", header, timeout_s=20.0)
             return read_open_round(reply.body)
 
-        assert await told() == OpenRound(version=0)
+        deadline_s = stage.world.run.config.rounds.deadline_s
+        assert await told() == OpenRound(version=0, deadline_s=deadline_s)
         payload = gradient_bytes(stage.world.run, MODULE)
         await offer(stage.node, stage.leader.peer, stage.document(payload), payload)
         entry = Entry(path=PATH, peer=stage.node.peer)
-        assert await told() == OpenRound(version=0, entries=(entry,))
-        hand_in, seen = stage.owner._custody.hand_in, []
+        assert await told() == OpenRound(version=0, entries=(entry,), deadline_s=deadline_s)
+        publish, seen = stage.owner._custody.publish, []
 
-        async def slow_hand_in() -> None:
+        async def slow_publish() -> None:
             seen.append(stage.owner.open_round())
-            await hand_in()
+            await publish()
 
-        stage.owner._custody.hand_in = slow_hand_in  # type: ignore[method-assign]
+        stage.owner._custody.publish = slow_publish  # type: ignore[method-assign]
         await eventually(lambda: stage.owner.head.version == 1)
-        assert seen[0] == OpenRound(version=0, entries=(entry,)), "its version is not published yet"
+        assert seen[0] == OpenRound(version=0, entries=(entry,), deadline_s=deadline_s), "it is not published yet"
         await asyncio.sleep(0.1)
-        assert await told() == OpenRound(version=1)
+        assert await told() == OpenRound(version=1, deadline_s=deadline_s)
 
     on_stage(tmp_path, scene)
 

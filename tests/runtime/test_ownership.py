@@ -6,63 +6,88 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from group_harness import MODULE, PATH, contribute, expired, lead_at_last, make_versions, require_verified
 from runtime_harness import Leader, World, offer
 from tiny_run import contribution_of, gradient_bytes, tiny_config
 from virtual_time import eventually, play
 
-from bootstrap.verify import verify_run
-from dipaco_p2p.errors import Refused, Unreachable
+from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.protocol.admission import Reason
-from dipaco_p2p.protocol.documents import Receipt, Sealed
 from dipaco_p2p.runtime.modules import ModuleReader
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.transfer import UNUSED_UPLOADS_MAX
-from dipaco_p2p.topology import ModuleId, PathId
-
-MODULE = ModuleId(1, 0)
-PATH = PathId((0, 0, 0))
 
 
-def on_stage(folder: Path, scene: Callable[[World, Leader, Leader, Node], Awaitable[None]]) -> None:
+def on_stage(folder: Path, scene: Callable[[World, Leader, Leader, Node], Awaitable[None]], **changes: int) -> None:
+    """`scene` gets two peers that lead when they are told to; by default in groups of one."""
+
     async def scenario() -> None:
-        async with World(folder, config=tiny_config(rounds=30)) as world:
+        config = tiny_config(**({"rounds": 30, "owners": 1} | changes))
+        async with World(folder, config=config) as world:
             author = world.peer(60)
+            await author.watch.refresh()
             await scene(world, world.leader(50), world.leader(51), author)
 
     play(scenario)
 
 
-async def contribute(world: World, leader: Leader, author: Node, *, seed: int) -> Sealed[Receipt]:
-    head = leader.owner(MODULE).head
-    payload = gradient_bytes(world.run, MODULE, seed=seed)
-    base = {"base_version": head.version, "base_digest": head.digest}
-    document = contribution_of(world.run, author.swarm.signer, payload, module=MODULE, path=PATH, **base)
-    return await offer(author, leader.peer, document, payload)
+async def seed_away(world: World, *leaders: Leader) -> None:
+    await world.kill_seed()
+    await eventually(lambda: not any(leader.node.watch.seeds() for leader in leaders))
 
 
-async def make_versions(world: World, leader: Leader, author: Node, count: int, *, seed: int = 0) -> None:
-    for number in range(count):
-        before = leader.owner(MODULE).head.version
-        await contribute(world, leader, author, seed=seed + number)
-        await eventually(lambda before=before: leader.owner(MODULE).head.version == before + 1)
+async def seed_back(world: World, *leaders: Leader) -> None:
+    await world.start_seed().node.presence.beat()
+    await eventually(lambda: all(leader.node.watch.seeds() for leader in leaders))
 
 
-def require_verified(world: World, *, versions: int) -> None:
-    [report] = [
-        found for found in verify_run(world.run, world.seed.node.store, world.seed.archive) if found.module == MODULE
-    ]
-    assert (report.versions, report.problem) == (versions, "")
+def is_safe(leader: Leader) -> bool:
+    return leader.owner(MODULE)._custody.is_final
 
 
 def test_a_new_leader_goes_on_with_a_new_term(tmp_path: Path) -> None:
     async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
-        term = (await first.lead(MODULE)).term
+        term = (await first.lead(MODULE)).grant.term
         await make_versions(world, first, author, 2)
         await first.die(world)
+        await expired(world)
         owner = await second.lead(MODULE)
-        assert owner.term == term + 1 and owner.head.version == 2
-        await make_versions(world, second, author, 1, seed=9)
+        assert owner.grant.term == term + 1 and owner.head.version == 2
+        await make_versions(world, second, author, seed=9)
         require_verified(world, versions=3)
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_leader_that_returns_asks_for_a_new_term(tmp_path: Path) -> None:
+    """Its disk says that it leads; a later leader is gone already, so that no head tells it otherwise."""
+
+    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+        world.seed.ownership._may_take = lambda: False
+        await first.lead(MODULE)
+        await make_versions(world, first, author)
+        await first.die(world)
+        await expired(world)
+        term = (await second.lead(MODULE)).grant.term
+        await make_versions(world, second, author, seed=3)
+        await second.die(world)
+        await expired(world)
+        again = world.leader(50)
+        owner = await lead_at_last(world, again)
+        assert owner.grant.term > term and owner.head.version == 2
+        await make_versions(world, again, author, seed=5)
+        require_verified(world, versions=3)
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_leader_that_is_alive_is_not_displaced(tmp_path: Path) -> None:
+    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+        await first.lead(MODULE)
+        with pytest.raises(Refused, match="which is alive"):
+            await second.lead(MODULE)
+        assert second.ownership.modules == []
+        await make_versions(world, first, author)
 
     on_stage(tmp_path, scene)
 
@@ -70,10 +95,10 @@ def test_a_new_leader_goes_on_with_a_new_term(tmp_path: Path) -> None:
 def test_a_receipt_outlives_its_leader(tmp_path: Path) -> None:
     async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
         await first.lead(MODULE)
-        await first.node.presence.claim(PathId((0, 0, 1)), since_s=0.0)  # keeps the round open
-        await first.node.watch.refresh()
-        receipt = await contribute(world, first, author, seed=1)
+        receipt = await contribute(world, first, author)
+        assert set(receipt.document.holders) == {first.peer, world.seed.node.peer}
         await first.die(world)
+        await expired(world)
         owner = await second.lead(MODULE)
         await eventually(lambda: owner.head.version == 1)
         assert [share.contribution for share in owner.head.shares] == [receipt.document.contribution]
@@ -84,16 +109,19 @@ def test_a_receipt_outlives_its_leader(tmp_path: Path) -> None:
 def test_a_deposed_leader_takes_nothing_more_and_resigns(tmp_path: Path) -> None:
     async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
         old = await first.lead(MODULE)
+        world.network.freeze(first.peer)
+        await expired(world)
         await second.lead(MODULE)
+        world.network.thaw(first.peer)
         with pytest.raises(Refused) as caught:
-            await contribute(world, first, author, seed=1)
+            await contribute(world, first, author)
         assert caught.value.reason == Reason.NOT_LEADER
         assert not old.is_leading
         await first.ownership._check(MODULE)
         assert first.ownership.modules == []
         await second.node.watch.refresh()
         assert set(second.node.watch.heads[MODULE]) == {second.peer}
-        await make_versions(world, second, author, 1)
+        await make_versions(world, second, author)
 
     on_stage(tmp_path, scene)
 
@@ -101,21 +129,39 @@ def test_a_deposed_leader_takes_nothing_more_and_resigns(tmp_path: Path) -> None
 def test_leaving_hands_over_at_once(tmp_path: Path) -> None:
     async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
         await first.lead(MODULE)
-        await make_versions(world, first, author, 1)
+        await make_versions(world, first, author)
         await second.node.watch.refresh()
         await first.node.watch.refresh()
         await first.ownership.leave()
         assert second.ownership.modules == [MODULE] and first.ownership.modules == []
         assert [event["to"] for event in first.events if event["ev"] == "handed_over"] == [second.peer]
         assert second.owner(MODULE).head.version == 1
+        await make_versions(world, second, author, seed=9)
+        require_verified(world, versions=2)
 
     on_stage(tmp_path, scene)
 
 
-def test_nobody_leads_without_the_archive(tmp_path: Path) -> None:
+def test_leaving_hands_over_without_the_seed_as_well(tmp_path: Path) -> None:
     async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
-        await world.kill_seed()
-        with pytest.raises(Unreachable):
+        await first.lead(MODULE)
+        await make_versions(world, first, author)
+        await seed_away(world, first, second)
+        await first.ownership.leave()
+        assert second.ownership.modules == [MODULE] and first.ownership.modules == []
+        assert second.owner(MODULE).head.version == 1
+        await make_versions(world, second, author, seed=9)
+        await seed_back(world, second)
+        await eventually(lambda: is_safe(second))
+        require_verified(world, versions=2)
+
+    on_stage(tmp_path, scene)
+
+
+def test_nobody_leads_without_a_grant(tmp_path: Path) -> None:
+    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+        await seed_away(world, first, second)
+        with pytest.raises(IntegrityError, match="nobody who may has granted"):
             await first.lead(MODULE)
         assert first.ownership.modules == []
 
@@ -125,15 +171,15 @@ def test_nobody_leads_without_the_archive(tmp_path: Path) -> None:
 def test_versions_that_the_archive_never_got_are_handed_in_after_a_restart(tmp_path: Path) -> None:
     async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
         await first.lead(MODULE)
-        await world.kill_seed()
+        await seed_away(world, first)
         await make_versions(world, first, author, 2)
         await first.die(world)
         await world.start_seed().node.presence.beat()
         again = world.leader(50)  # same key, same folder
         owner = await again.lead(MODULE)
         assert owner.head.version == 2
-        await make_versions(world, again, author, 1, seed=9)
-        await eventually(lambda: owner.is_archived)
+        await make_versions(world, again, author, seed=9)
+        await eventually(lambda: is_safe(again))
         require_verified(world, versions=3)
 
     on_stage(tmp_path, scene)
@@ -143,13 +189,15 @@ def test_a_long_outage_of_the_archive_loses_no_payload(tmp_path: Path) -> None:
     """Longer than a sender's uploads are kept that nothing came of."""
 
     async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
-        owner = await first.lead(MODULE)
-        await world.kill_seed()
-        await make_versions(world, first, author, UNUSED_UPLOADS_MAX + 2)
-        await world.start_seed().node.presence.beat()
-        await make_versions(world, first, author, 1, seed=50)
-        await eventually(lambda: owner.is_archived)
-        require_verified(world, versions=UNUSED_UPLOADS_MAX + 3)
+        await first.lead(MODULE)
+        await seed_away(world, first)
+        count = UNUSED_UPLOADS_MAX // 2 + 1
+        await make_versions(world, first, author, count)
+        await seed_back(world, first)
+        await make_versions(world, first, author, seed=50)
+        await eventually(lambda: is_safe(first))
+        require_verified(world, versions=count + 1)
+        assert not first.node.store.documents(f"open-{MODULE}"), "nothing is kept here that the archive has"
 
     on_stage(tmp_path, scene)
 
@@ -157,19 +205,21 @@ def test_a_long_outage_of_the_archive_loses_no_payload(tmp_path: Path) -> None:
 def test_versions_that_the_archive_went_on_without_are_forgotten(tmp_path: Path) -> None:
     async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
         await first.lead(MODULE)
-        await make_versions(world, first, author, 1)
-        await world.kill_seed()
+        await make_versions(world, first, author)
+        await seed_away(world, first)
         await make_versions(world, first, author, 2, seed=5)
         await first.die(world)
         await world.start_seed().node.presence.beat()
-        await second.lead(MODULE)
-        await make_versions(world, second, author, 1, seed=9)
+        await expired(world)
+        await lead_at_last(world, second)
+        await make_versions(world, second, author, seed=9)
         await second.die(world)
+        await expired(world)
         again = world.leader(50)
-        owner = await again.lead(MODULE)
+        owner = await lead_at_last(world, again)
         assert owner.head == world.seed.archive.ledgers[MODULE].head and owner.head.version == 2
-        await make_versions(world, again, author, 1, seed=12)
-        await eventually(lambda: owner.is_archived)
+        await make_versions(world, again, author, seed=12)
+        await eventually(lambda: is_safe(again))
         require_verified(world, versions=3)
 
     on_stage(tmp_path, scene)
@@ -178,14 +228,14 @@ def test_versions_that_the_archive_went_on_without_are_forgotten(tmp_path: Path)
 def test_an_author_counts_once_per_base_also_under_a_new_leader(tmp_path: Path) -> None:
     async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
         genesis = (await first.lead(MODULE)).head
-        await make_versions(world, first, author, 1)
+        await make_versions(world, first, author)
         await first.die(world)
+        await expired(world)
         owner = await second.lead(MODULE)
         assert owner.head.version == 1
         payload = gradient_bytes(world.run, MODULE, seed=7)
-        path = world.run.topology.paths_through(MODULE)[0]
         base = {"base_version": 0, "base_digest": genesis.digest}
-        document = contribution_of(world.run, author.swarm.signer, payload, module=MODULE, path=path, **base)
+        document = contribution_of(world.run, author.swarm.signer, payload, module=MODULE, path=PATH, **base)
         with pytest.raises(Refused) as caught:
             await offer(author, second.peer, document, payload)
         assert caught.value.reason == Reason.ALREADY_CONTRIBUTED
@@ -196,8 +246,8 @@ def test_an_author_counts_once_per_base_also_under_a_new_leader(tmp_path: Path) 
 def test_a_reader_leaves_a_branch_that_was_lost_with_its_leader(tmp_path: Path) -> None:
     async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
         await first.lead(MODULE)
-        await make_versions(world, first, author, 1)
-        await world.kill_seed()
+        await make_versions(world, first, author)
+        await seed_away(world, first)
         await make_versions(world, first, author, 2, seed=5)
         node = world.peer(70)
         reader = ModuleReader(node, MODULE)
@@ -207,8 +257,9 @@ def test_a_reader_leaves_a_branch_that_was_lost_with_its_leader(tmp_path: Path) 
         assert lost.version == 3
         await first.die(world)
         await world.start_seed().node.presence.beat()
-        await second.lead(MODULE)
-        await make_versions(world, second, author, 1, seed=9)
+        await expired(world)
+        await lead_at_last(world, second)
+        await make_versions(world, second, author, seed=9)
         await node.watch.refresh()
         await reader.sync(after=lost.version)  # not for ever: that version will never come
         assert reader.version == world.seed.archive.ledgers[MODULE].head and reader.version.version == 2
@@ -216,18 +267,19 @@ def test_a_reader_leaves_a_branch_that_was_lost_with_its_leader(tmp_path: Path) 
     on_stage(tmp_path, scene)
 
 
-def test_a_version_is_shown_after_the_archive_has_it(tmp_path: Path) -> None:
+def test_a_version_is_shown_after_another_has_made_it_again(tmp_path: Path) -> None:
     async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
         owner = await first.lead(MODULE)
         shown: list[int] = []
-        hand_in = owner._custody.hand_in
+        publish = owner._custody.publish
 
-        async def slow_hand_in() -> None:
+        async def slow_publish() -> None:
             shown.append(len(await owner.versions_after(0, wait_s=0.0)))
-            await hand_in()
+            await publish()
 
-        owner._custody.hand_in = slow_hand_in  # type: ignore[method-assign]
-        await make_versions(world, first, author, 1)
-        assert shown == [0] and len(await owner.versions_after(0, wait_s=0.0)) == 1
+        owner._custody.publish = slow_publish  # type: ignore[method-assign]
+        await make_versions(world, first, author)
+        [sealed] = await owner.versions_after(0, wait_s=0.0)
+        assert shown == [0] and set(sealed.cosignatures) == {world.seed.node.peer}
 
     on_stage(tmp_path, scene)

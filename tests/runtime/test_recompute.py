@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, initial, make_run, signer, tiny_config
+from tiny_run import contribution_of, gradient_bytes, granted, initial, make_run, signer, tiny_config
 
 from dipaco_p2p.core.codec import decode_module, encode_module
 from dipaco_p2p.core.compress import decode_compressed
 from dipaco_p2p.core.outer import OuterState, apply_update, decode_state
 from dipaco_p2p.protocol.documents import seal
-from dipaco_p2p.protocol.grants import sign_grant
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import check_successor, genesis_version
 from dipaco_p2p.runtime.recompute import Admitted, Made, make_version
@@ -41,7 +40,7 @@ def admitted(run: Run, *, count: int = 3, tokens: int | None = None) -> list[Adm
 
 
 def grant_to(run: Run, leader: PeerId) -> str:
-    return sign_grant(signer(SEED_NUMBER), run=run.id, module=MODULE, term=1, leader=leader)
+    return granted(run, MODULE, term=1, leader=leader).id
 
 
 def made_of(run: Run, items: list[Admitted]) -> Made:

@@ -12,8 +12,16 @@ from virtual_time import play
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import BlobMissing, Refused
 from dipaco_p2p.protocol.documents import BlobRef
+from dipaco_p2p.runtime import transfer
 from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.transfer import UNUSED_UPLOADS_MAX, Uploads, fetch, send, serve_store
+from dipaco_p2p.runtime.transfer import (
+    UNFINISHED_UPLOADS_MAX,
+    UNUSED_UPLOADS_MAX,
+    Uploads,
+    fetch,
+    send,
+    serve_store,
+)
 from dipaco_p2p.swarm.blobs import WRITE
 
 DATA = bytes(range(256)) * 5000  # more than one range
@@ -134,5 +142,36 @@ def test_uploads_that_nothing_came_of_make_room_and_claimed_ones_stay(tmp_path: 
         assert [other.store.size(digest(blob)) is not None for blob in blobs] == [True, False] + [True] * (
             UNUSED_UPLOADS_MAX
         )
+
+    between_two(tmp_path, scene)
+
+
+def test_a_flood_of_unfinished_uploads_makes_room_for_itself_only(tmp_path: Path) -> None:
+    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+        async def begin(node: Node, number: int, body: bytes) -> int:
+            header = {"digest": digest(str(number).encode()), "size": len(DATA), "offset": 0}
+            reply = await node.swarm.call(other.peer, WRITE, header, body, timeout_s=20.0)
+            have: int = reply.header["have"]
+            return have
+
+        await begin(other, 0, b"theirs")  # a call of its own: another sender
+        for number in range(3 * UNFINISHED_UPLOADS_MAX):
+            await begin(one, number, b"ours")
+        assert len(list((other.store.folder / "partial").iterdir())) == UNFINISHED_UPLOADS_MAX + 1
+        assert await begin(other, 0, b"") == len(b"theirs")
+        assert await begin(one, 3 * UNFINISHED_UPLOADS_MAX - 1, b"") == len(b"ours")
+
+    between_two(tmp_path, scene)
+
+
+def test_finished_uploads_of_all_senders_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "UNUSED_UPLOADS_IN_ALL_MAX", 5)
+
+    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+        await send(other, other.peer, b"theirs")
+        for number in range(8):
+            await send(one, other.peer, str(number).encode())
+        kept = [number for number in range(8) if other.store.size(digest(str(number).encode())) is not None]
+        assert kept == [4, 5, 6, 7] and other.store.size(digest(b"theirs")) is not None
 
     between_two(tmp_path, scene)

@@ -8,15 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from runtime_harness import World, offer
-from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, signer
+from tiny_run import contribution_of, gradient_bytes, granted, signer
 from virtual_time import end, eventually, play
 
-from dipaco_p2p.protocol.grants import sign_grant
+from dipaco_p2p.protocol.documents import Grant, seal
 from dipaco_p2p.protocol.keys import claims_key, heads_key, peers_key
 from dipaco_p2p.protocol.liveness import Claim, Head
 from dipaco_p2p.protocol.rounds import Standing
 from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.runtime.items import items_reply
 from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
 
 MODULE = ModuleId(1, 0)
@@ -33,8 +35,14 @@ def between_two(folder: Path, scene: Callable[[World, Node, Node], Awaitable[Non
 
 def head(world: World, leader: Node, *, module: ModuleId = MODULE, version: int = 0, term: int = 1) -> Head:
     """A head with the coordinator's grant to `leader`."""
-    grant = sign_grant(signer(SEED_NUMBER), run=world.run.id, module=module, term=term, leader=leader.peer)
-    return Head(version=version, digest=genesis_version(world.run.manifest, MODULE).digest, term=term, grant=grant)
+    sealed = granted(world.run, module, term=term, leader=leader.peer)
+    return Head(
+        version=version,
+        digest=genesis_version(world.run.manifest, MODULE).digest,
+        term=term,
+        granted_by=sealed.document.author,
+        grant=sealed.signature,
+    )
 
 
 def test_what_is_said_is_seen(tmp_path: Path) -> None:
@@ -185,9 +193,7 @@ def test_a_seed_node_leads_only_until_a_volunteer_can(tmp_path: Path) -> None:
         await eventually(lambda: len(world.seed.ownership.modules) == 5)
         await one.presence.say(owns=True)
         await other.watch.refresh()
-        assert {other.watch.successor(module, incumbent=world.seed.node.peer) for module in other.watch.heads} == {
-            one.peer
-        }
+        assert {tuple(other.watch.successors(module)) for module in other.watch.heads} == {(one.peer,)}
 
     between_two(tmp_path, scene)
 
@@ -200,5 +206,36 @@ def test_who_leads_is_the_coordinators_word(tmp_path: Path) -> None:
             await other.presence.lead(MODULE, claim)
             await one.watch.read_heads(MODULE)
             assert set(one.watch.heads[MODULE]) == {one.peer}
+
+    between_two(tmp_path, scene)
+
+
+def test_a_stranger_that_grants_itself_a_term_is_believed_by_nobody(tmp_path: Path) -> None:
+    """Neither by its head nor by the mandate that it shows; who really leads still does."""
+
+    async def scene(world: World, one: Node, other: Node) -> None:
+        await one.presence.lead(MODULE, head(world, one, term=50))
+        await other.watch.refresh()
+        own = [
+            seal(
+                other.swarm.signer,
+                Grant(run=world.run.id, module=MODULE, term=term, leader=other.peer, after=50, author=other.peer),
+            )
+            for term in (51, 99)
+        ]
+
+        async def show(*_: object) -> Reply:
+            return items_reply([granted(world.run, MODULE, term=50, leader=one.peer), *own])
+
+        other.swarm.serve("module.mandate", show)
+        reader = world.peer(42)
+        for node in (one, reader):
+            for sealed in own:
+                said = replace(head(world, other, version=9), term=sealed.document.term, after=50)
+                said = replace(said, granted_by=other.peer, grant=sealed.signature)
+                await other.presence.lead(MODULE, said)
+                await node.watch.refresh()
+                assert set(node.watch.heads[MODULE]) == {one.peer} and node.watch.leader(MODULE) == one.peer
+                assert node.watch.mandates.term(MODULE) == 50
 
     between_two(tmp_path, scene)

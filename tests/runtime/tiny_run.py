@@ -34,14 +34,14 @@ from dipaco_p2p.protocol.documents import (
     BlobRef,
     Contribution,
     GenesisRef,
+    Grant,
     Manifest,
     ModuleVersion,
     Sealed,
     ShardRef,
     seal,
 )
-from dipaco_p2p.protocol.grants import sign_grant
-from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.runtime.recompute import Admitted, Made, make_version
 from dipaco_p2p.runtime.run import Run
@@ -162,6 +162,14 @@ def gradient_bytes(run: Run, module: ModuleId, *, seed: int = 0, size: float = 1
     return encode_compressed(compress(values)[0])
 
 
+def granted(
+    run: Run, module: ModuleId, *, term: int, leader: PeerId, mirrors: tuple[PeerId, ...] = ()
+) -> Sealed[Grant]:
+    """The coordinator's grant of a term."""
+    author = signer(SEED_NUMBER)
+    return seal(author, Grant(run=run.id, module=module, term=term, leader=leader, mirrors=mirrors, author=author.peer))
+
+
 def version_of(
     run: Run,
     leader: Signer,
@@ -178,6 +186,6 @@ def version_of(
     else:
         parent, state = after.version, after.state
     gradients = [Admitted(sealed, decode_compressed(payload, size=layout.size)) for sealed, payload in admitted]
-    grant = sign_grant(signer(SEED_NUMBER), run=run.id, module=module, term=term, leader=leader.peer)
+    grant = granted(run, module, term=term, leader=leader.peer).id
     made = make_version(run, parent, state, gradients, clip_norm=None, term=term, grant=grant, author=leader.peer)
     return seal(leader, made.version), made

@@ -16,7 +16,7 @@ from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import BlobMissing, ConfigError, IntegrityError, Refused, Unreachable
 from dipaco_p2p.protocol.records import sign_record
 from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.swarm.api import INBOUND_CALLS_PER_PEER_MAX, Reply
+from dipaco_p2p.swarm.api import BULK_AT_ONCE_PER_PEER, INBOUND_CALLS_PER_PEER_MAX, Reply
 from dipaco_p2p.swarm.blobs import RANGE_BYTES, fetch_blob, send_blob, serve_blobs, serve_uploads
 
 Play = Callable[[Callable[[Any], Any]], None]
@@ -205,12 +205,45 @@ def test_one_peer_cannot_hold_all_the_calls(play: Play) -> None:
         for _ in calls:
             await entered.acquire()
         with pytest.raises(Refused) as refused:
-            await a.call(b.peer, "echo", {}, bytes(1024 * 1024), timeout_s=5)
+            await a.call(b.peer, "echo", {}, bytes(32 * 1024), timeout_s=5)
         assert refused.value.reason == "busy"
         assert (await c.call(b.peer, "echo", {}, timeout_s=5)).header == {"caller": c.peer}
         leave.set()
         await asyncio.gather(*calls)
         assert (await a.call(b.peer, "echo", {}, timeout_s=5)).header == {"caller": a.peer}
+
+    play(scenario)
+
+
+def test_blobs_in_both_directions_keep_no_control_call_waiting(play: Play) -> None:
+    """A peer whose reads of blobs fill all places for them is still heard, and others' reads get their turn."""
+
+    async def scenario(net: Any) -> None:
+        a, b, c = [await net.join() for _ in range(3)]
+        reading, go_on, served = asyncio.Semaphore(0), asyncio.Event(), list[PeerId]()
+
+        async def read(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+            reading.release()
+            await go_on.wait()
+            served.append(peer)
+            return Reply({}, bytes(1024))
+
+        for method in ("blob.read", "0123456789abcdef/blob.write"):
+            b.serve(method, read)
+        b.serve("echo", echo)
+        a.serve("echo", echo)
+        body, bulk = bytes(64 * 1024), []
+        for method in ("blob.read", "0123456789abcdef/blob.write"):
+            bulk += [asyncio.ensure_future(a.call(b.peer, method, {}, body, timeout_s=30)) for _ in range(24)]
+        for _ in range(BULK_AT_ONCE_PER_PEER):
+            await reading.acquire()
+        late = asyncio.ensure_future(c.call(b.peer, "blob.read", {}, timeout_s=30))
+        await reading.acquire()  # there is room left for who comes late
+        for caller, peer in ((a, b.peer), (c, b.peer), (b, a.peer)):
+            assert (await caller.call(peer, "echo", {}, timeout_s=10)).header == {"caller": caller.peer}
+        go_on.set()
+        await asyncio.gather(*bulk, late)
+        assert served.index(c.peer) <= 2 * BULK_AT_ONCE_PER_PEER and len(served) == 49
 
     play(scenario)
 

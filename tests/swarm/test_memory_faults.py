@@ -150,3 +150,100 @@ def test_a_reader_keeps_what_it_saw_when_the_network_lost_it() -> None:
         assert await b.get(KEY) == {}
 
     asyncio.run(scenario())
+
+
+def test_a_cut_stops_one_direction_only() -> None:
+    async def scenario() -> None:
+        net, clock, (a, b, _), served = network()
+        net.cut(a.peer, b.peer)
+        call = asyncio.ensure_future(a.call(b.peer, "count", {"n": 1}, timeout_s=5))
+        answered = asyncio.ensure_future(b.call(a.peer, "count", {"n": 2}, timeout_s=5))
+        await clock.advance(6)
+        with pytest.raises(Unreachable):
+            await call
+        with pytest.raises(Unreachable):
+            await answered  # it was served, but the answer is cut
+        assert served == [2]
+        net.heal()
+        assert await a.call(b.peer, "count", {"n": 3}, timeout_s=5) and served == [2, 3]
+
+    asyncio.run(scenario())
+
+
+def test_a_frozen_peer_keeps_silent_and_answers_when_it_is_thawed() -> None:
+    async def scenario() -> None:
+        net, clock, (a, b, c), served = network()
+        await b.put(KEY, {"n": 1}, ttl_s=100)
+        net.freeze(b.peer)
+        late = asyncio.ensure_future(a.call(b.peer, "count", {"n": 1}, timeout_s=5))
+        patient = asyncio.ensure_future(a.call(b.peer, "count", {"n": 2}, timeout_s=50))
+        own = asyncio.ensure_future(b.call(c.peer, "count", {"n": 3}, timeout_s=50))
+        await clock.advance(6)
+        with pytest.raises(Unreachable):
+            await late
+        assert served == [] and not patient.done() and not own.done()
+        net.thaw(b.peer)
+        await clock.advance(0.1)
+        assert patient.done() and own.done() and {2, 3} <= set(served)
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_peer_costs_its_lag_on_every_way() -> None:
+    async def scenario() -> None:
+        net, clock, (a, b, _), served = network()
+        net.slow(b.peer, 1.5)
+        call = asyncio.ensure_future(a.call(b.peer, "count", {"n": 1}, timeout_s=10))
+        await clock.advance(1.4)
+        assert served == []
+        await clock.advance(0.2)
+        assert served == [1] and not call.done()
+        await clock.advance(1.5)
+        assert call.done()
+
+    asyncio.run(scenario())
+
+
+def test_reordering_lets_later_messages_come_first() -> None:
+    async def order(**faults: float) -> list[int]:
+        _, clock, (a, b, _), served = network(3, delay_s=(0.1, 0.1), **faults)
+        for n in range(12):
+            asyncio.ensure_future(a.call(b.peer, "count", {"n": n}, timeout_s=60))
+            await clock.advance(0.01)
+        await clock.advance(5)
+        return served
+
+    assert asyncio.run(order()) == list(range(12))
+    mixed = asyncio.run(order(reordering=0.5))
+    assert mixed != list(range(12)) and sorted(mixed) == list(range(12))
+
+
+def test_each_node_may_have_a_clock_of_its_own() -> None:
+    class Ahead:
+        """Ten seconds ahead of the network's."""
+
+        def __init__(self, clock: ManualClock) -> None:
+            self.sleep = clock.sleep
+            self._clock = clock
+
+        def now_s(self) -> float:
+            return self._clock.now_s() + 10.0
+
+    async def scenario() -> None:
+        net, clock, (a, _, _), _ = network()
+        ahead = net.join(Signer(bytes([9]) * 32), clock=Ahead(clock))
+        await a.put(KEY, {"n": 1}, ttl_s=8)
+        assert a.peer in await a.get(KEY) and a.peer not in await ahead.get(KEY)
+
+    asyncio.run(scenario())
+
+
+def test_in_a_large_network_a_record_is_found_among_the_nodes_that_are_closest_to_its_key() -> None:
+    async def scenario() -> None:
+        net = MemoryNetwork(1, ManualClock())
+        swarms = [net.join(Signer(number.to_bytes(2, "big") * 16)) for number in range(1, 101)]
+        for writer, reader in zip(swarms[:10], swarms[50:60], strict=True):
+            assert await writer.put(KEY, {"by": writer.peer}, ttl_s=100)
+            assert (await reader.get(KEY))[writer.peer].body == {"by": writer.peer}
+
+    asyncio.run(scenario())

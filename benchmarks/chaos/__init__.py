@@ -1,0 +1,1 @@
+"""Faults on real processes from one seed: a schedule, a swarm of the command lines, an offline checker."""

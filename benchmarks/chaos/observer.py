@@ -1,0 +1,66 @@
+"""A client of the swarm that only looks: whose heartbeat it sees, and since when it does not any more.
+
+It is to the swarm what a survivor is, and its view is no older than `LOOK_S` plus one read of the DHT; a survivor looks
+every sixth of an expiry. What it saw goes into a history of its own: `sees` and `misses` with the peer, and `records`
+with how many live records there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from dipaco_p2p.clock import SystemClock
+from dipaco_p2p.errors import SwarmError
+from dipaco_p2p.runtime.history import History
+from dipaco_p2p.runtime.join import fetch_stages
+from dipaco_p2p.runtime.watch import Watch
+from dipaco_p2p.swarm.libp2p import open_libp2p
+from dipaco_p2p.swarm.scope import ScopedSwarm
+
+OBSERVER = "observer"
+"""Its name among the histories."""
+LOOK_S = 0.25
+CONNECT_TIMEOUT_S = 15.0
+TTL_MAX_S = 3600.0
+
+
+@asynccontextmanager
+async def observe(address: str, folder: Path) -> AsyncIterator[None]:
+    """Look at the newest stage of the run at `address` while the block runs. Raises as joining does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    clock = SystemClock()
+    swarm = await open_libp2p(
+        folder / "identity.key", initial_peers=[address], client_mode=True, ttl_max_s=TTL_MAX_S, clock=clock
+    )
+    try:
+        seed = await swarm.connect(address, timeout_s=CONNECT_TIMEOUT_S)
+        run = (await fetch_stages(swarm, seed, expected=None))[-1]
+        watch = Watch(run, ScopedSwarm(swarm, run.id), clock)
+        looking = asyncio.create_task(_look(watch, History(folder / "history.jsonl", clock)))
+        try:
+            yield
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+    finally:
+        await swarm.close()
+
+
+async def _look(watch: Watch, history: History) -> None:
+    seen, counts = set[str](), (0, 0, 0)
+    while True:
+        with contextlib.suppress(SwarmError):
+            await watch.refresh()
+        now = {str(peer) for peer in watch.heartbeats}
+        for ev, peers in (("sees", now - seen), ("misses", seen - now)):
+            for peer in sorted(peers):
+                history.add(ev, peer=peer)
+        seen, before = now, counts
+        counts = (len(now), sum(map(len, watch.claims.values())), sum(map(len, watch.heads.values())))
+        if counts != before:
+            history.add("records", heartbeats=counts[0], claims=counts[1], heads=counts[2])
+        await asyncio.sleep(LOOK_S)

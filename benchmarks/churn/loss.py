@@ -1,0 +1,19 @@
+"""Validation loss of both runs where they can be compared: after the same number of rounds, on the same sequences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bootstrap.archive import SeedArchive
+from bootstrap.evaluator import Evaluator
+from bootstrap.folder import RunFolder
+
+
+def losses(folders: dict[str, Path], versions: dict[str, int]) -> dict[str, float]:
+    """Nats per token of each run at its version of `versions`, by the run's name."""
+    found = {}
+    for name, folder in folders.items():
+        run, store = RunFolder(folder).require()
+        evaluator = Evaluator(run, store, SeedArchive(run, store))
+        found[name] = evaluator.evaluate(versions[name]).routed.loss
+    return found

@@ -1,0 +1,158 @@
+"""The mandates that this peer believes: of each module the newest, on disk, and a few others while branches compete.
+
+    documents/mandate-L1.M0.json     the newest mandate of a module: a list of sealed grants
+
+A member of a group writes down a grant before it uses it, so that it never signs two for one term.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+
+from ..canonical import canonical_bytes
+from ..errors import IntegrityError
+from ..protocol.documents import Grant, Sealed, is_signed, seal, unseal
+from ..protocol.grants import Mandate, check_mandate, extended, seniority
+from ..protocol.liveness import Head
+from ..protocol.signing import PeerId, Signer
+from ..topology import ModuleId
+from .ledger import Ledger
+from .run import Run
+from .store import Store
+
+log = logging.getLogger(__name__)
+
+KNOWN_MAX = 16
+"""Mandates per module that are remembered besides the newest."""
+
+
+class Mandates:
+    """What is known of who may lead; only what goes back to the coordinator is ever in here."""
+
+    def __init__(self, run: Run, store: Store | None = None) -> None:
+        """Without a `store` for a peer that only reads, and forgets."""
+        self._run = run
+        self._store = store
+        self._coordinator = run.manifest.author
+        self._known: dict[ModuleId, list[Mandate]] = {module: [] for module in run.topology.modules()}
+        for module in self._known:
+            self._load(module)
+
+    def newest(self, module: ModuleId) -> Mandate:
+        """The mandate of the leader to follow; empty before anybody ever led."""
+        return max(self._known[module], key=self._seniority, default=())
+
+    def grant(self, module: ModuleId) -> Grant | None:
+        """The newest grant."""
+        mandate = self.newest(module)
+        return mandate[-1].document if mandate else None
+
+    def term(self, module: ModuleId) -> int:
+        """The newest term, 0 at first."""
+        grant = self.grant(module)
+        return grant.term if grant else 0
+
+    def find(self, module: ModuleId, *, term: int, leader: PeerId) -> Grant | None:
+        """The grant of a term to a leader, if it is known here."""
+        last = (mandate[-1].document for mandate in self._known[module])
+        return next((grant for grant in last if (grant.term, grant.leader) == (term, leader)), None)
+
+    def peers(self, module: ModuleId) -> set[PeerId]:
+        """All that are known to have owned the module, and the coordinator."""
+        grants = (sealed.document for mandate in self._known[module] for sealed in mandate)
+        return {self._coordinator}.union(*(grant.group for grant in grants))
+
+    def learn(self, module: ModuleId, grants: Sequence[Sealed[Grant]]) -> None:
+        """What a peer shows for itself; raises IntegrityError for what is no mandate."""
+        self._add(module, check_mandate(grants, run=self._run.id, module=module, coordinator=self._coordinator))
+
+    def believes(self, module: ModuleId, sealed: Sealed[Grant]) -> bool:
+        """Whether a grant counts, by itself or by what is known already."""
+        if any(sealed == mandate[-1] for mandate in self._known[module]):
+            return True
+        if not is_signed(sealed):
+            return False
+        for mandate in [(), *self._known[module]]:
+            try:
+                self._add(module, extended(mandate, sealed, coordinator=self._coordinator))
+                return True
+            except IntegrityError:
+                continue
+        return False
+
+    def grant_next(self, signer: Signer, module: ModuleId, *, leader: PeerId, mirrors: tuple[PeerId, ...]) -> None:
+        """Grant the next term, as the coordinator or as a member of the last group; it is on disk before it is used.
+
+        Raises IntegrityError if `signer` is neither.
+        """
+        is_coordinator = signer.peer == self._coordinator
+        grant = Grant(
+            run=self._run.id,
+            module=module,
+            term=self.term(module) + 1,
+            leader=leader,
+            mirrors=mirrors,
+            after=0 if is_coordinator else self.term(module),
+            author=signer.peer,
+        )
+        self._add(module, extended(self.newest(module), seal(signer, grant), coordinator=self._coordinator))
+
+    def _add(self, module: ModuleId, mandate: Mandate) -> None:
+        known = self._known[module]
+        if mandate in known:
+            return
+        newest = self.newest(module)
+        known.append(mandate)
+        known.sort(key=self._seniority)
+        del known[: max(0, len(known) - KNOWN_MAX)]
+        if self._store is not None and self.newest(module) != newest:
+            data = canonical_bytes([sealed.to_dict() for sealed in self.newest(module)])
+            self._store.write_document(_name(module), data)
+
+    def _load(self, module: ModuleId) -> None:
+        data = self._store.read_document(_name(module)) if self._store is not None else None
+        if data is None:
+            return
+        try:
+            self.learn(module, [unseal(Grant, item) for item in json.loads(data)])
+        except (ValueError, TypeError, IntegrityError) as error:  # heads in the DHT say it again
+            log.warning("the mandate for %s was damaged on disk: %s", module, error)
+
+    def _seniority(self, mandate: Mandate) -> tuple[int, bool, str]:
+        return seniority(mandate[-1].document, coordinator=self._coordinator)
+
+
+def grant_of(head: Head, *, run: str, module: ModuleId, leader: PeerId) -> Sealed[Grant]:
+    """The grant that a head shows, its signature not checked yet."""
+    grant = Grant(
+        run=run,
+        module=module,
+        term=max(head.term, 1),
+        leader=leader,
+        mirrors=head.mirrors,
+        after=head.after,
+        author=head.granted_by,
+    )
+    return Sealed(grant, head.grant)
+
+
+def head_record(ledger: Ledger, mandate: Mandate) -> Head:
+    """What the leader of a module says in the DHT; `grant_of` is the inverse, of the grant in it."""
+    grant, head = mandate[-1].document, ledger.head
+    return Head(
+        version=head.version,
+        digest=head.digest,
+        final=ledger.final,
+        weight=head.weight,
+        term=grant.term,
+        mirrors=grant.mirrors,
+        after=grant.after,
+        granted_by=grant.author,
+        grant=mandate[-1].signature,
+    )
+
+
+def _name(module: ModuleId) -> str:
+    return f"mandate-{module}"

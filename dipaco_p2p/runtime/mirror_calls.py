@@ -1,0 +1,115 @@
+"""What a keeper of chains answers: leaders that hand something in, and whoever wants to take a module over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import IntegrityError, Refused, SwarmError
+from ..protocol.admission import Reason
+from ..protocol.documents import Contribution, Grant, ModuleVersion, unseal
+from ..protocol.signing import PeerId
+from ..swarm.api import Reply
+from ..topology import ModuleId
+from .items import items_reply
+from .mirror import Mirror
+from .module_calls import module_in
+from .node import Node
+from .shardings import learn_attached
+
+
+class MirrorCalls:
+    """The calls `mirror.*` and `module.mandate`."""
+
+    def __init__(self, node: Node, mirror: Mirror) -> None:
+        self._node = node
+        self._mirror = mirror
+
+    def serve(self) -> None:
+        """Answer from now on."""
+        for method, handler in {
+            "module.mandate": self._on_mandate,
+            "mirror.state": self._on_state,
+            "mirror.chain": self._on_chain,
+            "mirror.open": self._on_open,
+            "mirror.contribution": self._on_contribution,
+            "mirror.version": self._on_version,
+            "mirror.final": self._on_final,
+            "mirror.follow": self._on_follow,
+        }.items():
+            self._node.swarm.serve(method, handler)
+
+    async def _on_mandate(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        return items_reply(self._node.watch.mandates.newest(self._module(header)))
+
+    async def _on_state(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        module = self._module(header)
+        await self._see(module, sender, header)
+        branch = self._mirror.ledger(module).branch
+        return Reply(
+            {"final": branch.final, "version": branch.version, "weight": branch.weight, "digest": branch.digest}
+        )
+
+    async def _on_chain(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        return items_reply(self._mirror.ledger(self._module(header)).versions[whole(header, "after") :])
+
+    async def _on_open(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        module, after = self._module(header), str(header.get("after", ""))
+        await self._see(module, sender, header)
+        kept = self._mirror.ledger(module).kept
+        return items_reply(kept[name] for name in sorted(kept) if name > after)
+
+    async def _on_contribution(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        await self._see(self._module(header), sender, header)
+        learn_attached(self._node, header.get("sharding"))
+        sealed = unseal(Contribution, header.get("contribution"))
+        self._module({"module": str(sealed.document.module)})
+        self._mirror.keep_contribution(sender, sealed)
+        return Reply({})
+
+    async def _on_version(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        module = self._module(header)
+        await self._see(module, sender, header)
+        sealed = unseal(ModuleVersion, header.get("version"))
+        if sealed.document.module != module:
+            raise Refused(f"a version of {sealed.document.module}", reason=Reason.WRONG_MODULE)
+        signature = await self._mirror.keep_version(sender, sealed)
+        self._mirror.note_final(module, whole(header, "final"), str(header.get("final_signature")))
+        return Reply({"cosignature": signature})
+
+    async def _on_final(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        module = self._module(header)
+        self._mirror.note_final(module, whole(header, "final"), str(header.get("final_signature")))
+        return Reply({"final": self._mirror.ledger(module).final})
+
+    async def _on_follow(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        module = self._module(header)
+        await self._see(module, sender, header)
+        try:
+            await self._mirror.welcome(sender, module)
+        except (SwarmError, IntegrityError) as error:  # the caller may be gone by now
+            raise Refused(f"your chain of {module} is not to be had: {error}", reason="busy") from None
+        return Reply({})
+
+    async def _see(self, module: ModuleId, sender: PeerId, header: dict[str, Any]) -> None:
+        """Look at the grant that a leader shows: from then on we answer it, and no earlier one."""
+        if header.get("grant") is not None:
+            grant = unseal(Grant, header["grant"])
+            if not self._mirror.learn_grant(module, grant) and grant.document.leader == sender:
+                try:
+                    await self._node.watch.learn_mandate(module, sender)
+                except Refused as refused:  # its word, not ours
+                    raise Refused(f"no mandate for {module} was shown: {refused}", reason=Reason.NOT_LEADER) from None
+
+    def _module(self, header: dict[str, Any]) -> ModuleId:
+        module = module_in(header)
+        if module not in self._node.run.topology:
+            raise Refused(f"this run has no {module}", reason=Reason.WRONG_MODULE)
+        return module
+
+
+def whole(header: dict[str, Any], name: str) -> int:
+    """A whole number of a request; raises Refused."""
+    value = header.get(name)
+    if type(value) is not int or value < 0:
+        raise Refused(f"`{name}` is {value!r}", reason=Reason.MALFORMED)
+    return value

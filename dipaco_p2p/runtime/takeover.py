@@ -1,0 +1,98 @@
+"""What a new leader does before it leads: it gathers what the last group, and anybody else, has of the module.
+
+Order that safety needs: it asks after its grant, which everybody who is asked sees. From then on they confirm nothing
+to the last leader, so what has a receipt is among what they tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection
+
+from ..errors import DipacoError, SwarmError
+from ..protocol.branches import Branch
+from ..protocol.documents import BlobRef
+from ..protocol.signing import PeerId, short
+from .ledger import Ledger
+from .mirror import Mirror
+from .node import Node
+from .remote import RemoteLedger
+from .transfer import fetch
+
+log = logging.getLogger(__name__)
+
+TRIES = 5
+RETRY_S = 0.5
+
+
+class Takeover:
+    """One module's, by this peer."""
+
+    def __init__(self, node: Node, mirror: Mirror, ledger: Ledger) -> None:
+        self._node = node
+        self._mirror = mirror
+        self._ledger = ledger
+
+    async def gather(self, last_group: Collection[PeerId]) -> int:
+        """Take over the best branch that anybody has, and the contributions that are open anywhere; the newest version
+        that there should be.
+
+        Asked after our grant, which everybody asked sees: from then on the last leader gets nothing confirmed by them.
+        """
+        watch = self._node.watch
+        likely = {*last_group, *watch.seeds(), *watch.heads[self._ledger.module]}
+        found = await self._branches(likely)
+        if not found or max(branch.version for branch in found.values()) < watch.seen[self._ledger.module]:
+            found |= await self._branches(watch.heartbeats.keys() - found.keys())
+        await self._take_best(found)
+        for peer in sorted(found):
+            await self._take_open(peer)
+        return max([watch.seen[self._ledger.module], *self._bases()])
+
+    def _bases(self) -> list[int]:
+        """What the open contributions were trained from: there are these versions, whether we have them or not."""
+        return [sealed.document.base_version for sealed in self._ledger.open.values()]
+
+    async def _branches(self, peers: Collection[PeerId]) -> dict[PeerId, Branch]:
+        asked = sorted(peer for peer in peers if peer != self._node.peer and peer in self._node.watch.heartbeats)
+        answers = await asyncio.gather(*map(self._branch_of, asked))
+        return {peer: branch for peer, branch in zip(asked, answers, strict=True) if branch is not None}
+
+    async def _branch_of(self, peer: PeerId) -> Branch | None:
+        try:
+            return await RemoteLedger(self._node, peer, self._ledger.module).branch()
+        except DipacoError as error:
+            log.info("%s: ...%s did not say what it has: %s", self._ledger.module, short(peer), error)
+            return None
+
+    async def _take_best(self, found: dict[PeerId, Branch]) -> None:
+        """Follow the best branch; who lied about it, or went away, leaves us with the next one."""
+        for peer in sorted(
+            found, key=lambda peer: (-found[peer].final, -found[peer].version, -found[peer].weight, peer)
+        ):
+            if not found[peer].is_better(self._ledger.branch):
+                continue
+            try:
+                await self._mirror.follow(peer, self._ledger.module)
+            except DipacoError as error:
+                log.warning("%s: the branch of ...%s cannot be had: %s", self._ledger.module, short(peer), error)
+
+    async def _take_open(self, peer: PeerId) -> None:
+        try:
+            for sealed in await RemoteLedger(self._node, peer, self._ledger.module).kept():
+                is_here = sealed.id in self._ledger.kept or self._ledger.counted.get(sealed.id, 0)
+                if sealed.document.module == self._ledger.module and not is_here:
+                    self._node.store.put(await self._fetch_patiently(sealed.document.payload, peer))
+                    self._mirror.add(sealed)
+        except DipacoError as error:
+            log.warning("%s: not all that ...%s keeps could be taken over: %s", self._ledger.module, short(peer), error)
+
+    async def _fetch_patiently(self, ref: BlobRef, peer: PeerId) -> bytes:
+        """What has a receipt must not be lost with a message."""
+        for _ in range(TRIES - 1):
+            with contextlib.suppress(SwarmError):
+                return await fetch(self._node, ref, holders=[peer])
+            await self._node.clock.sleep(RETRY_S)
+        return await fetch(self._node, ref, holders=[peer])

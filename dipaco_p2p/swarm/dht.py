@@ -1,0 +1,205 @@
+"""Our node of the Kademlia DHT: hivemind's, with bounds on what strangers may ask of it, send it and leave with it.
+
+Traps in hivemind 1.1.12 that are designed around, each of them found by an attack (tests/hostile):
+- whatever a peer sends is unpacked before anything is checked (`modest.py` says what that can do);
+- a request may name any number of keys, and each costs a walk through the routing table;
+- one bad entry in an answer makes the whole answer void, and one that claims to live for ever ends the search;
+- a refused write may shorten the life of what is stored, and a plain value may oust a dictionary;
+- what is stored under one key, or handed to a new neighbour, may outgrow the largest message and then gets nowhere;
+- a peer may take any number of places in the routing table, others' too, and is handed all that is stored each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from hivemind.dht import node as hivemind_node
+from hivemind.dht.crypto import DHTRecord, RecordValidatorBase
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol as HivemindProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.proto import dht_pb2
+from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.timed_storage import ValueWithExpiration
+
+from ..protocol.records import RECORD_BYTES_MAX
+from .dht_storage import SUBKEYS_MAX, Storage, copied, size_bytes
+from .guard import RecordGuard
+from .modest import is_modest
+
+REPLICAS = 5
+RPC_TIMEOUT_S = 3.0
+MESSAGE_BYTES_MAX = 2 * 1024 * 1024
+"""Of one request to a DHT node or its answer; the daemon refuses longer ones."""
+FIND_KEYS_MAX = 16
+STORE_KEYS_MAX = 1024
+HAND_OVER_EVERY_S = 10.0
+"""How often one neighbour is handed what it should store."""
+HAND_OVER_BYTES_MAX = 1024 * 1024
+ITEMS_MAX = 4 * SUBKEYS_MAX + 64
+"""Of one unpacked value: a full dictionary has four for each entry."""
+SUBKEY_BYTES_MAX = 1024
+_SERIALIZED_BYTES_MAX = RECORD_BYTES_MAX + 8
+Found = Callable[[bytes, list[tuple[object, bytes]]], None]
+"""Told of a key's hash, and of the entries (owner, data) that some node says are there; all have passed the guard."""
+
+
+async def create_node(p2p: P2P, guard: RecordGuard, *, client_mode: bool, on_found: Found) -> DHTNode:
+    """A node that believes what `guard` allows, and tells `on_found` of each answer as it comes: a search that hostile
+    nodes drag out until it is given up has then not been in vain."""
+    node = await DHTNode.create(
+        p2p=p2p,
+        client_mode=client_mode,
+        num_replicas=REPLICAS,
+        wait_timeout=RPC_TIMEOUT_S,
+        record_validator=_Validator(guard),
+        cache_locally=False,
+        cache_nearest=0,
+        cache_on_store=False,
+        cache_refresh_before_expiry=0,
+    )
+    node.protocol.storage, node.protocol.cache = Storage(guard), Storage(guard)
+    node.protocol.on_found = on_found
+    return node
+
+
+def hash_key(key: str) -> bytes:
+    """Where `key` is in the DHT."""
+    return bytes(DHTID.generate(source=key).to_bytes())
+
+
+class _Validator(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types.
+    """hivemind asks this before it keeps or believes a value."""
+
+    def __init__(self, guard: RecordGuard) -> None:
+        self._guard = guard
+
+    def validate(self, record: DHTRecord) -> bool:
+        owner, value = None, None
+        if len(record.value) <= _SERIALIZED_BYTES_MAX and len(record.subkey) <= SUBKEY_BYTES_MAX:
+            with contextlib.suppress(Exception):  # Whatever a hostile encoding can raise, it is not a record.
+                owner, value = _loads(record.subkey), _loads(record.value)
+        return value is not None and self._guard.allows(
+            record.key, owner, value, size_bytes=len(record.value), expires_s=record.expiration_time
+        )
+
+
+class Protocol(HivemindProtocol):  # type: ignore[misc]
+    """What our node asks others and answers them."""
+
+    on_found: Found = staticmethod(lambda key, entries: None)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._handed_over_s: dict[PeerID, float] = {}
+
+    async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
+        if len(request.keys) > FIND_KEYS_MAX:
+            raise ValueError(f"{len(request.keys)} keys at once; {FIND_KEYS_MAX} are the most")
+        return await super().rpc_find(request, context)
+
+    async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
+        if len(request.keys) > STORE_KEYS_MAX:
+            raise ValueError(f"{len(request.keys)} keys at once; {STORE_KEYS_MAX} are the most")
+        return await super().rpc_store(request, context)
+
+    async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Any:
+        answers = await super().call_find(peer, keys)
+        for key, (item, nearest) in (answers or {}).items():
+            if item is not None and isinstance(item.value, DictionaryDHTValue):
+                answers[key] = _plain(item.value), nearest
+                self.on_found(key.to_bytes(), _entries(item.value))
+        return answers
+
+    async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
+        """One place for each peer, its newest, and no place that is another's."""
+        if responded and node_id is not None:
+            if self.routing_table.get(node_id=node_id, default=peer_id) != peer_id:
+                return
+            before = self.routing_table.get(peer_id=peer_id)
+            if before is not None and before != node_id:
+                del self.routing_table[before]
+        await super().update_routing_table(node_id, peer_id, responded)
+
+    async def call_store(
+        self,
+        peer: PeerID,
+        keys: Sequence[DHTID],
+        values: Sequence[Any],
+        expiration_time: Any,
+        subkeys: Any = None,
+        in_cache: Any = None,
+    ) -> list[bool] | None:
+        """As hivemind's; without sub-keys it hands over dictionaries, which are sent in parts, and not too often."""
+        if subkeys is not None:
+            stored: list[bool] | None = await super().call_store(peer, keys, values, expiration_time, subkeys, in_cache)
+            return stored
+        if not self._may_hand_over(peer):
+            return None
+        for part in _parts(values):
+            if await super().call_store(peer, keys[part], values[part], expiration_time[part]) is None:
+                return None
+        return [True] * len(keys)
+
+    def _may_hand_over(self, peer: PeerID) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        recent = {one: at_s for one, at_s in self._handed_over_s.items() if now_s < at_s + HAND_OVER_EVERY_S}
+        self._handed_over_s = recent | ({} if peer in recent else {peer: now_s})
+        return peer not in recent
+
+    def _validate_dictionary(self, key_bytes: bytes, dictionary: DictionaryDHTValue) -> bool:
+        """Whether anything in it is good; what is not is taken out: others' junk, and what has just expired."""
+        with dictionary.freeze():
+            bad = [
+                subkey
+                for subkey, (value, expires_s) in dictionary.items()
+                if not self._validate_record(key_bytes, self.serializer.dumps(subkey), value, expires_s)
+            ]
+            for subkey in bad:
+                del dictionary[subkey]
+            return bool(dictionary)
+
+
+def _plain(dictionary: DictionaryDHTValue) -> ValueWithExpiration:
+    """The same entries, without the sender's word about how many they may be and how long they live in all."""
+    copy = copied(dictionary)
+    return ValueWithExpiration(copy, copy.latest_expiration_time)
+
+
+def _entries(dictionary: DictionaryDHTValue) -> list[tuple[object, bytes]]:
+    """Owner and record of each entry."""
+    values: Iterable[tuple[object, object]] = ((owner, _loads(item.value)) for owner, item in dictionary.data.items())
+    return [(owner, value) for owner, value in values if isinstance(value, bytes)]
+
+
+def _parts(values: Sequence[Any]) -> Iterator[slice]:
+    """Parts of `values` that fit into one message each."""
+    first, part_bytes = 0, 0
+    for index, value in enumerate(values):
+        more = size_bytes(value) if isinstance(value, DictionaryDHTValue) else len(value)
+        if index > first and (part_bytes + more > HAND_OVER_BYTES_MAX or index - first == STORE_KEYS_MAX):
+            yield slice(first, index)
+            first, part_bytes = index, 0
+        part_bytes += more
+    yield slice(first, len(values))
+
+
+_trusting_loads = MSGPackSerializer.loads
+
+
+def _loads(data: bytes) -> Any:
+    """What hivemind unpacks; raises ValueError for what would cost too much, or crash."""
+    if not is_modest(data, items_max=ITEMS_MAX):
+        raise ValueError("msgpack with too many items, or extensions inside extensions")
+    return _trusting_loads(data)
+
+
+# The name is part of what goes over the wire, and hivemind makes its node with the class that it finds here.
+Protocol.__name__ = "DHTProtocol"
+hivemind_node.DHTProtocol = Protocol
+MSGPackSerializer.loads = staticmethod(_loads)

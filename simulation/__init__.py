@@ -1,0 +1,1 @@
+"""The programs of this project on a swarm in memory, in virtual time and under faults: `python -m simulation`."""

@@ -1,0 +1,216 @@
+"""The machines of a simulated run: each has a disk, a clock and a key, and runs a production program again and again.
+
+The volunteers' is `peers.join.Tour`, the coordinator's is `bootstrap.stage.SeedStage`: what is here only starts and
+ends them, as a user, a service manager or the power company would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from bootstrap.folder import open_stage
+from bootstrap.stage import SeedStage
+from dipaco_p2p.errors import DipacoError, SwarmError
+from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.runtime.join import Stages, fetch_stages
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.swarm.memory import MemorySwarm
+from peers.config import PeerConfig
+from peers.join import Parts, Tour
+
+from .training import FakeTrainer, NoEvaluator
+from .virtual_time import Process, VirtualClock, waits_in
+
+if TYPE_CHECKING:
+    from .world import World
+
+GRACE_S = 5.0
+RETRY_S = 1.0
+RESTART_S = 4.0
+"""After a program ended with an error; then its user starts it again."""
+RESTARTS_MAX = 8
+
+
+class Machine:
+    """One machine, whatever runs on it."""
+
+    def __init__(self, world: World, name: str, signer: Signer) -> None:
+        self.world = world
+        self.name = name
+        self.signer = signer
+        self.clock = VirtualClock()
+        self.folder = world.folder / name
+        self.process: Process | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.is_gone = False
+        """Whether it will never come back."""
+        self.is_done = False
+        """Whether its program came to the end of the run."""
+        self.errors: list[str] = []
+
+    @property
+    def peer(self) -> PeerId:
+        return self.signer.peer
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its program runs, frozen or not."""
+        return self.process is not None and not self.process.is_dead
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.is_running
+
+    def start(self) -> None:
+        """Start the program; nothing to do while it runs."""
+        if not self.is_up and not self.is_done and not self.is_gone:
+            self.process = Process(self.name)
+            self.task = self.process.start(self._run(self.process))
+
+    def crash(self, *, power: bool = False) -> None:
+        """SIGKILL, or a power cut: then the disk loses what was not synced."""
+        if self.process is not None and not self.process.is_dead:
+            self.process.kill()
+            self.world.network.kill(self.peer)
+            self.world.note(self.name, "crashed", power=power)
+            if power:
+                self.world.disk.of(self.name).cut_power(self.world.chance)
+
+    def freeze(self) -> None:
+        if self.is_running and self.world.network.lives(self.peer):
+            assert self.process is not None
+            self.world.network.freeze(self.peer)
+            self.process.freeze()
+            self.world.note(self.name, "frozen")
+
+    def thaw(self) -> None:
+        if self.process is not None and self.process.is_frozen and not self.process.is_dead:
+            self.process.thaw()
+            self.world.network.thaw(self.peer)
+            self.world.note(self.name, "thawed")
+
+    def lose_disk(self) -> None:
+        """The program is dead, and all its files are gone."""
+        self.crash()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.world.note(self.name, "disk lost", peer=self.peer)
+
+    def where(self) -> str:
+        """What its program waits in."""
+        return waits_in(self.task)
+
+    def release(self) -> None:
+        """All is over: let go of what its programs were."""
+        self.process = self.task = None
+
+    async def _run(self, process: Process) -> None:
+        """The program's whole life, with what an unexpected end means."""
+        try:
+            swarm = self.world.network.join(self.signer, clock=self.clock)
+            await self._program(swarm)
+        except DipacoError as error:
+            self.errors.append(f"{type(error).__name__}: {error}")
+            self.world.note(self.name, "ended", error=self.errors[-1])
+        except Exception as error:
+            if process.is_dead:  # closed by the collector
+                raise
+            self.world.bug(f"{self.name} ended with {error!r}", error)
+        await swarm.close()
+        process.is_dead = True
+        self.world.ended(self)
+
+    async def _program(self, swarm: MemorySwarm) -> None:
+        raise NotImplementedError
+
+
+class VolunteerMachine(Machine):
+    """A volunteer's."""
+
+    def __init__(self, world: World, number: int, *, step_s: float) -> None:
+        super().__init__(world, f"volunteer-{number}", Signer(number.to_bytes(2, "big") * 16))
+        self.step_s = step_s
+        self._tour: Tour | None = None
+
+    def where(self) -> str:
+        volunteer = getattr(self._tour, "_volunteer", None)  # for whoever looks for a cause, not for the simulation
+        return waits_in(getattr(volunteer, "_work", None) or self.task)
+
+    def release(self) -> None:
+        super().release()
+        self._tour = None
+
+    def stop(self) -> None:
+        """Ctrl-C."""
+        if self.is_running and self._tour is not None:
+            self.world.note(self.name, "stopped")
+            assert self.process is not None
+            self.process.context.copy().run(self._tour.stop)
+
+    async def _program(self, swarm: MemorySwarm) -> None:
+        stages = await self._stages(swarm)
+        make_trainer = partial(FakeTrainer, clock=self.clock, step_s=self.step_s)
+
+        async def dial() -> None:
+            """The memory swarm is always connected."""
+
+        self._tour = Tour(
+            swarm,
+            PeerConfig(home=self.folder, grace_s=GRACE_S),
+            self.clock,
+            device="cpu",
+            verbose=False,
+            dial=dial,
+            coordinator=self.world.seed.peer,
+            parts=Parts(make_trainer=make_trainer, show=_show_nothing, log_to=_log_nowhere),
+        )
+        await self._tour.take_part(stages)
+        self.is_done = self.world.has_left_complete(self)
+
+    async def _stages(self, swarm: MemorySwarm) -> list[Run]:
+        """From the seed node, or from whoever else is there: a volunteer that took part knows others."""
+        while True:
+            for machine in self.world.machines:
+                if machine is not self and machine.is_up:
+                    with contextlib.suppress(SwarmError, DipacoError):
+                        return await fetch_stages(swarm, machine.peer, expected=self.world.run.id)
+            await self.clock.sleep(RETRY_S)
+
+
+class SeedMachine(Machine):
+    """The coordinator's."""
+
+    def __init__(self, world: World, signer: Signer) -> None:
+        super().__init__(world, "seed", signer)
+
+    async def _program(self, swarm: MemorySwarm) -> None:
+        store = Store(self.folder)
+        run = open_stage(store)
+        assert run is not None, "the run was made before its seed node starts"
+        Stages(swarm).add(run)
+        stage = SeedStage(
+            run, swarm, store, self.folder, sequences=_no_text, clock=self.clock, make_evaluator=cast(Any, NoEvaluator)
+        )
+        stage.begin()
+        await asyncio.Event().wait()
+
+
+def _no_text() -> Any:
+    raise AssertionError("a simulated run is never sharded anew")
+
+
+def _log_nowhere(path: Path, *, verbose: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("dipaco_p2p")
+
+
+@contextlib.asynccontextmanager
+async def _show_nothing(status: object, history: object) -> AsyncIterator[None]:
+    yield

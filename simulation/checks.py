@@ -1,0 +1,214 @@
+"""The promises of docs/design.md, section 5, as pure functions of what a run showed.
+
+Each yields what is broken, in words. Safety promises hold in every run, whatever the faults; those of liveness only
+say what happens when the faults are over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .history import Event, Look, Outcome
+
+HOLDERS_MIN = 2
+REASSIGNED_TTLS = 8.0
+"""Lives of a heartbeat until a path has another volunteer, and a module another leader, once nothing hinders them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A promise that a run broke; 0 stands for a bug, which is no promise."""
+
+    promise: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"promise {self.promise}: {self.what}" if self.promise else f"bug: {self.what}"
+
+
+Check = Callable[[Outcome], Iterator[Broken]]
+
+
+def receipts_are_kept(outcome: Outcome) -> Iterator[Broken]:
+    """1: what two peers held is counted, or its loss was reported; unless the disks of all holders were lost."""
+    counted = {each.id for chain in outcome.chains.values() for link in chain for each in link.counts}
+    reported = {str(event.facts["id"]) for event in outcome.of("expired")}
+    for event in outcome.of("receipt"):
+        id_, holders = str(event.facts["id"]), [outcome.names.get(peer) for peer in event.facts["holders"]]
+        if len(set(holders)) < HOLDERS_MIN or id_ in counted or id_ in reported:
+            continue
+        if any(holder is not None and _kept_disk(outcome, holder, since_s=event.t_s) for holder in holders):
+            module, base = event.facts["module"], event.facts["base"]
+            names = ", ".join(str(holder) for holder in holders)
+            yield Broken(1, f"{id_[:8]} ({module} from {base}, {event.facts['path']}) held by {names} was lost")
+
+
+def _kept_disk(outcome: Outcome, who: str, *, since_s: float) -> bool:
+    return not any(event.who == who and event.t_s >= since_s for event in outcome.of("disk lost"))
+
+
+def nothing_counts_twice(outcome: Outcome) -> Iterator[Broken]:
+    """2: neither a contribution, nor two of one author for the same path and base; only of whom the run knows."""
+    for module, chain in outcome.chains.items():
+        ids = Counter(each.id for link in chain for each in link.counts)
+        bases = Counter((each.peer, each.path, each.base) for link in chain for each in link.counts)
+        yield from (Broken(2, f"{module} counts {id_[:8]} {n} times") for id_, n in ids.items() if n > 1)
+        yield from (
+            Broken(2, f"{module} counts {n} contributions of {outcome.names.get(peer, peer)} to {path} from {base}")
+            for (peer, path, base), n in bases.items()
+            if n > 1
+        )
+
+
+def bases_are_fresh(outcome: Outcome) -> Iterator[Broken]:
+    """2: what counts has a base within the staleness limit, and goes through the module."""
+    for module, chain in outcome.chains.items():
+        for link in chain:
+            for each in link.counts:
+                if not 0 < link.version - each.base <= 1 + outcome.staleness:
+                    yield Broken(2, f"version {link.version} of {module} counts {each.id[:8]} from {each.base}")
+                digests = [outcome.genesis[module], *(earlier.digest for earlier in chain)]
+                if each.base_digest and each.base_digest not in digests[each.base : each.base + 1]:
+                    yield Broken(2, f"version {link.version} of {module} counts {each.id[:8]} from another {each.base}")
+                if each.tokens > outcome.tokens_max:
+                    yield Broken(2, f"{module} counts {each.id[:8]} with {each.tokens} tokens")
+                if module not in outcome.paths.get(each.path, ()):
+                    yield Broken(2, f"{module} counts a contribution of {each.path}, which is not its own")
+
+
+def versions_only_grow(outcome: Outcome) -> Iterator[Broken]:
+    """3: a chain has no gap, names its parents, and its terms do not fall; the archive never takes a version back."""
+    for module, chain in outcome.chains.items():
+        parent, term = outcome.genesis[module], 0
+        for number, link in enumerate(chain, start=1):
+            if link.version != number or link.parent != parent or link.term < term or not link.counts:
+                yield Broken(3, f"version {link.version} of {module} does not follow")
+            parent, term = link.digest, link.term
+    yield from _one_digest_each(outcome)
+    yield from (Broken(3, problem) for problem in outcome.problems)
+
+
+def _one_digest_each(outcome: Outcome) -> Iterator[Broken]:
+    archived: dict[tuple[str, int], str] = {}
+    for event in outcome.of("archived"):
+        key = str(event.facts["module"]), int(event.facts["version"])
+        digest = str(event.facts["digest"])
+        if archived.setdefault(key, digest) != digest:
+            yield Broken(3, f"version {key[1]} of {key[0]} was archived with two digests")
+    for (module, version), digest in archived.items():
+        chain = outcome.chains[module]
+        if len(chain) < version or chain[version - 1].digest != digest:
+            yield Broken(3, f"version {version} of {module} was archived, and is not on the chain any more")
+
+
+def modules_are_sound(outcome: Outcome) -> Iterator[Broken]:
+    """4: nothing that is not finite or not of its size got into a module."""
+    yield from (Broken(4, f"{module} is not sound") for module in outcome.not_finite)
+
+
+def the_dead_are_replaced(outcome: Outcome) -> Iterator[Broken]:
+    """5: once nothing hinders them, every module has a leader and every path its volunteer within a bound."""
+    bound_s = REASSIGNED_TTLS * outcome.ttl_s
+    for looks in _calm_windows(outcome, bound_s):
+        last = looks[-1]
+        for module in sorted(outcome.chains):
+            if last.versions.get(module, 0) < outcome.rounds and not any(module in look.led for look in looks):
+                yield Broken(5, f"nobody led {module} from {looks[0].t_s:.0f} s to {last.t_s:.0f} s")
+        for path, modules in outcome.paths.items():
+            if not any(path in look.claimed for look in looks) and _stand_still(modules, looks, outcome.rounds):
+                yield Broken(5, f"nobody trained {path} from {looks[0].t_s:.0f} s to {last.t_s:.0f} s")
+
+
+def leaders_stay(outcome: Outcome) -> Iterator[Broken]:
+    """5: nobody takes a module from a volunteer that lives; told by runs in which people only join."""
+    if {str(event.facts["fault"]) for event in outcome.of("fault")} - {"join"}:
+        return
+    leading: dict[str, str] = {}
+    leaving = {"seed"}  # it gives way to anybody
+    for event in outcome.events:
+        if event.ev == "doing" and event.facts["doing"] == "leaving":
+            leaving.add(event.who)
+        elif event.ev == "leads":
+            module = str(event.facts["module"])
+            last = leading.get(module, event.who)
+            leading[module] = event.who
+            if last != event.who and last not in leaving:
+                yield Broken(5, f"{event.who} took {module} from {last}, which lived")
+
+
+def _calm_windows(outcome: Outcome, bound_s: float) -> Iterator[list[Look]]:
+    """Stretches of that length after the last fault, one after the other, while somebody is there."""
+    looks = [look for look in outcome.looks if look.t_s >= outcome.calm_s]
+    window: list[Look] = []
+    for look in looks:
+        window = [*window, look] if look.alive else []
+        if window and window[-1].t_s - window[0].t_s >= bound_s:
+            yield window
+            window = []
+
+
+def _stand_still(modules: tuple[str, ...], looks: list[Look], rounds: int) -> bool:
+    """Whether a path has rounds before it, and none of its modules moved."""
+    first, last = looks[0].versions, looks[-1].versions
+    is_done = all(last.get(module, 0) >= rounds for module in modules)
+    return not is_done and all(first.get(module) == last.get(module) for module in modules)
+
+
+def all_reach_the_end(outcome: Outcome) -> Iterator[Broken]:
+    """6: when faults are over, everybody reaches the newest versions, and the run its end, within a bound."""
+    for module, chain in sorted(outcome.chains.items()):
+        if len(chain) < outcome.rounds:
+            yield Broken(6, f"{module} is at version {len(chain)} of {outcome.rounds} after {outcome.bound_s:.0f} s")
+    yield from (Broken(6, f"{who} has not come to the end: {where}") for who, _, where in _split(outcome.unfinished))
+    yield from (Broken(6, what) for what in outcome.behind)
+
+
+def _split(lines: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+    return (line.partition(": ") for line in lines)
+
+
+def outages_lose_open_rounds_only(outcome: Outcome) -> Iterator[Broken]:
+    """7: what was in a closed round when all died is on the chain afterwards, at least as its contributions."""
+    counted = {each.id for chain in outcome.chains.values() for link in chain for each in link.counts}
+    reported = {str(event.facts["id"]) for event in outcome.of("expired")}
+    for outage in outcome.of("total outage"):
+        for event in outcome.of("receipt"):
+            if event.t_s < outage.t_s and _was_closed(outcome, event, before_s=outage.t_s):
+                id_ = str(event.facts["id"])
+                lost = [str(each.facts["peer"]) for each in outcome.of("disk lost")]
+                if id_ not in counted | reported and not set(event.facts["holders"]) & set(lost):
+                    yield Broken(7, f"{id_[:8]}, of a closed round, did not survive the outage at {outage.t_s:.0f} s")
+
+
+def _was_closed(outcome: Outcome, receipt: Event, *, before_s: float) -> bool:
+    """Whether the archive had, before that time, the version after the receipt's base."""
+    key = receipt.facts["module"], int(receipt.facts["base"]) + 1
+    return any(
+        (event.facts["module"], event.facts["version"]) == key and receipt.t_s < event.t_s < before_s
+        for event in outcome.of("archived")
+    )
+
+
+def programs_do_not_fail(outcome: Outcome) -> Iterator[Broken]:
+    """No promise, but the ground of all: no assertion and no unexpected exception in any program."""
+    yield from (Broken(0, bug) for bug in dict.fromkeys(outcome.bugs))
+
+
+SAFETY: tuple[Check, ...] = (
+    receipts_are_kept,
+    nothing_counts_twice,
+    bases_are_fresh,
+    versions_only_grow,
+    modules_are_sound,
+    leaders_stay,
+    outages_lose_open_rounds_only,
+    programs_do_not_fail,
+)
+LIVENESS: tuple[Check, ...] = (the_dead_are_replaced, all_reach_the_end)
+
+
+def broken(outcome: Outcome, checks: tuple[Check, ...] = (*SAFETY, *LIVENESS)) -> list[Broken]:
+    """Everything that a run broke."""
+    return [each for check in checks for each in check(outcome)]

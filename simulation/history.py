@@ -1,0 +1,96 @@
+"""What a simulated run showed: plain values, from which the checkers judge (checks.py). No program code in here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of somebody's history, or what the simulator did to somebody."""
+
+    t_s: float
+    """Virtual time, the same for all."""
+    who: str
+    ev: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """A contribution that a version counts."""
+
+    id: str
+    peer: str
+    path: str
+    base: int
+    base_digest: str
+    """Empty when the contribution itself is not in the archive."""
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One version of a module."""
+
+    version: int
+    digest: str
+    parent: str
+    term: int
+    counts: tuple[Counted, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What could be seen of the run at one moment."""
+
+    t_s: float
+    alive: frozenset[str]
+    """Volunteers that run and are connected."""
+    led: frozenset[str]
+    """Modules whose leader is among them, or is the seed node."""
+    claimed: frozenset[str]
+    """Paths that one of them claims."""
+    versions: Mapping[str, int]
+    """The greatest version of each module that a live head names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A whole run."""
+
+    events: tuple[Event, ...]
+    genesis: Mapping[str, str]
+    """The digest of version 0 of each module."""
+    chains: Mapping[str, tuple[Link, ...]]
+    """The canonical chain of each module: the coordinator's."""
+    looks: tuple[Look, ...]
+    paths: Mapping[str, tuple[str, ...]]
+    """The modules of each path."""
+    names: Mapping[str, str]
+    """Honest peers by their id."""
+    rounds: int
+    staleness: int
+    tokens_max: int
+    """Of one path in one round."""
+    ttl_s: float
+    calm_s: float
+    """From here on there were no faults."""
+    bound_s: float
+    """The time that the run had from there to its end."""
+    end_s: float
+    problems: tuple[str, ...] = ()
+    """What recomputing the chains found."""
+    not_finite: tuple[str, ...] = ()
+    """Modules of which a version is not finite, or has not the size of its module."""
+    bugs: tuple[str, ...] = ()
+    """Exceptions of the programs that are no errors of the world around them."""
+    unfinished: tuple[str, ...] = ()
+    """Who had not come to the end of the run in time, and where it was."""
+    behind: tuple[str, ...] = ()
+    """Modules of which somebody who was there at the end held another newest version."""
+
+    def of(self, ev: str) -> list[Event]:
+        return [event for event in self.events if event.ev == ev]

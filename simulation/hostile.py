@@ -1,0 +1,215 @@
+"""A peer that lies: what it can say without the key of another, it says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dipaco_p2p import strict
+from dipaco_p2p.core.compress import Compressed, compress, encode_compressed
+from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, seal
+from dipaco_p2p.protocol.keys import claims_key, heads_key, peers_key
+from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat, best_head, read_all
+from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.swarm.api import Reply
+from dipaco_p2p.swarm.blobs import send_blob
+from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.topology import ModuleId
+
+if TYPE_CHECKING:
+    from .world import World
+
+TIMEOUT_S = 5.0
+
+
+class Stranger:
+    """A hostile node, and what it needs to know to lie well."""
+
+    def __init__(self, world: World, chance: random.Random) -> None:
+        self.world = world
+        self.chance = chance
+        self.signer = Signer(chance.randbytes(32))
+        self.node = world.network.join(self.signer)
+        self.swarm = ScopedSwarm(self.node, world.run.id)
+        self.run = world.run
+        for method in ("mirror.contribution", "mirror.version", "module.contribute", "module.next", "module.round"):
+            self.swarm.serve(method, self._agree)
+
+    def leave(self) -> None:
+        self.world.network.kill(self.signer.peer)
+
+    async def _agree(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        """Yes to everything, and nothing is done."""
+        return Reply(self.chance.choice(({}, {"version": 99}, {"receipt": {}, "cosignature": "00" * 64})))
+
+    def module(self) -> ModuleId:
+        return self.chance.choice(list(self.run.topology.modules()))
+
+    async def head(self, module: ModuleId) -> tuple[PeerId, Head] | None:
+        """The leader of `module`, as its records say."""
+        records = await self.node.get(heads_key(self.run.id, module))
+        heads = read_all(Head, {peer: record.body for peer, record in records.items()})
+        heads = {peer: head for peer, head in heads.items() if not head.resigned and peer != self.signer.peer}
+        return best_head(heads, coordinator=self.run.manifest.author) if heads else None
+
+    async def put(self, key: str, body: Any) -> None:
+        await self.node.put(key, strict.plain(body), ttl_s=self.world.plan.ttl_s)
+
+    async def contribute(self, payload: bytes, *, module: ModuleId | None = None, **changes: Any) -> None:
+        """A contribution that is signed well, with these things wrong; what the leader says is not waited for long."""
+        module = module or self.module()
+        found = await self.head(module)
+        if found is None:
+            return
+        leader, head = found
+        path = self.chance.choice(self.run.topology.paths_through(module))
+        base = genesis_version(self.run.manifest, module)
+        document = Contribution(
+            run=self.run.id,
+            module=module,
+            path=path,
+            base_version=head.version,
+            base_digest=head.digest if head.version else base.digest,
+            sharding=0,
+            payload=BlobRef.of(payload),
+            state=None,
+            steps=1,
+            tokens=self.run.tokens_full,
+            loss=1.0,
+            author=self.signer.peer,
+        )
+        with contextlib.suppress(DipacoError, ValueError):
+            sealed = seal(self.signer, replace(document, **changes))
+            await send_blob(self.swarm, leader, payload, timeout_s=TIMEOUT_S)
+            header = {"contribution": sealed.to_dict()}
+            reply = await self.swarm.call(leader, "module.contribute", header, timeout_s=TIMEOUT_S)
+            self.world.note("stranger", "taken", module=str(module), id=sealed.id, reply=sorted(reply.header))
+
+    def gradient(self, module_size: int, length: float) -> bytes:
+        values = np.full(module_size, length, dtype=np.float32)
+        return encode_compressed(compress(values)[0])
+
+
+Act = Callable[[Stranger], Awaitable[None]]
+
+
+async def junk_records(stranger: Stranger) -> None:
+    """Bodies that are none, under every kind of key."""
+    run, path = stranger.run.id, stranger.chance.choice(list(stranger.run.topology.paths()))
+    for key in (peers_key(run), heads_key(run, stranger.module()), claims_key(run, path)):
+        body = stranger.chance.choice(({"x": "y" * 2000}, {"version": -1}, {"path": 7, "since_s": "soon"}, {}))
+        await stranger.node.put(key, body, ttl_s=60.0)
+        stranger.node.store_bytes(key, stranger.signer.peer, stranger.chance.randbytes(200))
+
+
+async def forged_head(stranger: Stranger) -> None:
+    """I lead this module, in a later term than anybody."""
+    module = stranger.module()
+    found = await stranger.head(module)
+    base = found[1] if found else None
+    version = (base.version if base else 0) + stranger.chance.randint(0, 3)
+    digest = base.digest if base else genesis_version(stranger.run.manifest, module).digest
+    head = Head(version=version, digest=digest, term=(base.term if base else 0) + 5, grant="00" * 64)
+    if base is not None and stranger.chance.random() < 0.5:
+        head = replace(base, term=base.term)  # with the true leader's grant
+    await stranger.put(heads_key(stranger.run.id, module), head)
+
+
+async def false_claims(stranger: Stranger) -> None:
+    """I train all paths; and never a contribution comes."""
+    for path in stranger.run.topology.paths():
+        claim = Claim(path=path, since_s=0.0, round=0)
+        await stranger.put(claims_key(stranger.run.id, path), claim)
+
+
+async def willing_owner(stranger: Stranger) -> None:
+    """I am alive and own modules: choose me as a mirror."""
+    await stranger.put(peers_key(stranger.run.id), Heartbeat(owns=True, addresses=stranger.node.addresses))
+
+
+async def replayed_contribution(stranger: Stranger) -> None:
+    """Somebody else's contribution, once more."""
+    documents = sorted((stranger.world.seed.folder / "documents").glob("contribution-*.json"))
+    found = await stranger.head(stranger.module())
+    if documents and found is not None:
+        sealed = json.loads(stranger.chance.choice(documents).read_bytes())
+        with contextlib.suppress(DipacoError):
+            await stranger.swarm.call(found[0], "module.contribute", {"contribution": sealed}, timeout_s=TIMEOUT_S)
+
+
+async def not_a_number(stranger: Stranger) -> None:
+    """An outer gradient whose scales are NaN or infinite."""
+    module = stranger.module()
+    size = stranger.run.layout(module).size
+    scales = np.full(-(-size // 256), stranger.chance.choice((np.nan, np.inf, -1.0)), dtype=np.float32)
+    payload = encode_compressed(Compressed(size=size, codes=np.ones(size, dtype=np.int8), scales=scales))
+    await stranger.contribute(payload, module=module)
+
+
+async def huge_gradient(stranger: Stranger) -> None:
+    """An outer gradient that is a million times too long."""
+    module = stranger.module()
+    await stranger.contribute(stranger.gradient(stranger.run.layout(module).size, 1e6), module=module)
+
+
+async def huge_payload(stranger: Stranger) -> None:
+    """A payload over the limit, and one that is no outer gradient at all."""
+    size = stranger.run.payload_bytes_max(stranger.module())
+    await stranger.contribute(stranger.chance.randbytes(size + stranger.chance.choice((1, -7, 100_000))))
+
+
+async def weight_lie(stranger: Stranger) -> None:
+    """A small gradient that claims the work of a thousand."""
+    module = stranger.module()
+    gradient = stranger.gradient(stranger.run.layout(module).size, 0.01)
+    await stranger.contribute(gradient, module=module, tokens=stranger.run.tokens_full * 1000)
+
+
+async def stale_base(stranger: Stranger) -> None:
+    """A contribution to a version that is long gone, or that never was."""
+    module = stranger.module()
+    gradient = stranger.gradient(stranger.run.layout(module).size, 0.01)
+    version = stranger.chance.choice((0, 1, 50))
+    await stranger.contribute(gradient, module=module, base_version=version, base_digest="ab" * 32)
+
+
+async def foreign_path(stranger: Stranger) -> None:
+    """A contribution of a path that does not go through the module."""
+    module = stranger.module()
+    foreign = [path for path in stranger.run.topology.paths() if module not in path.modules()]
+    if foreign:
+        gradient = stranger.gradient(stranger.run.layout(module).size, 0.01)
+        await stranger.contribute(gradient, module=module, path=stranger.chance.choice(foreign))
+
+
+async def second_helping(stranger: Stranger) -> None:
+    """Two good contributions to the same base, where one may count."""
+    module = stranger.module()
+    size = stranger.run.layout(module).size
+    path = stranger.run.topology.paths_through(module)[0]
+    for length in (0.01, 0.02):
+        await stranger.contribute(stranger.gradient(size, length), module=module, path=path)
+
+
+HOSTILE_ACTS: tuple[Act, ...] = (
+    junk_records,
+    forged_head,
+    false_claims,
+    willing_owner,
+    replayed_contribution,
+    not_a_number,
+    huge_gradient,
+    huge_payload,
+    weight_lie,
+    stale_base,
+    foreign_path,
+    second_helping,
+)

@@ -1,0 +1,136 @@
+"""From a world whose time is over to what the checkers judge: the disks are read as anybody would read them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bootstrap.archive import SeedArchive
+from bootstrap.folder import open_stage
+from bootstrap.verify import verify_run
+from dipaco_p2p.core.codec import decode_module
+from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, Share
+from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.runtime.ledger import Ledger
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.store import Store
+
+from .history import Counted, Link, Outcome
+
+if TYPE_CHECKING:
+    from .world import World
+
+NORM_MAX = 1e4
+
+
+def outcome_of(world: World) -> Outcome:
+    """What a run showed."""
+    run, rounds = world.run, world.plan.config.rounds
+    chains, problems, unsound = _archive(world)
+    return Outcome(
+        events=tuple(world.events),
+        genesis={str(module): genesis_version(run.manifest, module).digest for module in run.topology.modules()},
+        chains=chains,
+        looks=tuple(world.looks),
+        paths={str(path): tuple(map(str, path.modules())) for path in run.topology.paths()},
+        names={machine.peer: machine.name for machine in world.machines},
+        rounds=rounds.rounds,
+        staleness=rounds.staleness,
+        tokens_max=run.tokens_full,
+        ttl_s=world.plan.ttl_s,
+        calm_s=world.calm_s,
+        bound_s=world.bound_s,
+        end_s=world.end_s,
+        problems=problems,
+        not_finite=unsound,
+        behind=tuple(_others(world, chains)),
+        bugs=tuple(world.bugs),
+        unfinished=tuple(
+            f"{machine.name}: {machine.errors[-1:] or _last(world, machine.name)}"
+            for machine in world.volunteers
+            if not machine.is_done and not machine.is_gone
+        ),
+    )
+
+
+def _archive(world: World) -> tuple[dict[str, tuple[Link, ...]], tuple[str, ...], tuple[str, ...]]:
+    """The chains, what recomputing them found, and which modules are not sound."""
+    store = Store(world.seed.folder)
+    try:
+        run = open_stage(store)
+        assert run is not None
+        archive = SeedArchive(run, store)
+        reports = verify_run(run, store, archive)
+    except DipacoError as error:
+        empty: dict[str, tuple[Link, ...]] = {str(module): () for module in world.run.topology.modules()}
+        return empty, (f"the archive cannot be opened: {error}",), ()
+    chains = {
+        str(module): tuple(_link(each, archive) for each in ledger.versions)
+        for module, ledger in archive.ledgers.items()
+    }
+    unsound = [
+        f"version {sealed.document.version} of {module}"
+        for module, ledger in archive.ledgers.items()
+        for sealed in ledger.versions
+        if not _is_sound(run, store, sealed.document)
+    ]
+    return chains, tuple(f"{report.module}: {report.problem}" for report in reports if report.problem), tuple(unsound)
+
+
+def _others(world: World, chains: dict[str, tuple[Link, ...]]) -> Iterator[str]:
+    """Where the disk of a volunteer that came to the end after the faults holds another chain than the archive's, as
+    far as it believes it final: of modules that it follows no more, a branch that was given up may be left."""
+    for volunteer in world.volunteers:
+        left = [event for event in world.events if event.who == volunteer.name and event.ev == "left"]
+        if not volunteer.is_done or left[-1].t_s < world.calm_s:
+            continue
+        store = Store(volunteer.folder / "runs" / world.run.id[:16])
+        for module in world.run.topology.modules():
+            chain, ledger = chains[str(module)], Ledger(world.run, store, module)
+            for sealed, link in zip(ledger.versions[: ledger.final], chain, strict=False):
+                if sealed.document.digest != link.digest:
+                    yield f"{volunteer.name} ended with another version {link.version} of {module}"
+                    break
+
+
+def _link(sealed: Sealed[ModuleVersion], archive: SeedArchive) -> Link:
+    version = sealed.document
+    counts = tuple(_counted(share, archive) for share in version.shares)
+    return Link(version=version.version, digest=version.digest, parent=version.parent, term=version.term, counts=counts)
+
+
+def _counted(share: Share, archive: SeedArchive) -> Counted:
+    try:
+        base_digest = archive.contribution(share.contribution).document.base_digest
+    except DipacoError:
+        base_digest = ""
+    return Counted(
+        id=share.contribution,
+        peer=share.peer,
+        path=str(share.path),
+        base=share.base_version,
+        base_digest=base_digest,
+        tokens=share.tokens,
+    )
+
+
+def _is_sound(run: Run, store: Store, version: ModuleVersion) -> bool:
+    try:
+        data = store.get(version.snapshot.digest)
+        params = decode_module(data or b"", run.layout(version.module))
+    except DipacoError:
+        return False
+    return bool(np.isfinite(params).all() and np.linalg.norm(params) < NORM_MAX)
+
+
+def _last(world: World, name: str) -> str:
+    """What a volunteer did last, for people."""
+    events = [event for event in world.events if event.who == name]
+    if not events:
+        return "nothing"
+    logging.getLogger("simulation").debug("%s: %s", name, events[-1])
+    return f"{events[-1].ev} at {events[-1].t_s:.0f} s, {dict(events[-1].facts)}"

@@ -1,0 +1,112 @@
+"""What one integer makes of a run: its grid, its volunteers, its network, and when which fault strikes.
+
+Everything that happens is a function of the plan, so a seed repeats its run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dipaco_p2p.config import (
+    InnerConfig,
+    LevelConfig,
+    LivenessConfig,
+    ModelConfig,
+    OuterConfig,
+    RoundsConfig,
+    RunConfig,
+    WarmupConfig,
+)
+
+GRIDS = ((1, 2, 2), (1, 2), (2, 2), (1, 3), (2, 1), (1, 4), (2, 3))
+STEPS = 2
+FAULTY_S = (20.0, 60.0)
+LOSSES = (0.0, 0.0, 0.02, 0.05)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stroke:
+    """One fault: when, which, and the seed of what it draws itself."""
+
+    at_s: float
+    fault: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One run."""
+
+    seed: int
+    config: RunConfig
+    volunteers: int
+    step_s: tuple[float, ...]
+    """Seconds of an inner step of each volunteer."""
+    join_s: tuple[float, ...]
+    """When each comes for the first time."""
+    delay_s: tuple[float, float]
+    loss: float
+    faulty_s: float
+    """From here on there are no faults any more."""
+    strokes: tuple[Stroke, ...]
+
+    @property
+    def ttl_s(self) -> float:
+        return self.config.liveness.heartbeat_ttl_s
+
+
+def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None) -> Plan:
+    """The run of this seed, with faults of these names."""
+    chance = random.Random(seed)
+    count = volunteers or chance.choice((4, 4, 4, 5, 5, 5, 6, 6, 8, 12))
+    is_large = count > 20
+    faulty_s = chance.uniform(*FAULTY_S)
+    strokes = sorted(_strokes(chance, faults, until_s=faulty_s), key=lambda stroke: stroke.at_s)
+    return Plan(
+        seed=seed,
+        config=_config(chance, is_large=is_large),
+        volunteers=count,
+        step_s=tuple(chance.uniform(0.2, 1.0) for _ in range(count)),
+        join_s=tuple(chance.uniform(0.0, 5.0) for _ in range(count)),
+        delay_s=(0.001, chance.choice((0.01, 0.05, 0.2))),
+        loss=chance.choice(LOSSES),
+        faulty_s=faulty_s,
+        strokes=tuple(strokes),
+    )
+
+
+def _strokes(chance: random.Random, faults: Sequence[str], *, until_s: float) -> list[Stroke]:
+    count = chance.randint(3, 10) if faults else 0
+    return [
+        Stroke(at_s=chance.uniform(3.0, until_s), fault=chance.choice(faults), seed=chance.randrange(2**31))
+        for _ in range(count)
+    ]
+
+
+def _config(chance: random.Random, *, is_large: bool) -> RunConfig:
+    widths = chance.choice(GRIDS)
+    levels = tuple(
+        LevelConfig(modules=width, blocks=0 if number == 0 else 1, embedding=number == 0, head=number == 0)
+        for number, width in enumerate(widths)
+    )
+    model = ModelConfig(vocab_size=258, width=8, heads=1, ffn_width=8, context=65, levels=levels)
+    rounds = RoundsConfig(
+        rounds=2 if is_large else chance.randint(3, 6),
+        min_paths=chance.choice((1, 1, 2)),  # more, and a run may wait, rightly, for volunteers that never come
+        quorum=chance.choice((0.5, 0.75, 1.0)),
+        deadline_s=chance.uniform(5.0, 12.0),
+        grace_s=1.0,
+        staleness=chance.choice((0, 1, 1, 2)),
+        owners=chance.choice((1, 2, 3, 3, 3)),
+    )
+    return RunConfig(
+        name="simulated",
+        model=model,
+        warmup=WarmupConfig(rounds=0),
+        inner=InnerConfig(steps=STEPS, batch=2, warmup_steps=1),
+        outer=OuterConfig(norm_rule=chance.choice(("sqrt", "rda"))),
+        rounds=rounds,
+        liveness=LivenessConfig(heartbeat_ttl_s=30.0 if is_large else chance.uniform(4.0, 8.0), settle_s=0.5),
+    )

@@ -1,0 +1,114 @@
+"""The mutants of owner groups: receipts, takeovers, branches, mandates (mutants.py says what a mutant is)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bootstrap.terms import Terms
+from dipaco_p2p.protocol import owners
+from dipaco_p2p.runtime.custody import Custody
+from dipaco_p2p.runtime.ledger import Ledger
+from dipaco_p2p.runtime.mandates import Mandates
+from dipaco_p2p.runtime.mirror import Mirror
+from dipaco_p2p.runtime.owner import ModuleOwner
+from dipaco_p2p.runtime.ownership import Ownership
+
+from .mutants import Soil, mutant
+
+LEADERS_DIE = ("gone for good", "disk loss", "crash")
+
+
+async def _done(*parts: Any, **named: Any) -> None:
+    """Nothing, and at once."""
+
+
+@mutant("no replication before the receipt", faults=LEADERS_DIE)
+def no_replication(soil: Soil) -> None:
+    def make(original: Any) -> Any:
+        async def keep(self: Custody, sealed: Any, payload: bytes) -> Any:
+            self._mirror.add(sealed)
+            return self._node.peer, *(replica.peer for replica in self.replicas()[:1])
+
+        return keep
+
+    soil.replace(Custody, "keep", make)
+
+
+@mutant("takeover forgets open contributions", faults=LEADERS_DIE)
+def takeover_forgets(soil: Soil) -> None:
+    def make(original: Any) -> Any:
+        async def reopen(self: ModuleOwner) -> None:
+            self._ledger.open.clear()
+            await original(self)
+
+        return reopen
+
+    soil.replace(ModuleOwner, "_reopen", make)
+    soil.replace(Ownership, "_resubmit", lambda original: _done)
+
+
+@mutant("merge drops the losing branch's contributions", faults=("partition", "one-way cut"))
+def merge_drops(soil: Soil) -> None:
+    def make(original: Any) -> Any:
+        def truncate(self: Mirror, ledger: Ledger, version: int) -> None:
+            original(self, ledger, version)
+            ledger.open.clear()
+            self.lost.clear()
+
+        return truncate
+
+    soil.replace(Mirror, "_truncate", make)
+
+
+@mutant("old term's leader obeyed", faults=("freeze", "partition", "one-way cut"))
+def old_leader_obeyed(soil: Soil) -> None:
+    soil.replace(Mirror, "_require_leader", lambda original: lambda self, module, sender: None)
+
+
+@mutant("newcomer displaces leader", faults=("join",))
+def newcomer_displaces(soil: Soil) -> None:
+    original = owners.successors
+
+    def successors(module: Any, heartbeats: Mapping[Any, Any], *, incumbent: Any, group: Any) -> Any:
+        return original(module, heartbeats, incumbent=None, group=())
+
+    soil.replace_everywhere("successors", original, successors)
+    soil.replace(owners, "successors", lambda before: successors)
+    soil.replace(Terms, "_depose", lambda before: _done)
+
+
+@mutant("what is not final is forgotten", faults=("seed death", "crash"))
+def not_final_forgotten(soil: Soil) -> None:
+    def make(original: Any) -> Any:
+        def settle(self: Ledger) -> list[str]:
+            settled = list(self.spent.values())
+            for sealed in settled:
+                self.drop(sealed.id)
+            return [sealed.document.payload.digest for sealed in settled]
+
+        return settle
+
+    soil.replace(Ledger, "settle", make)
+
+
+@mutant("mandate not on disk", faults=("seed death", "total outage"))
+def mandate_not_on_disk(soil: Soil) -> None:
+    def make(original: Any) -> Any:
+        def init(self: Mandates, run: Any, store: Any = None) -> None:
+            original(self, run, None)
+
+        return init
+
+    soil.replace(Mandates, "__init__", make)
+
+
+@mutant("counted again after it was submitted again", faults=("partition", "crash", "one-way cut"))
+def counted_again(soil: Soil) -> None:
+    def make(original: Any) -> Any:
+        def add(self: Ledger, sealed: Any) -> None:
+            self.open.setdefault(sealed.id, sealed)
+
+        return add
+
+    soil.replace(Ledger, "add", make)

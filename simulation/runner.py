@@ -1,0 +1,109 @@
+"""Many seeds, in a few worker processes: each is played, checked, and summed up."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import partial
+
+from .catalogue import planted
+from .checks import Broken, broken
+from .plan import make_plan
+from .strokes import STROKES
+from .world import simulate
+
+SEED_CPU_S = 60
+"""At most. A run takes two; one that does not end goes round in circles at one moment of its time."""
+
+
+class Hung(KeyboardInterrupt):
+    """A run does not end. No program and no loop takes this for a failure of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of one seed."""
+
+    seed: int
+    broken: tuple[Broken, ...]
+    faults: Counter[str] = field(default_factory=Counter)
+    points: Counter[str] = field(default_factory=Counter)
+    cpu_s: float = 0.0
+    virtual_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """How seeds are to be played."""
+
+    faults: tuple[str, ...] = tuple(STROKES)
+    peers: int | None = None
+    mutant: str | None = None
+
+    @property
+    def flags(self) -> str:
+        """What to add to the command that repeats a seed."""
+        parts = [f" --peers {self.peers}"] if self.peers else []
+        parts += [f' --mutant "{self.mutant}"'] if self.mutant else []
+        parts += [f' --faults "{",".join(self.faults)}"'] if self.faults != tuple(STROKES) else []
+        return "".join(parts)
+
+
+DEFAULT = Wish()
+
+
+def play_seed(seed: int, wish: Wish = DEFAULT) -> Result:
+    """Play one seed here."""
+    began_s = time.process_time()
+    plan = make_plan(seed, wish.faults, volunteers=wish.peers)
+    try:
+        with planted(wish.mutant), _no_longer_than(SEED_CPU_S):
+            outcome, world = simulate(plan)
+    except Hung:
+        return Result(seed=seed, broken=(Broken(0, f"the run did not end within {SEED_CPU_S} s of CPU time"),))
+    return Result(
+        seed=seed,
+        broken=tuple(broken(outcome)),
+        faults=Counter(str(event.facts["fault"]) for event in outcome.of("fault")),
+        points=world.points,
+        cpu_s=time.process_time() - began_s,
+        virtual_s=outcome.end_s,
+    )
+
+
+def play_seeds(
+    seeds: Sequence[int], wish: Wish = DEFAULT, *, workers: int, on_result: Callable[[Result], None]
+) -> list[Result]:
+    """Play many, and tell of each as it comes."""
+    if workers < 2 or len(seeds) < 2:
+        results = []
+        for seed in seeds:
+            results.append(play_seed(seed, wish))
+            on_result(results[-1])
+        return results
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=workers, mp_context=context) as pool:
+        futures = [pool.submit(partial(play_seed, seed, wish)) for seed in seeds]
+        for future in as_completed(futures):
+            on_result(future.result())
+        return [future.result() for future in futures]
+
+
+@contextlib.contextmanager
+def _no_longer_than(duration_s: int) -> Iterator[None]:
+    def ring(number: int, frame: object) -> None:
+        raise Hung
+
+    before = signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, duration_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

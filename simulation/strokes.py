@@ -1,0 +1,287 @@
+"""The faults, by name. Each strikes a world at the moment when it is called, and undoes itself after a while.
+
+What a fault draws comes from its own generator, so that adding one draw to a fault changes no other. When the faulty
+time of a run is over, whatever is still under way is cancelled, and `World.calm_down` undoes the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dipaco_p2p.protocol.keys import claims_key
+from dipaco_p2p.protocol.liveness import Claim
+from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S
+
+from .actors import Machine, VolunteerMachine
+from .hostile import HOSTILE_ACTS, Stranger
+from .points import fault_points
+
+if TYPE_CHECKING:
+    from .world import World
+
+Stroke = Callable[["World", random.Random], Awaitable[None]]
+
+STROKES: dict[str, Stroke] = {}
+
+
+def fault(name: str) -> Callable[[Stroke], Stroke]:
+    """Register a fault under its name."""
+
+    def register(stroke: Stroke) -> Stroke:
+        STROKES[name] = stroke
+        return stroke
+
+    return register
+
+
+def _away_s(world: World, chance: random.Random) -> float:
+    """How long somebody is away: shorter or longer than a heartbeat lives."""
+    return chance.uniform(0.3, 3.0) * world.plan.ttl_s
+
+
+def _some(world: World, chance: random.Random) -> VolunteerMachine:
+    up = [volunteer for volunteer in world.volunteers if volunteer.is_running]
+    return chance.choice(up or world.volunteers)
+
+
+def _any(world: World, chance: random.Random) -> Machine:
+    return chance.choice([world.seed, *world.volunteers])
+
+
+@fault("crash")
+async def crash(world: World, chance: random.Random) -> None:
+    """SIGKILL, and a restart from the disk."""
+    victim = _some(world, chance)
+    victim.crash()
+    await asyncio.sleep(_away_s(world, chance))
+    victim.start()
+
+
+@fault("power cut")
+async def power_cut(world: World, chance: random.Random) -> None:
+    """As a crash, but what was not synced may be lost."""
+    victim = _some(world, chance)
+    victim.crash(power=True)
+    await asyncio.sleep(_away_s(world, chance))
+    victim.start()
+
+
+@fault("crash at a point")
+async def crash_at_a_point(world: World, chance: random.Random) -> None:
+    """A crash at the next fault point of one name that anybody of some passes; torn writes are among them."""
+    point, is_power_cut = chance.choice(fault_points()), chance.random() < 0.5
+    victims = [_any(world, chance) for _ in range(3)]
+    for victim in victims:
+        world.traps[victim.name] = (point, is_power_cut)
+    until_s = world.now_s + 3 * world.plan.ttl_s
+    while world.now_s < until_s and all(victim.is_up for victim in victims):
+        await asyncio.sleep(0.2)
+    for victim in victims:
+        world.traps.pop(victim.name, None)
+    await asyncio.sleep(_away_s(world, chance))
+    for victim in victims:
+        victim.start()
+
+
+@fault("torn write")
+async def torn_write(world: World, chance: random.Random) -> None:
+    """The power fails in the middle of a write."""
+    victim = _any(world, chance)
+    world.traps[victim.name] = ("write: in the middle", True)
+    until_s = world.now_s + 3 * world.plan.ttl_s
+    while world.now_s < until_s and victim.is_up:
+        await asyncio.sleep(0.2)
+    world.traps.pop(victim.name, None)
+    await asyncio.sleep(_away_s(world, chance))
+    victim.start()
+
+
+@fault("freeze")
+async def freeze(world: World, chance: random.Random) -> None:
+    """SIGSTOP, and SIGCONT later."""
+    victim = _any(world, chance)
+    victim.freeze()
+    await asyncio.sleep(_away_s(world, chance))
+    victim.thaw()
+
+
+@fault("slow")
+async def slow(world: World, chance: random.Random) -> None:
+    """A machine far away, or with a poor line, that also trains slowly."""
+    victim = _some(world, chance)
+    world.network.slow(victim.peer, chance.uniform(0.2, 2.0))
+    before, victim.step_s = victim.step_s, victim.step_s * chance.uniform(2.0, 10.0)
+    await asyncio.sleep(2 * _away_s(world, chance))
+    world.network.slow(victim.peer, 0.0)
+    victim.step_s = before
+
+
+@fault("join")
+async def join(world: World, chance: random.Random) -> None:
+    """Somebody comes who was never there."""
+    world.add_volunteer(step_s=chance.uniform(0.2, 1.0)).start()
+
+
+@fault("leave")
+async def leave(world: World, chance: random.Random) -> None:
+    """Ctrl-C: in good order; and back again later."""
+    victim = _some(world, chance)
+    victim.stop()
+    await asyncio.sleep(2 * _away_s(world, chance))
+    victim.start()
+
+
+@fault("partition")
+async def partition(world: World, chance: random.Random) -> None:
+    """Two halves that do not see each other."""
+    machines = list(world.machines)
+    chance.shuffle(machines)
+    cut = chance.randint(1, len(machines) - 1)
+    world.network.partition([{machine.peer for machine in machines[:cut]}])
+    await asyncio.sleep(chance.uniform(0.5, 6.0) * world.plan.ttl_s)  # long enough that both sides make versions
+    world.network.heal()
+
+
+@fault("one-way cut")
+async def one_way_cut(world: World, chance: random.Random) -> None:
+    """What one machine says reaches nobody, or some not; it hears all."""
+    victim = _any(world, chance)
+    for other in world.machines:
+        if other is not victim and chance.random() < 0.7:
+            world.network.cut(victim.peer, other.peer)
+    await asyncio.sleep(_away_s(world, chance))
+    world.network.heal()
+
+
+async def _for_a_while(world: World, chance: random.Random, name: str, probability: float) -> None:
+    before = getattr(world.network, name)
+    setattr(world.network, name, probability)
+    await asyncio.sleep(2 * _away_s(world, chance))
+    setattr(world.network, name, before)
+
+
+@fault("loss")
+async def loss(world: World, chance: random.Random) -> None:
+    """Many messages never arrive."""
+    await _for_a_while(world, chance, "loss", chance.uniform(0.05, 0.4))
+
+
+@fault("duplication")
+async def duplication(world: World, chance: random.Random) -> None:
+    """Requests arrive twice."""
+    await _for_a_while(world, chance, "duplication", chance.uniform(0.2, 1.0))
+
+
+@fault("reordering")
+async def reordering(world: World, chance: random.Random) -> None:
+    """Messages are overtaken by later ones."""
+    await _for_a_while(world, chance, "reordering", chance.uniform(0.2, 0.8))
+
+
+@fault("bit rot")
+async def bit_rot(world: World, chance: random.Random) -> None:
+    """The disk of a volunteer changes a byte of a blob, or of a document, while its program is down."""
+    victim = _some(world, chance)
+    victim.crash()
+    files = sorted(path for path in victim.folder.rglob("*") if path.is_file() and _may_rot(path))
+    for path in chance.sample(files, min(len(files), chance.randint(1, 3))):
+        flip(path, chance)
+        world.note(victim.name, "bit rot", file=path.name)
+    await asyncio.sleep(_away_s(world, chance))
+    victim.start()
+
+
+def _may_rot(path: Path) -> bool:
+    return path.parent.name == "documents" or "blobs" in path.parts
+
+
+def flip(path: Path, chance: random.Random) -> None:
+    """Change one bit of a file."""
+    data = bytearray(path.read_bytes())
+    if data:
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        path.write_bytes(data)
+
+
+@fault("clock skew")
+async def clock_skew(world: World, chance: random.Random) -> None:
+    """A machine's clock is wrong by a little, or by more than records allow."""
+    victim = _any(world, chance)
+    most_s = chance.choice((CLOCK_SKEW_MAX_S, 20.0))
+    victim.clock.skew_s = chance.uniform(-most_s, most_s)
+    await asyncio.sleep(3 * _away_s(world, chance))
+    victim.clock.skew_s = 0.0
+
+
+@fault("hostile peer")
+async def hostile_peer(world: World, chance: random.Random) -> None:
+    """A stranger who does, one after the other, what an honest program never would."""
+    stranger = Stranger(world, chance)
+    try:
+        for _ in range(chance.randint(3, 10)):
+            await chance.choice(HOSTILE_ACTS)(stranger)
+            await asyncio.sleep(chance.uniform(0.1, 1.5))
+    finally:
+        stranger.leave()
+
+
+@fault("gone for good")
+async def gone_for_good(world: World, chance: random.Random) -> None:
+    """A volunteer dies and is never seen again; two at least stay."""
+    if sum(not volunteer.is_gone for volunteer in world.volunteers) > 2:
+        victim = _some(world, chance)
+        victim.crash()
+        victim.is_gone = True
+        world.note(victim.name, "disk lost", peer=victim.peer)
+
+
+@fault("idle claimant")
+async def idle_claimant(world: World, chance: random.Random) -> None:
+    """Somebody claims a path and never trains it, also when the other faults are over: slower, but no stop."""
+    stranger, paths = Stranger(world, chance), list(world.run.topology.paths())
+    claim = Claim(path=chance.choice(paths), since_s=0.0)
+
+    async def claim_for_ever() -> None:
+        while True:
+            await stranger.put(claims_key(world.run.id, claim.path), claim)
+            await asyncio.sleep(world.plan.ttl_s / 3)
+
+    world.stayers.append(asyncio.create_task(claim_for_ever()))
+
+
+@fault("seed death")
+async def seed_death(world: World, chance: random.Random) -> None:
+    """The coordinator dies, and comes back."""
+    world.seed.crash(power=chance.random() < 0.5)
+    await asyncio.sleep(3 * _away_s(world, chance))
+    world.seed.start()
+
+
+@fault("disk loss")
+async def disk_loss(world: World, chance: random.Random) -> None:
+    """A volunteer's disk is gone, and it begins anew, as the peer that it was. At most one in a run."""
+    if any(event.ev == "disk lost" for event in world.events):
+        return  # who is gone for good takes its disk along
+    victim = _some(world, chance)
+    victim.lose_disk()
+    await asyncio.sleep(_away_s(world, chance))
+    victim.start()
+
+
+@fault("total outage")
+async def total_outage(world: World, chance: random.Random) -> None:
+    """The power fails everywhere, and everybody comes back, in any order."""
+    world.note("", "total outage")
+    is_power_cut = chance.random() < 0.5
+    machines = list(world.machines)
+    for machine in machines:
+        machine.crash(power=is_power_cut)
+    await asyncio.sleep(_away_s(world, chance))
+    chance.shuffle(machines)
+    for machine in machines:
+        machine.start()
+        await asyncio.sleep(chance.uniform(0.0, 1.0))

@@ -1,0 +1,127 @@
+"""What stands in for training: a step in a direction that depends on path, round, base and replica alone.
+
+Everything around it is the real thing: outer gradients, compression, residuals, the path's state.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from dipaco_p2p.clock import Clock
+from dipaco_p2p.config import PROTOCOL_VERSION, RunConfig
+from dipaco_p2p.core import codec
+from dipaco_p2p.core.inner import InnerResult, StepReport
+from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.core.shards import Shard, encode_shard
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.protocol.documents import GenesisRef, Manifest, ShardRef, seal
+from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.store import Store
+from peers.trainer import Flat, PathTrainer
+
+STEP_SIZE = 0.01
+SEQUENCES = 4
+
+
+class NoLoop:
+    """In place of the inner loop: it only counts the steps."""
+
+    def __init__(self, *parts: Any, **settings: Any) -> None:
+        self._steps = 0
+
+    def count(self, steps: int) -> None:
+        self._steps += steps
+
+    def state_bytes(self) -> bytes:
+        return codec.encode({"steps": np.array([self._steps], dtype=np.int64)})
+
+    def load_state(self, data: bytes) -> None:
+        tensors, _ = codec.decode(data)
+        if tensors.keys() != {"steps"} or tensors["steps"].shape != (1,):
+            raise IntegrityError("not the state of a simulated path")
+        self._steps = int(tensors["steps"][0])
+
+
+class FakeTrainer(PathTrainer):
+    """A path trainer whose steps take time on the clock and nothing else."""
+
+    def __init__(self, *parts: Any, clock: Clock, step_s: float, **settings: Any) -> None:
+        super().__init__(*parts, make_loop=cast(Any, NoLoop), **settings)
+        self._clock = clock
+        self._step_s = step_s
+
+    async def train(
+        self,
+        flats: Sequence[Flat],
+        *,
+        round_number: int,
+        replica: tuple[int, int],
+        on_step: Callable[[StepReport], bool],
+    ) -> InnerResult:
+        config, first = self._run.config, self._run.first_step(round_number)
+        tokens = config.inner.batch * config.model.context
+        for done in range(1, config.inner.steps + 1):
+            await self._clock.sleep(self._step_s)
+            report = StepReport(step=first + done - 1, loss=1.0, grad_norm=1.0, lr=0.0, tokens=tokens)
+            if not on_step(report):
+                break
+        self._loop.count(done)  # type: ignore[attr-defined]
+        made = [_trained(flat, f"{self.path}|{round_number}|{replica}|{done}") for flat in flats]
+        return InnerResult(flats=made, steps_done=done, tokens=done * tokens, loss=1.0)
+
+
+def _trained(flat: Flat, what: str) -> Flat:
+    seed = zlib.crc32(flat.tobytes(), zlib.crc32(what.encode()))
+    direction = np.random.default_rng(seed).standard_normal(flat.size, dtype=np.float32)
+    return flat - np.float32(STEP_SIZE) * direction
+
+
+def make_run(store: Store, config: RunConfig, signer: Signer) -> Run:
+    """A run without text or routers: nobody looks at them here."""
+    generator = np.random.default_rng(0)
+    flats = {}
+    for level in range(len(config.model.levels)):
+        layout = module_layout(config.model, level)
+        values = generator.standard_normal(layout.size, dtype=np.float32) * np.float32(0.1)
+        flats[level] = store.put(codec.encode_module(values, layout))
+    shard = store.put(_shard_bytes(config.model.context))
+    nothing = store.put(b"{}")
+    manifest = Manifest(
+        protocol=PROTOCOL_VERSION,
+        config=config,
+        stage="grid",
+        admission="open",
+        tokenizer=nothing,
+        router=nothing,
+        optimizer=store.put(NoLoop().state_bytes()),
+        shards=tuple(ShardRef(path=path, blob=shard, sequences=SEQUENCES) for path in config.topology.paths()),
+        validation=nothing,
+        holdout=nothing,
+        router_split=nothing,
+        genesis=tuple(GenesisRef(module=module, blob=flats[module.level]) for module in config.topology.modules()),
+        author=signer.peer,
+    )
+    run = Run(seal(signer, manifest))
+    run.check_genesis()
+    return run
+
+
+@functools.cache
+def _shard_bytes(context: int) -> bytes:
+    return encode_shard(Shard(tokens=np.zeros((SEQUENCES, context), dtype=np.int32)))
+
+
+class NoEvaluator:
+    """In place of the seed node's: no round is ever complete, so none is judged."""
+
+    def __init__(self, *parts: Any) -> None:
+        pass
+
+    def complete_version(self) -> int:
+        return -1

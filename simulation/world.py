@@ -1,0 +1,237 @@
+"""One simulated run from its plan to its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import gc
+import logging
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bootstrap.folder import write_stage
+from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.runtime import faults
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.swarm.memory import MemoryNetwork
+
+from .actors import RESTART_S, RESTARTS_MAX, Machine, SeedMachine, VolunteerMachine
+from .census import look
+from .disk import Crashed, SimulatedDisk, installed
+from .history import Event, Look, Outcome
+from .observers import logged, observed
+from .outcome import outcome_of
+from .plan import Plan
+from .speed import remembered_signatures
+from .strokes import STROKES
+from .training import make_run
+from .virtual_time import WHO, VirtualClock, VirtualLoop
+
+LOOK_EVERY_S = 1.0
+BOUND_ROUNDS_S = 40.0
+"""For each round that may still be before everybody, once the faults are over; and for the restarts before."""
+SEED_KEY = b"coordinator of a simulated run.."
+
+
+class World:
+    """All machines of one run, the network between them, and what was observed."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.chance = random.Random(plan.seed)
+        self.network = MemoryNetwork(plan.seed, VirtualClock(), delay_s=plan.delay_s, loss=plan.loss)
+        self.disk = SimulatedDisk()
+        self.events: list[Event] = []
+        self.looks: list[Look] = []
+        self.points: Counter[str] = Counter()
+        """How often each fault point was passed."""
+        self.bugs: list[str] = []
+        self.tracebacks: list[str] = []
+        self.traps: dict[str, tuple[str, bool]] = {}
+        """Machines that are to crash at the fault point, and whether their power fails."""
+        self.stayers: list[asyncio.Task[None]] = []
+        """What goes on when the faults are over."""
+        self.where: dict[str, str] = {}
+        """What the programs waited in at the end that had not come to theirs."""
+        self.is_calm = False
+        self.calm_s = self.end_s = 0.0
+        self.seed = SeedMachine(self, Signer(SEED_KEY))
+        self.volunteers = [
+            VolunteerMachine(self, number, step_s=step_s) for number, step_s in enumerate(plan.step_s, start=1)
+        ]
+        store = Store(self.seed.folder)
+        self.run: Run = write_stage(store, make_run(store, plan.config, self.seed.signer).sealed)
+
+    @property
+    def machines(self) -> list[Machine]:
+        return [self.seed, *self.volunteers]
+
+    @property
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # -- what is observed
+
+    def note(self, who: str, ev: str, **facts: Any) -> None:
+        self.events.append(Event(self.now_s, who, ev, facts))
+
+    def bug(self, what: str, error: BaseException | None = None) -> None:
+        self.bugs.append(what)
+        logging.getLogger("simulation").error("%s", what, exc_info=error)
+
+    def observe(self, ev: str, facts: dict[str, Any]) -> None:
+        process = WHO.get()
+        if process is not None and not process.is_dead:
+            self.note(process.name, ev, **facts)
+
+    def reached(self, point: str) -> None:
+        """A program passes a fault point: here it may be struck dead."""
+        process = WHO.get()
+        if process is None or process.is_dead:
+            return
+        self.points[point] += 1
+        trap = self.traps.get(process.name)
+        if trap is not None and trap[0] == point:
+            del self.traps[process.name]
+            self.note(process.name, "struck", point=point)
+            self.machine(process.name).crash(power=trap[1])
+            raise Crashed(process.name)
+
+    def add_volunteer(self, *, step_s: float) -> VolunteerMachine:
+        """One more machine, not started yet."""
+        self.volunteers.append(VolunteerMachine(self, len(self.volunteers) + 1, step_s=step_s))
+        return self.volunteers[-1]
+
+    def machine(self, name: str) -> Machine:
+        return next(machine for machine in self.machines if machine.name == name)
+
+    def has_left_complete(self, machine: Machine) -> bool:
+        """Whether the program's last word was that the run is complete."""
+        left = [event for event in self.events if event.who == machine.name and event.ev == "left"]
+        return bool(left) and bool(left[-1].facts["complete"])
+
+    def ended(self, machine: Machine) -> None:
+        """A program came to its own end; who wanted to stay starts it again."""
+        if not machine.is_done and self.is_calm and len(machine.errors) <= RESTARTS_MAX:
+            outside = contextvars.Context()  # else the timer would die with the process that it is set in
+            asyncio.get_running_loop().call_later(RESTART_S, machine.start, context=outside)
+
+    # -- what happens
+
+    async def play(self) -> None:
+        """The whole run, faults and what comes after."""
+        self.seed.start()
+        tasks = [asyncio.create_task(self._watch())]
+        for volunteer, join_s in zip(self.volunteers, self.plan.join_s, strict=True):
+            asyncio.get_running_loop().call_later(join_s, volunteer.start)
+        for stroke in self.plan.strokes:
+            tasks.append(asyncio.create_task(self._strike(stroke.at_s, stroke.fault, stroke.seed)))
+        while self.now_s < self.plan.faulty_s and not self.is_complete:
+            await asyncio.sleep(LOOK_EVERY_S)
+        for task in tasks[1:]:
+            task.cancel()
+        self.calm_down()
+        await self._finish()
+        self.where = {each.name: each.where() for each in self.volunteers if each.is_up}
+        tasks[0].cancel()
+
+    def calm_down(self) -> None:
+        """From now on nothing goes wrong any more, and everybody comes back."""
+        self.is_calm, self.calm_s = True, self.now_s
+        self.traps = {}
+        self.network.heal()
+        self.network.loss = self.network.duplication = self.network.reordering = 0.0
+        for machine in self.machines:
+            self.network.slow(machine.peer, 0.0)
+            machine.clock.skew_s = 0.0
+            machine.thaw()
+            machine.start()
+        self.note("", "faults over")
+
+    async def _strike(self, at_s: float, name: str, seed: int) -> None:
+        await asyncio.sleep(at_s)
+        self.note("", "fault", fault=name)
+        try:
+            await STROKES[name](self, random.Random(seed))
+        except Exception as error:
+            self.bug(f"the fault {name} failed: {error!r}", error)
+
+    async def _watch(self) -> None:
+        while True:
+            self.looks.append(look(self))
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _finish(self) -> None:
+        until_s = self.now_s + self.bound_s
+        while self.now_s < until_s and not self.is_complete:
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    @property
+    def is_complete(self) -> bool:
+        return all(volunteer.is_done or volunteer.is_gone for volunteer in self.volunteers)
+
+    @property
+    def bound_s(self) -> float:
+        return BOUND_ROUNDS_S * (2 + self.plan.config.rounds.rounds)
+
+
+def simulate(plan: Plan, *, with_log: bool = False) -> tuple[Outcome, World]:
+    """Play one run; what it showed (on request with what the programs logged), and the world itself."""
+    with tempfile.TemporaryDirectory(prefix="dipaco-simulation-", dir=_memory()) as name, remembered_signatures():
+        world = World(plan, Path(name))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(installed(world.disk))
+            stack.enter_context(faults.listening(world.reached))
+            stack.enter_context(observed(world))
+            stack.enter_context(logged(world, logging.INFO if with_log else logging.ERROR))
+            stack.enter_context(_without_collector())
+            _perform(world)
+        return outcome_of(world), world
+
+
+def _perform(world: World) -> None:
+    loop = VirtualLoop()
+    loop.set_exception_handler(lambda loop, context: None)  # what dead processes left behind
+    try:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(world.play())
+        world.end_s = loop.time()
+    finally:
+        for machine in world.machines:
+            if machine.process is not None:
+                machine.process.kill()
+            machine.release()
+        for node in world.network.nodes:
+            world.network.kill(node.peer)
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Dead processes' coroutines are closed only at the end, all at once, and what they say then interests nobody."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()  # the last collection of a run need not look at all that was imported
+    try:
+        yield
+    finally:
+        hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+        gc.collect()
+        gc.unfreeze()
+        sys.unraisablehook = hook
+        if was_enabled:
+            gc.enable()
+
+
+def _memory() -> str | None:
+    """A file system in memory, if the machine has one: no simulated disk needs a real one."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -1,0 +1,87 @@
+"""A schedule of faults from one seed, played on real processes; a swarm that is stopped; and a soak of some seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from e2e_harness import REPO, children_of, free_port, is_running, write_run
+
+from benchmarks.chaos.check import check
+from benchmarks.chaos.gather import gather
+from benchmarks.chaos.play import play
+from benchmarks.chaos.schedule import Kind, Plan, Verb, actions, draw, volunteers
+from benchmarks.chaos.start import start_volunteers
+from benchmarks.chaos.swarm import LocalSwarm
+
+pytestmark = [pytest.mark.libp2p, pytest.mark.slow]
+PEERS, SEED = 3, 9
+PLAN = Plan(duration_s=24, faults_per_minute=10, kinds=tuple(Kind), away_s=(4, 7))
+CALM_S = 8.0
+"""Everybody is back by then, and has settled what it held."""
+
+
+async def live_through(swarm: LocalSwarm) -> float:
+    """Play the schedule, and end everything in good order; when."""
+    try:
+        await swarm.open()
+        await start_volunteers(swarm, volunteers(PEERS))
+        await play(swarm, actions(draw(SEED, PLAN, peers=PEERS)), duration_s=PLAN.duration_s + CALM_S)
+        return time.time()
+    finally:
+        await swarm.end()
+
+
+def test_a_schedule_of_all_kinds_of_faults_breaks_no_promise(tmp_path: Path, corpus: Path) -> None:
+    kinds = {fault.kind for fault in draw(SEED, PLAN, peers=PEERS)}
+    assert kinds == {Kind.KILL, Kind.FREEZE, Kind.TERM, Kind.SEED}, "a seed whose schedule has the faults that matter"
+    file = tmp_path / "chaos.toml"
+    run_file = write_run(file, corpus, rounds=100_000, min_paths=2, port=free_port(), heartbeat_ttl_s=4.0)
+    swarm = LocalSwarm(tmp_path / "swarm", run_file)
+    ended_s = asyncio.run(live_through(swarm))
+    homes = {name: swarm.home(name) for name in swarm.volunteers}
+    evidence = gather(swarm.folder, homes, done=swarm.done, ended_s=ended_s)
+    assert [done.verb for done in swarm.done if done.verb is Verb.KILL] and evidence.counted
+    assert list(map(str, check(evidence))) == []
+
+
+def test_a_stopped_swarm_leaves_no_process(tmp_path: Path, corpus: Path) -> None:
+    swarm = LocalSwarm(tmp_path / "swarm", write_run(tmp_path / "stop.toml", corpus, rounds=100_000, min_paths=1))
+
+    async def start_and_freeze() -> list[int]:
+        try:
+            await swarm.open()
+            await swarm.start("volunteer-1")
+            members = [child.process.pid for child in swarm.members.values()]
+            members += [found for pid in members for found in children_of(pid)]
+            await swarm.act(Verb.FREEZE, "volunteer-1")
+            return members
+        finally:
+            await swarm.end()
+
+    members = asyncio.run(start_and_freeze())
+    assert len(members) >= 3 and not any(map(is_running, members))
+
+
+def test_a_short_soak_finds_nothing_that_grows(tmp_path: Path, corpus: Path) -> None:
+    flags = ["--minutes", "0.3", "--peers", "2", "--faults-per-minute", "4", "--warm-up", "0.5"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.soak",
+        *flags,
+        "--corpus",
+        str(corpus),
+        "--out",
+        str(tmp_path / "soak"),
+    ]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "soak" / "soak.json").read_text())
+    assert result["restarts"] == 1 and len(result["samples"]) > 10
+    assert {"memory_bytes seed", "open_files volunteer-2", "heads"} <= {row["measure"] for row in result["trends"]}

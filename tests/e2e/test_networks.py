@@ -1,0 +1,107 @@
+"""Swarms on networks that fail: cut into halves, slow lines, connections that are delayed and reset. Needs root."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e_harness import Program, Programs, breaches, eventually, versions_of, write_run
+from netns import LEFT, NEEDS_ROOT, RIGHT, Host, Network, network
+
+pytestmark = [pytest.mark.libp2p, pytest.mark.slow, NEEDS_ROOT]
+MODULES = ("L0.M0", "L1.M0", "L1.M1")
+SLOW_KBIT = 4000
+TTL_S = 5.0
+"""Long enough that five programs that start on two processors do not miss each other."""
+
+
+@pytest.fixture
+def net() -> Iterator[Network]:
+    with network() as made:
+        yield made
+
+
+@pytest.fixture
+def programs(tmp_path: Path, net: Network) -> Iterator[Programs]:
+    """As everywhere, but ended before the network goes."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    started = Programs(folder)
+    yield started
+    started.end_all()
+
+
+def open_run(programs: Programs, corpus: Path, host: Host, *, rounds: int) -> Program:
+    file = programs.folder / "net.toml"
+    run_file = write_run(file, corpus, rounds=rounds, min_paths=2, host=host.address, heartbeat_ttl_s=TTL_S)
+    return programs.coordinator(run_file, programs.folder / "coordinator", inside=host.inside)
+
+
+def made(*programs: Program) -> int:
+    return sum(len(program.events("version")) for program in programs)
+
+
+def test_a_partition_into_halves_heals_and_a_slow_line_is_no_reason_to_be_left_out(
+    programs: Programs, corpus: Path, net: Network
+) -> None:
+    seed, slow = net.host(LEFT), net.host(LEFT)
+    slow.limit(SLOW_KBIT)
+    rounds = 20
+    coordinator = open_run(programs, corpus, seed, rounds=rounds)
+    address = coordinator.wait_address()["address"]
+    hosts = {"slow": slow, "right-1": net.host(RIGHT), "right-2": net.host(RIGHT)}
+    volunteers = {name: programs.volunteer(address, name, inside=host.inside) for name, host in hosts.items()}
+    for volunteer in volunteers.values():
+        volunteer.wait_event("receipt")
+    halves = [(coordinator, volunteers["slow"]), (volunteers["right-1"], volunteers["right-2"])]
+    with net.cut():
+        for half in halves:  # both have leaders of their own, which takes an expiry, and go on
+            before = made(*half)
+            eventually(
+                lambda half=half, n=before: made(*half) >= n + 2, within_s=90, what=lambda half=half: said(*half)
+            )
+    for volunteer in volunteers.values():
+        assert volunteer.wait(90) == 0, volunteer.complaint
+    eventually(lambda: versions_of(coordinator) == dict.fromkeys(MODULES, rounds), what=lambda: said(coordinator))
+    assert coordinator.end() == 0, coordinator.complaint
+    assert breaches(coordinator.home, *volunteers.values()) == []
+    assert volunteers["slow"].events("receipt")[0]["id"] in counted(coordinator)
+
+
+def said(*programs: Program) -> str:
+    return "\n".join(program.complaint[-1000:] for program in programs)
+
+
+def counted(coordinator: Program) -> frozenset[str]:
+    from benchmarks.chaos.gather import gather
+
+    return gather(coordinator.home, {}, done=(), ended_s=0.0).counted
+
+
+def test_a_run_completes_over_a_connection_that_is_slow_and_reset_three_times(
+    programs: Programs, corpus: Path, net: Network
+) -> None:
+    """The seed node listens on its own loopback only, so that the volunteer in the other machine needs the proxy."""
+    seed, far = net.host(LEFT), net.host(RIGHT)
+    run_file = write_run(programs.folder / "proxied.toml", corpus, rounds=6, min_paths=1)
+    coordinator = programs.coordinator(run_file, programs.folder / "coordinator", inside=seed.inside)
+    _, _, _, _, port, _, peer = coordinator.wait_address()["address"].split("/")
+    report = programs.folder / "proxy.json"
+    proxy = programs.script(
+        Path(__file__).with_name("tcp_proxy.py"),
+        *("--listen", f"{seed.address}:4001", "--to", f"127.0.0.1:{port}"),
+        *("--delay-s", "0.05", "--resets", "3", "--every-s", "4", "--report", report),
+        inside=seed.inside,
+    )
+    eventually(report.exists)
+    address = f"/ip4/{seed.address}/tcp/4001/p2p/{peer}"
+    volunteer = programs.volunteer(address, "far", "--no-listen", inside=far.inside)
+    assert volunteer.wait(90) == 0, volunteer.complaint
+    assert volunteer.events()[-1]["complete"]
+    assert coordinator.end() == 0, coordinator.complaint
+    assert proxy.end() == 0
+    relayed = json.loads(report.read_text())
+    assert relayed["resets"] == 3 and relayed["bytes"] > 10_000, relayed
+    assert breaches(coordinator.home, volunteer) == []

@@ -1,0 +1,209 @@
+"""What a volunteer keeps on its disk: whole, bounded, and nothing of it that the disk has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from runtime_harness import World
+from tiny_run import contribution_of, gradient_bytes, signer
+from virtual_time import play
+
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal
+from dipaco_p2p.runtime.history import read_history
+from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.swarm.identity import load_or_create
+from dipaco_p2p.topology import ModuleId, PathId
+from peers import kept
+from peers.kept import Outbox, Receipts, read_checked, write_checked
+
+MODULE = ModuleId(1, 0)
+OTHER = ModuleId(0, 0)
+PATH = PathId((0, 0, 0))
+ROUNDS = 3
+
+
+def flip(path: Path) -> None:
+    """One bit of the byte in the middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+# -- documents, contributions and receipts on the disk
+
+
+def on_disk(folder: Path, scene: Callable[[World, Node], None]) -> None:
+    async def scenario() -> None:
+        async with World(folder) as world:
+            scene(world, world.peer(60))
+
+    play(scenario)
+
+
+def contribution(world: World, node: Node, *, module: ModuleId = MODULE, seed: int = 0) -> tuple[Contribution, bytes]:
+    payload = gradient_bytes(world.run, module, seed=seed)
+    return contribution_of(world.run, node.swarm.signer, payload, module=module, path=PATH), payload
+
+
+def test_every_byte_of_a_document_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def scene(world: World, node: Node) -> None:
+        write_checked(node.store, "thing", {"names": ["a", "b"], "count": 3})
+        path = node.store.folder / "documents" / "thing.json"
+        whole = path.read_bytes()
+        assert read_checked(node.store, "thing") == {"names": ["a", "b"], "count": 3}
+        for place in range(len(whole)):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            assert read_checked(node.store, "thing") is None, place
+            assert not path.exists()
+        assert len(caplog.records) == len(whole), "one line each"
+
+    on_disk(tmp_path, scene)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b'{"body":1}', b"\xff\xfe", b"[" * 100_000])
+def test_no_document_stops_a_start(tmp_path: Path, data: bytes) -> None:
+    def scene(world: World, node: Node) -> None:
+        node.store.write_document("thing", data)
+        assert read_checked(node.store, "thing") is None and read_checked(node.store, "thing") is None
+
+    on_disk(tmp_path, scene)
+
+
+def test_what_was_on_its_way_is_there_after_a_restart_until_it_ended(tmp_path: Path) -> None:
+    def scene(world: World, node: Node) -> None:
+        sent = [contribution(world, node), contribution(world, node, module=OTHER)]
+        for document, payload in sent:
+            Outbox(node).add(document, payload)
+        assert sorted(Outbox(node).waiting(), key=lambda pair: pair[0].module) == sent[::-1]
+        Outbox(node).remove(sent[0][0])
+        assert Outbox(node).waiting() == sent[1:]
+        Outbox(node).remove(sent[1][0])
+        assert Outbox(node).waiting() == []
+        assert not list((node.store.folder / "outbox").rglob("*.json"))
+        assert not [path for path in (node.store.folder / "outbox" / "blobs").rglob("*") if path.is_file()]
+
+    on_disk(tmp_path, scene)
+
+
+def test_an_outbox_holds_one_contribution_per_module_and_no_old_bytes(tmp_path: Path) -> None:
+    def scene(world: World, node: Node) -> None:
+        for seed in range(5):
+            Outbox(node).add(*contribution(world, node, seed=seed))
+        assert Outbox(node).waiting() == [contribution(world, node, seed=4)]
+        blobs = [path for path in (node.store.folder / "outbox" / "blobs").rglob("*") if path.is_file()]
+        assert len(blobs) == 1
+
+    on_disk(tmp_path, scene)
+
+
+def test_a_damaged_contribution_is_dropped_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def scene(world: World, node: Node) -> None:
+        for kind in ("*.json", "blobs/*/*"):
+            caplog.clear()
+            Outbox(node).add(*contribution(world, node))
+            flip(next((node.store.folder / "outbox").rglob(kind)))
+            assert Outbox(node).waiting() == [] == Outbox(node).waiting()
+            assert len(caplog.records) == 1
+
+    on_disk(tmp_path, scene)
+
+
+def test_the_outbox_of_another_run_is_not_pushed(tmp_path: Path) -> None:
+    def scene(world: World, node: Node) -> None:
+        payload = gradient_bytes(world.run, MODULE)
+        foreign = contribution_of(world.run, node.swarm.signer, payload, module=MODULE, path=PATH, run="f" * 64)
+        Outbox(node).add(foreign, payload)
+        assert Outbox(node).waiting() == []
+
+    on_disk(tmp_path, scene)
+
+
+def receipt(world: World, number: int) -> Sealed[Receipt]:
+    leader = signer(77)
+    return seal(
+        leader,
+        Receipt(
+            run=world.run.id,
+            contribution=f"{number:064x}",
+            module=MODULE,
+            round=number,
+            term=1,
+            holders=(leader.peer,),
+            author=leader.peer,
+        ),
+    )
+
+
+def test_receipts_are_kept_in_order_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "RECEIPTS_MAX", 6)
+
+    def scene(world: World, node: Node) -> None:
+        for number in range(20):
+            Receipts(node).add(receipt(world, number))
+        rounds = [sealed.document.round for sealed in Receipts(node).sealed]
+        assert rounds == list(range(rounds[0], 20)) and 3 <= len(rounds) <= 6
+        assert len((node.store.folder / "receipts.jsonl").read_bytes().splitlines()) == len(rounds)
+
+    on_disk(tmp_path, scene)
+
+
+def test_a_damaged_receipt_is_dropped_and_the_others_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def scene(world: World, node: Node) -> None:
+        receipts = Receipts(node)
+        for number in range(5):
+            receipts.add(receipt(world, number))
+        flip(node.store.folder / "receipts.jsonl")
+        again = Receipts(node)
+        assert [sealed.document.round for sealed in again.sealed] == [0, 1, 3, 4]
+        assert len(caplog.records) == 1
+        again.add(receipt(world, 5))
+        assert [sealed.document.round for sealed in Receipts(node).sealed] == [0, 1, 3, 4, 5]
+        assert len(caplog.records) == 1, "the next receipt mended the file"
+
+    on_disk(tmp_path, scene)
+
+
+def test_a_receipt_that_was_cut_short_does_not_take_the_next_one_along(tmp_path: Path) -> None:
+    def scene(world: World, node: Node) -> None:
+        Receipts(node).add(receipt(world, 0))
+        path = node.store.folder / "receipts.jsonl"
+        path.write_bytes(path.read_bytes() + b'{"document":{"con')
+        Receipts(node).add(receipt(world, 1))
+        assert [sealed.document.round for sealed in Receipts(node).sealed] == [0, 1]
+
+    on_disk(tmp_path, scene)
+
+
+def test_a_disk_that_takes_no_receipt_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scene(world: World, node: Node) -> None:
+        receipts = Receipts(node)
+        with monkeypatch.context() as patch:
+            patch.setattr(kept.disk, "write", lambda file, data: (_ for _ in ()).throw(OSError(28, "no space")))
+            receipts.add(receipt(world, 0))
+        receipts.add(receipt(world, 1))
+        assert [sealed.document.round for sealed in Receipts(node).sealed] == [0, 1]
+
+    on_disk(tmp_path, scene)
+
+
+def test_every_byte_of_an_identity_is_watched(tmp_path: Path) -> None:
+    """A peer must not go on as somebody else: one line, and the exit code of damaged data."""
+    path = tmp_path / "identity.key"
+    load_or_create(path)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(IntegrityError, match=r"identity\.key") as caught:
+            load_or_create(path)
+        assert caught.value.exit_code == 8 and caught.value.hint and "\n" not in str(caught.value)
+    path.write_bytes(whole)
+    load_or_create(path)
+
+
+def test_the_history_of_a_damaged_disk_can_still_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(b'{"ev":"joined"}\n{"ev":"cl\xff\x00ed"}\nnot json\n{"ev":"left"}\n')
+    assert [event["ev"] for event in read_history(path)] == ["joined", "left"]

@@ -1,0 +1,200 @@
+"""What a leader says of who holds a contribution, and what it shows of a version: true on the disks of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from group_harness import MODULE, Group, Member, contribute, document, expired, make_versions, of_group
+from runtime_harness import World, offer
+from tiny_run import gradient_bytes
+from virtual_time import eventually
+
+from dipaco_p2p.errors import Refused
+from dipaco_p2p.protocol.admission import Reason
+from dipaco_p2p.protocol.documents import BlobRef, is_cosigned, seal
+from dipaco_p2p.runtime.custody import NO_MIRROR
+from dipaco_p2p.runtime.ledger import Ledger
+from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.swarm.api import Reply
+
+
+def on_disk(world: World, group: Group, peer: str) -> tuple[Store, Ledger]:
+    """What a holder would find after a crash."""
+    if peer == world.seed.node.peer:
+        store = Store(world.seed.node.store.folder)
+    else:
+        store = Store(next(member.node.store.folder for member in group.members if member.peer == peer))
+    return store, Ledger(world.run, store, MODULE)
+
+
+def deaf(member: Member | World, method: str) -> None:
+    """It answers everything but `method`."""
+
+    async def refuse(*_: object) -> Reply:
+        raise Refused("not now", reason="busy")
+
+    swarm = member.seed.swarm if isinstance(member, World) else member.swarm
+    swarm._dispatcher._handlers[method] = refuse
+
+
+@pytest.mark.parametrize("with_seed", [True, False])
+def test_every_holder_of_a_receipt_has_the_contribution_on_disk(tmp_path: Path, with_seed: bool) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        await make_versions(world, group.leader, author, seed=99)
+        if not with_seed:
+            await group.seed_away()
+        payload = gradient_bytes(world.run, MODULE, seed=1)
+        sealed = seal(author.swarm.signer, document(world, group.leader.ledger, author, payload))
+        receipt = await offer(author, group.leader.peer, sealed, payload)
+        holders = receipt.document.holders
+        assert holders[0] == group.leader.peer and len(holders) >= 2
+        allowed = {mirror.peer for mirror in group.mirrors} | ({world.seed.node.peer} if with_seed else set())
+        assert set(holders[1:]) <= allowed
+        for holder in holders:
+            store, ledger = on_disk(world, group, holder)
+            assert ledger.kept[sealed.id] == sealed and store.get(BlobRef.of(payload).digest) == payload
+
+    of_group(tmp_path, scene)
+
+
+def test_no_receipt_while_mirrors_live_that_do_not_take_it(tmp_path: Path) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        await make_versions(world, group.leader, author, seed=99)
+        await group.seed_away()
+        for mirror in group.mirrors:
+            deaf(mirror, "mirror.contribution")
+        signed = len(group.leader.said("receipt_signed"))
+        with pytest.raises(Refused) as caught:
+            await contribute(world, group.leader, author, seed=1)
+        assert caught.value.reason == NO_MIRROR
+        assert len(group.leader.said("receipt_signed")) == signed
+
+    of_group(tmp_path, scene)
+
+
+def test_one_mirror_that_takes_it_is_enough(tmp_path: Path) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        await make_versions(world, group.leader, author, seed=99)
+        await group.seed_away()
+        silent, other = group.mirrors
+        world.network.cut(group.leader.peer, silent.peer)
+        receipt = await contribute(world, group.leader, author, seed=1)
+        assert receipt.document.holders == (group.leader.peer, other.peer)
+
+    of_group(tmp_path, scene)
+
+
+def test_the_seed_is_a_holder_when_no_mirror_takes_it(tmp_path: Path) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        for mirror in group.mirrors:
+            deaf(mirror, "mirror.contribution")
+        receipt = await contribute(world, group.leader, author, seed=1)
+        assert receipt.document.holders == (group.leader.peer, world.seed.node.peer)
+        assert receipt.document.contribution in on_disk(world, group, world.seed.node.peer)[1].open
+
+    of_group(tmp_path, scene)
+
+
+def test_a_leader_that_is_alone_names_itself_alone(tmp_path: Path) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        leader = group.leader
+        await make_versions(world, leader, author, seed=99)
+        await group.seed_away()
+        for mirror in list(group.mirrors):
+            await group.kill(mirror)
+        await eventually(lambda: len(leader.node.watch.heartbeats) == 1)
+        receipt = await contribute(world, leader, author, seed=1)
+        assert receipt.document.holders == (leader.peer,)
+        await eventually(lambda: leader.ledger.head.version == 2)
+
+    of_group(tmp_path, scene)
+
+
+def test_the_receipt_of_a_contribution_stays_the_same_however_often_it_is_asked_for(tmp_path: Path) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        payload = gradient_bytes(world.run, MODULE, seed=1)
+        sealed = seal(author.swarm.signer, document(world, group.leader.ledger, author, payload))
+        first = await offer(author, group.leader.peer, sealed, payload)
+        assert await offer(author, group.leader.peer, sealed, payload) == first
+        assert [event["id"] for event in group.leader.said("receipt_signed")] == [sealed.id] * 2
+
+    of_group(tmp_path, scene)
+
+
+def test_the_other_holders_get_it_as_well_though_the_receipt_does_not_wait(tmp_path: Path) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        receipt = await contribute(world, group.leader, author, seed=1)
+        everybody = [*(member.peer for member in group.members), world.seed.node.peer]
+        await eventually(
+            lambda: all(receipt.document.contribution in on_disk(world, group, peer)[1].open for peer in everybody)
+        )
+
+    of_group(tmp_path, scene)
+
+
+def test_a_version_is_shown_when_one_has_cosigned_it_and_all_cosign_in_the_end(tmp_path: Path) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        leader = group.leader
+        await make_versions(world, leader, author)
+        [shown] = await leader.owner(MODULE).versions_after(0, wait_s=0.0)
+        assert shown.cosignatures and leader.peer not in shown.cosignatures
+        others = {mirror.peer for mirror in group.mirrors} | {world.seed.node.peer}
+        await eventually(lambda: set(leader.ledger.versions[0].cosignatures) == others)
+        [sealed] = leader.ledger.versions
+        assert all(is_cosigned(sealed, peer, signature) for peer, signature in sealed.cosignatures.items())
+
+    of_group(tmp_path, scene)
+
+
+def test_a_mirror_that_signs_something_else_is_not_believed(tmp_path: Path) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        liar, honest = group.mirrors
+
+        async def lie(*_: object) -> Reply:
+            return Reply({"cosignature": "0" * 128})
+
+        liar.swarm._dispatcher._handlers["mirror.version"] = lie
+        await make_versions(world, group.leader, author)
+        others = {honest.peer, world.seed.node.peer}
+        await eventually(lambda: set(group.leader.ledger.versions[0].cosignatures) == others)
+        await expired(world)
+        assert set(group.leader.ledger.versions[0].cosignatures) == others
+
+    of_group(tmp_path, scene)
+
+
+def test_a_mirror_that_missed_a_contribution_is_given_it_with_the_version(tmp_path: Path) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        leader, (mirror, _) = group.leader, group.mirrors
+        handlers = mirror.swarm._dispatcher._handlers
+        keep = handlers["mirror.contribution"]
+        deaf(mirror, "mirror.contribution")
+        await contribute(world, leader, author, seed=1)
+        assert not mirror.ledger.open
+        handlers["mirror.contribution"] = keep
+        await eventually(lambda: leader.ledger.head.version == 1)  # at its deadline
+        await eventually(lambda: mirror.peer in leader.ledger.versions[0].cosignatures)
+        assert mirror.ledger.head == leader.ledger.head
+
+    of_group(tmp_path, scene)
+
+
+def test_a_leader_that_hears_of_a_newer_one_from_a_mirror_stops(tmp_path: Path) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        leader, (mirror, other) = group.leader, group.mirrors
+        owner = leader.owner(MODULE)
+        await make_versions(world, leader, author, seed=99)
+        await group.seed_away()
+        for member in (mirror, other):
+            mandates = member.node.watch.mandates
+            if member is mirror:
+                mandates.grant_next(mirror.swarm.signer, MODULE, leader=mirror.peer, mirrors=())
+            else:
+                assert mandates.believes(MODULE, mirror.node.watch.mandates.newest(MODULE)[-1])
+        with pytest.raises(Refused) as caught:
+            await contribute(world, leader, author, seed=1)
+        assert caught.value.reason == Reason.NOT_LEADER and not owner.is_leading
+
+    of_group(tmp_path, scene)

@@ -1,0 +1,177 @@
+"""What a peer believes of who leads: it goes back to the coordinator, and the newest is on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from tiny_run import SEED_NUMBER, granted, make_run, signer, tiny_config
+
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.protocol.documents import Grant, Sealed, seal
+from dipaco_p2p.protocol.liveness import Head
+from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.runtime.mandates import KNOWN_MAX, Mandates, grant_of
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.topology import ModuleId
+
+MODULE, OTHER_MODULE = ModuleId(1, 0), ModuleId(1, 1)
+COORDINATOR, LEADER, MIRROR, STRANGER = signer(SEED_NUMBER), signer(1), signer(2), signer(3)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+@pytest.fixture
+def run(store: Store) -> Run:
+    return make_run(store, tiny_config())
+
+
+@pytest.fixture
+def mandates(run: Run, store: Store) -> Mandates:
+    return Mandates(run, store)
+
+
+def first(run: Run, *, term: int = 1) -> Sealed[Grant]:
+    return granted(run, MODULE, term=term, leader=LEADER.peer, mirrors=(MIRROR.peer,))
+
+
+def by_member(
+    run: Run, author: Signer, *, term: int = 2, leader: Signer = MIRROR, mirrors: tuple[PeerId, ...] = ()
+) -> Sealed[Grant]:
+    return seal(
+        author,
+        Grant(
+            run=run.id,
+            module=MODULE,
+            term=term,
+            leader=leader.peer,
+            mirrors=mirrors,
+            after=term - 1,
+            author=author.peer,
+        ),
+    )
+
+
+def test_nobody_is_believed_at_first(mandates: Mandates) -> None:
+    assert mandates.newest(MODULE) == () and mandates.grant(MODULE) is None and mandates.term(MODULE) == 0
+
+
+def test_a_grant_of_the_coordinator_is_believed_by_itself(run: Run, mandates: Mandates) -> None:
+    assert mandates.believes(MODULE, first(run, term=7))
+    assert mandates.term(MODULE) == 7
+    assert mandates.find(MODULE, term=7, leader=LEADER.peer) == first(run, term=7).document
+    assert mandates.find(MODULE, term=7, leader=MIRROR.peer) is None
+    assert mandates.term(OTHER_MODULE) == 0
+
+
+def test_a_members_grant_is_believed_after_the_one_that_it_follows(run: Run, mandates: Mandates) -> None:
+    second = by_member(run, MIRROR)
+    assert not mandates.believes(MODULE, second), "what it follows is not known here"
+    assert mandates.believes(MODULE, first(run))
+    assert mandates.believes(MODULE, second)
+    assert mandates.newest(MODULE) == (first(run), second)
+
+
+def test_a_strangers_grant_is_believed_by_nobody(run: Run, mandates: Mandates) -> None:
+    mandates.learn(MODULE, [first(run)])
+    own = by_member(run, STRANGER, leader=STRANGER)
+    assert not mandates.believes(MODULE, own)
+    with pytest.raises(IntegrityError, match="nobody who may"):
+        mandates.learn(MODULE, [first(run), own])
+    with pytest.raises(IntegrityError, match="nobody who may"):
+        mandates.grant_next(STRANGER, MODULE, leader=STRANGER.peer, mirrors=())
+    assert mandates.newest(MODULE) == (first(run),)
+
+
+def test_a_forged_signature_is_not_believed(run: Run, mandates: Mandates) -> None:
+    """A head carries the signature and the words apart, so that nobody else has put them together before."""
+    good = first(run)
+    for change in ({"term": 2}, {"leader": STRANGER.peer}, {"mirrors": ()}):
+        assert not mandates.believes(MODULE, Sealed(dataclasses.replace(good.document, **change), good.signature))
+    assert not mandates.believes(MODULE, Sealed(good.document, "0" * 128))
+    assert not mandates.believes(MODULE, Sealed(good.document, ""))
+    assert mandates.newest(MODULE) == ()
+
+
+def test_a_head_shows_the_very_grant_that_was_signed(run: Run, mandates: Mandates) -> None:
+    for sealed in (first(run), by_member(run, MIRROR, mirrors=(LEADER.peer,))):
+        grant = sealed.document
+        head = Head(
+            version=0,
+            digest="0" * 64,
+            term=grant.term,
+            mirrors=grant.mirrors,
+            after=grant.after,
+            granted_by=grant.author,
+            grant=sealed.signature,
+        )
+        assert grant_of(head, run=run.id, module=MODULE, leader=grant.leader) == sealed
+        assert mandates.believes(MODULE, grant_of(head, run=run.id, module=MODULE, leader=grant.leader))
+        assert not mandates.believes(MODULE, grant_of(head, run=run.id, module=MODULE, leader=STRANGER.peer))
+
+
+def test_the_senior_of_two_that_compete_is_the_newest(run: Run, mandates: Mandates) -> None:
+    mandates.learn(MODULE, [first(run)])
+    small, great = sorted((LEADER, MIRROR), key=lambda one: one.peer)
+    for author in (great, small):
+        assert mandates.believes(MODULE, by_member(run, author, leader=author))
+    assert mandates.newest(MODULE)[-1].document.leader == great.peer
+    assert mandates.find(MODULE, term=2, leader=small.peer) is not None, "a head of the other one is understood too"
+    by_coordinator = granted(run, MODULE, term=2, leader=small.peer)
+    assert mandates.believes(MODULE, by_coordinator)
+    assert mandates.newest(MODULE) == (by_coordinator,)
+
+
+def test_an_older_mandate_changes_nothing(run: Run, mandates: Mandates) -> None:
+    mandates.learn(MODULE, [first(run, term=5)])
+    mandates.learn(MODULE, [first(run, term=3)])
+    assert mandates.term(MODULE) == 5
+
+
+def test_what_was_granted_is_on_disk_before_it_is_used(run: Run, store: Store, mandates: Mandates) -> None:
+    mandates.learn(MODULE, [first(run)])
+    mandates.grant_next(MIRROR, MODULE, leader=MIRROR.peer, mirrors=(LEADER.peer,))
+    again = Mandates(run, Store(store.folder))
+    assert again.newest(MODULE) == mandates.newest(MODULE) and again.term(MODULE) == 2
+    again.grant_next(MIRROR, MODULE, leader=MIRROR.peer, mirrors=())
+    assert again.term(MODULE) == 3, "a term is never granted twice by the same peer"
+    grant = again.grant(MODULE)
+    assert grant is not None and grant.after == 2
+
+
+def test_the_coordinator_grants_without_a_chain(run: Run, mandates: Mandates) -> None:
+    mandates.learn(MODULE, [first(run), by_member(run, MIRROR)])
+    mandates.grant_next(COORDINATOR, MODULE, leader=STRANGER.peer, mirrors=())
+    [sealed] = mandates.newest(MODULE)
+    assert (sealed.document.term, sealed.document.leader, sealed.document.after) == (3, STRANGER.peer, 0)
+
+
+def test_a_peer_that_only_reads_writes_nothing(run: Run, store: Store) -> None:
+    reader = Mandates(run)
+    reader.learn(MODULE, [first(run)])
+    assert reader.term(MODULE) == 1 and not store.documents("mandate-")
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"[7]", b'[{"document":{},"signature":""}]', b"\xff"])
+def test_a_damaged_mandate_is_learnt_again(run: Run, store: Store, mandates: Mandates, damage: bytes) -> None:
+    mandates.learn(MODULE, [first(run)])
+    store.write_document(f"mandate-{MODULE}", damage)
+    again = Mandates(run, store)
+    assert again.newest(MODULE) == ()
+    again.learn(MODULE, [first(run)])
+    assert Mandates(run, store).newest(MODULE) == (first(run),)
+
+
+def test_junk_heads_do_not_push_out_the_newest(run: Run, mandates: Mandates) -> None:
+    """Any member may sign as many grants of its term as it likes."""
+    mandates.learn(MODULE, [first(run, term=9)])
+    for number in range(2 * KNOWN_MAX):
+        leader = signer(20 + number).peer
+        assert mandates.believes(MODULE, granted(run, MODULE, term=2, leader=leader))
+    assert mandates.newest(MODULE) == (first(run, term=9),)
+    assert len(mandates._known[MODULE]) <= KNOWN_MAX + 1

@@ -1,0 +1,353 @@
+"""What a mirror and the archive take: from the leader only, and nothing that they cannot make again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mirror_harness import MODULE, ONE, OTHER, Shelf, on_shelf, refusal, require_no
+from tiny_run import SEED_NUMBER, gradient_bytes, granted, signer
+
+from dipaco_p2p.errors import Refused
+from dipaco_p2p.protocol.admission import Reason
+from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sealed, cosign, is_cosigned, seal
+from dipaco_p2p.runtime.ledger import Ledger
+from dipaco_p2p.topology import ModuleId
+
+both = pytest.mark.parametrize("keeps_everything", [False, True], ids=["mirror", "archive"])
+
+
+@both
+def test_an_honest_version_is_made_again_kept_and_cosigned(tmp_path: Path, keeps_everything: bool) -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.adopt(ONE, term=1)
+        for number in (1, 2, 3):
+            version, made = shelf.version(number)
+            signature = await shelf.keep(version)
+            assert is_cosigned(version, shelf.node.peer, signature)
+            assert shelf.ledger.versions[-1] == version.cosigned({shelf.node.peer: signature})
+            for blob in (made.snapshot, made.update, made.state_blob):
+                assert shelf.node.store.get(BlobRef.of(blob).digest) == blob, "it made them itself"
+        assert Ledger(shelf.run, shelf.node.store, MODULE).versions == shelf.ledger.versions
+        assert shelf.ledger.final == (3 if keeps_everything else 0)
+
+    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
+
+
+@both
+def test_the_same_version_twice_changes_nothing(tmp_path: Path, keeps_everything: bool) -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.adopt(ONE, term=1)
+        version, _ = shelf.version(1)
+        signatures = await asyncio.gather(shelf.keep(version), shelf.keep(version))
+        assert len(set(signatures)) == 1 and await shelf.keep(version) == signatures[0]
+        assert len(shelf.ledger.versions) == 1
+
+    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
+
+
+Lie = Callable[[Shelf, ModuleVersion], ModuleVersion]
+
+
+def invented_update(shelf: Shelf, version: ModuleVersion) -> ModuleVersion:
+    return replace(version, update=shelf.node.store.put(gradient_bytes(shelf.run, MODULE, seed=99)))
+
+
+def invented_parameters(shelf: Shelf, version: ModuleVersion) -> ModuleVersion:
+    return replace(version, snapshot=BlobRef.of(shelf.node.store.get(version.parent) or b"no genesis here"))
+
+
+def invented_state(shelf: Shelf, version: ModuleVersion) -> ModuleVersion:
+    return replace(version, state=shelf.node.store.put(b"momentum"))
+
+
+def wrong_weight(shelf: Shelf, version: ModuleVersion) -> ModuleVersion:
+    one, other = version.shares
+    return replace(version, shares=(replace(one, weight=0.25), replace(other, weight=0.75)))
+
+
+def a_share_less(shelf: Shelf, version: ModuleVersion) -> ModuleVersion:
+    [one, _] = version.shares
+    return replace(version, shares=(replace(one, weight=1.0),), weight=one.tokens)
+
+
+def more_tokens(shelf: Shelf, version: ModuleVersion) -> ModuleVersion:
+    one, other = version.shares
+    return replace(version, shares=(replace(one, tokens=one.tokens + 1), other), weight=version.weight + 1)
+
+
+def heavier_chain(shelf: Shelf, version: ModuleVersion) -> ModuleVersion:
+    return replace(version, weight=version.weight + 1)
+
+
+def another_author(shelf: Shelf, version: ModuleVersion) -> ModuleVersion:
+    one, other = version.shares
+    return replace(version, shares=(replace(one, peer=OTHER.peer), other))
+
+
+def lower_loss(shelf: Shelf, version: ModuleVersion) -> ModuleVersion:
+    one, other = version.shares
+    return replace(version, shares=(replace(one, loss=0.1), other))
+
+
+def another_order(shelf: Shelf, version: ModuleVersion) -> ModuleVersion:
+    return replace(version, shares=version.shares[::-1])
+
+
+def other_settings(shelf: Shelf, version: ModuleVersion) -> ModuleVersion:
+    return replace(version, lr=version.lr * 2)
+
+
+def clipped_but_not_averaged_so(shelf: Shelf, version: ModuleVersion) -> ModuleVersion:
+    return replace(version, clip_norm=1e-6)
+
+
+def fresh_without_need(shelf: Shelf, version: ModuleVersion) -> ModuleVersion:
+    return replace(version, is_fresh=True)
+
+
+def no_update(shelf: Shelf, version: ModuleVersion) -> ModuleVersion:
+    return replace(version, update=None)
+
+
+def no_state(shelf: Shelf, version: ModuleVersion) -> ModuleVersion:
+    return replace(version, state=None)
+
+
+LIES: tuple[Lie, ...] = (
+    invented_update,
+    invented_parameters,
+    invented_state,
+    wrong_weight,
+    a_share_less,
+    more_tokens,
+    heavier_chain,
+    another_author,
+    lower_loss,
+    another_order,
+    other_settings,
+    clipped_but_not_averaged_so,
+    fresh_without_need,
+    no_update,
+    no_state,
+)
+
+
+@both
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
+def test_a_lying_leader_is_not_cosigned(tmp_path: Path, lie: Lie, keeps_everything: bool) -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.adopt(ONE, term=1)
+        first, _ = shelf.version(1)
+        await shelf.keep(first)
+        honest, _ = shelf.version(2)
+        await require_no(shelf.keep(seal(ONE, lie(shelf, honest.document))))
+        assert shelf.ledger.head.version == 1 and shelf.node.store.documents("version-") == [
+            f"version-{MODULE}-00000001"
+        ]
+        signature = await shelf.keep(honest)
+        assert is_cosigned(honest, shelf.node.peer, signature), "and the honest one is taken still"
+
+    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
+
+
+@both
+def test_a_version_that_counts_what_is_not_here_is_refused_until_it_is(tmp_path: Path, keeps_everything: bool) -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.adopt(ONE, term=1)
+        version, _ = shelf.version(1, is_handed_in=False)
+        assert await refusal(shelf.keep(version)) == "contribution-missing"
+        for path in (0, 1):
+            shelf.mirror.keep_contribution(ONE.peer, shelf.contribution(1, path=path)[0])
+        await shelf.keep(version)
+        assert shelf.ledger.head.version == 1
+
+    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
+
+
+@both
+def test_an_invented_contribution_is_not_counted(tmp_path: Path, keeps_everything: bool) -> None:
+    """It is here and signed, but its base is none of this chain."""
+
+    async def scene(shelf: Shelf) -> None:
+        shelf.adopt(ONE, term=1)
+        first, _ = shelf.version(1)
+        await shelf.keep(first)
+        honest, _ = shelf.version(2)
+        odd = shelf.contribution(2, base=1)[0]
+        wrong = seal(signer(30), replace(odd.document, base_digest="7" * 64))
+        shelf.mirror.add(wrong)
+        one = honest.document.shares[0]
+        lie = replace(one, contribution=wrong.id)
+        shares = tuple(sorted((lie, honest.document.shares[1]), key=lambda share: (share.path, share.contribution)))
+        document = replace(honest.document, shares=shares)
+        assert await refusal(shelf.keep(seal(ONE, document))) == Reason.UNKNOWN_BASE
+        await shelf.keep(honest)
+
+    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
+
+
+@both
+def test_only_the_leader_of_the_newest_term_hands_in(tmp_path: Path, keeps_everything: bool) -> None:
+    async def scene(shelf: Shelf) -> None:
+        version, _ = shelf.version(1)
+        contribution, _ = shelf.contribution(2, base=0)
+        assert await refusal(shelf.keep(version)) == Reason.NOT_LEADER, "nobody was granted anything yet"
+        shelf.adopt(ONE, term=1)
+        assert await refusal(shelf.keep(version, sender=OTHER)) == Reason.NOT_LEADER
+        await shelf.keep(version)
+        shelf.adopt(OTHER, term=2)
+        second, _ = shelf.version(2)
+        assert await refusal(shelf.keep(second)) == Reason.NOT_LEADER
+        with pytest.raises(Refused) as caught:
+            shelf.mirror.keep_contribution(ONE.peer, contribution)
+        assert caught.value.reason == Reason.NOT_LEADER
+        shelf.mirror.keep_contribution(OTHER.peer, contribution)
+        assert contribution.id in shelf.ledger.open
+
+    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
+
+
+def test_who_is_not_in_the_group_takes_nothing(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        sealed = granted(shelf.run, MODULE, term=1, leader=ONE.peer, mirrors=(OTHER.peer,))
+        assert shelf.node.watch.mandates.believes(MODULE, sealed)
+        version, _ = shelf.version(1)
+        assert await refusal(shelf.keep(version)) == Reason.NOT_LEADER
+
+    on_shelf(tmp_path, scene, keeps_everything=False)
+
+
+@both
+def test_a_leader_hands_in_what_it_made_in_an_earlier_term(tmp_path: Path, keeps_everything: bool) -> None:
+    """Its group changed before the version came over."""
+
+    async def scene(shelf: Shelf) -> None:
+        first, _ = shelf.version(1, term=1)
+        second, _ = shelf.version(2, term=2)
+        shelf.adopt(ONE, term=1)
+        shelf.adopt(ONE, term=2)
+        for version in (first, second):
+            await shelf.keep(version)
+        assert [sealed.document.term for sealed in shelf.ledger.versions] == [1, 2]
+
+    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
+
+
+@both
+def test_a_contribution_needs_its_run_module_and_payload(tmp_path: Path, keeps_everything: bool) -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.adopt(ONE, term=1)
+        contribution, _ = shelf.contribution(1)
+        odd: dict[str, Any]
+        for odd, reason in (
+            ({"run": "0" * 64}, Reason.WRONG_RUN),
+            ({"payload": BlobRef(digest="1" * 64, size=5)}, "payload-missing"),
+            ({"payload": replace(contribution.document.payload, size=5)}, "payload-missing"),
+            ({"module": ModuleId(2, 0)}, Reason.NOT_LEADER),
+        ):
+            wrong = seal(signer(30), replace(contribution.document, **odd))
+            with pytest.raises(Refused) as caught:
+                shelf.mirror.keep_contribution(ONE.peer, wrong)
+            assert caught.value.reason == reason
+        assert not shelf.ledger.open
+        shelf.mirror.keep_contribution(ONE.peer, contribution)
+        assert list(Ledger(shelf.run, shelf.node.store, MODULE).open) == [contribution.id], "it is on disk"
+
+    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
+
+
+def test_what_the_leader_says_is_final_is_looked_at(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.adopt(ONE, term=1)
+        version, _ = shelf.version(1)
+        await shelf.keep(version)
+        forged: tuple[tuple[int, str], ...] = (
+            (1, ""),
+            (1, version.signature),
+            (1, cosign(ONE, version)),
+            (2, cosign(signer(SEED_NUMBER), version)),
+            (0, cosign(signer(SEED_NUMBER), version)),
+        )
+        for number, signature in forged:
+            shelf.mirror.note_final(MODULE, number, signature)
+            assert shelf.ledger.final == 0 and shelf.ledger.spent
+        shelf.mirror.note_final(MODULE, 1, cosign(signer(SEED_NUMBER), version))
+        assert shelf.ledger.final == 1 and not shelf.ledger.kept
+        payload = shelf.contribution(1)[0].document.payload
+        shelf.node.store.drop(payload.digest)  # the harness has put it there once more
+
+    on_shelf(tmp_path, scene, keeps_everything=False)
+
+
+def test_payloads_leave_the_disk_of_a_mirror_when_they_are_final_and_old_blobs_as_well(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.adopt(ONE, term=1)
+        made: list[Sealed[ModuleVersion]] = []
+        for number in range(1, 6):
+            version, _ = shelf.version(number)
+            payloads = [sealed.document.payload.digest for sealed in shelf.ledger.open.values()]
+            assert len(payloads) == 2
+            await shelf.keep(version)
+            assert all(shelf.node.store.size(name) is not None for name in payloads), "another branch may win yet"
+            shelf.mirror.note_final(MODULE, number, cosign(signer(SEED_NUMBER), version))
+            assert all(shelf.node.store.size(name) is None for name in payloads)
+            made.append(version)
+        here = [shelf.node.store.size(sealed.document.digest) is not None for sealed in made]
+        assert here == [False, False, True, True, True]
+
+    on_shelf(tmp_path, scene, keeps_everything=False, rounds=9)
+
+
+def test_a_trainer_keeps_the_chain_and_its_newest_snapshot(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        mirror, store = shelf.mirror, shelf.node.store
+        found = [shelf.version(number, is_handed_in=False) for number in (1, 2, 3)]
+        versions = [sealed for sealed, _ in found]
+        mirror.note(versions[:2], found[1][1].snapshot)
+        mirror.note(versions[2:], found[2][1].snapshot)
+        mirror.note(versions[1:], found[2][1].snapshot)  # nothing new
+        again = Ledger(shelf.run, store, MODULE)
+        assert again.versions == shelf.ledger.versions == versions
+        assert store.get(versions[2].document.digest) == found[2][1].snapshot
+        assert all(shelf.node.peer not in sealed.cosignatures for sealed in again.versions), "it made nothing again"
+
+    on_shelf(tmp_path, scene, keeps_everything=False)
+
+
+def test_an_owner_knows_better_than_what_it_reads(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.adopt(ONE, term=1)
+        version, made = shelf.version(1)
+        shelf.mirror.note([version], made.snapshot)
+        assert shelf.ledger.versions == []
+
+    on_shelf(tmp_path, scene, keeps_everything=False)
+
+
+def test_a_trainer_follows_to_another_branch_but_not_away_from_what_is_final(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        first, _ = shelf.version(1, is_handed_in=False)
+        second, made = shelf.version(2, is_handed_in=False)
+        shelf.mirror.note([first, second], made.snapshot)
+        branch, branch_made = shelf.version(1, leader=OTHER, term=2, is_handed_in=False, variant=1)
+        shelf.mirror.note([branch], branch_made.snapshot)
+        assert shelf.ledger.versions == [branch]
+        shelf.ledger.cosign(1, {signer(SEED_NUMBER).peer: cosign(signer(SEED_NUMBER), branch)})
+        shelf.mirror.note([first, second], made.snapshot)
+        assert shelf.ledger.head == branch.document
+
+    on_shelf(tmp_path, scene, keeps_everything=False)
+
+
+def test_the_same_work_gives_the_same_bytes_whoever_led(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        one, _ = shelf.version(1)
+        other, _ = shelf.version(1, leader=OTHER, term=2)
+        assert one.document.digest == other.document.digest and one.id != other.id
+
+    on_shelf(tmp_path, scene, keeps_everything=False)

@@ -1,0 +1,156 @@
+"""A module's group in two halves that cannot reach each other: both go on, and come together without losing work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from group_harness import (
+    MODULE,
+    Group,
+    Member,
+    contribute,
+    counted,
+    expired,
+    make_versions,
+    of_group,
+    require_safe,
+    seed_back,
+)
+from runtime_harness import World
+from virtual_time import eventually
+
+from dipaco_p2p.runtime.modules import ModuleReader
+from dipaco_p2p.runtime.node import Node
+
+
+def split(world: World, group: Group, author: Node) -> tuple[Member, list[Member], Node]:
+    """The leader, with an author, apart from the others, with another author."""
+    leader = group.leader
+    others = [member for member in group.members if member is not leader]
+    second = world.peer(61)
+    rest = [member.peer for member in others] + [second.peer, world.seed.node.peer]
+    world.network.partition([[leader.peer, author.peer], rest])
+    return leader, others, second
+
+
+def reported(group: Group) -> set[str]:
+    """Contributions that somebody said will never count."""
+    return {event["id"] for member in group.members for event in member.said("expired")}
+
+
+async def accounted(group: Group, contributions: list[str]) -> None:
+    """Each counts once, or else is reported."""
+    await eventually(lambda: set(contributions) <= set(counted(group.leader)) | reported(group))
+    assert len(counted(group.leader)) == len(set(counted(group.leader)))
+    assert not set(counted(group.leader)) & reported(group) & set(contributions)
+
+
+async def healed(world: World, group: Group) -> None:
+    world.network.heal()
+    await eventually(lambda: len(group.leading) == 1 and len(group.mirrors) == 2)
+
+
+def test_of_two_branches_the_longer_is_kept_and_the_other_ones_work_counts_once_or_is_reported(tmp_path: Path) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        await make_versions(world, group.leader, author)
+        await group.seed_away()
+        leader, others, second = split(world, group, author)
+        await expired(world)
+        await eventually(lambda: any(member.leads for member in others))
+        assert leader.leads, "both sides go on"
+        other = next(member for member in others if member.leads)
+        long = await make_versions(world, leader, author, 3, seed=5)
+        await second.watch.refresh()
+        short = await make_versions(world, other, second, 1, seed=6)
+        late = (await contribute(world, other, second, seed=7)).document.contribution
+        await healed(world, group)
+        assert set(long) <= set(counted(group.leader))
+        await make_versions(world, group.leader, author, seed=8)
+        await accounted(group, [*short, late])
+        assert not set(long) & reported(group)
+        await group.formed()
+        await seed_back(world, group)
+        await require_safe(world, group, versions=group.leader.ledger.head.version)
+
+    of_group(tmp_path, scene)
+
+
+def test_the_work_of_a_short_partition_counts_once(tmp_path: Path) -> None:
+    """One version each: the bases of what the losing branch counted are still young enough."""
+
+    async def scene(world: World, group: Group, author: Node) -> None:
+        await make_versions(world, group.leader, author, seed=99)
+        await group.seed_away()
+        leader, others, second = split(world, group, author)
+        await eventually(lambda: any(member.leads for member in others))
+        other = next(member for member in others if member.leads)
+        await second.watch.refresh()
+        ids = await make_versions(world, leader, author, seed=5)
+        ids += await make_versions(world, other, second, seed=6)
+        await healed(world, group)
+        await eventually(lambda: set(ids) <= set(counted(group.leader)))
+        assert sorted(counted(group.leader)[2:]) == sorted(ids)
+
+    of_group(tmp_path, scene)
+
+
+def test_the_branch_with_the_seed_wins_however_short_it_is(tmp_path: Path) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        await make_versions(world, group.leader, author)
+        leader, others, second = split(world, group, author)
+        await eventually(lambda: any(member.leads for member in others))
+        await eventually(lambda: not leader.node.watch.seeds() and len(leader.node.watch.heartbeats) == 1)
+        other = next(member for member in others if member.leads)
+        await second.watch.refresh()
+        final = await make_versions(world, other, second, seed=6)
+        await eventually(lambda: other.ledger.final == 2)
+        lone = await make_versions(world, leader, author, 3, seed=5)
+        await healed(world, group)
+        assert set(final) <= set(counted(group.leader))
+        archive = world.seed.archive.ledgers[MODULE]
+        assert archive.versions[1].document == group.leader.ledger.versions[1].document
+        await make_versions(world, group.leader, author, seed=8)
+        await accounted(group, lone)
+        await require_safe(world, group, versions=group.leader.ledger.head.version)
+
+    of_group(tmp_path, scene)
+
+
+def test_after_healing_the_mirrors_have_the_branch_that_goes_on(tmp_path: Path) -> None:
+    """Before another version is made: until then nobody else might have it."""
+
+    async def scene(world: World, group: Group, author: Node) -> None:
+        await make_versions(world, group.leader, author, seed=99)
+        await group.seed_away()
+        leader, others, second = split(world, group, author)
+        await eventually(lambda: any(member.leads for member in others))
+        other = next(member for member in others if member.leads)
+        await second.watch.refresh()
+        await make_versions(world, other, second, seed=6)
+        await make_versions(world, leader, author, 2, seed=5)
+        await healed(world, group)
+        await group.formed()
+        assert {member.ledger.head.version for member in group.members} == {3}
+
+    of_group(tmp_path, scene)
+
+
+def test_a_reader_on_the_losing_side_comes_to_the_one_head(tmp_path: Path) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        await make_versions(world, group.leader, author, seed=99)
+        await group.seed_away()
+        leader, others, second = split(world, group, author)
+        await eventually(lambda: any(member.leads for member in others))
+        other = next(member for member in others if member.leads)
+        await second.watch.refresh()
+        reader = ModuleReader(second, MODULE)
+        await make_versions(world, other, second, seed=6)
+        await reader.sync()
+        assert reader.version.version == 2
+        await make_versions(world, leader, author, 3, seed=5)
+        await healed(world, group)
+        await second.watch.refresh()
+        await reader.sync(after=group.leader.ledger.head.version - 1)
+        assert reader.version == group.leader.ledger.head
+
+    of_group(tmp_path, scene)

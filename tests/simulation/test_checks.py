@@ -1,0 +1,127 @@
+"""The checkers find what they are for: each has a hand-made run that breaks its promise, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from outcomes import ANNA, BERT, MODULE, PATH, archived, counted, good, link, look, receipt, with_events
+
+from simulation.checks import broken
+from simulation.history import Event, Outcome
+
+
+def promises(outcome: Outcome) -> set[int]:
+    return {each.promise for each in broken(outcome)}
+
+
+def test_a_good_run_breaks_nothing() -> None:
+    assert broken(good()) == []
+
+
+def test_a_receipt_of_two_holders_must_be_counted_or_reported() -> None:
+    assert promises(with_events(receipt("lost"))) == {1}
+    expired = Event(20.0, BERT, "expired", {"id": "lost", "module": MODULE, "reason": "stale-base"})
+    assert promises(with_events(receipt("lost"), expired)) == set()
+
+
+def test_a_receipt_may_be_lost_with_all_disks_that_held_it_and_only_then() -> None:
+    lost = [Event(20.0, who, "disk lost", {"peer": peer}) for who, peer in ((ANNA, "id-anna"), (BERT, "id-bert"))]
+    assert promises(with_events(receipt("lost"), *lost)) == set()
+    assert promises(with_events(receipt("lost"), lost[0])) == {1}
+    assert promises(with_events(lost[0], receipt("lost", t_s=25.0))) == {1}, "it was written after the loss"
+
+
+def test_one_holder_or_the_word_of_a_stranger_promises_nothing() -> None:
+    assert promises(with_events(receipt("lost", holders=("id-anna",)))) == set()
+    assert promises(with_events(receipt("lost", holders=("id-liar", "id-other-liar")))) == set()
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        (link(1, counted("one")), link(2, counted("one"), counted("two", base=1, base_digest="digest-1"))),
+        (link(1, counted("one"), counted("again")), link(2, counted("two", base=1, base_digest="digest-1"))),
+    ],
+    ids=["the same contribution", "two of one author for one path and base"],
+)
+def test_nothing_counts_twice(chain: tuple[object, ...]) -> None:
+    assert promises(good(chains={MODULE: chain})) == {2}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"base": 3, "base_digest": ""},
+        {"base_digest": "another version 1"},
+        {"tokens": 11},
+        {"path": "P9"},
+    ],
+    ids=["from the future", "from another branch", "with too many tokens", "of a foreign path"],
+)
+def test_only_what_may_count_counts(changes: dict[str, object]) -> None:
+    fields = {"base": 1, "base_digest": "digest-1"} | changes
+    chain = (link(1, counted("one")), link(2, counted("two", **fields)))
+    assert promises(good(chains={MODULE: chain})) == {2}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"parent": "elsewhere"}, {"term": 0}, {"version": 3}, {"counts": ()}],
+    ids=["another parent", "an older term", "a gap", "nothing counted"],
+)
+def test_a_chain_only_grows(changes: dict[str, object]) -> None:
+    last = replace(link(2, counted("two", base=1, base_digest="digest-1")), **changes)
+    outcome = good(chains={MODULE: (link(1, counted("one")), last)}, events=())
+    assert 3 in promises(outcome)
+
+
+def test_the_archive_never_takes_a_version_back() -> None:
+    assert promises(with_events(archived(2, "another"))) == {3}
+    assert promises(with_events(archived(3, t_s=20.0))) == {3}
+    assert promises(good(problems=("L0.M0: version 2 does not follow from its contributions",))) == {3}
+
+
+def test_a_module_that_is_not_sound_is_found() -> None:
+    assert promises(good(not_finite=("version 2 of L0.M0",))) == {4}
+
+
+def test_a_module_without_a_leader_for_long_is_found() -> None:
+    bare = tuple(look(float(second), led=frozenset()) for second in range(30))
+    assert promises(good(looks=bare)) == {5}
+    short = tuple(look(float(second), led=frozenset() if second % 7 else frozenset({MODULE})) for second in range(30))
+    assert promises(good(looks=short)) == set()
+
+
+def test_an_orphaned_path_is_found_unless_its_modules_move_or_are_done() -> None:
+    bare = [look(float(second), claimed=frozenset()) for second in range(30)]
+    assert promises(good(looks=tuple(bare))) == {5}
+    done = [look(float(second), claimed=frozenset(), versions={MODULE: 2}) for second in range(30)]
+    assert promises(good(looks=tuple(done))) == set()
+    moving = [look(float(second), claimed=frozenset(), versions={MODULE: second}) for second in range(2)]
+    assert promises(good(looks=tuple(moving))) == set()
+
+
+def test_nobody_is_asked_to_lead_where_nobody_is() -> None:
+    empty = tuple(look(float(second), led=frozenset(), claimed=frozenset(), alive=frozenset()) for second in range(30))
+    assert promises(good(looks=empty)) == set()
+
+
+def test_a_run_that_does_not_end_is_found() -> None:
+    assert promises(good(rounds=3)) == {6}
+    assert promises(good(unfinished=("volunteer-1: training",))) == {6}
+    assert promises(good(behind=("volunteer-1 holds version 1 of L0.M0",))) == {6}
+
+
+def test_what_a_closed_round_counted_survives_an_outage() -> None:
+    outage = Event(10.0, "", "total outage", {})
+    single = ("id-anna",)
+    events = (receipt("one"), receipt("gone", holders=single), archived(1), outage)
+    assert promises(good(events=events)) == {7}
+    late = (receipt("one"), archived(1), receipt("gone", t_s=9.5, base=1, holders=single), outage)
+    assert promises(good(events=late)) == set(), "its round was still open"
+
+
+def test_a_bug_is_no_promise_but_fails_a_run() -> None:
+    assert [str(each) for each in broken(good(bugs=("seed: KeyError", "seed: KeyError")))] == ["bug: seed: KeyError"]
+    assert str(broken(good(not_finite=(PATH,)))[0]).startswith("promise 4: ")

@@ -65,13 +65,18 @@ class Seed:
         self._stopped = asyncio.Event()
 
     async def run(self, run: Run) -> None:
-        """Serve one stage after the other until stopped; then hand over what is led here."""
+        """Serve one stage after the other until stopped; then hand over what is led here.
+
+        Raises EnvironmentUnfit when the disk refused a write: an archive that keeps nothing helps nobody.
+        """
         try:
             await self._serve(run)
             await asyncio.gather(*(opened.end() for opened in self._opened))
         finally:
             for opened in self._opened:
                 opened.cancel()
+        for failure in (opened.failure for opened in self._opened if opened.failure is not None):
+            raise failure
 
     async def _serve(self, run: Run) -> None:
         if run.manifest.origin:
@@ -92,7 +97,15 @@ class Seed:
         name = run.manifest.stage
         store = self._folder.store(name)
         folder = self._folder.stage(name)
-        stage = SeedStage(run, self._swarm, store, folder, sequences=self._sequences, clock=self._clock)
+        stage = SeedStage(
+            run,
+            self._swarm,
+            store,
+            folder,
+            sequences=self._sequences,
+            clock=self._clock,
+            on_failure=self.stop,
+        )
         stage.begin()
         self._opened.append(stage)
         self._stages.add(run)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.clock import Clock
-from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
@@ -56,8 +56,11 @@ class SeedStage:
         sequences: Callable[[], Sequences],
         clock: Clock,
         make_evaluator: Callable[..., Evaluator] = Evaluator,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_failure` is called when the disk has refused a write: `failure` says what."""
         self.run = run
+        self._on_failure = on_failure
         self._folder = folder
         scoped = ScopedSwarm(swarm, run.id)
         size_max = 2 * max(map(run.snapshot_bytes_max, run.topology.modules()))
@@ -111,6 +114,11 @@ class SeedStage:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._node.presence.leave()
 
+    @property
+    def failure(self) -> EnvironmentUnfit | None:
+        """What the disk refused, if it did."""
+        return self._node.store.failure
+
     def cancel(self) -> None:
         """Let everything go at once."""
         for task in self._tasks:
@@ -147,6 +155,8 @@ class SeedStage:
     async def _watch_swarm(self) -> None:
         while True:
             await self._node.watch.refresh()
+            if self._node.store.failure is not None:
+                self._on_failure()
             await self._node.clock.sleep(heartbeat_interval_s(self.run.config.liveness) / 2)
 
     async def _evaluate(self) -> None:

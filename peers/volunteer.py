@@ -24,6 +24,7 @@ from dipaco_p2p.runtime.ownership import Ownership
 from dipaco_p2p.runtime.tasks import done_or_later, keep_going
 from dipaco_p2p.topology import ModuleId, PathId
 
+from .account import Account
 from .claiming import Claiming
 from .contribute import Contributor
 from .pace import Pace
@@ -75,13 +76,11 @@ class Volunteer:
         self._has_begun = False
         self._freed_s: float | None = None
         """When the last push ended, while this round goes on: the deadline counts from there for the next path."""
-        self._rounds_done = 0
-        self._first_round: tuple[int, float] | None = None
-        """The first round that we trained, and when it began."""
-        self._statistics = node.swarm.statistics()
+        self._account = Account(node, status)
 
     async def run(self, *, grace_s: float) -> None:
-        """Take part until the run is complete or `stop`; then leave in good order."""
+        """Take part until the run is complete or `stop`; then leave in good order. Raises EnvironmentUnfit when the
+        disk refused a write, even one on behalf of others: who cannot keep things must not be trusted with them."""
         self._grace_s = grace_s
         background = [asyncio.create_task(part) for part in self._background()]
         self._work = asyncio.create_task(self._take_part())
@@ -90,6 +89,8 @@ class Volunteer:
                 await self._work
         finally:
             await self._leave(background)
+        if self._node.store.failure is not None:
+            raise self._node.store.failure
 
     def stop(self) -> None:
         """Finish soon: in a round, push what was trained if that takes no longer than the grace time; else at once."""
@@ -219,7 +220,7 @@ class Volunteer:
             await self._contribute(tenure, flats, bases, result)
         tenure.contributed(bases)
         self._watchdog.end()
-        self._note_round(tenure.path, round_number, result, seconds=self._node.clock.now_s() - began_s)
+        self._account.end(tenure.path, round_number, result, seconds=self._node.clock.now_s() - began_s)
 
     async def _wait_turn(self, tenure: Tenure) -> ClaimEvent | None:
         """Until the path can be trained (again): None. Or until another one needs us more: why."""
@@ -245,7 +246,7 @@ class Volunteer:
         status, clock, began_s, began_at_s = self._status, self._node.clock, time.monotonic(), self._node.clock.now_s()
         training_s = self._pace.training_s(spent_s=0.0 if self._freed_s is None else began_at_s - self._freed_s)
         status.round, status.step, status.is_cut = round_number, 0, False
-        self._estimate_end(round_number)
+        self._account.begin(round_number)
         self._say("training")
         tokens = 0
 
@@ -287,7 +288,7 @@ class Volunteer:
     def _give_up(self, path: PathId, error: DipacoError) -> None:
         """A path that cannot be trained is left alone, if there are others; raises `error` otherwise."""
         self._watchdog.end()
-        if isinstance(error, EnvironmentUnfit) or not self._rounds_done:
+        if isinstance(error, EnvironmentUnfit) or not self._account.rounds_done:
             raise error
         self._broken.add(path)
         self._node.history.add("failed", path=str(path), detail=str(error))
@@ -301,7 +302,7 @@ class Volunteer:
 
     async def _leave(self, background: list[asyncio.Task[Any]]) -> None:
         self._say("leaving")
-        with contextlib.suppress(asyncio.TimeoutError):
+        with contextlib.suppress(asyncio.TimeoutError, EnvironmentUnfit):
             await asyncio.wait_for(self._ownership.leave(), self._grace_s)
         for task in background:
             task.cancel()
@@ -326,7 +327,7 @@ class Volunteer:
         """At first any unfinished path. Once we have finished one, a path that nobody trains; or if all have somebody,
         one with more than a last round ahead, as a replica."""
         unfinished, watch = self._claiming.unfinished(), self._node.watch
-        if not self._rounds_done or any(not claims for claims in unfinished.values()):
+        if not self._account.rounds_done or any(not claims for claims in unfinished.values()):
             return bool(unfinished)
         last = self._node.run.config.rounds.rounds
         return any(last - watch.round(path) > 1 for path in unfinished)
@@ -352,6 +353,8 @@ class Volunteer:
             status.paths_covered = sum(bool(claims) for claims in watch.claims.values())
             status.leads = self._ownership.modules
             await self._give_up_if_stalled()
+            if self._node.store.failure is not None and self._work is not None:
+                self._work.cancel()
             await self._node.clock.sleep(self._look_every_s)
 
     async def _give_up_if_stalled(self) -> None:
@@ -361,29 +364,6 @@ class Volunteer:
             log.warning("no progress for %.0f s: the claim of %s is given up", self._watchdog.limit_s, path)
             self._node.history.add("stalled", path=str(path), silent_s=self._watchdog.limit_s)
             await self._claiming.release(ClaimEvent.EXPIRED)
-
-    def _note_round(self, path: PathId, round_number: int, result: InnerResult, *, seconds: float) -> None:
-        before, after = self._statistics, self._node.swarm.statistics()
-        self._statistics = after
-        self._rounds_done += 1
-        self._node.history.add(
-            "round",
-            path=str(path),
-            round=round_number,
-            steps=result.steps_done,
-            is_cut=self._status.is_cut,
-            tokens=result.tokens,
-            loss=result.loss,
-            seconds=seconds,
-            bytes_pushed=after.bytes_sent - before.bytes_sent,
-            bytes_pulled=after.bytes_received - before.bytes_received,
-        )
-
-    def _estimate_end(self, round_number: int) -> None:
-        now_s = self._node.clock.now_s()
-        first, began_s = self._first_round = self._first_round or (round_number, now_s)
-        if round_number > first:
-            self._status.eta_s = (self._status.rounds - round_number) * (now_s - began_s) / (round_number - first)
 
     def _say_late(self, modules: list[ModuleId]) -> None:
         self._say("waiting", waits_for="the next version of " + ", ".join(map(str, sorted(modules))))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from .faults import reach
 
 PARTIALS_MAX = 64
 LOCK_NAME = "lock"
+_writes = itertools.count()
 ELSEWHERE = "choose another folder (--home of a volunteer, --dir of a coordinator)"
 
 
@@ -64,6 +66,9 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.failure: EnvironmentUnfit | None = None
+        """The last write that the disk refused. Whoever wrote may have had it on another's behalf, and answered only
+        that a request failed: the program looks here, and ends."""
         for name in ("blobs", "partial", "documents"):
             _make_folder(folder / name)
         self._sweep()
@@ -73,8 +78,7 @@ class Store:
         ref = BlobRef.of(data)
         path = self._blob_path(ref.digest)
         if not path.exists():
-            _make_folder(path.parent)
-            write_atomically(path, data)
+            self._write(path, data)
         return ref
 
     def get(self, name: str) -> bytes | None:
@@ -116,6 +120,15 @@ class Store:
             path.unlink(missing_ok=True)
         return folder / name
 
+    def append_partial(self, path: Path, data: bytes) -> None:
+        """Some more bytes of an unfinished transfer; raises EnvironmentUnfit when the disk is full."""
+        try:
+            with path.open("ab") as file:
+                disk.write(file, data)
+        except OSError as error:
+            self.failure = unfit(error, path)
+            raise self.failure from None
+
     def trim_partials(self, prefix: str, *, but: str, keep: int) -> None:
         """Of the unfinished transfers whose names begin with `prefix`, leave `prefix` + `but` and the newest `keep`."""
         others = [path for path in (self.folder / "partial").glob(f"{prefix}*") if path.name != prefix + but]
@@ -123,7 +136,8 @@ class Store:
             path.unlink(missing_ok=True)
 
     def write_document(self, name: str, data: bytes) -> None:
-        write_atomically(self.folder / "documents" / f"{name}.json", data)
+        """Keep it in place of what had this name; raises EnvironmentUnfit when the disk is full."""
+        self._write(self.folder / "documents" / f"{name}.json", data)
 
     def read_document(self, name: str) -> bytes | None:
         try:
@@ -140,6 +154,14 @@ class Store:
 
     def _blob_path(self, name: str) -> Path:
         return self.folder / "blobs" / name[:2] / name
+
+    def _write(self, path: Path, data: bytes) -> None:
+        try:
+            _make_folder(path.parent)
+            write_atomically(path, data)
+        except EnvironmentUnfit as error:
+            self.failure = error
+            raise
 
     def _sweep(self) -> None:
         for path in self.folder.rglob("*.tmp"):
@@ -166,7 +188,8 @@ def folder_lock(folder: Path, *, hint: str) -> Iterator[None]:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write, sync, rename, sync the folder; raises EnvironmentUnfit when the machine will not."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    # Two threads may write the same blob at once: each renames a file of its own.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{next(_writes)}.tmp")
     try:
         reach("write: nothing yet")
         with temporary.open("wb") as file:

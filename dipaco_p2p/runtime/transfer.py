@@ -151,8 +151,7 @@ class _Sink:
     def write(self, offset: int, data: bytes) -> None:
         if offset != self.received or offset + len(data) > self._size:
             raise Refused(f"offset {offset}, but {self.received} of {self._size} bytes are here", reason="offset")
-        with self._path.open("ab") as file:
-            file.write(data)
+        self._store.append_partial(self._path, data)
         self._on_progress(self._sender)
 
     def finish(self) -> None:

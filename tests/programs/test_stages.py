@@ -95,6 +95,11 @@ class Home:
         run = prepare(self.file, folder, swarm.signer)
         self._task = asyncio.create_task(Seed(self.file, folder, swarm, clock=self.clock).run(run))
 
+    async def seed_done(self) -> None:
+        """Until the coordinator ends by itself; raises what it ends with."""
+        assert self._task is not None
+        await self._task
+
     async def die(self) -> None:
         """As SIGKILL would."""
         self.network.kill(self.coordinator)

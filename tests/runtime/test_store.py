@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -130,3 +133,19 @@ def test_unfinished_transfers_make_room_from_the_oldest(tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "partial").iterdir()}
     assert len(names) == PARTIALS_MAX
     assert "000" not in names and {"001", "one more"} <= names
+
+
+def test_two_threads_may_keep_the_same_blob_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, both_have_written = Store(tmp_path), threading.Barrier(2)
+    sync = os.fsync
+
+    def meet(handle: int) -> None:
+        sync(handle)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both_have_written.wait(timeout=10.0)
+
+    monkeypatch.setattr(os, "fsync", meet)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(store.put, [b"the same bytes"] * 2)
+    assert first == second and store.get(first.digest) == b"the same bytes"
+    assert store.failure is None and not list(tmp_path.rglob("*.tmp"))

@@ -161,7 +161,8 @@ def next_state(
     gradients = [c.gradient for c in contributions]
     compressed = [gradient for gradient in gradients if isinstance(gradient, Compressed)]
     if len(compressed) == len(gradients):
-        gradient = average(compressed, alphas, rule=job.rule, clip_norm=clip_norm)
+        paths = [c.share.path for c in contributions]
+        gradient = average(compressed, alphas, rule=job.rule, paths=paths, clip_norm=clip_norm)
         return outer_step(state, gradient, lr=job.lr, momentum=job.momentum)[0]
     assert job.rule == "sqrt" and clip_norm is None, "fp32 is there to compare int8 with"
     scale = 1 / math.sqrt(math.fsum(alpha * alpha for alpha in alphas))

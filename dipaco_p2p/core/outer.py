@@ -72,13 +72,21 @@ def weights(shares: Sequence[Share], *, tokens_full: int) -> tuple[float, ...]:
 
 
 def average(
-    contributions: Sequence[Compressed], alphas: Sequence[float], *, rule: str, clip_norm: float | None = None
+    contributions: Sequence[Compressed],
+    alphas: Sequence[float],
+    *,
+    rule: str,
+    paths: Sequence[str] | None = None,
+    clip_norm: float | None = None,
 ) -> Floats:
-    """The module's outer gradient (N,): a weighted mean whose norm does not shrink with the number of contributors.
+    """The module's outer gradient (N,): a weighted mean whose norm does not shrink with the number of paths.
 
-    `sqrt` (the paper's): the mean times sqrt(effective number), 1 / sum of alpha^2. `rda`: the mean of the norms times
-    the direction of the mean of the unit directions; equal to `sqrt` for orthogonal gradients and to the mean for
-    equal ones. `mean`: the weighted mean as it is, for replicas of one path. With `clip_norm`, longer contributions
+    `sqrt` (the paper's): the mean times sqrt(effective number of paths), 1 / sum of (alpha of a path)^2. `paths` says
+    whose each contribution is; None means that all are of different ones. Replicas of one path train on the same text,
+    so they agree, and do not make each other shorter: counted as paths they would make too long a step.
+
+    `rda`: the mean of the norms times the direction of the mean of the unit directions; equal to `sqrt` for orthogonal
+    gradients and to the mean for equal ones. `mean`: the weighted mean as it is. With `clip_norm`, longer contributions
     are first scaled down to it.
     """
     assert contributions and len(contributions) == len(alphas), (len(contributions), len(alphas))
@@ -87,12 +95,20 @@ def average(
     if rule == "rda":
         return _rda(contributions, alphas, norms, capped)
     assert rule in ("sqrt", "mean"), rule
-    effective_number = 1 / math.fsum(alpha * alpha for alpha in alphas) if rule == "sqrt" else 1.0
+    effective_number = _effective_number(alphas, paths) if rule == "sqrt" else 1.0
     factors = [
         alpha * math.sqrt(effective_number) * (cap / value if cap < value else 1.0)
         for alpha, value, cap in zip(alphas, norms, capped, strict=True)
     ]
     return _weighted_sum(contributions, factors)
+
+
+def _effective_number(alphas: Sequence[float], paths: Sequence[str] | None) -> float:
+    """How many paths of equal weight would be as many as these."""
+    of_path: dict[str, list[float]] = defaultdict(list)
+    for place, alpha in enumerate(alphas):
+        of_path[str(place) if paths is None else paths[place]].append(alpha)
+    return 1 / math.fsum(math.fsum(of_one) ** 2 for of_one in of_path.values())
 
 
 def nesterov(momentum_buffer: Floats, gradient: Floats, *, lr: float, momentum: float) -> tuple[Floats, Floats]:

@@ -68,7 +68,13 @@ def make_version(
     assert ordered, "a module without contributors gets no step"
     alphas = _alphas(run, ordered, parent=parent.version)
     settings = run.config.outer
-    gradient = outer.average([item.gradient for item in ordered], alphas, rule=settings.norm_rule, clip_norm=clip_norm)
+    gradient = outer.average(
+        [item.gradient for item in ordered],
+        alphas,
+        rule=settings.norm_rule,
+        paths=[str(item.sealed.document.path) for item in ordered],
+        clip_norm=clip_norm,
+    )
     after, update = outer.outer_step(state, gradient, lr=settings.lr, momentum=settings.momentum)
     snapshot = encode_module(after.params, run.layout(parent.module))
     update_blob, state_blob = encode_compressed(update), encode_state(after)

@@ -175,6 +175,15 @@ def test_sqrt_multiplies_the_mean_by_the_root_of_the_effective_number():
     )
 
 
+def test_replicas_of_a_path_count_as_one_path():
+    one, other = packed(vector(1)), packed(vector(2))
+    alone = average([one, other], (0.5, 0.5), rule="sqrt")
+    twice = average([one, one, other, other], (0.25,) * 4, rule="sqrt", paths=["a", "a", "b", "b"])
+    np.testing.assert_allclose(twice, alone, rtol=1e-5, atol=1e-7)
+    of_one_path = average([one, other], (0.5, 0.5), rule="sqrt", paths=["a", "a"])
+    np.testing.assert_allclose(of_one_path, average([one, other], (0.5, 0.5), rule="mean"), rtol=1e-6)
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_rda_equals_sqrt_for_orthogonal_gradients_of_one_length(count):
     contributions = [basis(300 * n, 2.0) for n in range(count)]

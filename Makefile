@@ -4,6 +4,7 @@ PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 BIN    := .venv/bin
 READY  := .venv/.ready
 SEEDS  ?= 100
+JOBS   ?= 0
 
 .PHONY: help venv demo test simulate mutants lint types docs clean
 .DEFAULT_GOAL := help
@@ -16,8 +17,8 @@ venv: $(READY) ## make the environment in .venv
 demo: $(READY) ## train a small swarm on this machine; ARGS="--help" lists what can be changed
 	$(BIN)/dipaco-bootstrap demo $(ARGS)
 
-test: $(READY) ## run the tests; ARGS="tests/core -k outer" picks some
-	$(BIN)/pytest $(ARGS)
+test: $(READY) ## run the tests; ARGS="tests/core -k outer" picks some, JOBS=2 runs two at a time
+	$(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 simulate: $(READY) ## play SEEDS=500 simulated runs under faults, and check every promise
 	$(BIN)/python -m simulation --seeds $(SEEDS) $(ARGS)

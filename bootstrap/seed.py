@@ -7,15 +7,13 @@ end of the warm-up and the opening of the grid.
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.runtime.console import log_to, on_signals
-from dipaco_p2p.runtime.join import Stages
+from dipaco_p2p.runtime.join import Stages, tell_address
 from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import folder_lock, write_atomically
-from dipaco_p2p.swarm.addresses import best_address
+from dipaco_p2p.runtime.store import folder_lock
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.libp2p import open_libp2p
 
@@ -129,9 +127,7 @@ class Seed:
         return not self._stopped.is_set()
 
     def _print_address(self, run: Run) -> None:
-        address = best_address(self._swarm.addresses)
-        details = {"run": run.origin, "address": address, "peer": self._swarm.peer}
-        write_atomically(self._folder.root / "address.json", json.dumps(details).encode())
+        address = tell_address(self._folder.root, self._swarm, run)
         self._print_open(run)
         print(f"dipaco-peer join {address} --run {run.origin[:16]}", flush=True)
         print("Ctrl-C hands over and stops; the same command goes on later.", flush=True)

@@ -16,7 +16,7 @@ from dipaco_p2p.protocol.documents import MIRRORS_MAX, Grant, require_peers, uns
 from dipaco_p2p.protocol.signing import PeerId, short
 from dipaco_p2p.runtime.granting import Granting
 from dipaco_p2p.runtime.mirror_calls import whole
-from dipaco_p2p.runtime.module_calls import module_in
+from dipaco_p2p.runtime.module_calls import learn_mandate, module_of_run
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId
@@ -92,9 +92,7 @@ class Terms(Granting):
         await self._deposed(module, newest.leader)
 
     async def _on_adopt(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        module, mirrors = module_in(header), header.get("mirrors")
-        if module not in self._node.run.topology:
-            raise Refused(f"this run has no {module}", reason=Reason.WRONG_MODULE)
+        module, mirrors = module_of_run(self._node, header), header.get("mirrors")
         if not isinstance(mirrors, list) or len(mirrors) > MIRRORS_MAX or not all(isinstance(m, str) for m in mirrors):
             raise Refused("`mirrors` must be a short list of peers", reason=Reason.MALFORMED)
         try:
@@ -115,4 +113,4 @@ class Terms(Granting):
             if sealed.document.module != module:
                 raise IntegrityError(f"a grant of {sealed.document.module} for {module}")
             if not self._node.watch.mandates.believes(module, sealed):
-                await self._node.watch.learn_mandate(module, sender)
+                await learn_mandate(self._node, module, sender)

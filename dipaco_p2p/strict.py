@@ -13,7 +13,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from .errors import ConfigError
@@ -21,6 +21,8 @@ from .errors import ConfigError
 T = TypeVar("T")
 
 _SCALARS = frozenset({type(None), bool, int, float, str})
+_EXACT = frozenset({bool, int, str})
+"""Types of which every value is fine as it is; a float may be none that JSON can say."""
 
 
 def bounded(
@@ -38,14 +40,17 @@ def load(kind: type[T], mapping: object, *, where: str) -> T:
     """Make a `kind` from `mapping`; `where` names the place for messages. Raises ConfigError."""
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{where} must be a table, not {_describe(mapping)}")
-    fields, hints = _shape(typing.cast(Any, kind))
+    fields, hints, is_bounded = _shape(typing.cast(Any, kind))
     for key in mapping:
         _check_known(key, fields, where)
     values = {}
     for name, field in fields.items():
         if name in mapping:
-            values[name] = _convert(mapping[name], hints[name], f"`{name}` in {where}")
-            _check_bounds(values[name], field, f"`{name}` in {where}")
+            value, hint = mapping[name], hints[name]
+            is_plain = type(value) is hint and hint in _EXACT
+            values[name] = value if is_plain else _convert(value, hint, f"`{name}` in {where}")
+            if is_bounded[name]:
+                _check_bounds(values[name], field, f"`{name}` in {where}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"`{name}` is missing in {where}")
     return kind(**values)
@@ -53,22 +58,38 @@ def load(kind: type[T], mapping: object, *, where: str) -> T:
 
 def plain(value: Any) -> Any:
     """The inverse of `load`: dataclasses to dicts, tuples to lists."""
-    if type(value) in _SCALARS:
-        return value
-    if hasattr(value, "parse"):
-        return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, (tuple, list)):
-        return [plain(item) for item in value]
-    return value
+    kind: Any = type(value)
+    return value if kind in _SCALARS else _plainer(kind)(value)
 
 
 @functools.cache
-def _shape(kind: Any) -> tuple[dict[str, dataclasses.Field[Any]], dict[str, Any]]:
-    """A dataclass's fields by name, and their types: finding these out takes longer than all the rest of `load`."""
-    fields = dataclasses.fields(kind)
-    return {field.name: field for field in fields}, typing.get_type_hints(kind)
+def _plainer(kind: type) -> Callable[[Any], Any]:
+    """How values of this type become plain ones."""
+    if hasattr(kind, "parse"):
+        return str
+    if dataclasses.is_dataclass(kind):
+        names = [field.name for field in dataclasses.fields(kind)]
+        return lambda value: {name: plain(getattr(value, name)) for name in names}
+    if issubclass(kind, (tuple, list)):
+        return lambda value: [plain(item) for item in value]
+    return lambda value: value
+
+
+@functools.cache
+def _shape(kind: Any) -> tuple[dict[str, dataclasses.Field[Any]], dict[str, Any], dict[str, bool]]:
+    """A dataclass's fields by name, their types, and whether they are bounded: finding these out takes longer than all
+    the rest of `load`."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    is_bounded = {
+        name: any(field.metadata.get(bound) not in (None, ()) for bound in ("low", "high", "choices"))
+        for name, field in fields.items()
+    }
+    return fields, typing.get_type_hints(kind), is_bounded
+
+
+@functools.cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(kind), typing.get_args(kind)
 
 
 def _check_known(key: object, known: Mapping[str, Any], where: str) -> None:
@@ -80,7 +101,7 @@ def _check_known(key: object, known: Mapping[str, Any], where: str) -> None:
 
 
 def _convert(value: object, kind: Any, where: str) -> Any:
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    origin, args = _parts(kind)
     if origin in (types.UnionType, typing.Union):
         return _convert_union(value, args, where)
     if hasattr(kind, "__supertype__"):

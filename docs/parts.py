@@ -28,7 +28,7 @@ E = typing.TypeVar("E", bound=StrEnum)
 REPO = Path(__file__).resolve().parents[1]
 CODE = ("dipaco_p2p", "peers", "bootstrap")
 
-PASSING_FILE = "peers/push.py"
+PASSING_FILE = "dipaco_p2p/protocol/admission.py"
 LIMIT_FOLDERS = ("dipaco_p2p/protocol", "dipaco_p2p/swarm", "dipaco_p2p/runtime")
 NOT_LIMITS = {"memory.py"}  # the swarm of the tests
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -17,14 +16,14 @@ from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.console import log_to, on_signals
 from dipaco_p2p.runtime.granting import Electing
 from dipaco_p2p.runtime.history import History
-from dipaco_p2p.runtime.join import Stages, check_next_stage, fetch_stages
+from dipaco_p2p.runtime.join import Stages, check_next_stage, fetch_stages, tell_address
 from dipaco_p2p.runtime.mandates import Mandates
 from dipaco_p2p.runtime.mirror import Mirror
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.ownership import Ownership
 from dipaco_p2p.runtime.presence import Presence
 from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store, folder_lock, write_atomically
+from dipaco_p2p.runtime.store import Store, folder_lock
 from dipaco_p2p.runtime.transfer import Uploads, serve_store
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.addresses import best_address, read_address
@@ -95,7 +94,8 @@ async def _join(address: str, config: PeerConfig, *, expected_run: str | None, d
     try:
         host, stages = await _knock(swarm, [address, *others], expected_run=expected_run, known_run=run)
         meet(stages[-1], others)
-        _tell_own_address(config, swarm, stages[-1])
+        if swarm.addresses:  # others can join through us, should the coordinator's address not answer
+            tell_address(config.home, swarm, stages[-1])
         tour = Tour(
             swarm, config, SystemClock(), device=device, verbose=verbose, dial=dial, coordinator=host, meet=meet
         )
@@ -123,14 +123,6 @@ async def _knock(
                 host = await swarm.connect(other, timeout_s=CONNECT_TIMEOUT_S)
                 return host, await fetch_stages(swarm, host, expected=expected_run or known_run)
         raise
-
-
-def _tell_own_address(config: PeerConfig, swarm: Swarm, run: Run) -> None:
-    """Where others can join through us, should the coordinator's address not answer."""
-    if swarm.addresses:
-        address = best_address(swarm.addresses)
-        details = {"run": run.origin, "address": address, "peer": swarm.peer}
-        write_atomically(config.home / "address.json", json.dumps(details).encode())
 
 
 class Tour:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
-from dipaco_p2p.protocol.admission import Reason
+from dipaco_p2p.protocol.admission import PASSING
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
 from dipaco_p2p.protocol.signing import PeerId, short
 from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Node
@@ -20,8 +20,6 @@ from dipaco_p2p.runtime.transfer import send
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
-PASSING = {Reason.NOT_LEADER, "payload-missing", "busy", "internal", "offset", "no-mirror"}
-"""Refusals that another try, or another leader, can cure."""
 
 
 async def push(

@@ -5,15 +5,17 @@ What was fetched is kept, and served to others like all blobs.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 
 from dipaco_p2p.core.shards import Shard, decode_shard
-from dipaco_p2p.errors import SwarmError
+from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
 from dipaco_p2p.protocol.claims import taking_part
 from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.remote import RemoteLedger
 from dipaco_p2p.runtime.transfer import fetch
 from dipaco_p2p.topology import PathId
 
@@ -59,6 +61,15 @@ class Supplies:
             if not sharding:
                 raise
             return await self.newest_shard(path, sharding - 1)
+
+    async def ask_archive(self, path: PathId) -> None:
+        """Learn how far the modules of `path` are while nobody leads them: a run may be over, and all have left."""
+        watch = self._node.watch
+        for seed in watch.seeds()[:1]:
+            for module in path.modules():
+                with contextlib.suppress(SwarmError, Refused, IntegrityError):
+                    found = await RemoteLedger(self._node, seed, module).branch()
+                    watch.seen[module] = max(watch.seen[module], found.version)
 
     async def optimizer(self) -> bytes:
         """AdamW's state at the stage's start."""

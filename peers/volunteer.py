@@ -107,7 +107,7 @@ class Volunteer:
 
     async def _take_part(self) -> None:
         await self._contributor.resume(within_s=self._node.run.config.rounds.deadline_s)
-        while not self._is_stopping and not self._is_run_complete():
+        while not self._is_stopping and not self._is_over():
             if self._has_work():
                 self._say("claiming a path")
                 path = self._status.path = await self._claiming.claim()
@@ -117,8 +117,6 @@ class Volunteer:
             else:
                 self._say("standing by", waits_for="the last rounds of other paths")
                 await self._node.clock.sleep(STAND_BY_S)
-        while not self._is_stopping and not self._ownership.is_complete:
-            await self._node.clock.sleep(STAND_BY_S)
         if not self._is_stopping:
             await self._scoring.at_the_end(say=self._say_scoring)
         self._status.is_complete = not self._is_stopping
@@ -127,6 +125,7 @@ class Volunteer:
         """Before the first round, until enough paths are claimed; False if we should take another path than this."""
         watch, needed = self._node.watch, self._node.run.config.rounds.min_paths
         while not self.is_run_open():
+            await self._supplies.ask_archive(path)
             covered = sum(bool(claims) for claims in watch.claims.values())
             self._say("waiting", waits_for=f"{needed} paths to be claimed; {covered} are")
             await self._node.clock.sleep(STAND_BY_S)
@@ -336,9 +335,11 @@ class Volunteer:
         """Whether we could train `path` now: its shard is here, or there is somebody to ask for it."""
         return path not in self._broken and self._supplies.has_source(path)
 
-    def _is_run_complete(self) -> bool:
-        last = self._node.run.config.rounds.rounds
-        return all(any(head.version >= last for head in heads.values()) for heads in self._node.watch.heads.values())
+    def _is_over(self) -> bool:
+        """Whether every module has its last version, and nothing that we lead or keep needs us. After a partition the
+        branch may go on that is behind: then there is work again."""
+        last, watch = self._node.run.config.rounds.rounds, self._node.watch
+        return all(watch.reached(module) >= last for module in watch.heads) and self._ownership.is_complete
 
     def _background(self) -> list[Coroutine[Any, Any, None]]:
         loops = (self._node.presence.run, self._watch_swarm, self._ownership.run)

@@ -16,6 +16,9 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code."""
     options = _options(arguments)
+    from .runner import end_in_good_order
+
+    end_in_good_order()
     from .catalogue import MUTANTS
     from .runner import Wish
     from .strokes import STROKES
@@ -27,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults = tuple(name for name in options.faults.split(",") if name) if options.faults is not None else tuple(STROKES)
     if unknown := set(faults) - STROKES.keys():
         print(f"error: no fault is called {', '.join(sorted(unknown))}; --list shows them", file=sys.stderr)
+        return 2
+    if options.mutant is not None and options.mutant not in MUTANTS:
+        print(f"error: no mutant is called {options.mutant}; --list shows them", file=sys.stderr)
         return 2
     wish = Wish(faults=faults, peers=options.peers, mutant=options.mutant)
     if options.seed is not None:
@@ -41,17 +47,23 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m simulation", description="The swarm in virtual time, under faults."
     )
-    parser.add_argument("--seeds", type=int, default=20, help="how many seeds to play")
-    parser.add_argument("--first", type=int, default=1, help="the first of them")
-    parser.add_argument("--seed", type=int, help="play only this one, here")
+    parser.add_argument("--seeds", type=_positive, default=20, help="how many seeds to play")
+    parser.add_argument("--first", type=_positive, default=1, help="the first of them")
+    parser.add_argument("--seed", type=_positive, help="play only this one, here")
     parser.add_argument("--verbose", action="store_true", help="with --seed: tell everything that happened")
-    parser.add_argument("--peers", type=int, help="volunteers, in place of what the seed says")
+    parser.add_argument("--peers", type=_positive, help="volunteers, in place of what the seed says")
     parser.add_argument("--faults", help="only these, separated by commas; an empty text for none")
-    parser.add_argument("--workers", type=int, default=2, help="processes")
+    parser.add_argument("--workers", type=_positive, default=2, help="processes")
     parser.add_argument("--mutant", help="with one planted error")
     parser.add_argument("--mutants", action="store_true", help="plant each error, until a checker finds it")
     parser.add_argument("--list", action="store_true", help="list faults and mutants")
     return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _one(seed: int, wish, *, is_verbose: bool) -> int:  # type: ignore[no-untyped-def]

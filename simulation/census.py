@@ -32,12 +32,16 @@ def look(world: World) -> Look:
         claims = read_all(Claim, _bodies(world, claims_key(run.id, path)))
         if any(peer in present and not claim.released for peer, claim in claims.items()):
             claimed.add(str(path))
+    sight = world.shelves.sight()
     return Look(
         t_s=world.now_s,
         alive=frozenset(name for name in present.values() if name != world.seed.name),
         led=frozenset(led),
         claimed=frozenset(claimed),
         versions=versions,
+        archived=sight.archived,
+        kept=sight.kept,
+        terms=sight.terms,
     )
 
 

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from .history import Event, Look, Outcome
 
 HOLDERS_MIN = 2
+QUIET_S = 30.0
+"""How long a coordinator that was away waits for the last groups before it grants a module to others (terms.py)."""
+PATIENCE = 3
+"""Deadlines that a round without a quorum takes: somebody claims a path and never trains it (rounds.py)."""
 REASSIGNED_TTLS = 8.0
 """Lives of a heartbeat until a path has another volunteer, and a module another leader, once nothing hinders them."""
 
@@ -39,14 +43,52 @@ def receipts_are_kept(outcome: Outcome) -> Iterator[Broken]:
         id_, holders = str(event.facts["id"]), [outcome.names.get(peer) for peer in event.facts["holders"]]
         if len(set(holders)) < HOLDERS_MIN or id_ in counted or id_ in reported:
             continue
-        if any(holder is not None and _kept_disk(outcome, holder, since_s=event.t_s) for holder in holders):
+        if any(holder is not None and _spoiled_s(outcome, holder, id_, event) == float("inf") for holder in holders):
             module, base = event.facts["module"], event.facts["base"]
             names = ", ".join(str(holder) for holder in holders)
             yield Broken(1, f"{id_[:8]} ({module} from {base}, {event.facts['path']}) held by {names} was lost")
 
 
-def _kept_disk(outcome: Outcome, who: str, *, since_s: float) -> bool:
-    return not any(event.who == who and event.t_s >= since_s for event in outcome.of("disk lost"))
+def holders_keep(outcome: Outcome) -> Iterator[Broken]:
+    """1: until the archive counts it, or its loss was reported, it is on the disk of everyone that the receipt names:
+    a peer that keeps less may be the only one that comes back."""
+    places = _places(outcome)
+    reported_s = {str(event.facts["id"]): event.t_s for event in reversed(outcome.of("expired"))}
+    for event in outcome.of("receipt"):
+        id_ = str(event.facts["id"])
+        module, version = places.get(id_, ("", 0))
+        until_s = reported_s.get(id_, outcome.end_s)
+        looks = [look for look in outcome.looks if event.t_s < look.t_s < until_s]
+        needed = [look for look in looks if not version or look.archived.get(module, 0) < version]
+        for holder in filter(None, map(outcome.names.get, event.facts["holders"])):
+            spoiled_s = _spoiled_s(outcome, holder, id_, event)
+            lacking = [look for look in needed if look.t_s < spoiled_s and id_ not in look.kept.get(holder, {id_})]
+            if lacking:
+                yield Broken(1, f"{id_[:8]} of {event.facts['module']} left {holder} before {lacking[0].t_s:.0f} s")
+
+
+def _places(outcome: Outcome) -> dict[str, tuple[str, int]]:
+    """Where each contribution counts: module and version."""
+    return {
+        each.id: (module, link.version)
+        for module, chain in outcome.chains.items()
+        for link in chain
+        for each in link.counts
+    }
+
+
+def _spoiled_s(outcome: Outcome, who: str, id_: str, receipt: Event) -> float:
+    """When the disk of `who` lost this contribution, by no fault of the program, since it was put there."""
+    confirmed = [event.t_s for event in outcome.of("confirmed") if (event.who, event.facts.get("id")) == (who, id_)]
+    since_s = min([receipt.t_s, *confirmed])
+    lost = [event.t_s for event in outcome.of("disk lost") if event.who == who]
+    # A damaged blob may be its payload: which one that is, nobody notes.
+    rotten = [
+        event.t_s
+        for event in outcome.of("bit rot")
+        if event.who == who and (id_ in str(event.facts["file"]) or "-" not in str(event.facts["file"]))
+    ]
+    return min((t_s for t_s in lost + rotten if t_s >= since_s), default=float("inf"))
 
 
 def nothing_counts_twice(outcome: Outcome) -> Iterator[Broken]:
@@ -103,6 +145,27 @@ def _one_digest_each(outcome: Outcome) -> Iterator[Broken]:
             yield Broken(3, f"version {version} of {module} was archived, and is not on the chain any more")
 
 
+def terms_are_remembered(outcome: Outcome) -> Iterator[Broken]:
+    """3: who has led a term never forgets it: it would believe a leader that was deposed before."""
+    for event in outcome.of("leads"):
+        module, term = str(event.facts["module"]), int(event.facts["term"])
+        spoils = [other for ev in ("disk lost", "bit rot") for other in outcome.of(ev) if other.who == event.who]
+        spoiled_s = min((other.t_s for other in spoils if other.t_s >= event.t_s), default=float("inf"))
+        for look in outcome.looks:
+            known = look.terms.get((event.who, module), 0) if look.terms else term
+            if event.t_s < look.t_s < spoiled_s and known < term:
+                yield Broken(3, f"{event.who} forgot term {term} of {module}, which it led, before {look.t_s:.0f} s")
+                break
+
+
+def the_deposed_are_refused(outcome: Outcome) -> Iterator[Broken]:
+    """3: nobody confirms a contribution to another leader than that of the newest term it knows."""
+    for event in outcome.of("confirmed"):
+        if event.facts["to"] != event.facts["leader"]:
+            names = [outcome.names.get(str(event.facts[key]), "nobody") for key in ("to", "leader")]
+            yield Broken(3, f"{event.who} obeyed {names[0]} in {event.facts['module']}, which {names[1]} leads")
+
+
 def modules_are_sound(outcome: Outcome) -> Iterator[Broken]:
     """4: nothing that is not finite or not of its size got into a module."""
     yield from (Broken(4, f"{module} is not sound") for module in outcome.not_finite)
@@ -110,7 +173,7 @@ def modules_are_sound(outcome: Outcome) -> Iterator[Broken]:
 
 def the_dead_are_replaced(outcome: Outcome) -> Iterator[Broken]:
     """5: once nothing hinders them, every module has a leader and every path its volunteer within a bound."""
-    bound_s = REASSIGNED_TTLS * outcome.ttl_s
+    bound_s = _bound_s(outcome)
     for looks in _calm_windows(outcome, bound_s):
         last = looks[-1]
         for module in sorted(outcome.chains):
@@ -119,6 +182,14 @@ def the_dead_are_replaced(outcome: Outcome) -> Iterator[Broken]:
         for path, modules in outcome.paths.items():
             if not any(path in look.claimed for look in looks) and _stand_still(modules, looks, outcome.rounds):
                 yield Broken(5, f"nobody trained {path} from {looks[0].t_s:.0f} s to {last.t_s:.0f} s")
+
+
+def _bound_s(outcome: Outcome) -> float:
+    """What the rules allow until somebody leads, and until a round closes."""
+    was_away = any(event.who == "seed" for event in outcome.of("crashed"))
+    is_idle = any(event.facts["fault"] == "idle claimant" for event in outcome.of("fault"))
+    round_s = PATIENCE * outcome.deadline_s if is_idle else 0.0
+    return REASSIGNED_TTLS * outcome.ttl_s + round_s + (QUIET_S if was_away else 0.0)
 
 
 def leaders_stay(outcome: Outcome) -> Iterator[Broken]:
@@ -198,9 +269,12 @@ def programs_do_not_fail(outcome: Outcome) -> Iterator[Broken]:
 
 SAFETY: tuple[Check, ...] = (
     receipts_are_kept,
+    holders_keep,
     nothing_counts_twice,
     bases_are_fresh,
     versions_only_grow,
+    terms_are_remembered,
+    the_deposed_are_refused,
     modules_are_sound,
     leaders_stay,
     outages_lose_open_rounds_only,

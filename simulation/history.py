@@ -55,6 +55,12 @@ class Look:
     """Paths that one of them claims."""
     versions: Mapping[str, int]
     """The greatest version of each module that a live head names."""
+    archived: Mapping[str, int] = field(default_factory=dict)
+    """The newest version of each module on the coordinator's disk."""
+    kept: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Ids of the contributions on each machine's disk, whether the machine runs or not."""
+    terms: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """The newest term on the disk of each machine, by machine and module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +82,8 @@ class Outcome:
     tokens_max: int
     """Of one path in one round."""
     ttl_s: float
+    deadline_s: float
+    """The longest that a round waits after the last path that came, before it gives up what is missing."""
     calm_s: float
     """From here on there were no faults."""
     bound_s: float

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from .catalogue import MUTANTS
-from .runner import Result, Wish, play_seed
+from .runner import Result, Wish, end_in_good_order, play_seed
 
 
 def hunt(seeds: int, *, first: int, workers: int, names: Sequence[str] = ()) -> int:
@@ -38,5 +38,5 @@ def _catches(names: Sequence[str], seeds: range, workers: int) -> Iterator[tuple
         yield from ((name, catch(name, seeds)) for name in names)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=end_in_good_order) as pool:
         yield from zip(names, pool.map(partial(catch, seeds=seeds), names), strict=True)

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.protocol.documents import Contribution, Sealed
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.history import History
+from dipaco_p2p.runtime.mirror import Mirror
 
 from .virtual_time import WHO
 
@@ -26,7 +29,24 @@ def observed(world: World) -> Iterator[None]:
         world.observe(ev, values)
         add(self, ev, **values)
 
-    with mock.patch.object(History, "add", noted):
+    with mock.patch.object(History, "add", noted), _confirmations(world):
+        yield
+
+
+@contextlib.contextmanager
+def _confirmations(world: World) -> Iterator[None]:
+    """Notes for whom a mirror keeps something, and who leads as far as it knows."""
+    keep = Mirror.keep_contribution
+
+    def noted(self: Mirror, sender: PeerId, sealed: Sealed[Contribution]) -> None:
+        module = sealed.document.module
+        grant = self._node.watch.mandates.grant(module)
+        keep(self, sender, sealed)
+        world.observe(
+            "confirmed", {"module": str(module), "id": sealed.id, "to": sender, "leader": grant and grant.leader}
+        )
+
+    with mock.patch.object(Mirror, "keep_contribution", noted):
         yield
 
 

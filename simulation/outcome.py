@@ -42,6 +42,7 @@ def outcome_of(world: World) -> Outcome:
         staleness=rounds.staleness,
         tokens_max=run.tokens_full,
         ttl_s=world.plan.ttl_s,
+        deadline_s=rounds.deadline_s,
         calm_s=world.calm_s,
         bound_s=world.bound_s,
         end_s=world.end_s,

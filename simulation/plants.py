@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.core import codec, compress
-from dipaco_p2p.protocol import admission, records
+from dipaco_p2p.protocol import admission
 from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.rounds import Round, RoundEvent, RoundState
 from dipaco_p2p.protocol.versions import Tally
@@ -229,19 +229,6 @@ def heartbeat_of_the_dead_believed(soil: Soil) -> None:
 @mutant("head of the dead believed", faults=("gone for good",))
 def head_of_the_dead_believed(soil: Soil) -> None:
     soil.replace(Shelf, "_live", _immortal("/heads"))
-
-
-@mutant("older record wins", faults=("leave", "crash"))
-def older_record_wins(soil: Soil) -> None:
-    def oldest(found: Any) -> Any:
-        best: dict[Any, Any] = {}
-        for record in found:
-            held = best.get(record.peer)
-            if held is None or record.counter < held.counter:
-                best[record.peer] = record
-        return best
-
-    soil.replace_everywhere("newest", records.newest, oldest)
 
 
 @mutant("chain not checked for what counts twice", faults=("duplication", "partition"))

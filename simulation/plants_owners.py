@@ -7,7 +7,9 @@ from typing import Any
 
 from bootstrap.terms import Terms
 from dipaco_p2p.protocol import owners
+from dipaco_p2p.protocol.versions import Tally
 from dipaco_p2p.runtime.custody import Custody
+from dipaco_p2p.runtime.intake import Intake
 from dipaco_p2p.runtime.ledger import Ledger
 from dipaco_p2p.runtime.mandates import Mandates
 from dipaco_p2p.runtime.mirror import Mirror
@@ -52,9 +54,10 @@ def takeover_forgets(soil: Soil) -> None:
 def merge_drops(soil: Soil) -> None:
     def make(original: Any) -> Any:
         def truncate(self: Mirror, ledger: Ledger, version: int) -> None:
+            given_up = [share.contribution for sealed in ledger.versions[version:] for share in sealed.document.shares]
             original(self, ledger, version)
-            ledger.open.clear()
-            self.lost.clear()
+            for contribution in given_up:
+                ledger.drop(contribution)
 
         return truncate
 
@@ -103,12 +106,7 @@ def mandate_not_on_disk(soil: Soil) -> None:
     soil.replace(Mandates, "__init__", make)
 
 
-@mutant("counted again after it was submitted again", faults=("partition", "crash", "one-way cut"))
+@mutant("counted again after it was submitted again", faults=("loss", "slow", "partition"))
 def counted_again(soil: Soil) -> None:
-    def make(original: Any) -> Any:
-        def add(self: Ledger, sealed: Any) -> None:
-            self.open.setdefault(sealed.id, sealed)
-
-        return add
-
-    soil.replace(Ledger, "add", make)
+    soil.replace(Intake, "has", lambda original: lambda self, contribution: contribution in self.admitted)
+    soil.replace(Tally, "check", lambda original: lambda self, version: None)

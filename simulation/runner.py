@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -58,6 +59,11 @@ class Wish:
 DEFAULT = Wish()
 
 
+def end_in_good_order() -> None:
+    """On SIGTERM remove the disks of the runs that are being played: they are in memory."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 def play_seed(seed: int, wish: Wish = DEFAULT) -> Result:
     """Play one seed here."""
     began_s = time.process_time()
@@ -88,7 +94,7 @@ def play_seeds(
             on_result(results[-1])
         return results
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=end_in_good_order) as pool:
         futures = [pool.submit(partial(play_seed, seed, wish)) for seed in seeds]
         for future in as_completed(futures):
             on_result(future.result())

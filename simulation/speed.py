@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from dipaco_p2p.protocol import liveness, records, signing, versions
+from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.protocol import documents, liveness, records, signing, versions
+from dipaco_p2p.protocol.documents import Sealed
 from dipaco_p2p.protocol.records import Record
 
 SIGNATURES = 1 << 15
@@ -27,6 +29,8 @@ def remembered_signatures() -> Iterator[None]:
             original = getattr(home, name)
             _replace(stack, name, original, functools.lru_cache(SIGNATURES)(original))
         _replace(stack, "genesis_version", versions.genesis_version, _remembered_genesis(versions.genesis_version))
+        _replace(stack, "unseal", documents.unseal, _remembered_unseal(documents.unseal))
+        stack.enter_context(mock.patch.object(Sealed, "id", property(_remembered_id(Sealed.id))))
         stack.enter_context(mock.patch.object(Record, "to_bytes", _remembered_bytes(Record.to_bytes)))
         _replace(stack, "read", liveness.read, _remembered_bodies(liveness.read))
         yield
@@ -48,6 +52,34 @@ def _remembered_genesis(genesis: Callable[..., Any]) -> Callable[..., Any]:
         if key not in known:
             known[key] = manifest, genesis(manifest, module)
         return known[key][1]
+
+    return remembered
+
+
+def _remembered_unseal(unseal: Callable[..., Any]) -> Callable[..., Any]:
+    """`documents.unseal`: each document goes to many peers, and to each of them more than once."""
+    known: dict[tuple[type, bytes], Any] = {}
+
+    def remembered(kind: type, value: Any) -> Any:
+        try:
+            key = kind, canonical_bytes(value)
+        except (ValueError, TypeError, RecursionError):  # what a hostile peer may send
+            return unseal(kind, value)
+        if key not in known:
+            known[key] = unseal(kind, value)
+        return known[key]
+
+    return remembered
+
+
+def _remembered_id(original: Any) -> Callable[[Any], str]:
+    """`Sealed.id`, which makes the canonical bytes of the document each time."""
+    known: dict[int, tuple[Any, str]] = {}
+
+    def remembered(sealed: Any) -> str:
+        if id(sealed) not in known:
+            known[id(sealed)] = sealed, original.fget(sealed)
+        return known[id(sealed)][1]
 
     return remembered
 

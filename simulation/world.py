@@ -10,6 +10,7 @@ import logging
 import random
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from .history import Event, Look, Outcome
 from .observers import logged, observed
 from .outcome import outcome_of
 from .plan import Plan
+from .shelves import Shelves
 from .speed import remembered_signatures
 from .strokes import STROKES
 from .training import make_run
@@ -67,6 +69,7 @@ class World:
         self.volunteers = [
             VolunteerMachine(self, number, step_s=step_s) for number, step_s in enumerate(plan.step_s, start=1)
         ]
+        self.shelves = Shelves(self)
         store = Store(self.seed.folder)
         self.run: Run = write_stage(store, make_run(store, plan.config, self.seed.signer).sealed)
 
@@ -225,7 +228,8 @@ def _without_collector() -> Iterator[None]:
         yield
     finally:
         hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
-        gc.collect()
+        with warnings.catch_warnings(action="ignore"):  # tasks that were killed before their first step
+            gc.collect()
         gc.unfreeze()
         sys.unraisablehook = hook
         if was_enabled:

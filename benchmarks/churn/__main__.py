@@ -21,7 +21,7 @@ def main(
     ),
     never_back: Annotated[float, typer.Option(min=0, max=1, help="Share of the victims that stay away.")] = 0.0,
     heartbeat_ttl: Annotated[float, typer.Option(min=1, help="Seconds until a silent peer is given up.")] = 10.0,
-    steps: Annotated[int, typer.Option(min=1, help="Inner steps per round.")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="Inner steps per round.")] = 100,
     corpus: Annotated[str, typer.Option(help="`found`, a file or folder of text, JSONL or Parquet.")] = "found",
     seed: Annotated[int, typer.Option(min=0, help="Decides weights, shards, batches, and the schedule.")] = 0,
     out: Annotated[Path, typer.Option(help="A new folder; logs, histories, both runs and the result.")] = Path("churn"),

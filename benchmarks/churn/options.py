@@ -22,7 +22,8 @@ class Options:
     never_back: float = 0.0
     seed: int = 0
     heartbeat_ttl_s: float = 10.0
-    steps: int = 10
+    steps: int = 100
+    """So many that a round takes about as long as a heartbeat lives: in real runs it takes many times as long."""
     corpus: str = "found"
     at_once: bool = False
     """Both swarms at the same time."""
@@ -86,7 +87,7 @@ settle_s = 0.5
 
 [corpus]
 source = {json.dumps(options.corpus)}
-bytes_max = 1000000
+bytes_max = 4000000
 
 [node]
 port = 0

@@ -36,6 +36,12 @@ class Reason(StrEnum):
     UNKNOWN_SHARDING = "unknown-sharding"
     NORM = "norm"
     COMPLETE = "complete"
+    NO_MIRROR = "no-mirror"
+    """It is on no second disk yet, so there is no receipt."""
+
+
+PASSING = {Reason.NOT_LEADER, Reason.NO_MIRROR, "payload-missing", "busy", "internal", "offset"}
+"""Refusals that another try, or another leader, can cure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ Mandate = tuple[Sealed[Grant], ...]
 Seniority = tuple[int, bool, str]
 
 
-def seniority(grant: Grant, *, coordinator: PeerId) -> Seniority:
+def seniority(leader: PeerId, *, term: int, author: PeerId, coordinator: PeerId) -> Seniority:
     """Of two leaders of one module the one with the greater seniority leads: the later term, then the coordinator's
-    word, then the greater peer id, so that all who see both agree."""
-    return grant.term, grant.author == coordinator, grant.leader
+    word, then the greater peer id, so that all who see both agree. `author` signed the grant."""
+    return term, author == coordinator, leader
 
 
 def follows(grant: Grant, last: Grant) -> bool:

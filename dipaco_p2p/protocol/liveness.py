@@ -17,6 +17,7 @@ from ..strict import bounded
 from ..topology import PathId
 from .branches import Branch
 from .documents import MIRRORS_MAX, PROBLEM_CHARS_MAX, VALUES_MAX
+from .grants import Seniority, seniority
 from .signing import PeerId
 
 ADDRESSES_MAX = 8
@@ -116,7 +117,9 @@ def read_all(kind: type[B], bodies: Mapping[PeerId, Mapping[str, Any]]) -> dict[
 
 
 def best_head(heads: Mapping[PeerId, Head], *, coordinator: PeerId) -> tuple[PeerId, Head] | None:
-    """The leader to follow among heads that are believed: the one of the greatest seniority (grants.py)."""
-    if not heads:
-        return None
-    return max(heads.items(), key=lambda item: (item[1].term, item[1].granted_by == coordinator, item[0]))
+    """The leader to follow among heads that are believed: the one of the greatest seniority."""
+
+    def rank(item: tuple[PeerId, Head]) -> Seniority:
+        return seniority(item[0], term=item[1].term, author=item[1].granted_by, coordinator=coordinator)
+
+    return max(heads.items(), key=rank, default=None)

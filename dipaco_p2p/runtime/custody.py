@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-NO_MIRROR = "no-mirror"
-
 
 class Custody:
     """One leader's dealings with its mirrors and the archive."""
@@ -65,7 +63,7 @@ class Custody:
             return await self._keep_with_absent(sealed, payload)
         holder = await self._first([(replica.peer, replica.keep(sealed, payload)) for replica in replicas])
         if holder is None:
-            raise Refused("no mirror has it on disk yet", reason=NO_MIRROR)
+            raise Refused("no mirror has it on disk yet", reason=Reason.NO_MIRROR)
         return self._node.peer, holder[0]
 
     async def publish(self) -> None:

@@ -30,7 +30,8 @@ class Granting(Protocol):
 
 
 class Electing(Granting):
-    """A volunteer's way: ask a seed node; if none answers, grant it ourselves as a member of the last group."""
+    """A volunteer's way: ask a seed node; if none answers, and nobody else's head lives, grant it ourselves as a member
+    of the last group."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -43,6 +44,8 @@ class Electing(Granting):
                 return
             except SwarmError as error:
                 log.info("no seed node grants %s: %s", module, error)
+                if self._node.watch.leader(module) not in (None, self._node.peer):
+                    raise  # somebody leads, perhaps that slow seed itself: whoever lives is not deposed
             except Refused:
                 await self._catch_up(seed, module)
                 raise

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError, Refused, WrongRun
 from ..protocol.documents import Manifest, Sealed
 from ..protocol.signing import PeerId
+from ..swarm.addresses import best_address
 from ..swarm.api import Reply, Swarm
 from .node import CALL_TIMEOUT_S
 from .run import Run, open_run
+from .store import write_atomically
 
 ASK_HINT = "ask the coordinator for the line to join with; `dipaco-bootstrap start` prints it"
 STAGES_MAX = 2
@@ -81,3 +84,11 @@ def check_next_stage(before: Run, after: Run) -> None:
     same = (before.manifest.author, before.manifest.config) == (after.manifest.author, after.manifest.config)
     if not same or after.manifest.origin != before.id:
         raise IntegrityError(f"a stage that does not follow from {before.name}")
+
+
+def tell_address(folder: Path, swarm: Swarm, run: Run) -> str:
+    """Write `folder`/address.json, for people and scripts that join a run through this peer; the address in it."""
+    address = best_address(swarm.addresses)
+    details = {"run": run.origin, "address": address, "peer": swarm.peer}
+    write_atomically(folder / "address.json", json.dumps(details).encode())
+    return address

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError
-from ..protocol.branches import Branch, branch_of, is_final
+from ..protocol.branches import Branch, is_final
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, unseal
 from ..protocol.signing import PeerId
 from ..protocol.versions import Tally, check_chain, check_successor, genesis_version
@@ -63,7 +63,8 @@ class Ledger:
     @property
     def branch(self) -> Branch:
         """How good this chain is among others of its module."""
-        return branch_of(self.versions, self.genesis, coordinator=self._run.manifest.author)
+        head = self.head
+        return Branch(final=self.final, version=head.version, weight=head.weight, digest=head.digest)
 
     @property
     def counted(self) -> dict[str, int]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError
 from ..protocol.documents import Grant, Sealed, is_signed, seal, unseal
-from ..protocol.grants import Mandate, check_mandate, extended, seniority
+from ..protocol.grants import Mandate, Seniority, check_mandate, extended, seniority
 from ..protocol.liveness import Head
 from ..protocol.signing import PeerId, Signer
 from ..topology import ModuleId
@@ -53,11 +53,6 @@ class Mandates:
         """The newest term, 0 at first."""
         grant = self.grant(module)
         return grant.term if grant else 0
-
-    def find(self, module: ModuleId, *, term: int, leader: PeerId) -> Grant | None:
-        """The grant of a term to a leader, if it is known here."""
-        last = (mandate[-1].document for mandate in self._known[module])
-        return next((grant for grant in last if (grant.term, grant.leader) == (term, leader)), None)
 
     def peers(self, module: ModuleId) -> set[PeerId]:
         """All that are known to have owned the module, and the coordinator."""
@@ -120,8 +115,9 @@ class Mandates:
         except (ValueError, TypeError, IntegrityError) as error:  # heads in the DHT say it again
             log.warning("the mandate for %s was damaged on disk: %s", module, error)
 
-    def _seniority(self, mandate: Mandate) -> tuple[int, bool, str]:
-        return seniority(mandate[-1].document, coordinator=self._coordinator)
+    def _seniority(self, mandate: Mandate) -> Seniority:
+        grant = mandate[-1].document
+        return seniority(grant.leader, term=grant.term, author=grant.author, coordinator=self._coordinator)
 
 
 def grant_of(head: Head, *, run: str, module: ModuleId, leader: PeerId) -> Sealed[Grant]:

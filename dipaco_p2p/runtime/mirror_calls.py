@@ -12,7 +12,7 @@ from ..swarm.api import Reply
 from ..topology import ModuleId
 from .items import items_reply
 from .mirror import Mirror
-from .module_calls import module_in
+from .module_calls import learn_mandate, module_of_run
 from .node import Node
 from .shardings import learn_attached
 
@@ -59,10 +59,11 @@ class MirrorCalls:
         return items_reply(kept[name] for name in sorted(kept) if name > after)
 
     async def _on_contribution(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        await self._see(self._module(header), sender, header)
+        module = self._module(header)
+        await self._see(module, sender, header)
         learn_attached(self._node, header.get("sharding"))
         sealed = unseal(Contribution, header.get("contribution"))
-        self._module({"module": str(sealed.document.module)})
+        require_same(sealed.document.module, module)
         self._mirror.keep_contribution(sender, sealed)
         return Reply({})
 
@@ -70,8 +71,7 @@ class MirrorCalls:
         module = self._module(header)
         await self._see(module, sender, header)
         sealed = unseal(ModuleVersion, header.get("version"))
-        if sealed.document.module != module:
-            raise Refused(f"a version of {sealed.document.module}", reason=Reason.WRONG_MODULE)
+        require_same(sealed.document.module, module)
         signature = await self._mirror.keep_version(sender, sealed)
         self._mirror.note_final(module, whole(header, "final"), str(header.get("final_signature")))
         return Reply({"cosignature": signature})
@@ -95,16 +95,16 @@ class MirrorCalls:
         if header.get("grant") is not None:
             grant = unseal(Grant, header["grant"])
             if not self._mirror.learn_grant(module, grant) and grant.document.leader == sender:
-                try:
-                    await self._node.watch.learn_mandate(module, sender)
-                except Refused as refused:  # its word, not ours
-                    raise Refused(f"no mandate for {module} was shown: {refused}", reason=Reason.NOT_LEADER) from None
+                await learn_mandate(self._node, module, sender)
 
     def _module(self, header: dict[str, Any]) -> ModuleId:
-        module = module_in(header)
-        if module not in self._node.run.topology:
-            raise Refused(f"this run has no {module}", reason=Reason.WRONG_MODULE)
-        return module
+        return module_of_run(self._node, header)
+
+
+def require_same(found: ModuleId, module: ModuleId) -> None:
+    """Raise Refused unless a document is of the module that the request names."""
+    if found != module:
+        raise Refused(f"a document of {found} in a request about {module}", reason=Reason.WRONG_MODULE)
 
 
 def whole(header: dict[str, Any], name: str) -> int:

@@ -78,6 +78,22 @@ class ModuleCalls:
         return Reply({})
 
 
+async def learn_mandate(node: Node, module: ModuleId, sender: PeerId) -> None:
+    """Let a caller that leads, or knows who does, show how; raises Refused if it does not."""
+    try:
+        await node.watch.learn_mandate(module, sender)
+    except Refused as refused:  # its word, not ours
+        raise Refused(f"no mandate for {module} was shown: {refused}", reason=Reason.NOT_LEADER) from None
+
+
+def module_of_run(node: Node, header: dict[str, Any]) -> ModuleId:
+    """The module of this run that a request is about; raises Refused."""
+    module = module_in(header)
+    if module not in node.run.topology:
+        raise Refused(f"this run has no {module}", reason=Reason.WRONG_MODULE)
+    return module
+
+
 def module_in(header: dict[str, Any]) -> ModuleId:
     """The module that a request is about; raises Refused."""
     try:

@@ -273,7 +273,7 @@ class ModuleOwner:
                 await self._close()
 
     async def _catch_up(self) -> None:
-        """Hand in what the archive or a mirror did not take when it was made, now and then: it may have come back."""
+        """Hand in, now and then, what somebody did not take; rounds do not wait for who does not answer."""
         now_s = self._node.clock.now_s()
         if now_s >= self._catch_up_s and not (self._custody.is_final and self._custody.is_told):
             self._catch_up_s = now_s + CATCH_UP_S

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ..errors import DipacoError, IntegrityError, Refused, SwarmError
 from ..protocol import owners
-from ..protocol.admission import Reason
+from ..protocol.admission import PASSING, Reason
 from ..protocol.documents import Grant
 from ..protocol.liveness import heartbeat_interval_s
 from ..protocol.signing import PeerId, short
@@ -23,15 +23,10 @@ from .mirror import Mirror
 from .mirror_calls import MirrorCalls
 from .module_calls import ModuleCalls
 from .node import CALL_TIMEOUT_S, Node
-from .owner import ModuleOwner
+from .owner import LOST_TTLS, ModuleOwner
 from .remote import RemoteLedger
 
 log = logging.getLogger(__name__)
-
-PASSING = {Reason.NOT_LEADER, "payload-missing", "busy", "internal", "offset", "no-mirror"}
-"""Refusals that another try, or another leader, can cure."""
-PATIENCE_TTLS = 3.0
-"""Lives of a heartbeat that a new leader waits for a version that is known and cannot be had; then it is lost."""
 
 
 class Ownership:
@@ -41,7 +36,7 @@ class Ownership:
         self, node: Node, mirror: Mirror, granting: Granting, *, may_take: Callable[[], bool] = lambda: True
     ) -> None:
         self._node = node
-        self.mirror = self._mirror = mirror
+        self.mirror = mirror
         self._granting = granting
         self._may_take = may_take
         self._owners: dict[ModuleId, ModuleOwner] = {}
@@ -73,9 +68,9 @@ class Ownership:
     def is_complete(self) -> bool:
         """Whether nothing that we lead or mirror needs us any more."""
         topology, mandates = self._node.run.topology, self._node.watch.mandates
-        mirrored = [module for module in topology.modules() if self._mirrors_it(mandates.grant(module))]
+        ours = [module for module in topology.modules() if self._owns(mandates.grant(module))]
         return all(owner.is_complete for owner in self._owners.values()) and all(
-            self._mirror.ledger(module).final >= self._node.run.config.rounds.rounds for module in mirrored
+            self.mirror.ledger(module).final >= self._node.run.config.rounds.rounds for module in ours
         )
 
     async def run(self) -> None:
@@ -127,9 +122,9 @@ class Ownership:
             self._granted[module] = mandates.newest(module)[-1].document
         now_s, ttl_s = self._node.clock.now_s(), self._node.run.config.liveness.heartbeat_ttl_s
         began_s = self._began_s.setdefault(module, now_s)
-        owner = ModuleOwner(self._node, self._mirror, module)
+        owner = ModuleOwner(self._node, self.mirror, module)
         last_group = self._groups.get(module, last_group)
-        await owner.start(last_group=last_group, is_patient=now_s - began_s < PATIENCE_TTLS * ttl_s)
+        await owner.start(last_group=last_group, is_patient=now_s - began_s < LOST_TTLS * ttl_s)
         del self._began_s[module]
         return owner
 
@@ -137,11 +132,11 @@ class Ownership:
         """Lead `module` no more."""
         owner = self._owners.pop(module, None)
         if owner is not None:
+            task = self._tasks.pop(module)  # at once: it may be taken again while we wait
             await owner.stop()
-            task = self._tasks.pop(module)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)  # a failure was logged when it was noticed
-            self._mirror.lost[module].update(self._mirror.ledger(module).open)
+            self.mirror.lost[module].update(self.mirror.ledger(module).open)
 
     # -- looking after them
 
@@ -162,8 +157,9 @@ class Ownership:
         except DipacoError as error:
             log.info("%s stays as it is for now: %s", module, error)
 
-    def _mirrors_it(self, grant: Grant | None) -> bool:
-        return grant is not None and self._node.peer in grant.mirrors
+    def _owns(self, grant: Grant | None) -> bool:
+        """Whether we are in the group: its leader perhaps, that has not everything yet that it needs to lead."""
+        return grant is not None and self._node.peer in grant.group
 
     def _is_over(self, owner: ModuleOwner) -> bool:
         """Whether leading failed, or there is a newer mandate than ours."""
@@ -177,7 +173,7 @@ class Ownership:
     async def _merge(self, owner: ModuleOwner) -> None:
         """Look at the heads of other leaders: after a partition or a race, theirs may be the better branch."""
         for peer, head in self._node.watch.heads[owner.module].items():
-            if peer != self._node.peer and head.branch.is_better(self._mirror.ledger(owner.module).branch):
+            if peer != self._node.peer and head.branch.is_better(self.mirror.ledger(owner.module).branch):
                 await owner.merge(peer, head.branch)
         for archive in owner.diverged_archives:
             await owner.merge(archive, await RemoteLedger(self._node, archive, owner.module).branch())
@@ -214,15 +210,15 @@ class Ownership:
             return
         if self._followed.get(module) != leader:  # it may have missed what the last one gave a receipt for
             self._followed[module] = leader
-            self._mirror.lost[module].update(self._mirror.ledger(module).open)
-        for contribution in sorted(self._mirror.lost[module]):
+            self.mirror.lost[module].update(self.mirror.ledger(module).open)
+        for contribution in sorted(self.mirror.lost[module]):
             if not await self._offer(module, contribution, leader):
                 return
-            self._mirror.lost[module].discard(contribution)
+            self.mirror.lost[module].discard(contribution)
 
     async def _offer(self, module: ModuleId, contribution: str, leader: PeerId) -> bool:
         """Whether this one is settled."""
-        ledger, history = self._mirror.ledger(module), self._node.history
+        ledger, history = self.mirror.ledger(module), self._node.history
         sealed = ledger.open.get(contribution)
         payload = self._node.store.get(sealed.document.payload.digest) if sealed is not None else None
         if sealed is None or payload is None:
@@ -249,7 +245,7 @@ class Ownership:
         if successor is None or successor == self._node.peer:
             return
         try:
-            if not watch.seeds() and self._mirror.is_owner(module):
+            if not watch.seeds() and self.mirror.is_owner(module):
                 # Nobody else may be able to: our last act as a member of the group.
                 watch.mandates.grant_next(self._node.swarm.signer, module, leader=successor, mirrors=())
             mandate = [sealed.to_dict() for sealed in watch.mandates.newest(module)]

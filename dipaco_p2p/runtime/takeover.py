@@ -69,9 +69,7 @@ class Takeover:
 
     async def _take_best(self, found: dict[PeerId, Branch]) -> None:
         """Follow the best branch; who lied about it, or went away, leaves us with the next one."""
-        for peer in sorted(
-            found, key=lambda peer: (-found[peer].final, -found[peer].version, -found[peer].weight, peer)
-        ):
+        for peer in sorted(found, key=lambda peer: (found[peer].rank, peer)):
             if not found[peer].is_better(self._ledger.branch):
                 continue
             try:

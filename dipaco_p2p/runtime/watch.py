@@ -96,6 +96,11 @@ class Watch:
         best = self._best(module)
         return best[0] if best else None
 
+    def reached(self, module: ModuleId) -> int:
+        """The version that `module` has, as its leader says; while nobody leads it, the newest that anybody told."""
+        best = self._best(module)
+        return best[1].version if best else self.seen[module]
+
     def successors(self, module: ModuleId) -> Sequence[PeerId]:
         """The live peers that should lead `module`, the first choice first."""
         grant = self.mandates.grant(module)

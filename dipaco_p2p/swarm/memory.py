@@ -166,6 +166,10 @@ class MemorySwarm:
         self._counts: Counter[str] = Counter()
         self._dispatcher = Dispatcher(self._counts)
         self.shelf = Shelf(clock=clock, ttl_max_s=network.ttl_max_s, counts=self._counts)
+        self.changes: Counter[str] = Counter()
+        """How often something may have come under a key."""
+        self._has_seen: dict[tuple[MemorySwarm, str], int] = {}
+        """Up to which change of another node we have all that it has under a key."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._context = contextvars.copy_context()
 
@@ -183,6 +187,7 @@ class MemorySwarm:
 
     async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
         record = self.shelf.sign(self._signer, key, body, ttl_s=ttl_s)
+        self.changes[key] += 1
         self._counts["records_put"] += 1
         await self._travel()
         if not self.alive or self._network.chance(self._network.loss):
@@ -193,7 +198,11 @@ class MemorySwarm:
         """Offer `data` as it is to some nodes, as anybody may; whether one of them kept it."""
         others = self._network.reachable(self, key)
         chosen = self._network.random.sample(others, min(REPLICAS, len(others)))
-        return any([node.shelf.admit(key, [(owner, data)]) for node in [self, *chosen]])
+        return any([node._admit(key, [(owner, data)]) for node in [self, *chosen]])
+
+    def _admit(self, key: str, owner_and_data: Sequence[tuple[PeerId, bytes]]) -> int:
+        self.changes[key] += 1
+        return self.shelf.admit(key, owner_and_data)
 
     async def get(self, key: str) -> dict[PeerId, Record]:
         await self._travel()
@@ -202,10 +211,13 @@ class MemorySwarm:
             for node in self._network.reachable(self, key):
                 if not self._network.linked(node, self):  # the question arrives, the answer does not
                     continue
+                if self._has_seen.get((node, key)) == node.changes[key]:
+                    continue
                 fresh = [record for peer, record in node.shelf.live(key).items() if not _is_known(record, known, peer)]
-                if fresh:
-                    self.shelf.admit(key, [(record.peer, record.to_bytes()) for record in fresh])
-                    known = self.shelf.live(key)
+                admitted = self._admit(key, [(record.peer, record.to_bytes()) for record in fresh]) if fresh else 0
+                if admitted == len(fresh):  # what is refused now may be fine later: clocks differ
+                    self._has_seen[node, key] = node.changes[key]
+                known = self.shelf.live(key)
         return self.shelf.live(key)
 
     async def call(

@@ -199,4 +199,4 @@ def test_a_short_history_judges_nobody() -> None:
 
 def test_every_reason_is_met_here_or_given_by_the_leader_itself() -> None:
     met = {expected for expected, _ in FAULTS} | {Reason.UNKNOWN_BASE, Reason.UNKNOWN_SHARDING, Reason.NORM}
-    assert set(Reason) - met == {Reason.NOT_LEADER}
+    assert set(Reason) - met == {Reason.NOT_LEADER, Reason.NO_MIRROR}

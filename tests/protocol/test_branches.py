@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dipaco_p2p.canonical import digest
-from dipaco_p2p.protocol.branches import Branch, branch_of, is_final
+from dipaco_p2p.protocol.branches import Branch, is_final
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sealed, cosign, seal
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.topology import ModuleId
@@ -100,14 +100,3 @@ def test_final_is_what_the_coordinator_made_or_cosigned() -> None:
     assert not is_final(cosigned(plain, MIRROR), coordinator=COORDINATOR.peer)
     assert is_final(cosigned(plain, MIRROR, COORDINATOR), coordinator=COORDINATOR.peer)
     assert is_final(version(1, author=COORDINATOR), coordinator=COORDINATOR.peer)
-
-
-def test_a_chain_is_final_up_to_the_newest_that_the_coordinator_signed() -> None:
-    genesis = version(0, author=COORDINATOR).document
-    chain = [version(1), cosigned(version(2), COORDINATOR), cosigned(version(3), MIRROR)]
-    assert branch_of([], genesis, coordinator=COORDINATOR.peer) == Branch(
-        final=0, version=0, weight=0, digest=genesis.digest
-    )
-    found = branch_of(chain, genesis, coordinator=COORDINATOR.peer)
-    assert found == Branch(final=2, version=3, weight=300, digest=chain[-1].document.digest)
-    assert branch_of(chain[:1], genesis, coordinator=COORDINATOR.peer).final == 0

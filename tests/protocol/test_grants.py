@@ -113,7 +113,8 @@ def test_a_mandate_does_not_grow_without_bound() -> None:
 
 def test_the_later_term_is_senior_then_the_coordinators_word_then_a_peer_all_agree_on() -> None:
     def rank(sealed: Sealed[Grant]) -> tuple[int, bool, str]:
-        return seniority(sealed.document, coordinator=COORDINATOR.peer)
+        grant = sealed.document
+        return seniority(grant.leader, term=grant.term, author=grant.author, coordinator=COORDINATOR.peer)
 
     small, great = sorted((LEADER, MIRROR), key=lambda signer: signer.peer)
     ordered = [

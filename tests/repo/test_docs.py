@@ -176,9 +176,8 @@ def test_a_cell_with_a_bar_or_a_line_break_stays_one_cell() -> None:
 
 
 def test_a_refusal_is_found_with_its_words_whichever_way_it_is_written(tmp_path: Path) -> None:
-    (tmp_path / "dipaco_p2p").mkdir()
-    (tmp_path / "peers").mkdir()
-    (tmp_path / "peers/push.py").write_text("PASSING = {'odd'}\n")
+    (tmp_path / "dipaco_p2p/protocol").mkdir(parents=True)
+    (tmp_path / "dipaco_p2p/protocol/admission.py").write_text("PASSING = {'odd'}\n")
     (tmp_path / "dipaco_p2p/new.py").write_text(
         "def one(n):\n    raise Refused(f'{n} is too many', reason='odd')\n"
         "def two(n):\n    detail = f'bad {n}'\n    reason = Reason.NORM if n else Reason.STALE_BASE\n"

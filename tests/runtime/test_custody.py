@@ -13,7 +13,6 @@ from virtual_time import eventually
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import BlobRef, is_cosigned, seal
-from dipaco_p2p.runtime.custody import NO_MIRROR
 from dipaco_p2p.runtime.ledger import Ledger
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.store import Store
@@ -68,7 +67,7 @@ def test_no_receipt_while_mirrors_live_that_do_not_take_it(tmp_path: Path) -> No
         signed = len(group.leader.said("receipt_signed"))
         with pytest.raises(Refused) as caught:
             await contribute(world, group.leader, author, seed=1)
-        assert caught.value.reason == NO_MIRROR
+        assert caught.value.reason == Reason.NO_MIRROR
         assert len(group.leader.said("receipt_signed")) == signed
 
     of_group(tmp_path, scene)

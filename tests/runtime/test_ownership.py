@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from runtime_harness import Leader, World, offer
 from tiny_run import contribution_of, gradient_bytes, tiny_config
 from virtual_time import eventually, play
 
-from dipaco_p2p.errors import IntegrityError, Refused
+from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.runtime.modules import ModuleReader
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Node
 from dipaco_p2p.runtime.transfer import UNUSED_UPLOADS_MAX
+from dipaco_p2p.swarm.api import Reply
 
 
 def on_stage(folder: Path, scene: Callable[[World, Leader, Leader, Node], Awaitable[None]], **changes: int) -> None:
@@ -283,3 +285,38 @@ def test_a_version_is_shown_after_another_has_made_it_again(tmp_path: Path) -> N
         assert shown == [0] and set(sealed.cosignatures) == {world.seed.node.peer}
 
     on_stage(tmp_path, scene)
+
+
+def test_a_seed_that_leads_and_is_slow_to_answer_is_not_deposed(tmp_path: Path) -> None:
+    """Two halves that each granted themselves a term would have made two chains."""
+
+    async def never(*_: object) -> Reply:
+        await asyncio.sleep(CALL_TIMEOUT_S)
+        raise Refused("too late", reason="busy")
+
+    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+        await world.seed.ownership.take(MODULE)
+        await eventually(lambda: first.peer in world.seed.ownership._owners[MODULE].grant.mirrors)
+        term, handlers = world.seed.term(MODULE), world.seed.swarm._dispatcher._handlers
+        await eventually(lambda: first.node.watch.mandates.term(MODULE) == term)
+        adopt, handlers["archive.adopt"] = handlers["archive.adopt"], never
+        with pytest.raises(SwarmError):
+            await first.lead(MODULE)
+        assert first.node.watch.mandates.term(MODULE) == world.seed.term(MODULE) == term
+        handlers["archive.adopt"] = adopt
+        assert (await lead_at_last(world, first)).grant.term > term
+
+    on_stage(tmp_path, scene, owners=2)
+
+
+def test_when_a_seed_that_led_is_gone_a_mirror_goes_on(tmp_path: Path) -> None:
+    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+        await world.seed.ownership.take(MODULE)
+        await eventually(lambda: first.peer in world.seed.ownership._owners[MODULE].grant.mirrors)
+        term = world.seed.term(MODULE)
+        await eventually(lambda: first.node.watch.mandates.term(MODULE) == term)
+        await seed_away(world, first)
+        await eventually(lambda: first.node.watch.leader(MODULE) is None)
+        assert (await first.lead(MODULE)).grant.term == term + 1
+
+    on_stage(tmp_path, scene, owners=3)

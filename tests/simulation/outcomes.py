@@ -58,6 +58,7 @@ def good(**changes: Any) -> Outcome:
         staleness=1,
         tokens_max=10,
         ttl_s=1.0,
+        deadline_s=1.0,
         calm_s=0.0,
         bound_s=60.0,
         end_s=30.0,

@@ -125,3 +125,43 @@ def test_what_a_closed_round_counted_survives_an_outage() -> None:
 def test_a_bug_is_no_promise_but_fails_a_run() -> None:
     assert [str(each) for each in broken(good(bugs=("seed: KeyError", "seed: KeyError")))] == ["bug: seed: KeyError"]
     assert str(broken(good(not_finite=(PATH,)))[0]).startswith("promise 4: ")
+
+
+def with_looks(outcome: Outcome, **changes: object) -> Outcome:
+    """Every look sees this besides."""
+    return replace(outcome, looks=tuple(replace(each, **changes) for each in outcome.looks))
+
+
+def test_a_holder_keeps_what_it_has_signed_for_until_the_archive_counts_it() -> None:
+    kept = {ANNA: frozenset({"one", "two"}), BERT: frozenset({"one"})}
+    found = broken(with_looks(good(), kept=kept))
+    assert [each.promise for each in found] == [1] and BERT in found[0].what
+    assert broken(with_looks(good(), kept=kept, archived={MODULE: 2})) == []
+    assert promises(with_looks(good(), kept=kept, archived={MODULE: 1})) == {1}
+
+
+def test_a_holder_may_let_go_of_what_was_reported_or_what_its_disk_has_lost() -> None:
+    kept = {ANNA: frozenset({"one", "two"}), BERT: frozenset({"one"})}
+    reported = Event(9.5, ANNA, "expired", {"id": "two", "module": MODULE, "reason": "stale-base"})
+    for event in (
+        reported,
+        Event(9.5, BERT, "disk lost", {"peer": "id-bert"}),
+        Event(9.5, BERT, "bit rot", {"file": "open-L0.M0-two.json"}),
+    ):
+        assert broken(with_looks(with_events(event), kept=kept)) == []
+    assert promises(
+        with_looks(with_events(Event(2.0, BERT, "bit rot", {"file": "open-L0.M0-two.json"})), kept=kept)
+    ) == {1}
+
+
+def test_who_has_led_a_term_remembers_it() -> None:
+    led = with_events(Event(4.0, ANNA, "leads", {"module": MODULE, "term": 3, "version": 0}))
+    assert broken(with_looks(led, terms={(ANNA, MODULE): 3, (BERT, MODULE): 1})) == []
+    assert promises(with_looks(led, terms={(ANNA, MODULE): 2})) == {3}
+    assert promises(with_looks(led, terms={(BERT, MODULE): 3})) == {3}
+
+
+def test_only_the_leader_of_the_newest_term_is_obeyed() -> None:
+    facts = {"module": MODULE, "to": "id-anna", "leader": "id-anna"}
+    assert broken(with_events(Event(5.0, BERT, "confirmed", facts))) == []
+    assert promises(with_events(Event(5.0, BERT, "confirmed", facts | {"leader": "id-bert"}))) == {3}

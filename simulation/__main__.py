@@ -16,13 +16,11 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code."""
     options = _options(arguments)
-    from .runner import end_in_good_order
-
-    end_in_good_order()
     from .catalogue import MUTANTS
-    from .runner import Wish
+    from .runner import Wish, end_in_good_order
     from .strokes import STROKES
 
+    end_in_good_order()
     if options.list:
         print("faults:", *STROKES, sep="\n  ")
         print("mutants:", *MUTANTS, sep="\n  ")

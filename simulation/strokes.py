@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,31 +52,19 @@ def _any(world: World, chance: random.Random) -> Machine:
     return chance.choice([world.seed, *world.volunteers])
 
 
-@fault("crash")
-async def crash(world: World, chance: random.Random) -> None:
-    """SIGKILL, and a restart from the disk."""
+async def _strike_dead(world: World, chance: random.Random, *, power: bool) -> None:
     victim = _some(world, chance)
-    victim.crash()
+    victim.crash(power=power)
     await asyncio.sleep(_away_s(world, chance))
     victim.start()
 
 
-@fault("power cut")
-async def power_cut(world: World, chance: random.Random) -> None:
-    """As a crash, but what was not synced may be lost."""
-    victim = _some(world, chance)
-    victim.crash(power=True)
-    await asyncio.sleep(_away_s(world, chance))
-    victim.start()
-
-
-@fault("crash at a point")
-async def crash_at_a_point(world: World, chance: random.Random) -> None:
-    """A crash at the next fault point of one name that anybody of some passes; torn writes are among them."""
-    point, is_power_cut = chance.choice(fault_points()), chance.random() < 0.5
-    victims = [_any(world, chance) for _ in range(3)]
+async def _lay_trap(
+    world: World, chance: random.Random, victims: Sequence[Machine], *, point: str, power: bool
+) -> None:
+    """Whoever of `victims` passes the point first dies there, if one does within a while; all are back later."""
     for victim in victims:
-        world.traps[victim.name] = (point, is_power_cut)
+        world.traps[victim.name] = (point, power)
     until_s = world.now_s + 3 * world.plan.ttl_s
     while world.now_s < until_s and all(victim.is_up for victim in victims):
         await asyncio.sleep(0.2)
@@ -87,17 +75,30 @@ async def crash_at_a_point(world: World, chance: random.Random) -> None:
         victim.start()
 
 
+@fault("crash")
+async def crash(world: World, chance: random.Random) -> None:
+    """SIGKILL, and a restart from the disk."""
+    await _strike_dead(world, chance, power=False)
+
+
+@fault("power cut")
+async def power_cut(world: World, chance: random.Random) -> None:
+    """As a crash, but what was not synced may be lost."""
+    await _strike_dead(world, chance, power=True)
+
+
+@fault("crash at a point")
+async def crash_at_a_point(world: World, chance: random.Random) -> None:
+    """A crash at the next fault point of one name that anybody of some passes; torn writes are among them."""
+    point, is_power_cut = chance.choice(fault_points()), chance.random() < 0.5
+    victims = [_any(world, chance) for _ in range(3)]
+    await _lay_trap(world, chance, victims, point=point, power=is_power_cut)
+
+
 @fault("torn write")
 async def torn_write(world: World, chance: random.Random) -> None:
     """The power fails in the middle of a write."""
-    victim = _any(world, chance)
-    world.traps[victim.name] = ("write: in the middle", True)
-    until_s = world.now_s + 3 * world.plan.ttl_s
-    while world.now_s < until_s and victim.is_up:
-        await asyncio.sleep(0.2)
-    world.traps.pop(victim.name, None)
-    await asyncio.sleep(_away_s(world, chance))
-    victim.start()
+    await _lay_trap(world, chance, [_any(world, chance)], point="write: in the middle", power=True)
 
 
 @fault("freeze")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_harness import TinyVolunteer, World
+from runtime_harness import TinyVolunteer, World, flip
 from tiny_run import tiny_config
 from virtual_time import eventually, play
 
@@ -25,13 +25,6 @@ MODULE = ModuleId(1, 0)
 OTHER = ModuleId(0, 0)
 PATH = PathId((0, 0, 0))
 ROUNDS = 3
-
-
-def flip(path: Path) -> None:
-    """One bit of the byte in the middle."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 async def come_back(world: World, number: int) -> TinyVolunteer:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runtime_harness import World
+from runtime_harness import World, flip
 from tiny_run import contribution_of, gradient_bytes, signer
 from virtual_time import play
 
@@ -23,13 +23,6 @@ MODULE = ModuleId(1, 0)
 OTHER = ModuleId(0, 0)
 PATH = PathId((0, 0, 0))
 ROUNDS = 3
-
-
-def flip(path: Path) -> None:
-    """One bit of the byte in the middle."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 # -- documents, contributions and receipts on the disk

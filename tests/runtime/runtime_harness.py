@@ -229,6 +229,13 @@ class Leader:
             await self.ownership.drop(module)
 
 
+def flip(path: Path) -> None:
+    """One bit of the byte in the middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 async def offer(
     node: Node, leader: PeerId, document: Contribution | Sealed[Contribution], payload: bytes
 ) -> Sealed[Receipt]:

@@ -33,6 +33,14 @@ def split(world: World, group: Group, author: Node) -> tuple[Member, list[Member
     return leader, others, second
 
 
+async def both_lead(world: World, group: Group, author: Node) -> tuple[Member, Member, Node]:
+    """As `split`, but of the others the one that leads by then."""
+    leader, others, second = split(world, group, author)
+    await eventually(lambda: any(member.leads for member in others))
+    await second.watch.refresh()
+    return leader, next(member for member in others if member.leads), second
+
+
 def reported(group: Group) -> set[str]:
     """Contributions that somebody said will never count."""
     return {event["id"] for member in group.members for event in member.said("expired")}
@@ -81,10 +89,7 @@ def test_the_work_of_a_short_partition_counts_once(tmp_path: Path) -> None:
     async def scene(world: World, group: Group, author: Node) -> None:
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
-        leader, others, second = split(world, group, author)
-        await eventually(lambda: any(member.leads for member in others))
-        other = next(member for member in others if member.leads)
-        await second.watch.refresh()
+        leader, other, second = await both_lead(world, group, author)
         ids = await make_versions(world, leader, author, seed=5)
         ids += await make_versions(world, other, second, seed=6)
         await healed(world, group)
@@ -122,10 +127,7 @@ def test_after_healing_the_mirrors_have_the_branch_that_goes_on(tmp_path: Path) 
     async def scene(world: World, group: Group, author: Node) -> None:
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
-        leader, others, second = split(world, group, author)
-        await eventually(lambda: any(member.leads for member in others))
-        other = next(member for member in others if member.leads)
-        await second.watch.refresh()
+        leader, other, second = await both_lead(world, group, author)
         await make_versions(world, other, second, seed=6)
         await make_versions(world, leader, author, 2, seed=5)
         await healed(world, group)
@@ -139,10 +141,7 @@ def test_a_reader_on_the_losing_side_comes_to_the_one_head(tmp_path: Path) -> No
     async def scene(world: World, group: Group, author: Node) -> None:
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
-        leader, others, second = split(world, group, author)
-        await eventually(lambda: any(member.leads for member in others))
-        other = next(member for member in others if member.leads)
-        await second.watch.refresh()
+        leader, other, second = await both_lead(world, group, author)
         reader = ModuleReader(second, MODULE)
         await make_versions(world, other, second, seed=6)
         await reader.sync()

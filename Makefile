@@ -4,9 +4,9 @@ PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 BIN    := .venv/bin
 READY  := .venv/.ready
 SEEDS  ?= 100
-JOBS   ?= 0
+JOBS   ?= 2
 
-.PHONY: help venv demo test simulate mutants lint types docs clean
+.PHONY: help venv demo test browser simulate mutants lint types docs site wheel smoke clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -15,10 +15,16 @@ help: ## show this list
 venv: $(READY) ## make the environment in .venv
 
 demo: $(READY) ## train a small swarm on this machine; ARGS="--help" lists what can be changed
-	$(BIN)/dipaco-bootstrap demo $(ARGS)
+	$(BIN)/dipaco-bootstrap demo --export demo/leaderboard $(ARGS)
 
-test: $(READY) ## run the tests; ARGS="tests/core -k outer" picks some, JOBS=2 runs two at a time
-	$(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
+test: $(READY) browser ## run the tests; ARGS="tests/core -k outer" picks some, JOBS=0 runs all in one process
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+
+browser: ## see to a headless browser for the tests of the leaderboard; without one these are skipped
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	  { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing chromium: once" >&2 && \
+	    apt-get -qq update && apt-get -qqy install --no-install-recommends chromium fonts-dejavu-core prometheus >/dev/null; } || \
+	  echo "no Chromium here: the tests in a browser are skipped. Debian: apt-get install chromium" >&2
 
 simulate: $(READY) ## play SEEDS=500 simulated runs under faults, and check every promise
 	$(BIN)/python -m simulation --seeds $(SEEDS) $(ARGS)
@@ -33,8 +39,18 @@ lint: $(READY) ## check style and format
 types: $(READY) ## check types
 	$(BIN)/mypy
 
-docs: $(READY) ## check that the generated parts of docs/ are up to date
+docs: $(READY) site ## check that the generated parts of docs/ are up to date, and that the site can be built
 	$(BIN)/python docs/build.py --check
+
+site: $(READY) ## build the documentation into build/site; dead links and anchors are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+wheel: $(READY) ## build the wheel and the sdist into dist
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+
+smoke: wheel ## install the wheel into an environment made for it alone, and try everything that is in it
+	$(BIN)/python tests/packaging/smoke.py --wheel dist/*.whl --constraints constraints.txt
 
 clean: ## remove .venv, caches and build output
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

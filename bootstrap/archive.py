@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.canonical import canonical_bytes, is_digest
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed, unseal
 from dipaco_p2p.runtime.ledger import Ledger
@@ -33,10 +33,15 @@ class SeedArchive:
 
     def contribution(self, contribution_id: str) -> Sealed[Contribution]:
         """A contribution by id, also long after it was counted; raises IntegrityError if it is not here."""
-        data = self._store.read_document(_name(contribution_id))
-        if data is None:
+        found = self.find(contribution_id)
+        if found is None:
             raise IntegrityError(f"contribution {contribution_id[:8]} is not in the archive")
-        return unseal(Contribution, json.loads(data))
+        return found
+
+    def find(self, contribution_id: str) -> Sealed[Contribution] | None:
+        """The same, or None; anybody may ask for anything."""
+        data = self._store.read_document(_name(contribution_id)) if is_digest(contribution_id) else None
+        return unseal(Contribution, json.loads(data)) if data is not None else None
 
 
 class ArchiveMirror(Mirror):

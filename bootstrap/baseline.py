@@ -44,7 +44,7 @@ def train_dense(
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> Baseline:
     """Train the dense baseline on `tokens` (n, T) for as many rounds as the grid had; `on_progress` hears of each."""
-    config = run.config
+    config, outer, codecs = run.config, run.config.outer, run.config.compression
     shard = Shard(tokens=tokens)
     loop = InnerLoop(config.inner, run.total_steps, config.model, device="cpu", seed=config.seed)
     loop.load_state(_blob(store, run.manifest.optimizer.digest))
@@ -54,9 +54,11 @@ def train_dense(
         before = [state.params for state in states]
         after = loop.run(before, shard, first_step=run.first_step(number), steps=config.inner.steps).flats
         for level, (old, new) in enumerate(zip(before, after, strict=True)):
-            sent, residuals[level] = compress(outer_gradient(old, new), residuals[level])
-            gradient = average([sent], [1.0], rule=config.outer.norm_rule)
-            states[level], _ = outer_step(states[level], gradient, lr=config.outer.lr, momentum=config.outer.momentum)
+            sent, residuals[level] = compress(outer_gradient(old, new), residuals[level], codec=codecs.uplink)
+            gradient = average([sent], [1.0], rule=outer.norm_rule)
+            states[level], _ = outer_step(
+                states[level], gradient, lr=outer.lr, momentum=outer.momentum, codec=codecs.downlink
+            )
         on_progress(number + 1)
     return Baseline(evaluation=_evaluate(run, states, evaluator), steps=config.rounds.rounds * config.inner.steps)
 

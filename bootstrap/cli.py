@@ -8,12 +8,16 @@ from typing import Annotated
 import typer
 
 from dipaco_p2p import __version__
+from leaderboard.cli import app as leaderboard_app
 
 EPILOG = """Exit codes: 0 done; 1 the demo's promises do not all hold; 2 a wrong flag, run file or corpus;
 4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version; 8 damaged data;
 130 stopped: the demo by Ctrl-C, others by a second one."""
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+EXAMPLE = "Example: dipaco-bootstrap init run.toml"
+
+app = typer.Typer(no_args_is_help=True, epilog=EXAMPLE, pretty_exceptions_enable=False)
+app.add_typer(leaderboard_app, name="leaderboard")
 
 
 def print_version(is_asked: bool) -> None:
@@ -32,7 +36,7 @@ def about(
     """Describe a run, prepare it, and be the node that volunteers join through."""
 
 
-@app.command(epilog=EPILOG)
+@app.command(epilog="Example: dipaco-bootstrap init run.toml --name my-run\n\n" + EPILOG)
 def init(
     path: Annotated[Path, typer.Argument(help="The run file to write.")] = Path("run.toml"),
     name: Annotated[str, typer.Option(help="The run's name.")] = "my-run",
@@ -49,7 +53,7 @@ def init(
     raise typer.Exit(run_program(main))
 
 
-@app.command(epilog=EPILOG)
+@app.command(epilog="Example: dipaco-bootstrap start run.toml\n\n" + EPILOG)
 def start(
     run_file: Annotated[Path, typer.Argument(help="A run file, as `init` writes one.")],
     folder: Annotated[
@@ -76,7 +80,23 @@ def start(
     raise typer.Exit(run_program(main))
 
 
-@app.command(epilog=EPILOG)
+@app.command(epilog="Example: dipaco-bootstrap ticket my-run --seed /ip4/198.51.100.7/tcp/4001/p2p/12D...\n\n" + EPILOG)
+def ticket(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")],
+    seed: Annotated[list[str] | None, typer.Option(help="A further address of a peer of the run; repeat it.")] = None,
+) -> None:
+    """Print the run's ticket: the one word that volunteers join with. It is no secret."""
+    from dipaco_p2p.runtime.console import run_program
+
+    async def main() -> None:
+        from .ticket import ticket_of
+
+        print(ticket_of(folder, seeds=seed or []))
+
+    raise typer.Exit(run_program(main))
+
+
+@app.command(epilog="Example: dipaco-bootstrap verify my-run\n\n" + EPILOG)
 def verify(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")],
 ) -> None:
@@ -91,9 +111,11 @@ def verify(
     raise typer.Exit(run_program(main))
 
 
-@app.command(epilog=EPILOG)
+@app.command(
+    epilog="Example: dipaco-bootstrap generate my-run 'It was a dark and stormy night' --every 64\n\n" + EPILOG
+)
 def generate(
-    source: Annotated[str, typer.Argument(help="The folder of a run, or the address that volunteers join with.")],
+    source: Annotated[str, typer.Argument(help="The folder of a run, its ticket, or an address of it.")],
     prompt: Annotated[str | None, typer.Argument(help="Default: the standard input.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 200,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token every time.")] = 0.8,
@@ -130,9 +152,9 @@ def generate(
     raise typer.Exit(run_program(main))
 
 
-@app.command(epilog=EPILOG)
+@app.command(epilog="Example: dipaco-bootstrap export my-run --path P0-1-0 --to my-path\n\n" + EPILOG)
 def export(
-    source: Annotated[str, typer.Argument(help="The folder of a run, or the address that volunteers join with.")],
+    source: Annotated[str, typer.Argument(help="The folder of a run, its ticket, or an address of it.")],
     path: Annotated[str, typer.Option(help="The path to take, as P0-1-1.")],
     to: Annotated[Path, typer.Option(help="A folder that is new or empty.")],
     version: Annotated[int | None, typer.Option(min=0, help="Of every module. Default: the newest of each.")] = None,
@@ -151,7 +173,7 @@ def export(
     raise typer.Exit(run_program(main))
 
 
-@app.command(epilog=EPILOG)
+@app.command(epilog="Example: dipaco-bootstrap demo --rounds 4 --dir demo\n\n" + EPILOG)
 def demo(
     peers: Annotated[int, typer.Option(min=1, max=16, help="Volunteers at the start.")] = 4,
     grid: Annotated[str, typer.Option(help="Modules per level, as in 2x2.")] = "2x2",
@@ -166,6 +188,9 @@ def demo(
         Path | None, typer.Option("--dir", help="Keep everything here. Default: a temporary folder.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here as JSON.")] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Leave the leaderboard here, as files that any browser opens.")
+    ] = None,
 ) -> None:
     """Train a small model with a real swarm of processes on this machine, kill a volunteer, show what came of it."""
     from dipaco_p2p.runtime.console import run_program
@@ -176,7 +201,7 @@ def demo(
         from .demo import DemoConfig, run_demo
 
         config = DemoConfig(peers=peers, grid=grid, rounds=rounds, steps=steps, kills=kills, corpus=corpus, seed=seed)
-        failed.extend(await run_demo(config, folder=folder, json_file=json_file))
+        failed.extend(await run_demo(config, folder=folder, json_file=json_file, export=export))
 
     code = run_program(main)
     raise typer.Exit(code or (1 if failed else 0))

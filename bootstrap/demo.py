@@ -23,15 +23,17 @@ from dipaco_p2p.errors import ConfigError, DipacoError, Interrupted
 from dipaco_p2p.runtime.console import on_signals
 from dipaco_p2p.runtime.history import read_history
 from dipaco_p2p.swarm.daemon import sweep_stale_sockets
+from leaderboard.places import SAID
 
 from .demo_report import DemoResult, Kill, measure, print_result, problems
 from .folder import GRID
 from .processes import Child, Children, require_alive
 from .progress import stage
 
+COORDINATOR = "coordinator"
 POLL_S = 0.25
-TOLD = ("validation perplexity", "is open", "sharding ")
-"""In the lines of the coordinator that are passed on: what it judged, and what it opened."""
+TOLD = ("validation perplexity", "is open", "sharding ", SAID)
+"""In the lines of the coordinator that are passed on: what it judged, what it opened, where to look."""
 LEAVE_S = 60.0
 """Volunteers of a complete run leave by themselves, within this."""
 STALL_S = 150.0
@@ -55,8 +57,11 @@ class DemoConfig:
     seed: int
 
 
-async def run_demo(config: DemoConfig, *, folder: Path | None, json_file: Path | None) -> list[str]:
-    """Run the demo and print its table; the promises that did not hold, one line each. Raises DipacoError.
+async def run_demo(
+    config: DemoConfig, *, folder: Path | None, json_file: Path | None, export: Path | None = None
+) -> list[str]:
+    """Run the demo and print its table; the promises that did not hold, one line each. Raises DipacoError. The
+    leaderboard is left in the folder `export`.
 
     The first Ctrl-C or SIGTERM ends all programs in good order and raises Interrupted; the second leaves at once, and
     the kernel then ends them.
@@ -64,9 +69,18 @@ async def run_demo(config: DemoConfig, *, folder: Path | None, json_file: Path |
     require_sense(config)
     if json_file is not None and not json_file.parent.is_dir():
         raise ConfigError(f"`{json_file.parent}` is no folder", hint="name a file in an existing folder for --json")
+    if export is not None:  # before the minutes of training, not after
+        from leaderboard.web.export import require_replaceable
+
+        require_replaceable(export)
     is_stopped = threading.Event()
     with _work_folder(folder) as work, _stop_ends_task(is_stopped):
         result = await _measured(config, work, is_stopped)
+        if export is not None:
+            from leaderboard.program import export as export_leaderboard  # a web framework: only when it is needed
+
+            await export_leaderboard(str(work / COORDINATOR), export, expected=None)
+            print(f"the leaderboard, as files: {export / 'index.html'}", flush=True)
         if json_file is not None:
             json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
         return problems(result)
@@ -181,6 +195,9 @@ source = {json.dumps(str(Path(config.corpus).resolve()) if Path(config.corpus).e
 
 [node]
 port = 0
+
+[leaderboard]
+port = 0
 """
 
 
@@ -216,7 +233,7 @@ class Demo:
 
     @property
     def coordinator_folder(self) -> Path:
-        return self.work / "coordinator"
+        return self.work / COORDINATOR
 
     @property
     def grid_folder(self) -> Path:
@@ -232,7 +249,12 @@ class Demo:
         arguments = ("start", str(run_file), "--dir", str(self.coordinator_folder))
         pipe = asyncio.subprocess.PIPE
         child = await self.children.start(
-            "the coordinator", "bootstrap.cli", *arguments, log=self.work / "coordinator.log", output=pipe
+            "the coordinator",
+            "bootstrap.cli",
+            *arguments,
+            log=self.work / "coordinator.log",
+            output=pipe,
+            is_quiet=False,
         )
         assert child.process.stdout is not None
         async for line in child.process.stdout:

@@ -31,10 +31,10 @@ from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.runtime.trained import assign, trained_paths, witnesses
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .archive import SeedArchive
-from .trained import assign, trained_paths, witnesses
 
 Flat = NDArray[np.float32]
 Indices = NDArray[np.int64]

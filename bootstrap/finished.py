@@ -15,11 +15,11 @@ from dipaco_p2p.core.evaluate import Evaluation, counted_tokens, held, oracle_on
 from dipaco_p2p.core.features import token_features
 from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.scores import window_nats, window_starts
+from dipaco_p2p.runtime.trained import assign
 from dipaco_p2p.topology import PathId
 
 from .evaluator import Evaluator, stopped_evaluation
 from .tokenizer import Tokenizer
-from .trained import assign
 
 EVERY_TOKENS = (128, 64, 32, 16)
 

@@ -18,12 +18,12 @@ from dipaco_p2p.core.router import Router
 from dipaco_p2p.core.scores import WINDOW
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.protocol.documents import ModuleVersion
+from dipaco_p2p.runtime.trained import assign
 from dipaco_p2p.topology import PathId, Topology
 
 from .best import Best
 from .serving import ServedRun, check_choice, open_served
 from .tokenizer import END_ID, Tokenizer
-from .trained import assign
 
 HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 

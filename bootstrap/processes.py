@@ -1,4 +1,4 @@
-"""Child processes of the demo: started through the public commands, and surely ended."""
+"""Child processes of the demo and of a coordinator: started through the public commands, and surely ended."""
 
 from __future__ import annotations
 
@@ -52,13 +52,22 @@ class Child:
 
 @dataclass(slots=True)
 class Children:
-    """All processes of a demo; `end_all` leaves none behind."""
+    """All processes of one program; `end_all` leaves none behind."""
 
     threads: int
     children: list[Child] = field(default_factory=list)
 
-    async def start(self, name: str, program: str, *arguments: str, log: Path, output: int | None = None) -> Child:
-        """Start `program` (a module with a `main`), its streams going to `log`; `output=PIPE` keeps stdout for us."""
+    async def start(
+        self,
+        name: str,
+        program: str,
+        *arguments: str,
+        log: Path,
+        output: int | None = None,
+        is_quiet: bool = True,
+    ) -> Child:
+        """Start `program` (a module with a `main`), its streams going to `log`; `output=PIPE` keeps stdout for us. What
+        is not quiet says on our own error stream what goes wrong, or how far it is."""
         log.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-c", f"from {program} import main; main()", *arguments]
         with log.open("ab") as file:
@@ -66,8 +75,9 @@ class Children:
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=file if output is None else output,
-                stderr=file if output is None else None,
-                env=os.environ | {"OMP_NUM_THREADS": str(self.threads)},
+                stderr=file if is_quiet else None,
+                # What the user wishes of volunteers of their own, such as a schedule, is not for these.
+                env=os.environ | {"OMP_NUM_THREADS": str(self.threads), "DIPACO_CONFIG": os.devnull},
                 start_new_session=True,  # a Ctrl-C in the terminal is ours to pass on
                 preexec_fn=_end_with_parent,
             )
@@ -83,7 +93,7 @@ class Children:
 
 
 def _end_with_parent() -> None:
-    """Ask Linux to send this process SIGTERM when the demo dies, even by SIGKILL; elsewhere there is no such wish."""
+    """Ask Linux to send this process SIGTERM when we die, even by SIGKILL; elsewhere there is no such wish."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 

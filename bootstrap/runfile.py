@@ -5,7 +5,8 @@
     [warmup] [routing] [inner] [outer]    |
     [rounds] [liveness]                  /
     [corpus]    where the text comes from   only this machine's business
-    [node]      where the coordinator listens
+    [node]      where the coordinator listens, and how much of its line blobs may take
+    [leaderboard]  whether and where its public page is served
 
 Every key may be left out and then has the default that `template` shows.
 """
@@ -20,6 +21,7 @@ from typing import Any
 
 from dipaco_p2p import strict
 from dipaco_p2p.config import (
+    CompressionConfig,
     InnerConfig,
     LivenessConfig,
     ModelConfig,
@@ -31,6 +33,9 @@ from dipaco_p2p.config import (
 )
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.strict import bounded
+from dipaco_p2p.swarm.line import Line
+from leaderboard.places import DEFAULT_PORT as DEFAULT_PAGE_PORT
+from leaderboard.places import check_base
 
 DEFAULT_PORT = 31337
 
@@ -55,13 +60,36 @@ class CorpusConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Where the coordinator listens and keeps its files."""
+    """Where the coordinator listens, what its line may carry, and where it keeps its files."""
 
     host: str = "127.0.0.1"
     port: int = bounded(DEFAULT_PORT, low=0, high=65_535)
     """0 takes any free port."""
+    up_mbit: float = bounded(0.0, low=0.0)
+    down_mbit: float = bounded(0.0, low=0.0)
+    """What blobs may take of the line, in Mbit/s; 0 is all of it."""
     directory: str = ""
     """Empty: the platform's folder for program data."""
+
+    def line(self) -> Line:
+        """Raises ConfigError for a limit that is too low."""
+        return Line(up_mbit=self.up_mbit or None, down_mbit=self.down_mbit or None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderboardConfig:
+    """The public page of the run, in a process of its own that has no key of the coordinator's."""
+
+    serve: bool = True
+    host: str = "127.0.0.1"
+    """0.0.0.0 shows it to everybody."""
+    port: int = bounded(DEFAULT_PAGE_PORT, low=0, high=65_535)
+    """0 takes any free port."""
+    base: str = ""
+    """The path that a proxy puts it under, as /board; empty: none."""
+
+    def __post_init__(self) -> None:
+        check_base(self.base)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +99,7 @@ class RunFile:
     run: RunConfig = field(default_factory=RunConfig)
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
+    leaderboard: LeaderboardConfig = field(default_factory=LeaderboardConfig)
 
 
 def _same(name: str) -> Any:
@@ -95,10 +124,12 @@ class _Layout:
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     inner: InnerConfig = field(default_factory=InnerConfig)
     outer: OuterConfig = field(default_factory=OuterConfig)
+    compression: CompressionConfig = field(default_factory=CompressionConfig)
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
+    leaderboard: LeaderboardConfig = field(default_factory=LeaderboardConfig)
 
 
 def load_run_file(path: Path) -> RunFile:
@@ -126,11 +157,12 @@ def _run_file(mapping: object, *, where: str) -> RunFile:
         corpus = layout.corpus
         if corpus.validation_share + corpus.holdout_share + corpus.router_share > 0.5:
             raise ConfigError("validation, holdout and router shares leave less than half of the text for training")
+        layout.node.line()
         run = _run_config(layout)
     except ConfigError as error:
         message = str(error) if where in str(error) else f"{where}: {error}"
         raise ConfigError(message, hint=error.hint) from None
-    return RunFile(run=run, corpus=layout.corpus, node=layout.node)
+    return RunFile(run=run, corpus=layout.corpus, node=layout.node, leaderboard=layout.leaderboard)
 
 
 def _run_config(layout: _Layout) -> RunConfig:
@@ -162,12 +194,12 @@ seed = 0                # decides initial weights, shards and the order of batch
 
 [model]                 # a path: a Llama-style decoder, cut into levels
 vocab_size = 2048       # size of the tokenizer that is trained on the corpus
-width = 64
+width = 64              # numbers that a token is to the model
 heads = 2               # width / heads must be even
-ffn_width = 192
+ffn_width = 192         # inner width of a block's feed-forward part
 context = 256           # tokens in a training sequence
-rope_theta = 10000.0
-norm_eps = 1e-5
+rope_theta = 10000.0    # base of the rotary positions
+norm_eps = 1e-5         # what keeps RMSNorm from dividing by zero
 paths = 0               # how many, if every level is private; otherwise the levels say it
 tied = true             # the output head is the embedding; then one level holds both
 
@@ -189,10 +221,10 @@ blocks = 2
 [warmup]                # all train one path together, which is then forked into the grid
 rounds = 7              # 0: no warm-up
 
-[warmup.outer]
-lr = 1.0
+[warmup.outer]          # the outer step of the warm-up, as in [outer]
+lr = 1.0                # the whole way to the average
 momentum = 0.0          # plain averaging
-norm_rule = "mean"
+norm_rule = "mean"      # replicas of one path agree
 
 [routing]               # which sequences each path trains on
 first = "kmeans"        # by the first 32 tokens; product: one k-means per level
@@ -203,18 +235,23 @@ overlap = 1             # each sequence is trained on by this many of its best p
 [inner]                 # AdamW of a volunteer on its path's shard
 steps = 30              # inner steps per round
 batch = 8               # sequences per step
-lr = 3e-3
+lr = 3e-3               # the highest learning rate
 lr_min_ratio = 0.1      # the cosine over the whole run ends at this share of lr
 warmup_steps = 20       # from the start of the run, its warm-up included
-beta1 = 0.9
-beta2 = 0.95
-weight_decay = 0.1
+beta1 = 0.9             # how slowly the mean of the gradients forgets
+beta2 = 0.95            # how slowly the mean of their squares forgets
+weight_decay = 0.1      # how strongly weights are drawn to zero
 clip = 1.0              # largest norm of a step's gradient
 
 [outer]                 # Nesterov on a module's averaged outer gradients
-lr = 0.7
-momentum = 0.9
+lr = 0.7                # how far an outer step goes
+momentum = 0.9          # share of the last outer steps that goes on
 norm_rule = "sqrt"      # sqrt: mean times sqrt(number of paths); rda: mean of norms, mean of directions; mean
+
+[compression]
+uplink = "int8"         # of outer gradients: int8, int4, or top64 for runs of many rounds over slow lines
+downlink = "int8"       # of the updates of modules: int8 or int4
+error_decay = 1.0       # share of what a round could not send that is tried again
 
 [rounds]
 rounds = 16             # outer steps of every module
@@ -224,6 +261,7 @@ deadline_s = 120.0      # the most that a round waits for a missing path
 grace_s = 5.0           # how long a round at its deadline still waits for the slowest
 staleness = 1           # how many versions behind a contribution may be
 owners = 3              # peers that own a module together: a leader, and mirrors that go on where it stops
+overlap = false         # true: train on from an estimate of the next versions while pushes and pulls are on their way
 
 [liveness]
 heartbeat_ttl_s = 15.0  # a peer silent for this long has lost its claims
@@ -241,7 +279,15 @@ router_share = 0.04     # of the documents, which paths score for a better route
 [node]
 host = "127.0.0.1"      # the address others reach; "0.0.0.0" listens everywhere
 port = 31337            # 0: any free port
+up_mbit = 0.0           # the most that blobs may take of the uplink, in Mbit/s; 0: no limit
+down_mbit = 0.0         # the same of the downlink
 directory = ""          # where the run is kept; empty: the platform's folder for program data
+
+[leaderboard]           # the run's public page
+serve = true            # false: no page
+host = "127.0.0.1"      # "0.0.0.0" shows it to everybody
+port = 31380            # 0: any free port
+base = ""               # the path that a proxy puts it under, as "/board"; empty: none
 """
 
 

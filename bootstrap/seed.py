@@ -7,18 +7,21 @@ end of the warm-up and the opening of the grid.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.runtime.console import log_to, on_signals
-from dipaco_p2p.runtime.join import Stages, tell_address
+from dipaco_p2p.runtime.join import Doorplate, Stages, tell_address
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import folder_lock
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.libp2p import open_libp2p
 
+from .earlier import serve_earlier
 from .folder import GRID, WARMUP, RunFolder
 from .prepare import fork, prepare
+from .public_page import PublicPage
 from .runfile import RunFile
 from .sequences import Sequences, prepare_sequences
 from .stage import SeedStage
@@ -30,34 +33,47 @@ async def start(file: RunFile, folder: Path, *, verbose: bool) -> None:
     """Prepare the run if need be, then serve it until a signal says stop. Raises DipacoError."""
     with folder_lock(folder, hint="end it, or choose another --dir"):
         log_to(folder / "seed.log", verbose=verbose)
-        await _serve(file, RunFolder(folder))
+        await _serve(file, RunFolder(folder), verbose=verbose)
 
 
-async def _serve(file: RunFile, folder: RunFolder) -> None:
+async def _serve(file: RunFile, folder: RunFolder, *, verbose: bool) -> None:
     # The port comes first: to learn after minutes of preparation that it is taken would be a pity.
     swarm = await open_libp2p(
         folder.root / "identity.key",
         listen=f"/ip4/{file.node.host}/tcp/{file.node.port}",
         ttl_max_s=TTL_MAX_S,
         clock=SystemClock(),
+        line=file.node.line(),
     )
+    page = PublicPage(file.leaderboard, folder.root, verbose=verbose)
     try:
         run = await asyncio.to_thread(prepare, file, folder, swarm.signer)
-        seed = Seed(file, folder, swarm, clock=SystemClock())
+        seed = Seed(file, folder, swarm, clock=SystemClock(), on_open=page.begin)
         on_signals(seed.stop)
         await seed.run(run)
     finally:
+        await page.end()
         await swarm.close()
 
 
 class Seed:
     """One running seed node."""
 
-    def __init__(self, file: RunFile, folder: RunFolder, swarm: Swarm, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        file: RunFile,
+        folder: RunFolder,
+        swarm: Swarm,
+        *,
+        clock: Clock,
+        on_open: Callable[[Doorplate], None] = lambda plate: None,
+    ) -> None:
+        """`on_open` is told where and how, once volunteers may join."""
         self._file = file
         self._folder = folder
         self._swarm = swarm
         self._clock = clock
+        self._on_open = on_open
         self._stages = Stages(swarm)
         self._opened: list[SeedStage] = []
         self._stopped = asyncio.Event()
@@ -78,7 +94,7 @@ class Seed:
 
     async def _serve(self, run: Run) -> None:
         if run.manifest.origin:
-            self._stages.add(self._warmup())
+            self._open_earlier(self._warmup())
         stage = self._open(run)
         self._print_address(run)
         while await self._is_complete(stage) and not run.is_last_stage:
@@ -113,10 +129,14 @@ class Seed:
         return prepare_sequences(self._file, self._folder.root)[1]
 
     def _warmup(self) -> Run:
-        """The stage that the grid came from: after a restart it is told of, but not served any more."""
+        """The stage that the grid came from: after a restart it is told of, and its archive is served."""
         warmup = self._folder.open(WARMUP)
         assert warmup is not None, f"the {GRID} was forked from it"
         return warmup
+
+    def _open_earlier(self, run: Run) -> None:
+        self._stages.add(run)
+        serve_earlier(run, self._swarm, self._folder.store(run.manifest.stage), clock=self._clock)
 
     async def _is_complete(self, stage: SeedStage) -> bool:
         """Wait for the end of a stage, or for a stop; whether it was the former."""
@@ -127,10 +147,12 @@ class Seed:
         return not self._stopped.is_set()
 
     def _print_address(self, run: Run) -> None:
-        address = tell_address(self._folder.root, self._swarm, run)
+        plate = tell_address(self._folder.root, self._swarm, run)
         self._print_open(run)
-        print(f"dipaco-peer join {address} --run {run.origin[:16]}", flush=True)
+        print("volunteers join with this line, its last word is the ticket:", flush=True)
+        print(plate.line, flush=True)
         print("Ctrl-C hands over and stops; the same command goes on later.", flush=True)
+        self._on_open(plate)
 
     def _print_open(self, run: Run) -> None:
         if run.is_last_stage:

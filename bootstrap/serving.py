@@ -22,16 +22,17 @@ from dipaco_p2p.core.router import Router, decode_router
 from dipaco_p2p.errors import ConfigError, IntegrityError, WrongRun
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sharding
 from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.runtime.entry import is_entry
 from dipaco_p2p.runtime.ledger import DAMAGED_HINT, Ledger
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store, folder_lock
+from dipaco_p2p.runtime.trained import trained_paths, witnesses
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .best import Best, read_serving, serving_header
 from .evaluator import read_evaluations
 from .folder import GRID, WARMUP, RunFolder
 from .tokenizer import Tokenizer
-from .trained import trained_paths, witnesses
 
 Flat = NDArray[np.float32]
 
@@ -187,11 +188,11 @@ def check_choice(*, version: int | None, best: bool) -> None:
 
 @asynccontextmanager
 async def open_served(source: str, *, expected: str | None = None) -> AsyncIterator[ServedRun]:
-    """The run at `source`: the folder of a coordinator, or the address of a live swarm as `dipaco-peer join` takes it.
+    """The run at `source`: the folder of a coordinator, or what `dipaco-peer join` takes, for a live swarm.
 
     `expected` is the start of the run's id. Raises ConfigError, WrongRun, IntegrityError, SwarmError.
     """
-    if "/p2p/" in source and not Path(source).exists():
+    if is_entry(source):
         from .served_swarm import open_swarm  # hivemind takes seconds to import
 
         async with open_swarm(source, expected=expected) as served:
@@ -199,7 +200,7 @@ async def open_served(source: str, *, expected: str | None = None) -> AsyncItera
         return
     folder = RunFolder(Path(source))
     if not any(map(folder.has, (GRID, WARMUP))):
-        hint = "give the folder that `start --dir` was given, or an address like /ip4/.../tcp/.../p2p/..."
+        hint = "give the folder that `start --dir` was given, a ticket, or an address like /ip4/.../tcp/.../p2p/..."
         raise ConfigError(f"`{source}` holds no run", hint=hint)
     with folder_lock(folder.root, hint="give the coordinator's address instead of its folder, or stop it first"):
         yield open_folder(folder, expected=expected)

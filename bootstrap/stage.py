@@ -34,8 +34,10 @@ from dipaco_p2p.topology import ModuleId
 
 from .archive import ArchiveMirror, SeedArchive
 from .best import METHOD, serving_header
-from .evaluator import Evaluator, append_evaluation, read_evaluations
+from .checks import Checks
+from .evaluator import Evaluator, RoundEvaluation, append_evaluation, read_evaluations
 from .finished import judge_finished
+from .records import PublicRecords
 from .resharding import Resharding
 from .sequences import Sequences
 from .terms import Terms
@@ -84,6 +86,14 @@ class SeedStage:
         )
         self._new_version = asyncio.Event()
         self._evaluator = make_evaluator(run, store, self._archive)
+        self._records = PublicRecords(store, self._archive)
+        self._checks = Checks(
+            run,
+            store,
+            self._archive,
+            judged=self._records.judgement,
+            is_alive=lambda peer: peer in self._node.watch.heartbeats,
+        )
         self._resharding = Resharding(self._node, self._evaluator, self._uploads, sequences)
         self.complete = asyncio.Event()
         """Every module of this stage has its last version, and it is in the archive."""
@@ -96,6 +106,8 @@ class SeedStage:
         self._terms.serve()
         self._mirror.listen(self._on_version)
         self._resharding.serve()
+        self._records.serve(self._node.swarm)
+        self._checks.serve(self._node.swarm)
         self._node.swarm.serve(METHOD, self._on_serving)
         loops = (
             self._node.presence.run,
@@ -173,6 +185,7 @@ class SeedStage:
                 try:
                     evaluation = await asyncio.to_thread(self._evaluator.evaluate, version)
                     append_evaluation(path, evaluation)
+                    self._sign(evaluation)
                     rows.append(evaluation.to_dict())
                     self._serving = serving_header(rows)
                     self._print_judged(version, evaluation.routed.perplexity)
@@ -182,6 +195,10 @@ class SeedStage:
             if self.run.is_last_stage and self.run.config.rounds.rounds in judged:
                 await self._judge_finished()
             await self._new_version.wait()
+
+    def _sign(self, evaluation: RoundEvaluation) -> None:
+        now_s = self._node.clock.now_s()
+        self._records.judge(self._node.swarm.signer, self._evaluator, evaluation, at_s=now_s)
 
     async def _on_serving(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         """The round that each path is served with (best.py); none before the first was judged."""

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dipaco_p2p.core.codec import decode_module
-from dipaco_p2p.core.compress import decode_compressed
 from dipaco_p2p.core.outer import OuterState
 from dipaco_p2p.errors import DipacoError, IntegrityError
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.versions import check_chain, genesis_version
-from dipaco_p2p.runtime.recompute import Admitted, make_again
+from dipaco_p2p.runtime.payloads import stored
+from dipaco_p2p.runtime.recompute import make_again
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
@@ -82,12 +82,9 @@ def recompute(
     run: Run, store: Store, archive: SeedArchive, parent: ModuleVersion, state: OuterState, version: ModuleVersion
 ) -> OuterState:
     """Make `version` again from its parent; raises IntegrityError if anything about it comes out differently."""
-    size = run.layout(version.module).size
-    admitted = []
-    for share in version.shares:
-        sealed = archive.contribution(share.contribution)
-        payload = _blob(store, sealed.document.payload.digest)
-        admitted.append(Admitted(sealed, decode_compressed(payload, size=size)))
+    admitted = [
+        stored(run, store, version.module, archive.contribution(share.contribution)) for share in version.shares
+    ]
     made = make_again(run, parent, state, admitted, version)
     return made.state
 

@@ -14,6 +14,7 @@ from typing import Any
 from .errors import IntegrityError
 
 DIGEST_CHARS = 64
+_DIGITS = frozenset("0123456789abcdef")
 
 
 def canonical_bytes(value: Any) -> bytes:
@@ -43,4 +44,4 @@ def digest(data: bytes | bytearray | memoryview) -> str:
 
 def is_digest(text: object) -> bool:
     """Whether `text` has the form of a digest."""
-    return isinstance(text, str) and len(text) == DIGEST_CHARS and set(text) <= set("0123456789abcdef")
+    return isinstance(text, str) and len(text) == DIGEST_CHARS and _DIGITS.issuperset(text)

@@ -12,7 +12,7 @@ from .errors import ConfigError
 from .strict import bounded
 from .topology import Topology
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 6
 """Raised when two versions of the program could misunderstand each other."""
 
 PREFIX_TOKENS = 32
@@ -144,6 +144,18 @@ class OuterConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionConfig:
+    """What outer gradients and updates take on the line; docs/performance.md says what each costs."""
+
+    uplink: str = bounded("int8", choices=("int8", "int4", "top64"))
+    """Of outer gradients: whole numbers of 8 or 4 bits, or the largest 64 of 4096 values at 2 bits each."""
+    downlink: str = bounded("int8", choices=("int8", "int4"))
+    """Of the updates from one version of a module to the next."""
+    error_decay: float = bounded(1.0, low=0.0, high=1.0)
+    """Share of what a round could not send that the next one tries to send again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupConfig:
     """The first stage: all volunteers train the one-path model together (DiLoCo), then it is forked into the grid."""
 
@@ -188,6 +200,9 @@ class RoundsConfig:
     """How many versions behind the head a contribution's base may be."""
     owners: int = bounded(3, low=1, high=9)
     """Peers that own a module together: a leader, and mirrors that can go on where it stops."""
+    overlap: bool = False
+    """Whether a path's next inner steps begin while its outer gradients and the next versions are on their way, from an
+    estimate of these (core/overlap.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +226,7 @@ class RunConfig:
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     inner: InnerConfig = field(default_factory=InnerConfig)
     outer: OuterConfig = field(default_factory=OuterConfig)
+    compression: CompressionConfig = field(default_factory=CompressionConfig)
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
 

@@ -3,6 +3,7 @@
     DipacoError                 exit code 1
     |-- ConfigError             2   a file, a flag or a value that cannot be used
     |-- CorpusError             2   text that is missing, unreadable or too little
+    |-- NotRunning              3   no program runs here that could be asked
     |-- SwarmError              4   nobody answered
     |   |-- Unreachable             a peer did not answer, or not in time
     |   `-- BlobMissing             no holder could give the bytes
@@ -41,6 +42,12 @@ class CorpusError(DipacoError):
     """The text to train on is missing, unreadable, or too little for the run."""
 
     exit_code = 2
+
+
+class NotRunning(DipacoError):
+    """No volunteer runs on this machine that could be asked."""
+
+    exit_code = 3
 
 
 class SwarmError(DipacoError):

@@ -12,19 +12,22 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from parts import CODE, REPO, command_line, exit_codes, fields, limits, machine, refusals
+from commands import command_line
+from keys import ready_runs, run_keys
+from parts import CODE, REPO, exit_codes, fields, limits, machine, refusals
 
 from bootstrap.cli import app as bootstrap_app
 from bootstrap.runfile import template
-from dipaco_p2p.protocol import documents, liveness, records
+from dipaco_p2p.protocol import checks, documents, judgement, liveness, records
 from dipaco_p2p.protocol.claims import CLAIM_TRANSITIONS
 from dipaco_p2p.protocol.rounds import ROUND_TRANSITIONS
 from peers.cli import app as peer_app
+from peers.preferences.template import template as preferences
 
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 LINE_CHARS_MAX = 118
 NAME_CHARS = 24
-TOP_FILES = ("Makefile", "pyproject.toml", "constraints.txt", "CONTRIBUTING.md", ".ci/run")
+TOP_FILES = ("Makefile", "pyproject.toml", "constraints.txt", "mkdocs.yml", "CONTRIBUTING.md", ".ci/run")
 
 NOTES = {
     "Makefile": "demo, test, lint, types, docs; every target makes its environment",
@@ -33,17 +36,24 @@ NOTES = {
     "CONTRIBUTING.md": "set-up, where a change goes, tests, style, what we refuse",
     ".ci/run": "all checks, as CI runs them",
     "bootstrap/runs": "run files to start from",
+    "leaderboard/web/static": "the style, the one script, the icon",
+    "leaderboard/web/templates": "the pages",
     "docs/design.md": "what is built and why",
     "docs/experiment.md": "DiPaCo against its controls, and the paper's claims one by one",
     "docs/experiment/": "the plots of that page",
+    "docs/volunteer.md": "preferences, schedule, limits and the service of a volunteer",
     "docs/simulation.md": "swarms under faults from seeds: what is simulated, checked, planted",
     "docs/churn.md": "swarms of processes that are killed: what is measured, how, and what came out",
+    "docs/performance.md": "how fast, and how light on the line: what was measured, and how",
+    "docs/leaderboard.md": "the public page: what its figures mean, how to serve, check and rebuild it; its API",
     "docs/lost_work.md": "what lost, late and missing contributions cost",
     "docs/log.md": "what was measured: figure, command, machine, date",
     "docs/protocol.md": "the wire, precisely enough for a second implementation",
     "docs/security.md": "what a hostile peer can try, what is checked where, what is not defended",
     "docs/reference.md": "commands, exit codes, the run file",
     "docs": "written by hand, with generated parts that are checked",
+    "docs/site": "how the site is built: its order of pages, diagrams, style",
+    "mkdocs.yml": "the site, `make site`",
     "tests": "a folder per layer; names state properties",
     "tests/core": "the method, against independent implementations",
     "tests/ground": "canonical bytes, topology, errors, strict reading",
@@ -52,6 +62,7 @@ NOTES = {
     "tests/repo": "imports, style, help, docs, nothing left behind",
     "tests/runtime": "owners, archive, transfers, on the memory swarm",
     "tests/hostile": "attacks on real programs: each lives on, stays small, says why, and works on",
+    "tests/leaderboard": "the public page: its tables, its pages, its API",
     "tests/e2e": "the programs as processes, as users start them",
     "tests/simulation": "many peers on the memory swarm",
     "tests/swarm": "one contract for both swarms",
@@ -63,7 +74,7 @@ NOTES = {
 def file_tree(root: Path = REPO) -> str:
     """The repository, with the first sentence of each file."""
     lines = [_entry(0, name, NOTES[name]) for name in TOP_FILES]
-    for folder in (*CODE, "benchmarks", "docs", "tests"):
+    for folder in (*CODE, "leaderboard", "benchmarks", "docs", "tests"):
         lines += ["", *_folder(root, root / folder, 0)]
     return "\n".join(["```text", *lines, "```"])
 
@@ -80,6 +91,8 @@ def _folder(root: Path, folder: Path, depth: int) -> Iterator[str]:
             yield _entry(depth + 1, path.name + ("/" if path.is_dir() else ""), NOTES[name])
         elif path.suffix == ".py" and path.name != "__init__.py":
             yield _entry(depth + 1, path.name, _docstring(path))
+        elif path.suffix == ".md":
+            yield _entry(depth + 1, path.name, _opening(path))
 
 
 def _entry(depth: int, name: str, text: str) -> str:
@@ -89,6 +102,12 @@ def _entry(depth: int, name: str, text: str) -> str:
 
 def _docstring(path: Path) -> str:
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
+def _opening(path: Path) -> str:
+    """What a page says first, below its heading."""
+    text = re.sub(r"^# .*\n+", "", path.read_text(encoding="utf-8"))
+    return re.sub(r"[*`]|\[|\]\([^)]*\)", "", text)
 
 
 def sentence(text: str, *, chars_max: int) -> str:
@@ -109,6 +128,11 @@ DOCUMENTS = (
     documents.Receipt,
     documents.ModuleVersion,
     documents.Share,
+    judgement.Judgement,
+    judgement.ModuleLoss,
+    judgement.PathLoss,
+    checks.Check,
+    documents.Rejection,
     documents.Manifest,
     documents.ShardRef,
     documents.GenesisRef,
@@ -126,6 +150,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "peer-commands": lambda: command_line("dipaco-peer", peer_app),
     "bootstrap-commands": lambda: command_line("dipaco-bootstrap", bootstrap_app),
     "run-file": lambda: f"```toml\n{template('my-run').strip()}\n```",
+    "run-keys": run_keys,
+    "ready-runs": ready_runs,
+    "preferences": lambda: f"```toml\n{preferences().strip()}\n```",
     "file-tree": file_tree,
 }
 

@@ -16,9 +16,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import typer
-from typer.models import OptionInfo
-
 from dipaco_p2p import errors
 from dipaco_p2p.protocol.admission import Reason
 
@@ -80,13 +77,14 @@ def _fields_of(kind: type) -> str:
         name = statement.target.id if isinstance(statement, ast.AnnAssign) else ""  # type: ignore[union-attr]
         if name in known:
             kind_text = ast.unparse(statement.annotation)  # type: ignore[attr-defined]
-            rows.append((f"`{name}`", f"`{kind_text}`", _bounds(known[name]), text))
+            rows.append((f"`{name}`", f"`{kind_text}`", bounds(known[name]), text))
     return f"**{kind.__name__}.** {' '.join((kind.__doc__ or '').split())}\n\n" + table(
         ("field", "type", "bounds", "meaning"), rows
     )
 
 
-def _bounds(field: dataclasses.Field[Any]) -> str:
+def bounds(field: dataclasses.Field[Any]) -> str:
+    """What a field may hold beyond its type."""
     low, high, choices = (field.metadata.get(name) for name in ("low", "high", "choices"))
     if choices:
         return " or ".join(f"`{choice}`" for choice in choices)
@@ -225,60 +223,3 @@ def exit_codes() -> str:
             meaning.setdefault(kind.exit_code, []).append(" ".join((kind.__doc__ or "").split()))
     meaning[errors.EXIT_SECOND_INTERRUPT] = ["Left at once, at the second Ctrl-C."]
     return table(("code", "meaning"), ((str(code), " ".join(texts)) for code, texts in sorted(meaning.items())))
-
-
-def command_line(program: str, app: typer.Typer) -> str:
-    """The program's own options, then all commands with their arguments and options."""
-    own = [(program, app.registered_callback.callback)] if app.registered_callback else []
-    words = [
-        (f"{program} {item.callback.__name__}", item.callback) for item in app.registered_commands if item.callback
-    ]
-    return "\n\n".join(_command(title, callback) for title, callback in (*own, *words) if callback)
-
-
-def _command(title: str, callback: Callable[..., Any]) -> str:
-    given = list(parameters(callback))
-    usage = " ".join([title, "[OPTIONS]", *(item.usage for item in given if item.usage)])
-    rows = [(item.names, item.help, item.default) for item in given]
-    parts = [f"### `{title}`", inspect.cleandoc(callback.__doc__ or ""), f"```console\n{usage}\n```"]
-    return "\n\n".join([*parts, table(("", "meaning", "default"), rows)] if rows else parts[:2])
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """One argument or option of a command, in words."""
-
-    names: str
-    usage: str
-    """How an argument stands in the usage line; empty for an option."""
-    help: str
-    default: str
-
-
-def parameters(callback: Callable[..., Any]) -> Iterator[Parameter]:
-    """The parameters of a command, from its annotations, as typer reads them."""
-    hints = typing.get_type_hints(callback, include_extras=True)
-    for name, parameter in inspect.signature(callback).parameters.items():
-        kind, info = typing.get_args(hints[name])
-        must = parameter.default is inspect.Parameter.empty
-        default = "" if parameter.default is None or kind is bool else f"`{parameter.default}`"
-        is_option = isinstance(info, OptionInfo)
-        options = _options(name, info) if is_option else [name.upper()]
-        word = "" if kind is bool or not is_option else " " + _word(kind)
-        yield Parameter(
-            names=", ".join(f"`{option}{word}`" for option in options),
-            usage="" if is_option else name.upper() if must else f"[{name.upper()}]",
-            help=info.help or "",
-            default="must be given" if must else default,
-        )
-
-
-def _options(name: str, info: OptionInfo) -> list[str]:
-    # In an annotation the first name of an option is where its default would be, and typer moves it.
-    declared = [text for text in (info.default, *(info.param_decls or ())) if isinstance(text, str) and text[:1] == "-"]
-    return declared or ["--" + name.replace("_", "-")]
-
-
-def _word(kind: Any) -> str:
-    known = {str: "TEXT", int: "N", float: "X", Path: "PATH"}
-    return next(known[each] for each in (kind, *typing.get_args(kind)) if each in known)

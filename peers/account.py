@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dipaco_p2p.core.inner import InnerResult
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.topology import PathId
 
 from .status import Status
+from .work import Work
 
 
 class Account:
@@ -27,20 +27,21 @@ class Account:
         if round_number > first:
             self._status.eta_s = (self._status.rounds - round_number) * (now_s - began_s) / (round_number - first)
 
-    def end(self, path: PathId, round_number: int, result: InnerResult, *, seconds: float) -> None:
-        """A round is done, its push included: note what it took."""
+    def end(self, path: PathId, work: Work) -> None:
+        """A round is done, its push included: note what it took. Rounds whose steps began ahead overlap in time."""
         before, after = self._statistics, self._node.swarm.statistics()
         self._statistics = after
         self.rounds_done += 1
         self._node.history.add(
             "round",
             path=str(path),
-            round=round_number,
-            steps=result.steps_done,
-            is_cut=self._status.is_cut,
-            tokens=result.tokens,
-            loss=result.loss,
-            seconds=seconds,
+            round=work.round_number,
+            steps=work.result.steps_done,
+            is_cut=work.is_cut,
+            tokens=work.result.tokens,
+            loss=work.result.loss,
+            seconds=self._node.clock.now_s() - work.began_s,
+            training_s=work.training_s,
             bytes_pushed=after.bytes_sent - before.bytes_sent,
             bytes_pulled=after.bytes_received - before.bytes_received,
         )

@@ -1,8 +1,9 @@
-"""The peers met last time, by the address that was typed then: a way back into a run whose seed node is away.
+"""The peers met last time, by what was typed then: a way back into a run whose seed nodes are all away.
 
-    acquaintances.json     {typed address: {"run": id of the run's first stage, "addresses": [...]}}
+    acquaintances.json     {run of the ticket, or typed address: {"run": id of its first stage, "addresses": [...]}}
 
-The run is remembered with them, and only it is joined through them: trust begins at the address that was typed once.
+The run is remembered with them, and only it is joined through them: trust begins at what was typed once. A ticket
+finds those, too, who were met when the same run was joined by an address, or by an older ticket.
 """
 
 from __future__ import annotations
@@ -28,24 +29,25 @@ class Acquaintances:
     def __init__(self, home: Path) -> None:
         self._path = home / "acquaintances.json"
 
-    def of(self, address: str) -> tuple[str | None, list[str]]:
-        """The run that was joined at `address`, and who else was there; None and nobody at first."""
-        entry = self._read().get(address)
+    def of(self, key: str) -> tuple[str | None, list[str]]:
+        """The run that was joined by `key`, an address or a run, and who else was there; None and nobody at first."""
+        known = self._read()
+        entry = known.get(key) or next((one for one in known.values() if _run_of(one) == key), None)
         if not isinstance(entry, dict) or not isinstance(entry.get("run"), str):
             return None, []
         found = entry.get("addresses")
         others = [text for text in found if _is_address(text)] if isinstance(found, list) else []
         return entry["run"], others[:ADDRESSES_MAX]
 
-    def remember(self, address: str, *, run: str, addresses: Sequence[str]) -> None:
+    def remember(self, key: str, *, run: str, addresses: Sequence[str]) -> None:
         """Who is there now; the runs that were joined longest ago make room."""
         before = self._read()
-        known = dict([item for item in before.items() if item[0] != address][-(RUNS_MAX - 1) :])
+        known = dict([item for item in before.items() if item[0] != key][-(RUNS_MAX - 1) :])
         entry = {"run": run, "addresses": list(addresses[:ADDRESSES_MAX])}
-        if before.get(address) == entry:
+        if before.get(key) == entry:
             return
         try:
-            write_atomically(self._path, json.dumps({**known, address: entry}).encode())
+            write_atomically(self._path, json.dumps({**known, key: entry}).encode())
         except EnvironmentUnfit as error:
             log.warning("who is in the run was not noted: %s", error)
 
@@ -55,6 +57,10 @@ class Acquaintances:
         except (OSError, ValueError):
             return {}
         return value if isinstance(value, dict) else {}
+
+
+def _run_of(entry: object) -> object:
+    return entry.get("run") if isinstance(entry, dict) else None
 
 
 def _is_address(text: object) -> bool:

@@ -25,6 +25,12 @@ from dipaco_p2p.topology import PathId
 from .states import PathStates
 
 
+def first_round(progress: int, *, others: int) -> int:
+    """The round from which on a new claimant of a path is waited for, with so many `others` there already: who joins
+    them in the middle of a round would only hold them up. Before the first round ends all are newcomers."""
+    return progress + 1 if progress and others else progress
+
+
 class Claiming:
     """One volunteer's claim, from choosing a path to releasing it."""
 
@@ -107,7 +113,8 @@ class Claiming:
         watch, claims, standings = self._node.watch, self._choices(), self._standings()
         seed = zlib.crc32(f"{self._node.peer}|{self._round}|{attempt}".encode())
         path = self._path = choose_path(claims, standings, seed=seed, held=self._states.held())
-        self._round = standings[path].progress if path in standings else watch.round(path)
+        progress = standings[path].progress if path in standings else watch.round(path)
+        self._round = first_round(progress, others=len(claims[path].keys() - {self._node.peer}))
         self._follow(ClaimEvent.CHOSE)
         await self._node.presence.claim(path, since_s=self._node.clock.now_s(), round_number=self._round)
         await self._node.clock.sleep(self._node.run.config.liveness.settle_s)

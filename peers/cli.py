@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dipaco_p2p import __version__
 
-EPILOG = """Exit codes: 0 finished; 2 a wrong flag or value; 4 nobody answers; 5 this machine cannot (disk, port,
-clock); 6 another run or version; 7 refused by the run; 8 damaged or forged data; 130 second Ctrl-C."""
+from .control.cli import add_commands
+from .preferences.commands import config_app
+from .preferences.flags import ConfigFile, preference_flags
+from .service.commands import service_app
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+EPILOG = """Exit codes: 0 finished; 1 a published loss is not what was measured here; 2 a wrong flag or value;
+3 no volunteer runs here; 4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version;
+7 refused by the run; 8 damaged or forged data; 130 second Ctrl-C."""
+
+EXAMPLE = "Example: dipaco-peer join --help"
+
+app = typer.Typer(no_args_is_help=True, epilog=EXAMPLE, pretty_exceptions_enable=False)
 
 
 def print_version(is_asked: bool) -> None:
@@ -31,53 +39,148 @@ def about(
     """Train a part of one large modular language model on this machine."""
 
 
-@app.command(epilog=EPILOG)
+@app.command(epilog="Example: dipaco-peer join dipaco1... --up-mbit 15\n\n" + EPILOG)
+@preference_flags
 def join(
-    address: Annotated[str, typer.Argument(help="What the coordinator gave you: /ip4/.../tcp/.../p2p/...")],
+    ticket: Annotated[str, typer.Argument(help="The ticket, a file or link with it, or an address of the run.")],
     run: Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")] = None,
-    home: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for identity, state and history. Default: $DIPACO_HOME, else the user's data folder."
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads for training; 0 lets torch decide.")] = 0,
-    listen: Annotated[str, typer.Option(help="Where other peers may reach this one.")] = "/ip4/0.0.0.0/tcp/0",
-    no_listen: Annotated[
-        bool,
-        typer.Option("--no-listen", help="Do not listen, as behind NAT or a firewall; such a peer leads no module."),
+    config: ConfigFile = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be used and which path claimed, and leave.")
     ] = False,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds for finishing cleanly after Ctrl-C.")] = 60.0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details to peer.log.")] = False,
+    **flags: Any,
 ) -> None:
     """Join a run: claim a path, train it on its shard, push outer gradients, follow new versions.
 
+    A ticket is all it needs. Who cannot be reached from outside is told so and goes on as a client.
+
     Ctrl-C finishes cleanly: what was trained is pushed, the claim released, led modules are handed over.
-    A second Ctrl-C leaves at once.
+    A second Ctrl-C leaves at once. Every flag below may stand in a file, see `dipaco-peer config`.
+    """
+    from dipaco_p2p.runtime.console import run_program
+
+    from .config import PeerConfig
+    from .preferences.layers import resolve
+
+    async def main() -> None:
+        from dipaco_p2p.runtime.entry import read_entry
+
+        read_entry(ticket, run=run)  # before the imports that take seconds
+        wishes = PeerConfig.of(resolve(flags, config=config).preferences)
+
+        from .join import join as join_run
+
+        await join_run(ticket, wishes, expected_run=run, verbose=verbose, is_dry=dry_run)
+
+    raise typer.Exit(run_program(main))
+
+
+@app.command(epilog="Example: dipaco-peer me dipaco1...\n\n" + EPILOG)
+def me(
+    ticket: Annotated[str, typer.Argument(help="The ticket that was joined with, or an address of the run.")],
+    run: Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")] = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(help="The volunteer's folder. Default: $DIPACO_HOME, else the user's data folder."),
+    ] = None,
+    is_whole: Annotated[bool, typer.Option("--all", help="Show every contribution.")] = False,
+) -> None:
+    """Say what this volunteer's work has come to: its receipts, held against the published versions.
+
+    The versions are asked of the swarm and checked here; the figures are those of the leaderboard.
+    """
+    from dipaco_p2p.runtime.console import run_program
+
+    from .config import default_home
+
+    async def main() -> None:
+        from dipaco_p2p.clock import SystemClock
+        from dipaco_p2p.runtime.entry import read_entry
+
+        read_entry(ticket, run=run)  # before the imports that take seconds
+
+        from .me import show_me
+
+        await show_me(ticket, home or default_home(), expected=run, is_whole=is_whole, clock=SystemClock())
+
+    raise typer.Exit(run_program(main))
+
+
+@app.command(epilog="Example: dipaco-peer doctor dipaco1... --fix\n\n" + EPILOG)
+def doctor(
+    ticket: Annotated[str | None, typer.Argument(help="The ticket, or an address. Without: the machine only.")] = None,
+    run: Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")] = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(help="The volunteer's folder. Default: $DIPACO_HOME, else the user's data folder."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    listen: Annotated[str, typer.Option(help="Where other peers shall reach this one.")] = "/ip4/0.0.0.0/tcp/0",
+    no_listen: Annotated[bool, typer.Option("--no-listen", help="Do not ask whether it can be reached.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Remove what dead processes of this program left.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document: dipaco.doctor/1.")] = False,
+) -> None:
+    """Say whether this machine is fit for a run, with one remedy for each problem.
+
+    Looks at clock, versions, GPU, memory, disk, identity, file limits, port, leftovers; with a ticket at each seed, the
+    way back from it, and the line.
     """
     from dipaco_p2p.runtime.console import run_program
 
     from .config import PeerConfig, default_home
 
+    codes: list[int] = []
+
     async def main() -> None:
-        from dipaco_p2p.swarm.addresses import read_address
+        from .doctor.examine import examine, show
 
-        read_address(address)  # before the imports that take seconds
+        config = PeerConfig(home=home or default_home(), device=device, listen=listen, is_listening=not no_listen)
+        codes.append(show(await examine(ticket, config, run=run, is_fixing=fix), is_json=as_json))
 
-        from .join import join as join_run
+    raise typer.Exit(run_program(main) or codes[0])
 
-        config = PeerConfig(
-            home=home or default_home(),
-            device=device,
-            threads=threads,
-            listen=listen,
-            is_listening=not no_listen,
-            grace_s=grace,
+
+@app.command(epilog="Example: dipaco-peer evaluate dipaco1... --path P0-1\n\n" + EPILOG)
+def evaluate(
+    ticket: Annotated[str, typer.Argument(help="The ticket, or an address of the run.")],
+    round_number: Annotated[
+        int | None, typer.Option("--round", min=0, help="The round to measure. Default: the newest judged one.")
+    ] = None,
+    path: Annotated[str | None, typer.Option(help="Only this path, as P0-1. Default: all that have a loss.")] = None,
+    run: Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    is_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Measure the losses of a judged round again, on this machine, and print them beside the published ones.
+
+    Needs no key and says nothing to the swarm. The exit code is 1 if a figure differs by more than machines do.
+    """
+    from dipaco_p2p.runtime.console import run_program
+
+    differs: list[str] = []
+
+    async def main() -> None:
+        from dipaco_p2p.runtime.entry import read_entry
+
+        read_entry(ticket, run=run)  # before the imports that take seconds
+
+        from .config import torch_device
+        from .evaluate import print_evaluation
+
+        differs.extend(
+            await print_evaluation(
+                ticket, round_number, path, expected=run, device=torch_device(device), is_json=is_json
+            )
         )
-        await join_run(address, config, expected_run=run, verbose=verbose)
 
-    raise typer.Exit(run_program(main))
+    code = run_program(main)
+    raise typer.Exit(code or (1 if differs else 0))
+
+
+add_commands(app)
+app.add_typer(config_app, name="config")
+app.add_typer(service_app, name="service")
 
 
 def main() -> None:

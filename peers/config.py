@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
+
+from .preferences.keys import Limits, Preferences, When
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +21,56 @@ class PeerConfig:
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:1`."""
     threads: int = 0
-    """CPU threads for training; 0 lets torch decide."""
+    """CPU threads for training; 0: all cores, but one of more than two is left to the network."""
+    engine: str = "auto"
+    """How inner steps are computed: `auto`, `exact`, `bf16` or `fast` (core/engine.py)."""
+    micro_batch: int = 0
+    """Sequences that go through the model at once; 0: as many as memory holds (core/microbatch.py)."""
+    checkpoint: bool | None = None
+    """Whether activations are computed again on the way back, to save memory; None: if need be."""
+    eight_bit: bool | None = None
+    """Whether AdamW keeps its moments in 8 bits; None: on a GPU that is short of memory (core/optimizer.py)."""
     listen: str = "/ip4/0.0.0.0/tcp/0"
     is_listening: bool = True
     """Whether others may dial this peer; one that does not listen leads no module."""
+    up_mbit: float | None = None
+    down_mbit: float | None = None
+    """What blobs may take of the line; None is all of it."""
+    evaluate: bool = False
+    """Whether to check the coordinator's losses between rounds (evaluating.py)."""
     grace_s: float = 60.0
     """Time for finishing cleanly after the first Ctrl-C."""
+    when: When = When()
+    """When it may train."""
+    limits: Limits = Limits()
+    """What it may take of the machine."""
+
+    @classmethod
+    def of(cls, preferences: Preferences) -> Self:
+        """What the preferences come to on this machine."""
+        peer, training, network, limits = (
+            preferences.peer,
+            preferences.training,
+            preferences.network,
+            preferences.limits,
+        )
+        return cls(
+            home=Path(peer.home).expanduser() if peer.home else default_home(),
+            device="cpu" if limits.gpu == "none" else training.device,
+            threads=training.threads,
+            engine=training.engine,
+            micro_batch=training.micro_batch,
+            checkpoint=training.checkpoint,
+            eight_bit=training.eight_bit,
+            listen=network.listen,
+            is_listening=network.listening,
+            up_mbit=limits.up_mbit,
+            down_mbit=limits.down_mbit,
+            grace_s=peer.grace,
+            evaluate=peer.evaluate,
+            when=preferences.when,
+            limits=limits,
+        )
 
     def run_folder(self, run: str) -> Path:
         """Where this machine keeps what belongs to one run."""
@@ -31,11 +78,21 @@ class PeerConfig:
 
 
 def default_home() -> Path:
-    """`$DIPACO_HOME`, else the platform's place for a user's data."""
+    """`$DIPACO_HOME`, else what the file of preferences says, else the platform's place for a user's data."""
     import platformdirs
 
-    given = os.environ.get("DIPACO_HOME")
-    return Path(given) if given else platformdirs.user_data_path("dipaco-p2p")
+    from .preferences.layers import home_in_file
+
+    given = os.environ.get("DIPACO_HOME") or home_in_file()
+    return Path(given).expanduser() if given else platformdirs.user_data_path("dipaco-p2p")
+
+
+def check_engine(name: str) -> None:
+    """Raises ConfigError for what is no engine."""
+    from dipaco_p2p.core.engine import ENGINES
+
+    if name not in ENGINES:
+        raise ConfigError(f"`{name}` is no engine", hint=f"use {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
 
 
 def torch_device(name: str) -> str:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from dipaco_p2p.core.inner import InnerResult
 from dipaco_p2p.errors import Refused
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion
+from dipaco_p2p.protocol.documents import BlobRef, Contribution
 from dipaco_p2p.protocol.signing import short
 from dipaco_p2p.runtime.node import Node
 
@@ -22,7 +21,8 @@ from .push import push
 from .states import PathStates
 from .status import Status
 from .tenure import Tenure
-from .trainer import Flat, OuterGradient
+from .trainer import OuterGradient
+from .work import Base, Work
 
 log = logging.getLogger(__name__)
 
@@ -51,31 +51,31 @@ class Contributor:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(pushes, within_s)
 
-    async def contribute(
-        self, tenure: Tenure, before: Sequence[Flat], bases: Sequence[ModuleVersion], result: InnerResult
-    ) -> set[str]:
+    async def contribute(self, tenure: Tenure, work: Work, *, on_kept: Callable[[], None] = lambda: None) -> set[str]:
         """Push, all modules at once, until each has a receipt or a reason; the reasons.
 
-        The path's inner state after these steps is on this disk before any contribution names it.
+        The path's inner state after these steps is on this disk before any contribution names it. `on_kept` is told
+        when all is on the disk: from then on the trainer may take further steps.
         """
         trainer, pushes = tenure.trainer, []
         self._on_progress()
-        gradients = await asyncio.to_thread(trainer.outer_gradients, before, result.flats)
+        gradients = await asyncio.to_thread(trainer.outer_gradients, work.before, work.result.flats)
         data = await asyncio.to_thread(trainer.state_bytes, gradients)
         state = await asyncio.to_thread(self._states.keep, tenure.path, data)
-        for gradient, base in zip(gradients, bases, strict=True):
+        for gradient, base in zip(gradients, work.bases, strict=True):
             if gradient.module in tenure.inherited:
                 trainer.keep(gradient)
             elif gradient.module in tenure.missing:
-                contribution = self._document(tenure, gradient, base, result, state)
+                contribution = self._document(tenure, gradient, base, work, state)
                 await asyncio.to_thread(self._outbox.add, contribution, gradient.payload)
                 pushes.append((contribution, gradient))
         self._on_progress()
+        on_kept()
         reasons = await asyncio.gather(*(self._push_of(tenure, *pushed) for pushed in pushes))
         return {reason for reason in reasons if reason is not None}
 
     def _document(
-        self, tenure: Tenure, gradient: OuterGradient, base: ModuleVersion, result: InnerResult, state: BlobRef
+        self, tenure: Tenure, gradient: OuterGradient, base: Base, work: Work, state: BlobRef
     ) -> Contribution:
         return Contribution(
             run=self._node.run.id,
@@ -83,12 +83,12 @@ class Contributor:
             path=tenure.path,
             base_version=base.version,
             base_digest=base.digest,
-            sharding=tenure.trainer.sharding,
+            sharding=work.sharding,
             payload=BlobRef.of(gradient.payload),
             state=state,
-            steps=result.steps_done,
-            tokens=result.tokens,
-            loss=result.loss,
+            steps=work.result.steps_done,
+            tokens=work.result.tokens,
+            loss=work.result.loss,
             author=self._node.peer,
         )
 

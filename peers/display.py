@@ -88,6 +88,7 @@ def _rows(status: Status) -> list[tuple[str, str]]:
         ("receipts", f"{status.receipts}{last}"),
         ("swarm", f"{status.peers_alive} peers alive, {status.peers_training} train; {covered} paths have a volunteer"),
         ("time left", duration(status.eta_s)),
+        *([("limits", status.limited)] if status.limited else []),
     ]
 
 
@@ -126,7 +127,9 @@ def _print_event(event: dict[str, Any]) -> None:
     words: dict[str, Callable[[dict[str, Any]], str]] = {
         "doing": lambda e: e["doing"] + (f" for {e['waits_for']}" if e["waits_for"] else ""),
         "claimed": lambda e: f"claimed {e['path']}",
+        "engine": lambda e: f"training in {e['detail']}",
         "stalled": lambda e: f"no progress for {e['silent_s']:.0f} s: {e['path']} is given up until training gets on",
+        "limited": lambda e: f"limits: {e['detail']}",
         "released": lambda e: f"released {e['path']}",
         "receipt": lambda e: f"receipt for {e['module']} from version {e['base']}: {e['id'][:8]}",
         "refused": lambda e: f"refused: {e['module']}: {e['reason']}: {e['detail']}",
@@ -136,11 +139,19 @@ def _print_event(event: dict[str, Any]) -> None:
         ),
         "state": lambda e: STATE_SOURCES[e["source"]].format(path=e["path"], peer=e["peer"][-6:]),
         "failed": lambda e: f"{e['path']} cannot be trained here: {e['detail']}",
+        "ahead_dropped": lambda e: f"{e['path']}: steps that were done ahead are dropped: {e['detail']}",
         "scored": lambda e: f"scored {e['path']} for sharding {e['sharding']}",
+        "checked": lambda e: (
+            f"evaluated {e['path']} at round {e['version']}: {e['loss']:.4f}, published {e['said']:.4f}"
+            + ("" if e["agrees"] else ": THEY DIFFER")
+        ),
         "resharded": lambda e: f"{e['path']} goes on with its shard of sharding {e['sharding']}",
         "leads": lambda e: f"leads {e['module']} from version {e['version']}, term {e['term']}",
         "handed_over": lambda e: f"handed {e['module']} over to ...{e['to'][-6:]}",
+        "gave_up": lambda e: f"gave up what follows {e['module']} version {e['after']}, for another branch",
         "version": lambda e: f"made {e['module']} version {e['version']} {e['digest'][:8]}",
+        "paused": lambda e: f"paused for {e['detail']}",
+        "resumed": lambda e: "goes on",
         "left": lambda e: "left: the run is complete" if e["complete"] else "left",
     }
     if event["ev"] in words:
@@ -148,4 +159,9 @@ def _print_event(event: dict[str, Any]) -> None:
 
 
 def _print(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+    tell(f"{time.strftime('%H:%M:%S')} {text}")
+
+
+def tell(text: str) -> None:
+    """Say something that is no result: on the error stream, at once."""
+    print(text, file=sys.stderr, flush=True)

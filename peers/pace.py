@@ -33,7 +33,12 @@ class Pace:
     async def ask(self, watch: Watch, modules: Collection[ModuleId]) -> None:
         """Learn from the leaders of `modules` how long they wait."""
         await watch.read_rounds(modules)
+        self.deadline_s(watch, modules)
+
+    def deadline_s(self, watch: Watch, modules: Collection[ModuleId]) -> float:
+        """How long they wait by what they told last, the run file's for who did not."""
         self.told(watch.rounds[module].deadline_s for module in modules if module in watch.rounds)
+        return self._deadline_s
 
     def told(self, deadlines_s: Iterable[float]) -> None:
         """What the leaders of the modules wait; 0 from one that does not say. The shortest counts, since the path has

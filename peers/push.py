@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
-from dipaco_p2p.protocol.admission import PASSING
+from dipaco_p2p.protocol.admission import PASSING, Reason
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
 from dipaco_p2p.protocol.signing import PeerId, short
 from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Node
@@ -20,6 +20,8 @@ from dipaco_p2p.runtime.transfer import send
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+BEHIND_TTLS = 3.0
+"""Lives of a heartbeat in which a leader may find the branch that we trained from, when it has only just taken over."""
 
 
 async def push(
@@ -30,6 +32,7 @@ async def push(
     `on_progress` is told of every part that arrived, and of every new try.
     """
     sealed = seal(node.swarm.signer, contribution)
+    behind_until_s = node.clock.now_s() + BEHIND_TTLS * node.run.config.liveness.heartbeat_ttl_s
     while True:
         on_progress()
         leader = node.watch.leader(contribution.module)
@@ -37,13 +40,19 @@ async def push(
             try:
                 return await _push_once(node, leader, sealed, payload, on_progress)
             except Refused as refused:
-                if refused.reason not in PASSING:
+                is_patient = _is_behind(node, contribution) and node.clock.now_s() < behind_until_s
+                if refused.reason not in PASSING and not (refused.reason == Reason.UNKNOWN_BASE and is_patient):
                     raise
                 log.info("%s: %s said %s", contribution.module, short(leader), refused)
             except (SwarmError, IntegrityError) as error:
                 log.info("%s: %s did not take it: %s", contribution.module, short(leader), error)
         await node.clock.sleep(RETRY_S)
         await node.watch.read_heads(contribution.module)
+
+
+def _is_behind(node: Node, contribution: Contribution) -> bool:
+    """Whether the leader has not even the version that we trained from."""
+    return node.watch.reached(contribution.module) < contribution.base_version
 
 
 async def _push_once(

@@ -9,11 +9,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import numpy as np
+
 from dipaco_p2p.core.codec import decode_module
 from dipaco_p2p.core.heldout import HeldOut, decode_held_out
 from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.scores import encode_scores, window_nats
-from dipaco_p2p.errors import IntegrityError, SwarmError
+from dipaco_p2p.errors import IntegrityError, Interrupted, SwarmError
 from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.shardings import Work, ask_work, is_scoring_due, learn_shardings, send_scores
@@ -23,14 +25,18 @@ from dipaco_p2p.topology import PathId
 log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
+BATCH = 32
+"""Sequences between two looks whether we are to stop."""
 
 
 class Scoring:
     """What one volunteer scores."""
 
-    def __init__(self, node: Node, *, device: str) -> None:
+    def __init__(self, node: Node, *, device: str, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        """`is_stopping` is asked between batches: nobody waits for the scores then."""
         self._node = node
         self._device = device
+        self._is_stopping = is_stopping
         self._part: HeldOut | None = None
 
     async def between_rounds(self, path: PathId, *, round_number: int, say: Callable[[PathId], None]) -> None:
@@ -60,7 +66,7 @@ class Scoring:
             table = await asyncio.to_thread(self._score, work, [await self._blob(ref) for ref in work.snapshots])
             is_taken = await send_scores(self._node, work, table)
             self._node.history.add("scored", path=str(work.path), sharding=work.sharding, taken=is_taken)
-        except (SwarmError, IntegrityError) as error:
+        except (SwarmError, IntegrityError, Interrupted) as error:
             log.info("%s was not scored: %s", work.path, error)
 
     def _score(self, work: Work, snapshots: list[bytes]) -> bytes:
@@ -69,7 +75,12 @@ class Scoring:
         model = PathModel(run.config.model).to(self._device)
         load_modules(model, [decode_module(data, layout) for data, layout in zip(snapshots, layouts, strict=True)])
         assert self._part is not None
-        return encode_scores(window_nats(model, self._part.tokens))
+        tokens, found = self._part.tokens, []
+        for first in range(0, max(len(tokens), 1), BATCH):
+            if self._is_stopping():
+                raise Interrupted("the scores are not wanted any more")
+            found.append(window_nats(model, tokens[first : first + BATCH], batch=BATCH))
+        return encode_scores(np.concatenate(found))
 
     async def _blob(self, ref: BlobRef) -> bytes:
         if self._part is None:

@@ -24,6 +24,8 @@ class Status:
     steps: int = 0
     is_cut: bool = False
     """Whether the inner steps end early, for the push to be in time."""
+    limited: str = ""
+    """What was done last to stay within the owner's limits."""
     loss: float | None = None
     tokens_per_s: float = 0.0
     last_receipt: str = ""

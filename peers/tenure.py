@@ -12,6 +12,7 @@ from dipaco_p2p.runtime.modules import ModuleReader
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .trainer import Flat, PathTrainer
+from .work import Base
 
 
 class Tenure:
@@ -24,6 +25,9 @@ class Tenure:
         self._rounds = rounds
         self._done: dict[ModuleId, int] = {}
         """The newest version of each module from which the path has contributed, as far as that concerns us."""
+        self._left: dict[ModuleId, int] = {}
+        """Rounds that are left to others on the path, with whom we begin the next one."""
+        self._left_until_s = 0.0
         self.inherited: frozenset[ModuleId] = frozenset()
         """Modules that have the very work that we are about to do: who began it was lost in the middle of its push."""
         self.is_restored = False
@@ -40,13 +44,33 @@ class Tenure:
         return [reader.params for reader in self._readers if reader.params is not None]
 
     @property
-    def bases(self) -> list[ModuleVersion]:
+    def versions(self) -> list[ModuleVersion]:
         return [reader.version for reader in self._readers]
+
+    @property
+    def bases(self) -> list[Base]:
+        """What steps that begin now are based on."""
+        return [Base.of(version) for version in self.versions]
+
+    def bases_of(self, round_number: int, *, staleness: int) -> list[Base] | None:
+        """What steps that began before this round opened are based on, now that it has; None if leaders would not take
+        them any more. Of a module that has moved on the parent is known, and no earlier version."""
+        if not all(0 <= version.version - round_number <= min(staleness, 1) for version in self.versions):
+            return None
+        return [
+            Base.of(version) if version.version == round_number else Base.parent_of(version)
+            for version in self.versions
+        ]
 
     @property
     def shares(self) -> list[Share]:
         """What the newest versions that count the path count of it."""
         return [share for reader in self._readers for share in reader.shares.get(self.path, ())]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be trained at this moment: a module whose branch was given up has to be fetched first."""
+        return self.standing.is_due and all(reader.params is not None for reader in self._readers)
 
     @property
     def missing(self) -> frozenset[ModuleId]:
@@ -65,22 +89,42 @@ class Tenure:
         versions = [reader.version.version for reader in self._readers]
         return standing(versions, [self._is_done(reader) for reader in self._readers], rounds=self._rounds)
 
-    def begin(self, rounds: dict[ModuleId, OpenRound], *, me: PeerId, is_alone: bool, from_round: int) -> None:
-        """Learn from the open `rounds` what needs not be done again: what we have done ourselves, and what others have,
-        if we are alone with the path or our claim begins with a later round."""
+    def begin(
+        self,
+        rounds: dict[ModuleId, OpenRound],
+        *,
+        me: PeerId,
+        is_alone: bool,
+        from_round: int,
+        left_until_s: float,
+    ) -> None:
+        """Learn from the open `rounds` what is not for us to do: what we have done ourselves, what others have if we
+        are alone with the path, and until `left_until_s` all of a round before the one that our claim begins with."""
+        self._left_until_s = left_until_s
         for reader in self._readers:
             found = rounds.get(reader.module)
             if found is None:
                 continue
             is_ours = any(entry.path == self.path and entry.peer == me for entry in found.entries)
-            is_others = found.has(self.path) and (is_alone or from_round > found.version)
-            if is_ours or is_others:
+            is_others = found.has(self.path) and is_alone
+            is_left = from_round > found.version
+            if is_ours or is_others or is_left:
                 self._done[reader.module] = found.version
+            if is_left and not found.has(self.path):
+                self._left[reader.module] = found.version
         if self.standing.is_due:
             done = {reader.module for reader in self._readers if self._is_done(reader)}
             self.inherited = frozenset(done)
 
-    def contributed(self, bases: Sequence[ModuleVersion]) -> None:
+    def take_up(self, *, is_alone: bool, now_s: float) -> None:
+        """Those to whom we left the open round are gone, or a claim was all they did: it is ours after all."""
+        if is_alone or now_s >= self._left_until_s:
+            for module, version in self._left.items():
+                if self._done.get(module) == version:
+                    del self._done[module]
+            self._left = {}
+
+    def contributed(self, bases: Sequence[Base]) -> None:
         """The path was trained from these versions, and what the leaders wanted of it they have."""
         self._done.update({base.module: base.version for base in bases if base.version < self._rounds})
         self.inherited = frozenset()

@@ -18,11 +18,15 @@ from numpy.typing import NDArray
 from dipaco_p2p.core import codec
 from dipaco_p2p.core.compress import compress, encode_compressed
 from dipaco_p2p.core.inner import InnerLoop, InnerResult, StepReport
+from dipaco_p2p.core.microbatch import MicroBatch
 from dipaco_p2p.core.outer import outer_gradient
 from dipaco_p2p.core.shards import Shard
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.topology import ModuleId, PathId
+
+from .engines import Engines
+from .governor.steps import BetweenSteps
 
 Flat = NDArray[np.float32]
 
@@ -59,18 +63,28 @@ class PathTrainer:
         sharding: int = 0,
         optimizer: bytes,
         device: str,
+        engines: Engines | None = None,
+        micro: MicroBatch | None = None,
+        eight_bit: bool | None = None,
+        steps: BetweenSteps | None = None,
         make_loop: Callable[..., InnerLoop] = InnerLoop,
     ) -> None:
         """`shard` is of the sharding with that number; `optimizer` is AdamW's state when nobody has trained the path
-        yet: raises IntegrityError if it is none."""
+        yet: raises IntegrityError if it is none. Without `engines` every step is exact, without `micro` the whole batch
+        goes through at once; `eight_bit` as in core/optimizer.py; `steps` is what goes on between two of them. Raises
+        EnvironmentUnfit when memory is too small."""
         config = run.config
         self.path = path
         self.sharding = sharding
         """The number of the sharding that the present shard belongs to."""
         self._run = run
         self._shard = shard
+        self._engines = engines
+        self._steps = steps
         seed = (config.seed * 1_000_003 + run.topology.number(path) * 7919) % 2**31
-        self._loop = make_loop(config.inner, run.total_steps, config.model, device=device, seed=seed)
+        self._loop = make_loop(
+            config.inner, run.total_steps, config.model, device=device, seed=seed, micro=micro, eight_bit=eight_bit
+        )
         self._residuals: dict[ModuleId, Flat] = {}
         self._optimizer = optimizer
         self.start_over()
@@ -87,6 +101,12 @@ class PathTrainer:
         `on_step` says so. Raises DipacoError if training diverges."""
         steps, first_step = self._run.config.inner.steps, self._run.first_step(round_number)
         part = self._shard.part(*replica)
+        if self._steps is not None:
+            on_step = self._steps.follow(on_step)
+        if self._engines is not None:
+            engine = self._engines.engine(steps_left=self._run.total_steps - first_step)
+            self._loop.use(fast=engine.is_fast, compiled=engine.is_compiled)
+            on_step = self._engines.watched(on_step, taken=self._tells_setup(self._engines))
         return await asyncio.to_thread(self._loop.run, flats, part, first_step=first_step, steps=steps, on_step=on_step)
 
     def use_shard(self, shard: Shard, sharding: int) -> None:
@@ -95,9 +115,12 @@ class PathTrainer:
 
     def outer_gradients(self, before: Sequence[Flat], after: Sequence[Flat]) -> list[OuterGradient]:
         """Per module: before minus after plus what was not sent yet, compressed."""
-        made = []
+        made, settings = [], self._run.config.compression
         for module, old, new in zip(self.path.modules(), before, after, strict=True):
-            compressed, residual = compress(outer_gradient(old, new), self._residuals.get(module))
+            owed = self._residuals.get(module)
+            if owed is not None and settings.error_decay < 1:
+                owed = owed * np.float32(settings.error_decay)
+            compressed, residual = compress(outer_gradient(old, new), owed, codec=settings.uplink)
             made.append(OuterGradient(module=module, payload=encode_compressed(compressed), residual=residual))
         return made
 
@@ -130,6 +153,15 @@ class PathTrainer:
         """As if nobody had trained the path yet: the moments of the stage's start, nothing owed."""
         self._loop.load_state(self._optimizer)
         self._residuals = {}
+
+    def _tells_setup(self, engines: Engines) -> Callable[[], None]:
+        """For the worker thread: what is told is told where everything but training happens."""
+        events = asyncio.get_running_loop()
+
+        def taken() -> None:
+            events.call_soon_threadsafe(engines.tell, self._loop.described())
+
+        return taken
 
     def _checked(self, residual: NDArray[Any], module: ModuleId) -> Flat:
         size = self._run.layout(module).size

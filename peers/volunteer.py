@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
-from dipaco_p2p.core.inner import InnerResult, StepReport
+from dipaco_p2p.core.engine import AUTO, Engine
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, SwarmError
-from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.claims import ClaimEvent, taking_part
-from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import heartbeat_interval_s
 from dipaco_p2p.runtime.modules import ModuleReader
 from dipaco_p2p.runtime.node import Node
@@ -24,23 +22,23 @@ from dipaco_p2p.runtime.ownership import Ownership
 from dipaco_p2p.runtime.tasks import done_or_later, keep_going
 from dipaco_p2p.topology import ModuleId, PathId
 
-from .account import Account
 from .claiming import Claiming
 from .contribute import Contributor
-from .pace import Pace
+from .engines import Engines
+from .evaluating import Evaluating
 from .scoring import Scoring
 from .states import PathStates
 from .status import Status
 from .supplies import Supplies
 from .tenure import Tenure
-from .trainer import Flat, PathTrainer
+from .trainer import PathTrainer
+from .training import Training
 from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
 STAND_BY_S = 0.5
-STEPS_SHARE_MIN = 0.1
-"""On leaving, less than this share of a round's steps is not worth a push."""
+BESIDE_STEPS = ("pushing", "waiting")
 
 
 class Volunteer:
@@ -53,30 +51,45 @@ class Volunteer:
         status: Status,
         *,
         device: str,
+        engine: str = AUTO,
         make_trainer: Callable[..., PathTrainer] = PathTrainer,
+        evaluate: bool = False,
     ) -> None:
+        """`evaluate` offers to check the coordinator's losses between rounds."""
         self._node = node
         self._ownership = ownership
         self._status = status
         self._device = device
-        self._make_trainer = make_trainer
-        self._states = PathStates(node)
+        self._engines = Engines(device, wanted=engine, on_choice=self._say_engine)
+        self._make_trainer = partial(make_trainer, device=device, engines=self._engines)
+        states = PathStates(node)
         self._supplies = Supplies(node, on_wait=lambda: self._say("waiting", waits_for="the seed node"))
         self._watchdog = Watchdog(node.clock, deadline_s=node.run.config.rounds.deadline_s)
-        self._contributor = Contributor(node, self._states, status, on_progress=self._watchdog.progress)
-        self._claiming = Claiming(node, self._states, is_ready=self._is_ready)
-        self._scoring = Scoring(node, device=device)
-        self._pace = Pace(node.run.config.rounds, node.run.config.liveness)
+        self._contributor = Contributor(node, states, status, on_progress=self._watchdog.progress)
+        self._claiming = Claiming(node, states, is_ready=self._is_ready)
+        self._training = Training(
+            node,
+            status,
+            states=states,
+            claiming=self._claiming,
+            contributor=self._contributor,
+            watchdog=self._watchdog,
+            say=self._say,
+            on_ahead=self._say_again,
+            is_stopping=lambda: self._is_stopping,
+            is_finishing=lambda: self._is_finishing,
+        )
+        self._scoring = Scoring(node, device=device, is_stopping=lambda: self._is_ending)
+        self._evaluating = Evaluating(node, device=device) if evaluate else None
         self._look_every_s = heartbeat_interval_s(node.run.config.liveness) / 2
         self._is_stopping = False
+        self._is_finishing = False
         self._work: asyncio.Task[None] | None = None
         self._readers: dict[ModuleId, ModuleReader] = {}
         self._broken: set[PathId] = set()
         """Paths whose training failed here."""
         self._has_begun = False
-        self._freed_s: float | None = None
-        """When the last push ended, while this round goes on: the deadline counts from there for the next path."""
-        self._account = Account(node, status)
+        self._said = ("", "")
 
     async def run(self, *, grace_s: float) -> None:
         """Take part until the run is complete or `stop`; then leave in good order. Raises EnvironmentUnfit when the
@@ -89,6 +102,9 @@ class Volunteer:
                 await self._work
         finally:
             await self._leave(background)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # it was not only our work that was ended
+            raise asyncio.CancelledError
         if self._node.store.failure is not None:
             raise self._node.store.failure
 
@@ -103,11 +119,19 @@ class Volunteer:
         else:
             self._work.cancel()
 
+    def finish(self) -> None:
+        """Leave as soon as the round that is going on is done, with all its steps and pushes; without one, at once."""
+        if self._is_ending or self._work is None:
+            return
+        self._is_finishing = True
+        if not self._is_in_round:
+            self.stop()
+
     # -- the story
 
     async def _take_part(self) -> None:
         await self._contributor.resume(within_s=self._node.run.config.rounds.deadline_s)
-        while not self._is_stopping and not self._is_over():
+        while not self._is_ending and not self._is_over():
             if self._has_work():
                 self._say("claiming a path")
                 path = self._status.path = await self._claiming.claim()
@@ -117,9 +141,11 @@ class Volunteer:
             else:
                 self._say("standing by", waits_for="the last rounds of other paths")
                 await self._node.clock.sleep(STAND_BY_S)
-        if not self._is_stopping:
+        if not self._is_ending:
             await self._scoring.at_the_end(say=self._say_scoring)
-        self._status.is_complete = not self._is_stopping
+            if self._evaluating is not None:
+                await self._evaluating.at_the_end(say=self._say_checking)
+        self._status.is_complete = not self._is_ending
 
     async def _wait_start(self, path: PathId) -> bool:
         """Before the first round, until enough paths are claimed; False if we should take another path than this."""
@@ -142,8 +168,10 @@ class Volunteer:
             while not self._is_stopping and not tenure.is_complete:
                 if tenure.standing.is_due:
                     await self._route(tenure)
-                    await self._round(tenure)
+                    await self._training.round(tenure)
                 self._claiming.note_round(tenure.standing.progress)
+                if self._is_finishing and not self._is_in_round:
+                    return ClaimEvent.RELEASED
                 if not self._is_stopping and (event := await self._wait_turn(tenure)) is not None:
                     return event
         except SwarmError as error:
@@ -151,6 +179,8 @@ class Volunteer:
             await self._node.clock.sleep(self._look_every_s)  # else it would be claimed again at once, for ever
         except DipacoError as error:
             self._give_up(path, error)
+        finally:
+            await self._training.leave()
         return ClaimEvent.YIELDED
 
     async def _begin(self, path: PathId) -> Tenure:
@@ -159,14 +189,18 @@ class Volunteer:
         self._say("fetching its shard")
         shard, sharding = await self._supplies.newest_shard(path, run.sharding_at(watch.round(path)))
         optimizer = await self._supplies.optimizer()
-        trainer = self._make_trainer(run, path, shard, sharding=sharding, optimizer=optimizer, device=self._device)
+        trainer = self._make_trainer(run, path, shard, sharding=sharding, optimizer=optimizer)
         self._say("fetching modules")
         readers = [self._reader(module) for module in path.modules()]
         await self._read_rounds(path)  # before the versions, so that these are not older
         await asyncio.gather(*(reader.sync() for reader in readers))
         tenure = Tenure(trainer, readers, rounds=run.config.rounds.rounds)
         is_alone = self._claiming.replica(path)[1] == 1
-        tenure.begin(watch.rounds, me=self._node.peer, is_alone=is_alone, from_round=self._claiming.round)
+        left_until_s = self._node.clock.now_s() + self._training.deadline_s(path)
+        from_round = self._claiming.round
+        tenure.begin(
+            watch.rounds, me=self._node.peer, is_alone=is_alone, from_round=from_round, left_until_s=left_until_s
+        )
         return tenure
 
     async def _read_rounds(self, path: PathId) -> None:
@@ -189,6 +223,8 @@ class Volunteer:
         """Before a round: score a path if that is wanted, and move to the shard that holds from here on."""
         progress, trainer = tenure.standing.progress, tenure.trainer
         await self._scoring.between_rounds(tenure.path, round_number=progress, say=self._say_scoring)
+        if self._evaluating is not None:
+            await self._evaluating.between_rounds(say=self._say_checking)
         sharding = self._node.run.sharding_at(progress)
         if sharding != trainer.sharding:
             try:
@@ -197,97 +233,36 @@ class Volunteer:
             except SwarmError as error:
                 log.info("%s stays on the shard it has: %s", tenure.path, error)
 
-    async def _round(self, tenure: Tenure) -> None:
-        """Inner steps, outer gradients, pushes."""
-        if not tenure.is_restored:
-            self._say("fetching its inner state")
-            tenure.is_foreign_state = await self._states.restore(tenure.trainer, tenure.shares)
-            tenure.is_restored = True
-        await self._pace.ask(self._node.watch, tenure.path.modules())
-        began_s = self._node.clock.now_s()
-        self._watchdog.begin()
-        flats, bases, round_number = tenure.params, tenure.bases, tenure.standing.progress
-        try:
-            result = await self._inner_steps(tenure, flats, round_number=round_number)
-        except DipacoError as error:
-            self._watchdog.end()
-            if not tenure.is_foreign_state:
-                raise
-            self._start_over(tenure, str(error))
-            return
-        if not self._is_stopping or result.steps_done >= STEPS_SHARE_MIN * self._node.run.config.inner.steps:
-            await self._contribute(tenure, flats, bases, result)
-        tenure.contributed(bases)
-        self._watchdog.end()
-        self._account.end(tenure.path, round_number, result, seconds=self._node.clock.now_s() - began_s)
-
     async def _wait_turn(self, tenure: Tenure) -> ClaimEvent | None:
         """Until the path can be trained (again): None. Or until another one needs us more: why."""
         waiting = asyncio.ensure_future(tenure.wait_due(self._say_late))
         try:
             await self._node.watch.read_claims()
-            while not waiting.done():
+            while not waiting.done() and not self._is_due(tenure):
                 event = await self._claiming.should_move(tenure.path, tenure.standing)
                 if event is not None:
                     return event
                 await done_or_later(waiting, self._node.clock, self._look_every_s)
-            await waiting
-            self._freed_s = None
+            if waiting.done():
+                await waiting
+            self._training.turn_came()
             return None
         finally:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
 
+    def _is_due(self, tenure: Tenure) -> bool:
+        """Whether the path can be trained, perhaps with what we left to others."""
+        is_alone = self._claiming.replica(tenure.path)[1] == 1
+        tenure.take_up(is_alone=is_alone, now_s=self._node.clock.now_s())
+        return tenure.is_ready
+
     # -- its parts
-
-    async def _inner_steps(self, tenure: Tenure, flats: list[Flat], *, round_number: int) -> InnerResult:
-        """As many as the run wants, or as the time until the deadline allows; one at least."""
-        status, clock, began_s, began_at_s = self._status, self._node.clock, time.monotonic(), self._node.clock.now_s()
-        training_s = self._pace.training_s(spent_s=0.0 if self._freed_s is None else began_at_s - self._freed_s)
-        status.round, status.step, status.is_cut = round_number, 0, False
-        self._account.begin(round_number)
-        self._say("training")
-        tokens = 0
-
-        def on_step(report: StepReport) -> bool:
-            nonlocal tokens
-            self._watchdog.progress()
-            tokens += report.tokens
-            status.step, status.loss = status.step + 1, report.loss
-            status.tokens_per_s = tokens / max(time.monotonic() - began_s, 1e-9)
-            elapsed_s = clock.now_s() - began_at_s
-            status.is_cut = not self._pace.has_time(status.step, elapsed_s=elapsed_s, training_s=training_s)
-            return not self._is_stopping and not status.is_cut
-
-        replica = self._claiming.replica(tenure.path)
-        result = await tenure.trainer.train(flats, round_number=round_number, replica=replica, on_step=on_step)
-        status.is_cut = status.is_cut and result.steps_done < self._node.run.config.inner.steps
-        self._node.presence.note(round=round_number, tokens_per_s=round(status.tokens_per_s, 1))
-        return result
-
-    async def _contribute(
-        self, tenure: Tenure, flats: list[Flat], bases: list[ModuleVersion], result: InnerResult
-    ) -> None:
-        began_s = self._node.clock.now_s()
-        self._say("pushing", waits_for=f"receipts from the leaders of {tenure.path}")
-        reasons = await self._contributor.contribute(tenure, flats, bases, result)
-        self._freed_s = self._node.clock.now_s()
-        self._pace.pushed(self._freed_s - began_s)
-        if tenure.is_foreign_state and Reason.NORM in reasons:
-            self._start_over(tenure, "what came of it was refused")
-        tenure.is_foreign_state = False
-
-    def _start_over(self, tenure: Tenure, why: str) -> None:
-        """Another volunteer's state of the path was well-formed, and of no use: it must not stop us."""
-        log.warning("%s starts over, without the inner state that was fetched: %s", tenure.path, why)
-        tenure.trainer.start_over()
-        tenure.is_foreign_state = False
-        self._node.history.add("state", path=str(tenure.path), source="dropped", peer="")
 
     def _give_up(self, path: PathId, error: DipacoError) -> None:
         """A path that cannot be trained is left alone, if there are others; raises `error` otherwise."""
         self._watchdog.end()
-        if isinstance(error, EnvironmentUnfit) or not self._account.rounds_done:
+        if isinstance(error, EnvironmentUnfit) or not self._training.rounds_done:
             raise error
         self._broken.add(path)
         self._node.history.add("failed", path=str(path), detail=str(error))
@@ -306,12 +281,24 @@ class Volunteer:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
+        await self._ownership.close()
+        self._node.watch.close()
         self._status.leads = []
         await self._release(ClaimEvent.RELEASED)
         await self._node.presence.leave()
         self._node.history.add("left", complete=self._status.is_complete, receipts=self._status.receipts)
 
     # -- small questions and notes
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether no round is begun any more."""
+        return self._is_stopping or self._is_finishing
+
+    @property
+    def _is_in_round(self) -> bool:
+        """Whether a round is going on, or was begun before it opened."""
+        return self._watchdog.is_working or self._training.has_begun
 
     def is_run_open(self) -> bool:
         """Whether the first round may start, or has."""
@@ -326,7 +313,7 @@ class Volunteer:
         """At first any unfinished path. Once we have finished one, a path that nobody trains; or if all have somebody,
         one with more than a last round ahead, as a replica."""
         unfinished, watch = self._claiming.unfinished(), self._node.watch
-        if not self._account.rounds_done or any(not claims for claims in unfinished.values()):
+        if not self._training.rounds_done or any(not claims for claims in unfinished.values()):
             return bool(unfinished)
         last = self._node.run.config.rounds.rounds
         return any(last - watch.round(path) > 1 for path in unfinished)
@@ -366,15 +353,29 @@ class Volunteer:
             self._node.history.add("stalled", path=str(path), silent_s=self._watchdog.limit_s)
             await self._claiming.release(ClaimEvent.EXPIRED)
 
+    def _say_engine(self, engine: Engine) -> None:
+        self._node.history.add("engine", is_fast=engine.is_fast, detail=str(engine))
+
     def _say_late(self, modules: list[ModuleId]) -> None:
         self._say("waiting", waits_for="the next version of " + ", ".join(map(str, sorted(modules))))
 
     def _say_scoring(self, path: PathId) -> None:
         self._say("scoring", waits_for=f"the next router: how well {path} predicts")
 
+    def _say_checking(self, path: PathId) -> None:
+        self._say("evaluating", waits_for=f"a second measurement of how well {path} predicts")
+
     def _say(self, doing: str, *, waits_for: str = "") -> None:
         if self._is_stopping and doing not in ("finishing", "leaving", "pushing"):
             return
+        self._said = (doing, waits_for)
+        self._say_again()
+
+    def _say_again(self) -> None:
+        """Inner steps go before what goes on beside them."""
+        doing, waits_for = self._said
+        if self._training.is_ahead and doing in BESIDE_STEPS:
+            doing, waits_for = "training", ""
         if (self._status.doing, self._status.waits_for) != (doing, waits_for):
             self._status.doing, self._status.waits_for = doing, waits_for
             self._node.presence.note(doing=doing)

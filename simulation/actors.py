@@ -1,6 +1,6 @@
 """The machines of a simulated run: each has a disk, a clock and a key, and runs a production program again and again.
 
-The volunteers' is `peers.join.Tour`, the coordinator's is `bootstrap.stage.SeedStage`: what is here only starts and
+The volunteers' is `peers.tour.Tour`, the coordinator's is `bootstrap.stage.SeedStage`: what is here only starts and
 ends them, as a user, a service manager or the power company would.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -24,7 +24,7 @@ from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.memory import MemorySwarm
 from peers.config import PeerConfig
-from peers.join import Parts, Tour
+from peers.tour import Parts, Tour
 
 from .training import FakeTrainer, NoEvaluator
 from .virtual_time import Process, VirtualClock, waits_in
@@ -151,8 +151,13 @@ class VolunteerMachine(Machine):
         """Ctrl-C."""
         if self.is_running and self._tour is not None:
             self.world.note(self.name, "stopped")
+        self.tell(Tour.stop)
+
+    def tell(self, word: Callable[[Tour], None]) -> None:
+        """What a command on its machine would: pause, resume, finish."""
+        if self.is_running and self._tour is not None:
             assert self.process is not None
-            self.process.context.copy().run(self._tour.stop)
+            self.process.context.copy().run(word, self._tour)
 
     async def _program(self, swarm: MemorySwarm) -> None:
         stages = await self._stages(swarm)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dipaco_p2p import strict
-from dipaco_p2p.core.compress import Compressed, compress, encode_compressed
+from dipaco_p2p.core.blocks import Blocks
+from dipaco_p2p.core.compress import BITS, compress, encode_compressed
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, seal
 from dipaco_p2p.protocol.keys import claims_key, heads_key, peers_key
@@ -95,7 +96,7 @@ class Stranger:
 
     def gradient(self, module_size: int, length: float) -> bytes:
         values = np.full(module_size, length, dtype=np.float32)
-        return encode_compressed(compress(values)[0])
+        return encode_compressed(compress(values, codec=self.run.config.compression.uplink)[0])
 
 
 Act = Callable[[Stranger], Awaitable[None]]
@@ -150,7 +151,8 @@ async def not_a_number(stranger: Stranger) -> None:
     module = stranger.module()
     size = stranger.run.layout(module).size
     scales = np.full(-(-size // 256), stranger.chance.choice((np.nan, np.inf, -1.0)), dtype=np.float32)
-    payload = encode_compressed(Compressed(size=size, codes=np.ones(size, dtype=np.int8), scales=scales))
+    bits = BITS[stranger.run.config.compression.uplink]
+    payload = encode_compressed(Blocks(bits=bits, size=size, codes=np.ones(size, dtype=np.int8), scales=scales))
     await stranger.contribute(payload, module=module)
 
 

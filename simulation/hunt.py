@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from .catalogue import MUTANTS
-from .runner import Result, Wish, end_in_good_order, play_seed
+from .runner import Result, Wish, play_seed, pool_of
 
 
 def hunt(seeds: int, *, first: int, workers: int, names: Sequence[str] = ()) -> int:
@@ -37,6 +35,5 @@ def _catches(names: Sequence[str], seeds: range, workers: int) -> Iterator[tuple
     if workers < 2:
         yield from ((name, catch(name, seeds)) for name in names)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=end_in_good_order) as pool:
+    with pool_of(workers) as pool:
         yield from zip(names, pool.map(partial(catch, seeds=seeds), names), strict=True)

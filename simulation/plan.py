@@ -24,6 +24,7 @@ GRIDS = ((1, 2, 2), (1, 2), (2, 2), (1, 3), (2, 1), (1, 4), (2, 3))
 STEPS = 2
 FAULTY_S = (20.0, 60.0)
 LOSSES = (0.0, 0.0, 0.02, 0.05)
+OVERLAPS = (False, False, False, True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
     strokes = sorted(_strokes(chance, faults, until_s=faulty_s), key=lambda stroke: stroke.at_s)
     return Plan(
         seed=seed,
-        config=_config(chance, is_large=is_large),
+        config=_config(chance, is_large=is_large, overlap=_has_overlap(seed)),
         volunteers=count,
         step_s=tuple(chance.uniform(0.2, 1.0) for _ in range(count)),
         join_s=tuple(chance.uniform(0.0, 5.0) for _ in range(count)),
@@ -85,7 +86,12 @@ def _strokes(chance: random.Random, faults: Sequence[str], *, until_s: float) ->
     ]
 
 
-def _config(chance: random.Random, *, is_large: bool) -> RunConfig:
+def _has_overlap(seed: int) -> bool:
+    """By a lot of its own, so that runs without are what they were before there was a choice."""
+    return random.Random(f"overlap {seed}").choice(OVERLAPS)
+
+
+def _config(chance: random.Random, *, is_large: bool, overlap: bool) -> RunConfig:
     widths = chance.choice(GRIDS)
     levels = tuple(
         LevelConfig(modules=width, blocks=0 if number == 0 else 1, embedding=number == 0, head=number == 0)
@@ -100,6 +106,7 @@ def _config(chance: random.Random, *, is_large: bool) -> RunConfig:
         grace_s=1.0,
         staleness=chance.choice((0, 1, 1, 2)),
         owners=chance.choice((1, 2, 3, 3, 3)),
+        overlap=overlap,
     )
     return RunConfig(
         name="simulated",

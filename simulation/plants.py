@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dipaco_p2p.core import codec, compress
+from dipaco_p2p.core import blocks
 from dipaco_p2p.protocol import admission
 from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.rounds import Round, RoundEvent, RoundState
@@ -161,11 +161,7 @@ def norm_check_skipped(soil: Soil) -> None:
 
 @mutant("NaN check skipped", faults=HOSTILE)
 def nan_check_skipped(soil: Soil) -> None:
-    def decode(data: bytes, *, size: int) -> compress.Compressed:
-        tensors, _ = codec.decode(data)
-        return compress.Compressed(size=size, codes=tensors["codes"], scales=tensors["scales"])
-
-    soil.replace_everywhere("decode_compressed", compress.decode_compressed, decode)
+    soil.replace_everywhere("check_scales", blocks.check_scales, lambda scales: None)
     soil.replace(intake, "judge_norm", _always(ADMITTED))
 
 

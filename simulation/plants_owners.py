@@ -19,6 +19,8 @@ from dipaco_p2p.runtime.ownership import Ownership
 from .mutants import Soil, mutant
 
 LEADERS_DIE = ("gone for good", "disk loss", "crash")
+BRANCHES = ("partition", "one-way cut", "seed death", "freeze", "crash")
+"""Under which some branches are left."""
 
 
 async def _done(*parts: Any, **named: Any) -> None:
@@ -40,9 +42,9 @@ def no_replication(soil: Soil) -> None:
 @mutant("takeover forgets open contributions", faults=LEADERS_DIE)
 def takeover_forgets(soil: Soil) -> None:
     def make(original: Any) -> Any:
-        async def reopen(self: ModuleOwner) -> None:
+        async def reopen(self: ModuleOwner, **changes: Any) -> None:
             self._ledger.open.clear()
-            await original(self)
+            await original(self, **changes)
 
         return reopen
 
@@ -50,7 +52,7 @@ def takeover_forgets(soil: Soil) -> None:
     soil.replace(Ownership, "_resubmit", lambda original: _done)
 
 
-@mutant("merge drops the losing branch's contributions", faults=("partition", "one-way cut"))
+@mutant("merge drops the losing branch's contributions", faults=BRANCHES, seeds=(29,))
 def merge_drops(soil: Soil) -> None:
     def make(original: Any) -> Any:
         def truncate(self: Mirror, ledger: Ledger, version: int) -> None:

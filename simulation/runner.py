@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from .catalogue import planted
 from .checks import Broken, broken
 from .plan import make_plan
 from .strokes import STROKES
-from .world import simulate
+from .world import keep_disks_in, memory, simulate
 
 SEED_CPU_S = 60
 """At most. A run takes two; one that does not end goes round in circles at one moment of its time."""
@@ -60,7 +61,7 @@ DEFAULT = Wish()
 
 
 def end_in_good_order() -> None:
-    """On SIGTERM remove the disks of the runs that are being played: they are in memory."""
+    """On SIGTERM remove the disks of what is being played: they are in memory."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
@@ -93,12 +94,28 @@ def play_seeds(
             results.append(play_seed(seed, wish))
             on_result(results[-1])
         return results
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=end_in_good_order) as pool:
+    with pool_of(workers) as pool:
         futures = [pool.submit(partial(play_seed, seed, wish)) for seed in seeds]
         for future in as_completed(futures):
             on_result(future.result())
         return [future.result() for future in futures]
+
+
+@contextlib.contextmanager
+def pool_of(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that play runs. When we are told to stop, they are killed in the middle of theirs: the disks are here,
+    since an exit that is raised in a run is one more event to its programs."""
+    context = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory(prefix="dipaco-simulations-", dir=memory()) as home,
+        ProcessPoolExecutor(workers, context, initializer=keep_disks_in, initargs=(home,)) as pool,
+    ):
+        try:
+            yield pool
+        except BaseException:
+            for child in multiprocessing.active_children():
+                child.kill()
+            raise
 
 
 @contextlib.contextmanager

@@ -232,8 +232,8 @@ async def hostile_peer(world: World, chance: random.Random) -> None:
 
 @fault("gone for good")
 async def gone_for_good(world: World, chance: random.Random) -> None:
-    """A volunteer dies and is never seen again; two at least stay."""
-    if sum(not volunteer.is_gone for volunteer in world.volunteers) > 2:
+    """A volunteer dies and is never seen again; two at least stay that have not come to the end."""
+    if sum(not (volunteer.is_gone or volunteer.is_done) for volunteer in world.volunteers) > 2:
         victim = _some(world, chance)
         victim.crash()
         victim.is_gone = True

@@ -41,6 +41,9 @@ BOUND_ROUNDS_S = 40.0
 """For each round that may still be before everybody, once the faults are over; and for the restarts before."""
 SEED_KEY = b"coordinator of a simulated run.."
 
+_home: str | None = None
+"""The folder of this process's disks, if somebody chose one."""
+
 
 class World:
     """All machines of one run, the network between them, and what was observed."""
@@ -186,18 +189,32 @@ class World:
         return BOUND_ROUNDS_S * (2 + self.plan.config.rounds.rounds)
 
 
+def keep_disks_in(home: str) -> None:
+    """Have the disks of this process's runs in a folder that whoever made it removes."""
+    global _home
+    _home = home
+
+
 def simulate(plan: Plan, *, with_log: bool = False) -> tuple[Outcome, World]:
     """Play one run; what it showed (on request with what the programs logged), and the world itself."""
-    with tempfile.TemporaryDirectory(prefix="dipaco-simulation-", dir=_memory()) as name, remembered_signatures():
+    with (
+        tempfile.TemporaryDirectory(prefix="dipaco-simulation-", dir=_home or memory()) as name,
+        remembered_signatures(),
+    ):
         world = World(plan, Path(name))
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(installed(world.disk))
-            stack.enter_context(faults.listening(world.reached))
-            stack.enter_context(observed(world))
-            stack.enter_context(logged(world, logging.INFO if with_log else logging.ERROR))
-            stack.enter_context(_without_collector())
-            _perform(world)
+        perform(world, with_log=with_log)
         return outcome_of(world), world
+
+
+def perform(world: World, *, with_log: bool = False) -> None:
+    """Play the run of a world that is ready."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(installed(world.disk))
+        stack.enter_context(faults.listening(world.reached))
+        stack.enter_context(observed(world))
+        stack.enter_context(logged(world, logging.INFO if with_log else logging.ERROR))
+        stack.enter_context(_without_collector())
+        _perform(world)
 
 
 def _perform(world: World) -> None:
@@ -236,6 +253,6 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _memory() -> str | None:
+def memory() -> str | None:
     """A file system in memory, if the machine has one: no simulated disk needs a real one."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None

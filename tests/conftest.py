@@ -1,5 +1,8 @@
 """What every test runs under: one thread, repeatable hypothesis examples, no sync, and nothing left behind.
 
+`make test` runs two tests at a time (pytest-xdist) until only those are left that start real peers: these have the
+machine for themselves, one after the other.
+
 After the last test the machine must be as it was before the first: no process that a test started, directly or through
 another (all carry the session's mark in their environment, so one whose parent is gone is found too), no hivemind
 socket, no shared memory of torch. What is left after a grace time is listed and fails the session. Linux only: it
@@ -9,6 +12,7 @@ reads /proc. Not seen: a fork of pytest itself, without exec, whose own parent i
 from __future__ import annotations
 
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,6 +23,10 @@ import pytest
 
 # Before anything imports torch: the tests' models are too small to gain from threads, and machines are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# And too short to repay a compiler: runs without an end would choose one.
+os.environ.setdefault("DIPACO_ENGINE", "exact")
+# Nor are the wishes of whoever runs the tests theirs.
+os.environ.setdefault("DIPACO_CONFIG", os.devnull)
 
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
@@ -26,6 +34,8 @@ hypothesis.settings.load_profile("repeatable")
 MARK = "DIPACO_TEST_SESSION"
 POLL_S = 0.05
 PROC = Path("/proc")
+SWARMS = "swarms"
+"""The group of tests that start real peers: they come last and one after the other, since they wait by the clock."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +45,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=5.0,
         help="seconds that processes, sockets and shared memory of the tests get to vanish after the last test",
     )
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("libp2p") is not None)
+    for item in items:
+        if item.get_closest_marker("libp2p"):
+            item.add_marker(pytest.mark.xdist_group(SWARMS))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -57,6 +75,14 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
         os.environ[MARK] = outer
     if left:
         pytest.fail(f"left by the tests {grace_s:g} s after the last one:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forge_ends(nothing_is_left: None) -> Iterator[None]:
+    """What starts the programs (tests/e2e/forge.py) ends after all that it started."""
+    yield
+    if harness := sys.modules.get("e2e_harness"):
+        harness.close_forge()
 
 
 @pytest.fixture(scope="session", autouse=True)

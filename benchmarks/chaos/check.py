@@ -2,7 +2,8 @@
 
     lost      a contribution with a receipt is counted, reported as expired, or kept for a round that is open
     twice     no contribution counts twice, and none of one author for one path from one version
-    digest    who leads in a term makes one digest of a version, and the archive's history says what its chain says
+    digest    who leads in a term makes one digest of a version, unless it gave the first one up for another branch;
+              and the archive's history says what its chain says
     grow      versions follow each other without a gap, terms never fall, the archive takes each version once
     verify    every chain comes out again, to the bit, from its contributions
     retaken   the path of a dead or frozen volunteer has another claimant within `RETAKEN_EXPIRIES_MAX` expiries
@@ -80,17 +81,24 @@ def _twice(evidence: Evidence) -> Iterator[str]:
 
 
 def _digest(evidence: Evidence) -> Iterator[str]:
-    made: dict[tuple[str, int, int, str], set[str]] = {}
-    for name, event in evidence.events("version"):  # in two halves of a swarm two may lead in a term of one number
-        made.setdefault((event["module"], event["version"], event["term"], name), set()).add(event["digest"])
-    for (module, version, term, name), digests in sorted(made.items()):
-        if len(digests) > 1:
-            yield f"{name} made version {version} of {module} with {len(digests)} digests in term {term}"
+    for name in evidence.histories:  # in two halves of a swarm two may lead in a term of one number
+        yield from _made_twice(evidence, name)
     chains = {(module, link.version): link.digest for module, links in evidence.chains.items() for link in links}
     for _, event in evidence.events("archived"):
         key = (event["module"], event["version"])
         if chains.get(key) != event["digest"]:
             yield f"version {key[1]} of {key[0]} was archived as {event['digest'][:8]}, the chain has {chains.get(key)}"
+
+
+def _made_twice(evidence: Evidence, name: str) -> Iterator[str]:
+    made: dict[tuple[str, int, int], str] = {}
+    for event in evidence.histories[name]:
+        if event.ev == "gave_up":  # a better branch, or what it was made of is lost: its leader goes on from before it
+            made = {key: v for key, v in made.items() if key[0] != event["module"] or key[1] <= event["after"]}
+        elif event.ev == "version":
+            key = module, version, term = event["module"], event["version"], event["term"]
+            if made.setdefault(key, event["digest"]) != event["digest"]:
+                yield f"{name} made version {version} of {module} with two digests in term {term}"
 
 
 def _grow(evidence: Evidence) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from dipaco_p2p.errors import SwarmError
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import fetch_stages
 from dipaco_p2p.runtime.watch import Watch
+from dipaco_p2p.swarm.addresses import read_address
 from dipaco_p2p.swarm.libp2p import open_libp2p
 from dipaco_p2p.swarm.scope import ScopedSwarm
 
@@ -40,7 +41,11 @@ async def observe(address: str, folder: Path) -> AsyncIterator[None]:
         seed = await swarm.connect(address, timeout_s=CONNECT_TIMEOUT_S)
         run = (await fetch_stages(swarm, seed, expected=None))[-1]
         watch = Watch(run, ScopedSwarm(swarm, run.id), clock)
-        looking = asyncio.create_task(_look(watch, History(folder / "history.jsonl", clock)))
+
+        async def find_again() -> None:
+            await swarm.join({address: read_address(address)})
+
+        looking = asyncio.create_task(_look(watch, History(folder / "history.jsonl", clock), find_again))
         try:
             yield
         finally:
@@ -50,11 +55,14 @@ async def observe(address: str, folder: Path) -> AsyncIterator[None]:
         await swarm.close()
 
 
-async def _look(watch: Watch, history: History) -> None:
+async def _look(watch: Watch, history: History, find_again: Callable[[], Awaitable[None]]) -> None:
+    """`find_again` is for when nobody is seen: a client that has lost its last neighbour hears of no other."""
     seen, counts = set[str](), (0, 0, 0)
     while True:
         with contextlib.suppress(SwarmError):
             await watch.refresh()
+            if not watch.heartbeats:
+                await find_again()
         now = {str(peer) for peer in watch.heartbeats}
         for ev, peers in (("sees", now - seen), ("misses", seen - now)):
             for peer in sorted(peers):

@@ -74,7 +74,9 @@ class LocalSwarm:
             program, arguments = "bootstrap.cli", ["start", str(self.run_file), "--dir", str(self.folder)]
         else:
             listen = ("--listen", "/ip4/127.0.0.1/tcp/0")
-            arguments = ["join", self.address, "--home", str(self.home(name)), "--device", "cpu", "--threads", "1"]
+            # Exact: eight compilers at once on two cores would be most of a short run, and only of the first.
+            engine = ["--device", "cpu", "--threads", "1", "--engine", "exact"]
+            arguments = ["join", self.address, "--home", str(self.home(name)), *engine]
             program, arguments = "peers.cli", [*arguments, *listen]
         log = self.work / f"{name}.log"
         self.members[name] = await self._children.start(name, program, *arguments, log=log)

@@ -89,6 +89,8 @@ settle_s = 0.5
 source = {json.dumps(options.corpus)}
 bytes_max = 4000000
 
+[leaderboard]
+serve = false
 [node]
 port = 0
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.methods.data import Data, Ints, read_documents, split_sequences
-from benchmarks.methods.grid import WarmStart
+from benchmarks.methods.grid import Grid, WarmStart
 from benchmarks.methods.jobs import GRIDS, WARMUP_STEPS
 from bootstrap.documents import Document
 from bootstrap.prepare_text import tokenise
@@ -115,7 +115,7 @@ def result_of(data: Data, start: Start, case: Case, *, fast: bool) -> Result:
     return Result(perplexity=routed, elsewhere=perplexity(grid, data, chosen))
 
 
-def perplexity(grid: LossyGrid, data: Data, chosen: Ints) -> float:
+def perplexity(grid: Grid, data: Data, chosen: Ints) -> float:
     """Of all reported sequences, each under the path that `chosen` (n,) gives it."""
     model, nats = PathModel(grid.job.model), 0.0
     for number in np.unique(chosen).tolist():

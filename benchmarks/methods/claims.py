@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from .plan import DENSE, DENSE_OUTER, DILOCO, KMEANS, RANDOM
-from .summary import Summary, gaps, loss
+from .summary import Summary, gap, gaps, loss
 
 HOLDS, FAILS, UNTESTED = "holds", "fails", "not tested"
 NOISE = 0.005
@@ -48,7 +48,8 @@ def verdicts(summary: Summary) -> list[Verdict]:
 
 def shown(values: list[float]) -> str:
     """Gaps of the seeds, as `-6.1 % / -5.8 %`."""
-    return " / ".join(f"{value:+.1%}" for value in values).replace("%", " %") or "not run"
+    texts = ("diverged" if math.isinf(value) else f"{value:+.1%}" for value in values)
+    return " / ".join(texts).replace("%", " %") or "not run"
 
 
 def _all_below(values: list[float], bound: float = 0.0) -> bool | None:
@@ -152,7 +153,7 @@ def _window(summary: Summary) -> tuple[bool | None, str]:
         (loss(summary, KMEANS, seed, "every 64, looking 64 ahead"), loss(summary, KMEANS, seed, "every 64"))
         for seed in summary["seeds"]
     ]
-    values = [math.exp(one - other) - 1 for one, other in pairs if one is not None and other is not None]
+    values = [gap(one, other) for one, other in pairs if one is not None and other is not None]
     text = f"W = 64, labels from 64 tokens to labels from all that follow: {shown(values)}"
     return (all(abs(value) < NOISE for value in values), text) if values else (None, "")
 
@@ -265,7 +266,7 @@ def _fit_gaps(summary: Summary, name: str) -> list[float]:
 
 def _routed_gaps(summary: Summary, name: str, control: str, way: str) -> list[float]:
     pairs = [(loss(summary, name, seed, way), loss(summary, control, seed, way)) for seed in summary["seeds"]]
-    return [math.exp(one - other) - 1 for one, other in pairs if one is not None and other is not None]
+    return [gap(one, other) for one, other in pairs if one is not None and other is not None]
 
 
 def _nats(values: list[float]) -> str:

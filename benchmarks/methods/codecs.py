@@ -1,4 +1,4 @@
-"""How outer gradients are sent in the experiment: the swarm's int8, and others to compare it with.
+"""How outer gradients are sent in the experiment: the swarm's codecs, and others to compare them with.
 
 All but fp32 are `Compressed` values, so that the swarm's own averaging takes them.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.compress import BLOCK, CODE_MAX, Compressed, compress, expand
+from dipaco_p2p.core.blocks import BLOCK, Blocks
+from dipaco_p2p.core.compress import CODECS, Compressed, compress, expand
 
-LEVELS = {"int4": 7, "int2": 1}
-"""Greatest code of the coarser integers; the int8 of core/compress.py has 127."""
+LEVELS = {"int2": 1}
+"""Greatest code of coarser integers than the swarm's."""
 TOP_SHARE = 0.03
 
 Gradient = Compressed | Floats
@@ -20,22 +21,24 @@ Gradient = Compressed | Floats
 class Sender:
     """What one worker sends of one module, round after round; with `feedback` nothing is lost for good."""
 
-    def __init__(self, codec: str, *, feedback: bool) -> None:
+    def __init__(self, codec: str, *, feedback: bool, decay: float = 1.0) -> None:
+        """`decay` is the share of what was lost that is tried again."""
         self._codec = codec
         self._feedback = feedback
+        self._decay = np.float32(decay)
         self._residual: Floats | None = None
 
     def send(self, values: Floats) -> Gradient:
         """The outer gradient `values` (N,) as it arrives."""
         if self._codec == "fp32":
             return values
-        if self._codec == "int8":
-            sent, residual = compress(values, self._residual)
+        if self._codec in CODECS:
+            sent, residual = compress(values, self._residual, codec=self._codec)
         else:
             wanted = values if self._residual is None else values + self._residual
             sent = _coarse(wanted, LEVELS[self._codec]) if self._codec in LEVELS else _largest(wanted)
             residual = wanted - expand(sent)
-        self._residual = residual if self._feedback else None
+        self._residual = residual * self._decay if self._feedback else None
         return sent
 
 
@@ -49,8 +52,7 @@ def _coarse(values: Floats, level: int) -> Compressed:
     blocks = np.pad(values, (0, -values.size % BLOCK)).reshape(-1, BLOCK)
     scales = (np.abs(blocks).max(axis=1) / np.float32(level)).astype(np.float32)
     codes = np.rint(blocks / np.where(scales == 0, np.float32(1), scales)[:, None])
-    assert np.abs(codes).max() <= CODE_MAX, level
-    return Compressed(size=values.size, codes=codes.astype(np.int8).reshape(-1)[: values.size], scales=scales)
+    return Blocks(bits=8, size=values.size, codes=codes.astype(np.int8).reshape(-1)[: values.size], scales=scales)
 
 
 def _largest(values: Floats) -> Compressed:

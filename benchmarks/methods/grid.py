@@ -63,7 +63,9 @@ class Worker:
         self._is_attacker = job.attack and number == 0
         self._loop = InnerLoop(job.inner, total_steps, job.model, device="cpu", seed=seed, fast=fast)
         self._loop.load_state(start.optimizer)
-        self._senders = [Sender(job.codec, feedback=job.feedback) for _ in job.model.levels]
+        self._senders = [Sender(job.codec, feedback=job.feedback, decay=job.decay) for _ in job.model.levels]
+        self.own: list[Floats] = []
+        """Its last outer gradients, one per level, as they were before compression."""
 
     def train(
         self, flats: Sequence[Floats], shard: Shard, number: int, on_step: Callable[[StepReport], bool]
@@ -77,6 +79,7 @@ class Worker:
         gradients = [outer_gradient(before, after) for before, after in zip(flats, result.flats, strict=True)]
         if self._is_attacker:
             gradients = [gradient * ATTACK_FACTOR for gradient in gradients]
+        self.own = gradients
         sent = [sender.send(gradient) for sender, gradient in zip(self._senders, gradients, strict=True)]
         return [Contribution(share=share, gradient=gradient) for gradient in sent]
 
@@ -103,6 +106,10 @@ class Grid:
         """The modules of the path with this number, one per level."""
         return [self.states[module].params for module in self.topology.path(number).modules()]
 
+    def starts(self, number: int) -> list[Floats]:
+        """What the path with this number begins its next round with."""
+        return self.flats(number)
+
     def round(self, number: int, on_step: Callable[[StepReport], bool]) -> None:
         """Train every path from the modules as they are, then step every module."""
         self.step(self.train(number, on_step), number)
@@ -112,7 +119,7 @@ class Grid:
         arrived: Arrived = {module: [] for module in self.states}
         lots = np.random.default_rng([self.job.seed, 77, number])
         for place, workers in enumerate(self._workers):
-            flats = self.flats(place)
+            flats = self.starts(place)
             for replica, worker in enumerate(workers):
                 part = self.shards[place].part(replica, self.job.replicas)
                 made = worker.train(flats, part, number, on_step)
@@ -163,8 +170,8 @@ def next_state(
     if len(compressed) == len(gradients):
         paths = [c.share.path for c in contributions]
         gradient = average(compressed, alphas, rule=job.rule, paths=paths, clip_norm=clip_norm)
-        return outer_step(state, gradient, lr=job.lr, momentum=job.momentum)[0]
-    assert job.rule == "sqrt" and clip_norm is None, "fp32 is there to compare int8 with"
+        return outer_step(state, gradient, lr=job.lr, momentum=job.momentum, codec=job.down)[0]
+    assert job.rule == "sqrt" and clip_norm is None and job.replicas == 1, "fp32 is there to compare codecs with"
     scale = 1 / math.sqrt(math.fsum(alpha * alpha for alpha in alphas))
     total = np.zeros_like(state.params)
     for values, alpha in zip(map(received, gradients), alphas, strict=True):

@@ -79,9 +79,13 @@ class Job:
     steps: int = STEPS
     round_steps: int = ROUND_STEPS
     codec: str = "int8"
-    """int8, int4, int2, top3 (the largest 3 %) of the outer gradients, or fp32."""
+    """Of the outer gradients: int8, int4, top64 as in a run file; int2, top3 (the largest 3 %), or fp32."""
     feedback: bool = True
     """Whether what the codec lost is added to the next outer gradient."""
+    decay: float = 1.0
+    """The share of it that is."""
+    down: str = "int8"
+    """Of the updates: int8 or int4. Not with fp32, where modules are stepped as they are."""
     reshard: tuple[int, ...] = ()
     """Before these rounds all paths score the router split, and a router fitted on who was best cuts new shards."""
     balance: str = "equal"

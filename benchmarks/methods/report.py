@@ -12,7 +12,7 @@ from rich.table import Table
 
 from .claims import shown, verdicts
 from .plan import DENSE_OUTER, DILOCO, KMEANS, RANDOM
-from .summary import Summary, gaps, loss
+from .summary import DIVERGED_NATS, Summary, gaps, loss
 
 WAYS = (
     "once",
@@ -129,7 +129,9 @@ def _lrs(summary: Summary) -> list[str]:
 
 def _ppls(summary: Summary, name: str) -> list[str]:
     values = [loss(summary, name, seed) for seed in summary["seeds"]]
-    return ["-" if value is None else f"{math.exp(value):.2f}" for value in values]
+    return [
+        "-" if value is None else "diverged" if value > DIVERGED_NATS else f"{math.exp(value):.2f}" for value in values
+    ]
 
 
 def _seeds(summary: Summary) -> str:

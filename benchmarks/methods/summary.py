@@ -67,6 +67,10 @@ def summarise_experiment(
     return summary | {"bars": bars(summary), "beats_dense": beats(summary, KMEANS, DENSE_OUTER)}
 
 
+DIVERGED_NATS = 100.0
+"""A loss that no run has which learned anything: an even guess costs 7."""
+
+
 def loss(summary: Summary, name: str, seed: int, routed: str = "once") -> float | None:
     """Of a method or an ablation, routed once as it was trained, or as scoring tried; None if it was not run."""
     found = summary["methods"].get(name, {}).get("seeds", {}) or summary["ablations"].get(name, {})
@@ -80,7 +84,12 @@ def loss(summary: Summary, name: str, seed: int, routed: str = "once") -> float 
 def gaps(summary: Summary, name: str, control: str, *, routed: str = "once") -> list[float]:
     """Relative difference of perplexity to `control` (routed once), per seed: -0.05 is 5 % better."""
     pairs = [(loss(summary, name, seed, routed), loss(summary, control, seed)) for seed in summary["seeds"]]
-    return [math.exp(one - other) - 1 for one, other in pairs if one is not None and other is not None]
+    return [gap(one, other) for one, other in pairs if one is not None and other is not None]
+
+
+def gap(one: float, other: float) -> float:
+    """Relative difference of the perplexities of two losses in nats; infinite where the first run diverged."""
+    return math.exp(one - other) - 1 if one - other < DIVERGED_NATS else math.inf
 
 
 def beats(summary: Summary, name: str, control: str) -> bool | None:

@@ -1,12 +1,14 @@
 """What the processes of a swarm hold at one moment, from Linux's /proc; a volunteer counts with its libp2p daemon.
 
 Memory is PSS (proportional set size): shared pages count once over all processes, so that the sum is what the machine
-really gives. On disk blobs and everything else are told apart: blobs are pruned, chains and histories are kept.
+really gives. On disk blobs and everything else are told apart: blobs are pruned, chains and histories are kept. Shards
+and inner states do not count: a volunteer keeps them of every path that it comes to, and there are only so many paths.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ PROC = Path("/proc")
 SHARED_MEMORY = Path("/dev/shm")
 SOCKET_FOLDER = Path("/tmp")
 KIB = 1024
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 Sample = dict[str, float]
 """Measure, or measure and member as `memory_bytes volunteer-1`, to its value."""
@@ -54,13 +57,24 @@ def threads(pid: int) -> int:
 
 
 def disk_bytes(folder: Path) -> tuple[int, int]:
-    """What the blobs under `folder` take, and all other files."""
+    """What the blobs under `folder` take that are not some path's, and all other files."""
     blobs = others = 0
+    of_paths = _of_paths(folder)
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):  # it was removed meanwhile
-            size = path.stat().st_size if path.is_file() else 0
+            size = path.stat().st_size if path.is_file() and path.name not in of_paths else 0
             blobs, others = (blobs + size, others) if "blobs" in path.parts else (blobs, others + size)
     return blobs, others
+
+
+def _of_paths(folder: Path) -> set[str]:
+    """The names of the shards and inner states."""
+    names: set[str] = set()
+    for pattern in ("manifest.json", "state-*.json"):
+        for path in folder.rglob(f"documents/{pattern}"):
+            with contextlib.suppress(OSError):
+                names.update(DIGEST.findall(path.read_text()))
+    return names
 
 
 def take(pids: dict[str, int], homes: dict[str, Path]) -> Sample:

@@ -17,11 +17,19 @@ Floats = npt.NDArray[np.float32]
 
 Array = npt.NDArray[Any]
 
+CHUNK = 1 << 14
+"""Values that `tree_norm` squares at a time."""
+
 
 def tree_norm(values: Floats) -> float:
     """Euclidean norm of float32 `values`: float64 squares, added pairwise in a tree of fixed shape."""
-    squares = np.square(values, dtype=np.float64)
-    count = squares.size
+    # The tree's first level a chunk at a time: all squares at once would take twice the memory of the values.
+    half = (values.size + 1) // 2
+    squares = np.square(values[:half], dtype=np.float64)
+    for begin in range(half, values.size, CHUNK):
+        more = np.square(values[begin : begin + CHUNK], dtype=np.float64)
+        squares[begin - half : begin - half + more.size] += more
+    count = half
     while count > 1:
         half = (count + 1) // 2
         squares[: count - half] += squares[half:count]

@@ -37,10 +37,10 @@ def encode(tensors: Mapping[str, Array], *, metadata: Mapping[str, str] = Mappin
     for name in sorted(tensors):
         dtype = _NAMES.get(tensors[name].dtype.newbyteorder("<"))
         assert dtype is not None and name != METADATA, (name, tensors[name].dtype)
-        part = tensors[name].astype(DTYPES[dtype], order="C", copy=False).tobytes()
-        header[name] = {"dtype": dtype, "shape": list(tensors[name].shape), "data_offsets": [end, end + len(part)]}
-        parts.append(part)
-        end += len(part)
+        part = tensors[name].astype(DTYPES[dtype], order="C", copy=False)
+        header[name] = {"dtype": dtype, "shape": list(part.shape), "data_offsets": [end, end + part.nbytes]}
+        parts.append(part.data)
+        end += part.nbytes
     text = canonical_bytes(header)
     text += b" " * (-len(text) % ALIGNMENT_BYTES)
     return b"".join([len(text).to_bytes(LENGTH_BYTES, "little"), text, *parts])

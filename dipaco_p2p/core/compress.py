@@ -1,108 +1,94 @@
-"""Outer gradients and updates in one byte per value, with error feedback.
+"""Outer gradients and updates in few bits, with error feedback: which codecs there are, and their bytes.
 
-Rule 1: blocks of 256 values share a scale of absmax / 127; codes are rounded half to even.
-Rule 2: what rounding loses is handed back as a residual, which the caller adds to the next values it sends.
-Rule 3: the norm is exact (integer sums of squared codes per block), so every owner computes the same one.
-int8 in blocks costs no measurable loss on small runs; see docs/design.md.
+Rule 1: what a codec loses is handed back as a residual, which the caller adds to the next values it sends.
+Rule 2: the reader trusts nothing: size and codec are known before, and every length, place, code and scale is checked.
+What each codec costs is measured by `python -m benchmarks.compression`; see docs/performance.md.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import IntegrityError
 from .arrays import Array, Floats
+from .blocks import BLOCK, Blocks, quantise, read_blocks
 from .codec import decode, encode
+from .sparse import CHUNK, KEPT, LEVELS, Sparse, kept_counts, read_sparse, sparsify, tensors_of
 
-BLOCK = 256
-CODE_MAX = 127
-METADATA = {"codec": "int8", "block": str(BLOCK)}
+Compressed = Blocks | Sparse
 
-# A scale is zero or a normal float32: some machines flush smaller ones to zero. And `128 * scale` must not overflow.
-SCALE_MIN = np.finfo(np.float32).tiny
-SCALE_MAX = np.finfo(np.float32).max / 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Compressed:
-    """`size` values as int8 codes (N,) and float32 scales (ceil(N / BLOCK),)."""
-
-    size: int
-    codes: npt.NDArray[np.int8]
-    scales: Floats
+INT8, INT4, TOP64 = "int8", "int4", "top64"
+BITS = {INT8: 8, INT4: 4}
+CODECS = (INT8, INT4, TOP64)
+HEADER_BYTES_MAX = 4096
+"""Of the names and shapes in front of the values."""
 
 
-def compress(values: Floats, residual: Floats | None = None) -> tuple[Compressed, Floats]:
-    """Quantise `values` plus the `residual` of the last call; returns it with the new residual.
+def compress(values: Floats, residual: Floats | None = None, *, codec: str = INT8) -> tuple[Compressed, Floats]:
+    """`values` plus the `residual` of the last call in the codec; returns it with the new residual.
 
     Raises ValueError for values that are not finite or too large to scale.
     """
-    wanted = values if residual is None else values + residual
+    wanted = values.copy() if residual is None else values + residual
     if not np.isfinite(wanted).all():
         raise ValueError("values that are not finite cannot be compressed")
-    blocks = _blocks(wanted)
-    scales: Floats = np.abs(blocks).max(axis=1, initial=0) / np.float32(CODE_MAX)
-    if (scales > SCALE_MAX).any():
-        raise ValueError(f"values above {SCALE_MAX * CODE_MAX:.3g} cannot be compressed")
-    scales[scales < SCALE_MIN] = 0
-    steps = np.rint(blocks / np.where(scales == 0, np.float32(1), scales)[:, None])
-    steps[scales == 0] = 0
-    # No clipping: a normal scale is exact to 1e-7, so that no step can round beyond 127.
-    codes = steps.astype(np.int8).reshape(-1)[: wanted.size]
-    compressed = Compressed(size=wanted.size, codes=codes, scales=scales)
-    return compressed, wanted - expand(compressed)
+    compressed: Compressed = quantise(wanted, bits=BITS[codec]) if codec in BITS else sparsify(wanted)
+    compressed.add_to(wanted, -1.0)
+    return compressed, wanted
 
 
 def expand(compressed: Compressed) -> Floats:
-    """The float32 values (N,) that the codes stand for."""
-    values = compressed.codes.astype(np.float32)
-    values *= np.repeat(compressed.scales, BLOCK)[: compressed.size]
-    return values
+    """The float32 values (N,) that it stands for: the same bits on every machine."""
+    return compressed.expand()
 
 
 def norm(compressed: Compressed) -> float:
     """Euclidean norm of `expand(compressed)`, from exact sums and therefore the same on every machine."""
-    blocks = _blocks(compressed.codes).astype(np.int64)
-    squares = np.square(blocks).sum(axis=1).tolist()
-    return math.sqrt(
-        math.fsum(s * (scale * scale) for s, scale in zip(squares, compressed.scales.tolist(), strict=True))
-    )
+    return compressed.norm()
+
+
+def codec_of(compressed: Compressed) -> str:
+    """The name of its codec."""
+    if isinstance(compressed, Sparse):
+        return TOP64
+    return next(name for name, bits in BITS.items() if bits == compressed.bits)
 
 
 def encode_compressed(compressed: Compressed) -> bytes:
     """The bytes of a contribution or an update."""
-    return encode({"codes": compressed.codes, "scales": compressed.scales}, metadata=METADATA)
+    tensors = tensors_of(compressed) if isinstance(compressed, Sparse) else compressed.tensors()
+    return encode(tensors, metadata=metadata(codec_of(compressed)))
 
 
-def decode_compressed(data: bytes, *, size: int) -> Compressed:
+def decode_compressed(data: bytes, *, size: int, codec: str = INT8) -> Compressed:
     """The inverse of `encode_compressed` for `size` values; raises IntegrityError for anything else."""
-    tensors, metadata = decode(data)
-    if metadata != METADATA:
-        raise IntegrityError("a compressed vector of another codec", hint=f"this version reads {METADATA}")
-    codes = _take(tensors, "codes", np.dtype(np.int8), size)
-    scales = _take(tensors, "scales", np.dtype(np.float32), -(-size // BLOCK))
+    tensors, found = decode(data)
+    if found != metadata(codec):
+        raise IntegrityError("a compressed vector of another codec", hint=f"this run's is {metadata(codec)}")
+    compressed = _read(tensors, size=size, codec=codec)
     if tensors:
         raise IntegrityError(f"a compressed vector with the extra tensor {ascii(min(tensors))[:80]}")
-    if (codes < -CODE_MAX).any():
-        raise IntegrityError("a compressed vector with the code -128")
-    # Written so that NaN fails too.
-    if not ((scales == 0) | ((scales >= SCALE_MIN) & (scales <= SCALE_MAX))).all():
-        raise IntegrityError("a compressed vector with a scale that is negative, not finite or out of range")
-    return Compressed(size=size, codes=codes, scales=scales)
+    return compressed
 
 
-def _take(tensors: dict[str, Array], name: str, dtype: np.dtype[np.generic], length: int) -> Array:
-    tensor = tensors.pop(name, None)
-    if tensor is None:
-        raise IntegrityError(f"a compressed vector without `{name}`")
-    if tensor.dtype != dtype or tensor.shape != (length,):
-        raise IntegrityError(f"`{name}` is {tensor.dtype} of shape {tensor.shape}, expected {dtype} of ({length},)")
-    return tensor
+def bytes_max(size: int, codec: str) -> int:
+    """The largest file of `size` values."""
+    if codec in BITS:
+        return -(-size * BITS[codec] // 8) + 4 * -(-size // BLOCK) + HEADER_BYTES_MAX
+    kept = int(kept_counts(size).sum())
+    return 3 * -(-kept // 2) + -(-kept // 4) + 4 * LEVELS * -(-size // CHUNK) + HEADER_BYTES_MAX
 
 
-def _blocks(values: Array) -> Array:
-    return np.pad(values, (0, -values.size % BLOCK)).reshape(-1, BLOCK)
+def metadata(codec: str) -> Mapping[str, str]:
+    """What says in the file how it is to be read."""
+    if codec in BITS:
+        return {"codec": codec, "block": str(BLOCK)}
+    return {"codec": codec, "chunk": str(CHUNK), "kept": str(KEPT)}
+
+
+def _read(tensors: dict[str, Array], *, size: int, codec: str) -> Compressed:
+    if codec in BITS:
+        return read_blocks(tensors, bits=BITS[codec], size=size)
+    return read_sparse(tensors, size=size)

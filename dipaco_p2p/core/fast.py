@@ -1,11 +1,12 @@
-"""A quicker loss for experiments on one machine's CPU: the whole step in one compiled graph, products in bfloat16.
+"""A quicker loss: products in bfloat16, and the whole step in one compiled graph where that pays.
 
 Rule 1: parameters, their gradients and the optimizer's state stay float32; only what lies between is bfloat16.
-Rule 2: it gives other bits than `PathModel.loss`, and other bits again on another machine, so that nothing that ends
-in a digest is trained with it.
+Rule 2: it gives other bits than `PathModel.loss`, and other bits again on another machine. A volunteer contributes
+whatever it trained; what others have to repeat (an owner's step, a score that is checked) is never made with it.
 
-A step of the default path took 43 to 45 ms instead of 77, with one thread of an EPYC that has bfloat16 products, and
-two such processes do not slow each other down; the first step costs 10 to 40 s, later processes a few.
+On a CPU a step of the default path took 43 to 45 ms instead of 77, with one thread of an EPYC that has bfloat16
+products, and two such processes do not slow each other down; the first step costs 10 to 40 s, later processes a few.
+On a GPU nothing of this has run yet: what does not depend on the device is tested on a CPU, the rest is as documented.
 B batch, T tokens, D width, H heads, K width of a head, V vocabulary.
 """
 
@@ -25,61 +26,102 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .head_loss import IGNORED
-from .model import PathModel, rope_tables
+from .model import PathModel, rope_tables, run_block
 
 Rope = tuple[Tensor, Tensor]
 Loss = Callable[[PathModel, Tensor], Tensor]
 
 
-def training_loss(*, fast: bool) -> Loss:
-    """The loss of a training step; with `fast` the compiled one, unless this machine has no compiler: then a warning.
+def training_loss(*, fast: bool, compiled: bool = True) -> Loss:
+    """The loss of a training step: exact, `fast`, or fast but not `compiled`. Without a compiler on this machine what
+    was to be compiled is exact, with a warning.
 
     The mean cross-entropy in nats over the predicted positions of tokens (B, T), as `PathModel.loss`.
     """
-    if fast and not _compiler():
+    if fast and compiled and not compiler():
         warnings.warn("no C++ compiler (g++) found: training goes on without the fast mode", RuntimeWarning, 2)
         fast = False
-    return fast_loss if fast else PathModel.loss
+    if not fast:
+        return PathModel.loss
+    return fast_loss if compiled else eager_loss
 
 
 def fast_loss(model: PathModel, tokens_BT: Tensor) -> Tensor:
-    """`PathModel.loss` to about 1e-3, for a model on a CPU; float32."""
-    config = model.config
-    device = model.head_weight.device
-    assert device.type == "cpu", device
-    # The tables come from outside, so that they are not computed again in every step.
-    rope = rope_tables(tokens_BT.shape[1], config.width // config.heads, config.rope_theta, device)
-    return _compiled()(model, tokens_BT, rope)
+    """`PathModel.loss` to about 1e-3, compiled; float32."""
+    return _compiled()(model, tokens_BT, _rope(model, tokens_BT))
 
 
-def _compiler() -> str | None:
-    """The compiler that torch would call."""
+def eager_loss(model: PathModel, tokens_BT: Tensor) -> Tensor:
+    """The same without compiling: on a CPU slower than that, on a GPU still far ahead of float32."""
+    return _loss(model, tokens_BT, _rope(model, tokens_BT))
+
+
+def compiler() -> str | None:
+    """The C++ compiler that torch would call; None without one."""
     command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
     return shutil.which(command[0])
 
 
+def has_failed() -> bool:
+    """Whether compiling failed in this process, which so goes on without."""
+    return _compiled.cache_info().currsize > 0 and _compiled().has_failed
+
+
+class _Compiled:
+    """`_loss` compiled when it is first called; as it is, with a warning, from when that failed."""
+
+    def __init__(self) -> None:
+        from torch._dynamo.exc import TorchDynamoException  # takes seconds to import
+
+        self.has_failed = False
+        self._failure = TorchDynamoException
+        self._call = cast(Callable[[PathModel, Tensor, Rope], Tensor], torch.compile(_loss, dynamic=False))
+
+    def __call__(self, model: PathModel, tokens_BT: Tensor, rope: Rope) -> Tensor:
+        try:
+            return self._call(model, tokens_BT, rope)
+        except self._failure as error:  # a toolchain can be broken in more ways than can be looked for
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            warnings.warn(f"compiling failed, training goes on without: {reason}", RuntimeWarning, 2)
+            self.has_failed, self._call = True, _loss
+            return _loss(model, tokens_BT, rope)
+
+
 @functools.cache
-def _compiled() -> Callable[[PathModel, Tensor, Rope], Tensor]:
+def _compiled() -> _Compiled:
     """One for the process: parameters are inputs of the graph, so that all paths and methods share it."""
-    compiled = torch.compile(_loss, dynamic=False)
-    return cast(Callable[[PathModel, Tensor, Rope], Tensor], compiled)
+    return _Compiled()
+
+
+def _rope(model: PathModel, tokens_BT: Tensor) -> Rope:
+    # The tables come from outside, so that they are not computed again in every step.
+    config = model.config
+    return rope_tables(tokens_BT.shape[1], config.width // config.heads, config.rope_theta, tokens_BT.device)
 
 
 def _loss(model: PathModel, tokens_BT: Tensor, rope: Rope) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
-        hidden_BTD = model.model.embed_tokens(tokens_BT)
-        block: Any
-        for block in model.model.layers:
-            parts = block.self_attn.project(block.input_layernorm(hidden_BTD), rope)
-            mixed_BTHK = _attend(*parts).transpose(1, 2)
-            hidden_BTD = hidden_BTD + block.self_attn.o_proj(mixed_BTHK.reshape(hidden_BTD.shape))
-            hidden_BTD = hidden_BTD + block.mlp(block.post_attention_layernorm(hidden_BTD))
-        logits_BTV = F.linear(model.model.norm(hidden_BTD), model.head_weight)
+    decoder = model.model
+    with torch.autocast(tokens_BT.device.type, torch.bfloat16):
+        hidden_BTD = decoder.embed_tokens(tokens_BT)
+        for block in decoder.layers:
+            through = functools.partial(_through, block)
+            hidden_BTD = run_block(through, hidden_BTD, rope, is_checkpointed=decoder.is_checkpointed)
+        logits_BTV = F.linear(decoder.norm(hidden_BTD), model.head_weight)
     targets_BT = F.pad(tokens_BT[:, 1:], (0, 1), value=IGNORED)
     return F.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED)
 
 
+def _through(block: Any, hidden_BTD: Tensor, rope: Rope) -> Tensor:
+    parts = block.self_attn.project(block.input_layernorm(hidden_BTD), rope)
+    mixed_BTHK = _attend(*parts).transpose(1, 2)
+    hidden_BTD = hidden_BTD + block.self_attn.o_proj(mixed_BTHK.reshape(hidden_BTD.shape))
+    return cast(Tensor, hidden_BTD + block.mlp(block.post_attention_layernorm(hidden_BTD)))
+
+
 def _attend(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor) -> Tensor:
+    if query_BHTK.device.type != "cpu":  # rotated in float32, and the fused kernels want one type
+        query, key = (part.to(value_BHTK.dtype) for part in (query_BHTK, key_BHTK))
+        return F.scaled_dot_product_attention(query, key, value_BHTK, is_causal=True)
     # Plain products, which the compiler fuses; torch's own kernel would cost a third of the step at this head width.
     tokens, width = query_BHTK.shape[-2:]
     scores_BHTT = query_BHTK @ key_BHTK.transpose(-1, -2) / math.sqrt(width)

@@ -3,27 +3,30 @@
 Rule 1: a step depends on the modules, the optimizer state, the shard, the seed and the step's number only, so a
 restart from `state_bytes` goes on with the same bits.
 Rule 2: no clock in here: `on_step` may stop the loop after any step.
+Rule 3: on a GPU nobody waits for a step: its report is read while the next one runs, so that `on_step` and the check of
+its numbers come one step late, and the last ones before `run` returns. Not run on a GPU yet.
 Source: DiPaCo (arXiv 2403.10616) sections 2.3 and 4; DiLoCo keeps the optimizer state between rounds.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..config import InnerConfig, ModelConfig
 from ..errors import DipacoError
 from .arrays import Floats
-from .fast import training_loss
+from .fast import has_failed, training_loss
 from .inner_state import InnerState
+from .microbatch import Fit, MicroBatch, accumulate, measure, within_memory
 from .model import PathModel, load_modules, read_module
+from .optimizer import make_optimizer, optimizer_name
 from .shards import Shard, batch
 
 
@@ -66,14 +69,29 @@ class InnerLoop:
         seed: int,
         eight_bit: bool | None = None,
         fast: bool = False,
+        micro: MicroBatch | None = None,
+        reads_late: bool | None = None,
     ) -> None:
-        """`fast` trains with core/fast.py: quicker on a CPU, but not to the bit what others would compute."""
+        """`fast` trains with core/fast.py: quicker, but not to the bit what others would compute. `micro` says how much
+        of a batch goes through at once, all of it by default; `reads_late` is rule 3, by default where it helps.
+
+        Raises EnvironmentUnfit when the device has not the memory.
+        """
         self._config = config
         self._total_steps = total_steps
         self._seed = seed
-        self._model = PathModel(model).to(device)
+        self._device = torch.device(device)
+        with within_memory():
+            self._model = PathModel(model).to(self._device)
         self._optimizer = make_optimizer(self._model, config, eight_bit=eight_bit)
-        self._loss = training_loss(fast=fast)
+        self._micro = micro or MicroBatch()
+        self._reads_late = self._device.type == "cuda" if reads_late is None else reads_late
+        self.use(fast=fast)
+
+    def use(self, *, fast: bool, compiled: bool = True) -> None:
+        """Compute the steps from now on with core/fast.py, compiled or not, or exactly."""
+        self._is_compiled = fast and compiled
+        self._loss = training_loss(fast=fast, compiled=compiled)
 
     def run(
         self,
@@ -86,15 +104,13 @@ class InnerLoop:
     ) -> InnerResult:
         """Take `steps` steps from `flats` (one per level); fewer if `on_step` returns False.
 
-        Raises DipacoError when the loss is not finite; what was trained until then is lost.
+        Raises DipacoError when the loss is not finite, and EnvironmentUnfit when memory is too small; what was trained
+        until then is lost, and the optimizer's state is of no use.
         """
         assert steps > 0, steps
         load_modules(self._model, flats)
-        reports: list[StepReport] = []
-        for step in range(first_step, first_step + steps):
-            reports.append(self._step(shard, step))
-            if on_step is not None and not on_step(reports[-1]):
-                break
+        with within_memory():
+            reports = self._steps(shard, range(first_step, first_step + steps), on_step)
         return InnerResult(
             flats=[read_module(self._model, level) for level in range(len(flats))],
             steps_done=len(reports),
@@ -110,19 +126,84 @@ class InnerLoop:
         """Continue from `state_bytes`; raises IntegrityError, and then nothing has changed."""
         InnerState.from_bytes(data, self._model).restore(self._model, self._optimizer)
 
-    def _step(self, shard: Shard, step: int) -> StepReport:
+    def described(self) -> str:
+        """What steps are taken with on this machine, besides their precision."""
+        attention = "plain attention" if self._device.type == "cpu" else "SDPA"
+        failed = ["not compiled after all"] if self._is_compiled and has_failed() else []
+        threads = f"{torch.get_num_threads()} thread(s)"
+        parts = [str(self._device), attention, optimizer_name(self._optimizer), self._micro.described(), threads]
+        return ", ".join(filter(None, [*failed, *parts]))
+
+    def _steps(self, shard: Shard, steps: range, on_step: Callable[[StepReport], bool] | None) -> list[StepReport]:
+        under_way: deque[_Reading] = deque()
+        reports: list[StepReport] = []
+
+        def goes_on() -> bool:
+            reports.append(under_way.popleft().report())
+            return on_step is None or on_step(reports[-1])
+
+        for step in steps:
+            under_way.append(self._step(shard, step))
+            if len(under_way) > self._reads_late and not goes_on():
+                break
+        while under_way:
+            goes_on()
+        return reports
+
+    def _step(self, shard: Shard, step: int) -> _Reading:
         lr = learning_rate(self._config, step, self._total_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        device = next(self._model.parameters()).device
-        tokens_BT = batch(shard, seed=self._seed, step=step, size=self._config.batch).to(device)
-        loss = self._loss(self._model, tokens_BT)
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        grad_norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), self._config.clip))
-        report = StepReport(step=step, loss=float(loss.detach()), grad_norm=grad_norm, lr=lr, tokens=tokens_BT.numel())
-        _check_finite(report)
+        tokens_BT = self._tokens(shard, step)
+        if self._micro.is_open and self._device.type == "cpu":
+            self._measure(tokens_BT)
+        loss = self._micro.fitted(len(tokens_BT), partial(self._gradient, tokens_BT))
+        grad_norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._config.clip)
+        reading = _Reading(step=step, lr=lr, tokens=tokens_BT.numel(), loss=loss, grad_norm=grad_norm)
+        if not self._reads_late:
+            reading.report()  # what is not finite must not reach the optimizer
         self._optimizer.step()
+        return reading
+
+    def _gradient(self, tokens_BT: Tensor, fit: Fit) -> Tensor:
+        """The batch's mean loss, its gradient left with the parameters."""
+        self._model.model.is_checkpointed = fit.is_checkpointed
+        self._optimizer.zero_grad(set_to_none=True)
+        return accumulate(tokens_BT, fit.size, partial(self._loss, self._model))
+
+    def _tokens(self, shard: Shard, step: int) -> Tensor:
+        # Not made ahead in a thread: it takes far less than 1 % of a step (benchmarks/trainer), and a GPU is busy then.
+        tokens_BT = batch(shard, seed=self._seed, step=step, size=self._config.batch)
+        if self._device.type != "cuda":
+            return tokens_BT.to(self._device)
+        return tokens_BT.pin_memory().to(self._device, non_blocking=True)
+
+    def _measure(self, tokens_BT: Tensor) -> None:
+        """Let the budget decide, from what one sequence keeps in an exact step, which keeps the most."""
+        need = measure(self._model, self._model.loss, tokens_BT[:1], blocks=len(self._model.model.layers))
+        self._micro.choose(len(tokens_BT), need)
+
+
+class _Reading:
+    """A step whose numbers may still be on their way from the device."""
+
+    def __init__(self, *, step: int, lr: float, tokens: int, loss: Tensor, grad_norm: Tensor) -> None:
+        self._step, self._lr, self._tokens = step, lr, tokens
+        values = torch.stack((loss, grad_norm))
+        # From a GPU a copy into pinned memory, and an event behind it: reading waits for this step, not for later ones.
+        self._values = values.to("cpu", non_blocking=values.is_cuda)
+        self._is_there: torch.cuda.Event | None = None
+        if values.is_cuda:
+            self._is_there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._is_there.record()
+
+    def report(self) -> StepReport:
+        """Wait for the numbers; raises DipacoError if they are not finite."""
+        if self._is_there is not None:
+            self._is_there.synchronize()
+        loss, grad_norm = self._values.tolist()
+        report = StepReport(step=self._step, loss=loss, grad_norm=grad_norm, lr=self._lr, tokens=self._tokens)
+        _check_finite(report)
         return report
 
 
@@ -133,25 +214,6 @@ def learning_rate(config: InnerConfig, step: int, total_steps: int) -> float:
     progress = min((step - config.warmup_steps) / max(total_steps - config.warmup_steps, 1), 1.0)
     cosine = (1 + math.cos(math.pi * progress)) / 2
     return config.lr * (config.lr_min_ratio + (1 - config.lr_min_ratio) * cosine)
-
-
-def make_optimizer(model: PathModel, config: InnerConfig, *, eight_bit: bool | None = None) -> torch.optim.Optimizer:
-    """AdamW that decays matrices but not norms: bitsandbytes' 8-bit one on CUDA, else torch's fused one.
-
-    `eight_bit` says it outright; None leaves it to the device.
-    """
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    betas = (config.beta1, config.beta2)
-    if eight_bit is None:
-        eight_bit = parameters[0].device.type == "cuda" and importlib.util.find_spec("bitsandbytes") is not None
-    if eight_bit:
-        optimizer = importlib.import_module("bitsandbytes.optim").AdamW8bit(groups, lr=config.lr, betas=betas)
-        return cast(torch.optim.Optimizer, optimizer)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=True)
 
 
 def _check_finite(report: StepReport) -> None:

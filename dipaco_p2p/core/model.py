@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
 from .arrays import Floats
@@ -72,13 +73,15 @@ class _Decoder(nn.Module):
         self.embed_tokens = _empty(nn.Embedding, config.vocab_size, config.width)
         self.layers = nn.ModuleList(_Block(config) for _ in range(sum(level.blocks for level in config.levels)))
         self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.is_checkpointed = False
+        """Whether the blocks keep nothing of a way forward but their input."""
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         hidden_BTD = self.embed_tokens(tokens_BT)
         head_width = self.config.width // self.config.heads
         rope = rope_tables(tokens_BT.shape[1], head_width, self.config.rope_theta, hidden_BTD.device)
         for layer in self.layers:
-            hidden_BTD = layer(hidden_BTD, rope)
+            hidden_BTD = run_block(layer, hidden_BTD, rope, is_checkpointed=self.is_checkpointed)
         return cast(Tensor, hidden_BTD)
 
 
@@ -125,6 +128,17 @@ class _SwiGlu(nn.Module):
 
     def forward(self, normed_BTD: Tensor) -> Tensor:
         return cast(Tensor, self.down_proj(F.silu(self.gate_proj(normed_BTD)) * self.up_proj(normed_BTD)))
+
+
+def run_block(
+    block: Callable[..., Tensor], hidden_BTD: Tensor, rope: tuple[Tensor, Tensor], *, is_checkpointed: bool
+) -> Tensor:
+    """`block(hidden_BTD, rope)`; checkpointed, what it keeps for the way back is computed again there."""
+    if not is_checkpointed:
+        return block(hidden_BTD, rope)
+    # No block draws random numbers, so that no generator's state needs to be kept.
+    again = checkpoint(block, hidden_BTD, rope, use_reentrant=False, preserve_rng_state=False)
+    return cast(Tensor, again)
 
 
 def initial_modules(config: ModelConfig, *, seed: int) -> dict[int, Floats]:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from functools import partial
+from typing import Protocol, Self
 
 import numpy as np
 
 from ..errors import IntegrityError
 from .arrays import Floats, tree_norm
 from .codec import decode, encode
-from .compress import Compressed, compress, expand, norm
+from .compress import INT8, Compressed, compress, norm
 
 CANCELLED = 1e-4
 """Below this norm a mean of unit directions is rounding noise, not a direction."""
@@ -71,13 +72,23 @@ def weights(shares: Sequence[Share], *, tokens_full: int) -> tuple[float, ...]:
     return tuple(value / total for value in raw)
 
 
+class Gradients(Protocol):
+    """Contributions by place. Each may be read and decoded whenever it is asked for: none is held on to here, so that
+    one at a time is in memory."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: int, /) -> Compressed: ...
+
+
 def average(
-    contributions: Sequence[Compressed],
+    contributions: Gradients,
     alphas: Sequence[float],
     *,
     rule: str,
     paths: Sequence[str] | None = None,
     clip_norm: float | None = None,
+    norms: Sequence[float] | None = None,
 ) -> Floats:
     """The module's outer gradient (N,): a weighted mean whose norm does not shrink with the number of paths.
 
@@ -88,19 +99,22 @@ def average(
     `rda`: the mean of the norms times the direction of the mean of the unit directions; equal to `sqrt` for orthogonal
     gradients and to the mean for equal ones. `mean`: the weighted mean as it is. With `clip_norm`, longer contributions
     are first scaled down to it.
+
+    Every contribution is asked for once, in order; by `rda` twice, unless the `norms` are known already.
     """
-    assert contributions and len(contributions) == len(alphas), (len(contributions), len(alphas))
-    norms = [norm(contribution) for contribution in contributions]
-    capped = [value if clip_norm is None else min(value, clip_norm) for value in norms]
+    assert len(contributions) == len(alphas) > 0, (len(contributions), len(alphas))
+
+    def shortening(place: int, contribution: Compressed) -> float:
+        if clip_norm is None:
+            return 1.0
+        value = norm(contribution) if norms is None else norms[place]
+        return clip_norm / value if clip_norm < value else 1.0
+
     if rule == "rda":
-        return _rda(contributions, alphas, norms, capped)
+        return _rda(contributions, alphas, norms, clip_norm)
     assert rule in ("sqrt", "mean"), rule
-    effective_number = _effective_number(alphas, paths) if rule == "sqrt" else 1.0
-    factors = [
-        alpha * math.sqrt(effective_number) * (cap / value if cap < value else 1.0)
-        for alpha, value, cap in zip(alphas, norms, capped, strict=True)
-    ]
-    return _weighted_sum(contributions, factors)
+    root = math.sqrt(_effective_number(alphas, paths) if rule == "sqrt" else 1.0)
+    return _weighted_sum(contributions, lambda place, one: alphas[place] * root * shortening(place, one))
 
 
 def _effective_number(alphas: Sequence[float], paths: Sequence[str] | None) -> float:
@@ -114,23 +128,33 @@ def _effective_number(alphas: Sequence[float], paths: Sequence[str] | None) -> f
 def nesterov(momentum_buffer: Floats, gradient: Floats, *, lr: float, momentum: float) -> tuple[Floats, Floats]:
     """The next momentum buffer and the step to subtract; as `torch.optim.SGD(nesterov=True)`."""
     factor = np.float32(momentum)
-    buffer = factor * momentum_buffer + gradient
-    return buffer, np.float32(lr) * (gradient + factor * buffer)
+    buffer = factor * momentum_buffer
+    buffer += gradient
+    step = factor * buffer
+    step += gradient
+    step *= np.float32(lr)
+    return buffer, step
 
 
-def outer_step(state: OuterState, gradient: Floats, *, lr: float, momentum: float) -> tuple[OuterState, Compressed]:
-    """The state after one round, and the update that takes everybody else's parameters there.
+def outer_step(
+    state: OuterState, gradient: Floats, *, lr: float, momentum: float, codec: str = INT8
+) -> tuple[OuterState, Compressed]:
+    """The state after one round, and the update that takes everybody else's parameters there, in the codec.
 
     Raises ValueError if the step is not finite, with `state` unchanged.
     """
     buffer, step = nesterov(state.momentum, gradient, lr=lr, momentum=momentum)
-    update, residual = compress(step, state.residual)
+    del gradient  # as much memory as the module
+    update, residual = compress(step, state.residual, codec=codec)
+    del step
     return OuterState(params=apply_update(state.params, update), momentum=buffer, residual=residual), update
 
 
 def apply_update(params: Floats, update: Compressed) -> Floats:
     """The parameters of the next version: the same bytes at the owner and at everybody who follows."""
-    return params - expand(update)
+    after = params.copy()
+    update.add_to(after, -1.0)
+    return after
 
 
 def encode_state(state: OuterState) -> bytes:
@@ -150,23 +174,37 @@ def decode_state(data: bytes, size: int) -> tuple[Floats, Floats]:
 
 
 def _rda(
-    contributions: Sequence[Compressed], alphas: Sequence[float], norms: Sequence[float], capped: Sequence[float]
+    contributions: Gradients, alphas: Sequence[float], norms: Sequence[float] | None, clip_norm: float | None
 ) -> Floats:
+    if norms is None:
+        norms = [norm(contributions[place]) for place in range(len(alphas))]
     # A contribution of norm zero has no direction: it is left out, and the others' weights are normalised again.
     total = math.fsum(alpha for alpha, value in zip(alphas, norms, strict=True) if value > 0)
     if total == 0:
         return np.zeros(contributions[0].size, dtype=np.float32)
     factors = [alpha / total / value if value > 0 else 0.0 for alpha, value in zip(alphas, norms, strict=True)]
-    direction = _weighted_sum(contributions, factors)
+    direction = _weighted_sum(contributions, lambda place, one: factors[place])
     length = tree_norm(direction)
     if length < CANCELLED:
         return np.zeros_like(direction)
+    capped = [value if clip_norm is None else min(value, clip_norm) for value in norms]
     mean_norm = math.fsum(alpha * cap for alpha, cap in zip(alphas, capped, strict=True)) / total
-    return direction * np.float32(mean_norm / length)
+    direction *= np.float32(mean_norm / length)
+    return direction
 
 
-def _weighted_sum(contributions: Sequence[Compressed], factors: Sequence[float]) -> Floats:
-    total = np.zeros(contributions[0].size, dtype=np.float32)
-    for contribution, factor in zip(contributions, factors, strict=True):
-        total += expand(contribution) * np.float32(factor)
+def _weighted_sum(contributions: Gradients, factor: Callable[[int, Compressed], float]) -> Floats:
+    total: Floats | None = None
+    for place in range(len(contributions)):
+        # Not by a loop over the contributions, whose variable would keep one while the next is decoded.
+        total = _plus(total, contributions[place], partial(factor, place))
+    assert total is not None
+    return total
+
+
+def _plus(total: Floats | None, contribution: Compressed, factor: Callable[[Compressed], float]) -> Floats:
+    """`total` plus a contribution, in place; the first one begins it."""
+    if total is None:
+        total = np.zeros(contribution.size, dtype=np.float32)
+    contribution.add_to(total, factor(contribution))
     return total

@@ -1,4 +1,7 @@
-"""The signed documents: contribution, receipt, version, sharding, scores, manifest. Each has one canonical form.
+"""The signed documents: contribution, receipt, rejection, version, sharding, scores, manifest; one canonical form each.
+
+The coordinator's judgements are in judgement.py, what others measured again in checks.py.
+
 
 - A document's `id` is the digest of its canonical bytes; the signature is over the same bytes, under its `KIND`.
 - `unseal` is the only door for a document from outside: schema, bounds, then signature. What comes out is safe to use.
@@ -12,65 +15,27 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from .. import strict
-from ..canonical import canonical_bytes, digest, is_digest
+from ..canonical import canonical_bytes, digest
 from ..config import RunConfig
 from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import ModuleId, PathId
+from .bounds import VALUES_MAX, require_digest
+from .checks import Check
+from .contribution import BlobRef as BlobRef  # told on: these are documents, too
+from .contribution import Contribution as Contribution
+from .contribution import Rejection as Rejection
+from .judgement import Judgement
 from .signing import PeerId, Signer, public_key_of, verify
 
 DOCUMENT_BYTES_MAX = 192 * 1024
 """Of one document as canonical JSON. A version of a module with 300 contributions needs about 70 kB."""
 
-VALUES_MAX = 2**40
 MIRRORS_MAX = 8
 COSIGNATURE = "cosignature"
 """The kind under which mirrors sign a version that they made again from its contributions."""
 PROBLEM_CHARS_MAX = 300
 """Of what is wrong with a document: its sender chose the words, and they go into logs and replies."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlobRef:
-    """A blob by the digest of its exact bytes; `size` lets a reader refuse before it allocates."""
-
-    digest: str
-    size: int = bounded(low=0, high=VALUES_MAX)
-
-    def __post_init__(self) -> None:
-        _require_digest(self.digest)
-
-    @classmethod
-    def of(cls, data: bytes) -> BlobRef:
-        return cls(digest=digest(data), size=len(data))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
-    """One path's outer gradient for one module: the claim that `payload` came from training on `base`."""
-
-    KIND: ClassVar[str] = "contribution"
-    run: str
-    module: ModuleId
-    path: PathId
-    base_version: int = bounded(low=0, high=VALUES_MAX)
-    """The version of the module that the training started from."""
-    base_digest: str
-    sharding: int = bounded(0, low=0, high=VALUES_MAX)
-    """The sharding whose shard was trained on; the size of that shard weighs in the average."""
-    payload: BlobRef
-    """The compressed outer gradient."""
-    state: BlobRef | None = None
-    """The path's inner state after these steps, which its author holds: who trains the path next goes on from it."""
-    steps: int = bounded(low=1, high=VALUES_MAX)
-    tokens: int = bounded(low=1, high=VALUES_MAX)
-    """Tokens trained to make this; weighs in the average up to a full round's worth."""
-    loss: float
-    """Mean training loss over the steps, in nats per token; said by the trainer, used for display only."""
-    author: PeerId
-
-    def __post_init__(self) -> None:
-        _require_digest(self.run, self.base_digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +55,7 @@ class Receipt:
     author: PeerId
 
     def __post_init__(self) -> None:
-        _require_digest(self.run, self.contribution)
+        require_digest(self.run, self.contribution)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +74,7 @@ class Share:
     """The path's inner state after it, as the contribution names it: `peer` had it."""
 
     def __post_init__(self) -> None:
-        _require_digest(self.contribution)
+        require_digest(self.contribution)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +92,7 @@ class Grant:
     author: PeerId
 
     def __post_init__(self) -> None:
-        _require_digest(self.run)
+        require_digest(self.run)
         require_peers(*self.group, self.author)
         if len(self.mirrors) > MIRRORS_MAX or len(set(self.group)) < len(self.group):
             raise ConfigError(f"a group has up to {MIRRORS_MAX} mirrors, all of them different, and a leader besides")
@@ -175,11 +140,11 @@ class ModuleVersion:
     """The leader."""
 
     def __post_init__(self) -> None:
-        _require_digest(self.run, *([self.parent] if self.version else []))
+        require_digest(self.run, *([self.parent] if self.version else []))
         if self.clip_norm is not None and self.clip_norm < 0:
             raise ConfigError(f"`clip_norm` is {self.clip_norm}")
         if self.version:
-            _require_digest(self.grant)
+            require_digest(self.grant)
         elif self.parent or self.grant:
             raise ConfigError("version 0 has neither a parent nor a grant")
 
@@ -230,7 +195,7 @@ class Scores:
     author: PeerId
 
     def __post_init__(self) -> None:
-        _require_digest(self.run, *self.modules)
+        require_digest(self.run, *self.modules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +240,7 @@ class Manifest:
     def __post_init__(self) -> None:
         topology = self.stage_config.topology
         if self.origin:
-            _require_digest(self.origin)
+            require_digest(self.origin)
         if (self.stage == "warmup") != (self.router is None) or (self.stage == "warmup" and self.origin):
             raise ConfigError("a warm-up has neither router nor origin, and a grid has a router")
         if [ref.module for ref in self.genesis] != list(topology.modules()):
@@ -294,8 +259,8 @@ class Manifest:
         return 0 if self.stage == "warmup" else self.config.warmup_steps
 
 
-Document = Contribution | Receipt | Grant | ModuleVersion | Sharding | Scores | Manifest
-D = TypeVar("D", Contribution, Receipt, Grant, ModuleVersion, Sharding, Scores, Manifest)
+Document = Contribution | Receipt | Grant | ModuleVersion | Sharding | Scores | Judgement | Check | Rejection | Manifest
+D = TypeVar("D", Contribution, Receipt, Grant, ModuleVersion, Sharding, Scores, Judgement, Check, Rejection, Manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +285,17 @@ class Sealed(Generic[D]):
         return replace(self, cosignatures={**self.cosignatures, **cosignatures})
 
 
+@dataclass(frozen=True, slots=True)
+class Reopened(Sealed[D]):
+    """One that was checked, and its id worked out, before."""
+
+    known_id: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.known_id
+
+
 def document_id(document: Document) -> str:
     """The digest of the canonical bytes."""
     return digest(canonical_bytes(strict.plain(document)))
@@ -340,6 +316,11 @@ def is_signed(sealed: Sealed[D]) -> bool:
     """Whether a document that was put together here, not unsealed, has its author's signature."""
     document = sealed.document
     return verify(document.author, document.KIND, canonical_bytes(strict.plain(document)), sealed.signature)
+
+
+def rejected(rejection: Rejection) -> Sealed[Contribution]:
+    """The contribution that a rejection names, not checked yet: `is_signed` says whether its author wrote it."""
+    return Sealed(rejection.contribution, rejection.signature)
 
 
 def cosign(signer: Signer, sealed: Sealed[ModuleVersion]) -> str:
@@ -372,6 +353,16 @@ def unseal(kind: type[D], value: object) -> Sealed[D]:
     return Sealed(document, value["signature"], _cosignatures(value.get("cosignatures", {}), data))
 
 
+def reopen(kind: type[D], value: dict[str, Any], id_: str) -> Sealed[D]:
+    """What `unseal` gave before and its id, from where nobody else can have written: schema and bounds, but no
+    signature is looked at again. Never for what a peer said. Raises IntegrityError."""
+    try:
+        document = strict.load(kind, value["document"], where=f"this {kind.KIND}")
+        return Reopened(document, value["signature"], dict(value.get("cosignatures", {})), id_)
+    except (ConfigError, KeyError, ValueError, TypeError, RecursionError) as error:
+        raise IntegrityError(f"malformed {kind.KIND}: {str(error)[:PROBLEM_CHARS_MAX]}") from None
+
+
 def _cosignatures(value: object, data: bytes) -> dict[PeerId, str]:
     if not isinstance(value, dict) or len(value) > MIRRORS_MAX + 2:
         raise IntegrityError("the cosignatures of a version must be a small table")
@@ -388,9 +379,3 @@ def require_peers(*peers: PeerId) -> None:
             public_key_of(peer)
         except IntegrityError as error:
             raise ConfigError(str(error)) from None
-
-
-def _require_digest(*texts: str) -> None:
-    for text in texts:
-        if not is_digest(text):
-            raise ConfigError(f"`{text[:80]}` is no digest")

@@ -15,8 +15,9 @@ from ..config import LivenessConfig
 from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import PathId
+from .bounds import VALUES_MAX
 from .branches import Branch
-from .documents import MIRRORS_MAX, PROBLEM_CHARS_MAX, VALUES_MAX
+from .documents import MIRRORS_MAX, PROBLEM_CHARS_MAX
 from .grants import Seniority, seniority
 from .signing import PeerId
 

@@ -34,7 +34,8 @@ from ..config import RoundsConfig
 from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import PathId
-from .documents import PROBLEM_CHARS_MAX, VALUES_MAX
+from .bounds import VALUES_MAX
+from .documents import PROBLEM_CHARS_MAX
 from .liveness import Claim
 from .machine import follow
 from .signing import PeerId

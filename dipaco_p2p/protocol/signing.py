@@ -7,6 +7,7 @@ protocol's name and the kind of thing, so that a signature of one kind can never
 
 from __future__ import annotations
 
+import functools
 from typing import NewType
 
 from cryptography.exceptions import InvalidSignature
@@ -19,6 +20,8 @@ PeerId = NewType("PeerId", str)
 KEY_BYTES = 32
 SIGNATURE_CHARS = 128
 PEER_ID_CHARS_MAX = 64
+KEYS_REMEMBERED_MAX = 4096
+"""Keys of peers that were read from their ids lately: a leaderboard meets the same few thousand again and again."""
 _DOMAIN = b"dipaco-p2p/1/"
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _DIGITS = frozenset("0123456789abcdef")
@@ -49,7 +52,7 @@ def verify(peer: PeerId, kind: str, data: bytes, signature: str) -> bool:
     if not isinstance(signature, str) or len(signature) != SIGNATURE_CHARS or not _DIGITS.issuperset(signature):
         return False
     try:
-        key = Ed25519PublicKey.from_public_bytes(public_key_of(peer))
+        key = _key_of(peer)
         key.verify(bytes.fromhex(signature), _signed_bytes(kind, data))
     except (IntegrityError, InvalidSignature, ValueError):
         return False
@@ -62,6 +65,13 @@ def peer_of(public_key: bytes) -> PeerId:
     return PeerId(_base58(_ID_PREFIX + public_key))
 
 
+@functools.lru_cache(maxsize=KEYS_REMEMBERED_MAX)
+def _key_of(peer: PeerId) -> Ed25519PublicKey:
+    """The key inside `peer`, ready for use; raises IntegrityError or ValueError."""
+    return Ed25519PublicKey.from_public_bytes(public_key_of(peer))
+
+
+@functools.lru_cache(maxsize=KEYS_REMEMBERED_MAX)
 def public_key_of(peer: PeerId) -> bytes:
     """The 32 bytes of the public key inside `peer`; raises IntegrityError if it is not an Ed25519 peer id."""
     try:

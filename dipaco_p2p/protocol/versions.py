@@ -10,11 +10,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..errors import IntegrityError
 from ..topology import ModuleId, PathId
 from .documents import Manifest, ModuleVersion, Sealed, document_id
 from .signing import PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A version that somebody has, as it is named to the leader: of two branches each may have one of its number."""
+
+    version: int
+    digest: str = ""
+    """Empty: only the number is told."""
+    weight: int = 0
+
+    def is_of(self, version: ModuleVersion) -> bool:
+        """Whether it is this one; two leaders may have made the same parameters of different work."""
+        return not self.digest or (self.digest, self.weight) == (version.digest, version.weight)
 
 
 def genesis_version(manifest: Manifest, module: ModuleId) -> ModuleVersion:
@@ -98,6 +113,12 @@ class Tally:
         for share in version.shares:
             self.counted[share.contribution] = version.version
             self._bases[share.peer, share.path, share.base_version] = share.contribution
+
+    def copy(self) -> Tally:
+        """The same, to try something with."""
+        other = Tally()
+        other.counted, other._bases = dict(self.counted), dict(self._bases)
+        return other
 
     def drop_after(self, version: int) -> None:
         """The versions after this one are on the chain no more."""

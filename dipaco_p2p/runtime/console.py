@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ from ..errors import EXIT_SECOND_INTERRUPT, DipacoError, EnvironmentUnfit, Inter
 
 SHOW_CURSOR = "\x1b[?25h"
 """Progress bars and panels hide it."""
+LOG_BYTES_MAX = 16 * 1024 * 1024
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
@@ -86,12 +88,13 @@ def on_signals(stop: Callable[[], None]) -> None:
 
 
 def log_to(path: Path, *, verbose: bool) -> None:
-    """Our own log goes to a file; what the user must see is printed by the program itself."""
+    """Our own log goes to a file, after what is there; beyond a size that file becomes `<name>.1`, in place of an
+    earlier one. What the user must see is printed by the program itself."""
     path.parent.mkdir(parents=True, exist_ok=True)
     logging.raiseExceptions = False  # on a full disk the log is the least loss, and says nothing new
-    handler = logging.FileHandler(path)
+    handler = RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    for name in ("dipaco_p2p", "peers", "bootstrap"):
+    for name in ("dipaco_p2p", "peers", "bootstrap", "leaderboard"):
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.setLevel(logging.DEBUG if verbose else logging.INFO)

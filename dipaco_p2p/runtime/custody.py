@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import DipacoError, IntegrityError, Refused
@@ -40,6 +41,8 @@ class Custody:
         self._absent_until_s = 0.0
         """Until when those without a heartbeat are not tried again."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._on_way: dict[tuple[PeerId, str], asyncio.Task[None]] = {}
+        """By replica, the contributions that it does not have yet."""
 
     @property
     def is_final(self) -> bool:
@@ -61,7 +64,7 @@ class Custody:
         replicas = self.replicas()
         if not replicas:
             return await self._keep_with_absent(sealed, payload)
-        holder = await self._first([(replica.peer, replica.keep(sealed, payload)) for replica in replicas])
+        holder = await self._first(self._brought(replicas, sealed, payload))
         if holder is None:
             raise Refused("no mirror has it on disk yet", reason=Reason.NO_MIRROR)
         return self._node.peer, holder[0]
@@ -70,12 +73,12 @@ class Custody:
         """Have the head cosigned, by one at least if any lives. Raises Refused when somebody else leads."""
         replicas = self.replicas()
         if replicas:
-            await self._first([(replica.peer, replica.bring()) for replica in replicas])
+            await self._first({self._begin(replica.bring()): replica.peer for replica in replicas})
 
     async def hand_in(self) -> None:
         """Give everybody all that they lack, and wait for it. Raises Refused when somebody else leads."""
         replicas = self.replicas()
-        await self._all([(replica.peer, replica.bring()) for replica in replicas])
+        await self._all({self._begin(replica.bring()): replica.peer for replica in replicas})
 
     def replicas(self) -> list[Replica]:
         """Those alive who should have everything that we have; the archive last, since it is busiest."""
@@ -90,8 +93,7 @@ class Custody:
         alone must do."""
         clock, ttl_s = self._node.clock, self._node.run.config.liveness.heartbeat_ttl_s
         if clock.now_s() >= self._absent_until_s:
-            works = [(replica.peer, replica.keep(sealed, payload)) for replica in self._absent()]
-            trying = asyncio.ensure_future(self._first(works))
+            trying = asyncio.ensure_future(self._first(self._brought(self._absent(), sealed, payload)))
             try:
                 await done_or_later(trying, clock, CONTROL_TIMEOUT_S)
                 if trying.done() and (holder := trying.result()) is not None:
@@ -141,9 +143,20 @@ class Custody:
         for task in self._tasks:
             task.cancel()
 
-    async def _first(self, works: list[tuple[PeerId, Coroutine[Any, Any, T]]]) -> tuple[PeerId, T] | None:
+    def _brought(
+        self, replicas: list[Replica], sealed: Sealed[Contribution], payload: bytes
+    ) -> dict[asyncio.Task[None], PeerId]:
+        """A contribution on its way to each, once: on a slow line that takes longer than a call lasts, and its author
+        asks again and again."""
+        for replica in replicas:
+            key = replica.peer, sealed.id
+            if key not in self._on_way:
+                self._on_way[key] = self._begin(replica.keep(sealed, payload))
+                self._on_way[key].add_done_callback(partial(self._arrived, key))
+        return {self._on_way[replica.peer, sealed.id]: replica.peer for replica in replicas}
+
+    async def _first(self, tasks: dict[asyncio.Task[T], PeerId]) -> tuple[PeerId, T] | None:
         """The first that succeeds, while the others go on; None when all fail. Raises Refused if another leads."""
-        tasks = {self._begin(work): peer for peer, work in works}
         pending = set(tasks)
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -152,8 +165,7 @@ class Custody:
                     return tasks[task], task.result()
         return None
 
-    async def _all(self, works: list[tuple[PeerId, Coroutine[Any, Any, T]]]) -> None:
-        tasks = {self._begin(work): peer for peer, work in works}
+    async def _all(self, tasks: dict[asyncio.Task[T], PeerId]) -> None:
         if tasks:
             await asyncio.wait(tasks)
         for task, peer in tasks.items():
@@ -164,6 +176,9 @@ class Custody:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
+
+    def _arrived(self, key: tuple[PeerId, str], task: asyncio.Task[None]) -> None:
+        del self._on_way[key]
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -243,7 +258,7 @@ class Replica:
         from another leader, that document is. Raises Refused when it has another version, or more than we have."""
         theirs = await self._remote.chain(after=self._ledger.final)
         for sealed in theirs:
-            if not self._ledger.adopt(sealed):
+            if not self._mirror.adopt(self._ledger, sealed):
                 self.is_diverged = True
                 raise Refused(f"the archive has another version {sealed.document.version}", reason=Reason.STALE_BASE)
         self.is_diverged = False
@@ -273,7 +288,7 @@ class Replica:
         except Refused as refused:
             if refused.reason != MISSING:
                 raise
-        await self._mirror.recover(self._ledger, sealed.document)
+        await self._mirror.recover(self._ledger, {share.contribution for share in sealed.document.shares})
         for share in sealed.document.shares:
             contribution = self._ledger.kept.get(share.contribution)
             payload = self._node.store.get(contribution.document.payload.digest) if contribution else None

@@ -1,8 +1,10 @@
-"""What a leader takes in: contributions of one module, judged, decoded, and remembered until they are counted.
+"""What a leader takes in: contributions of one module, judged, measured, and remembered until they are counted.
 
 - One contribution per author, path and base. One that is still on its way to the disk counts already, so that of two
   that come at once only one gets a receipt.
 - A contribution gets one receipt, however often it is pushed.
+- What is remembered of an outer gradient is its norm: the payload lies in the store, and is read once more when the
+  round closes (closing.py).
 - Until there are norms to compare with, the norm of the parameters themselves is the measure: an outer gradient ten
   times as long is none, and could make the module useless in one round.
 """
@@ -15,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 
 from ..core.arrays import Floats, tree_norm
-from ..core.compress import Compressed, decode_compressed, norm
+from ..core.compress import norm
 from ..errors import IntegrityError, Refused
 from ..protocol.admission import (
     NORM_HISTORY,
@@ -30,8 +32,10 @@ from ..protocol.documents import Contribution, Receipt, Sealed, seal
 from ..protocol.signing import PeerId, Signer
 from ..topology import PathId
 from .ledger import Ledger
+from .payloads import read_payload, stored
 from .recompute import Admitted, order
 from .run import Run
+from .store import Store
 
 CLIP_MULTIPLE = 3.0
 """Contributions count with at most this many times the running median norm of their module."""
@@ -42,10 +46,10 @@ Key = tuple[PeerId, PathId, int]
 class Intake:
     """The open round's contributions, and what is needed to judge the next one."""
 
-    def __init__(self, run: Run, ledger: Ledger) -> None:
+    def __init__(self, run: Run, store: Store, ledger: Ledger) -> None:
         self._run = run
+        self._store = store
         self._ledger = ledger
-        self._size = run.layout(ledger.module).size
         self._contributed: dict[Key, str] = {}
         """Contribution id by author, path and base, for the bases that may still be used."""
         self._norms: deque[float] = deque(maxlen=NORM_HISTORY)
@@ -63,17 +67,21 @@ class Intake:
         if sealed.id not in self._ledger.counted:
             _require(judge(sealed.document, sender=sender, contribution_id=sealed.id, rules=self._rules(sealed.id)))
 
-    def decode(self, payload: bytes, params: Floats) -> Compressed:
-        """The outer gradient in `payload`; raises Refused for what is malformed or out of proportion to `params`."""
+    def measure(self, sealed: Sealed[Contribution], params: Floats) -> tuple[bytes, float]:
+        """The payload, and the norm of the outer gradient in it.
+
+        Raises PayloadLost, and Refused for what is malformed or out of proportion to `params`.
+        """
+        payload = read_payload(self._store, sealed)
         try:
-            gradient = decode_compressed(payload, size=self._size)
+            length = norm(self._run.read_contribution(payload, self._ledger.module))
         except IntegrityError as error:
             raise Refused(str(error), reason=Reason.MALFORMED) from None
         norms = list(self._norms)
         if len(norms) < NORM_SAMPLES_MIN:
             norms = [tree_norm(params)] * NORM_SAMPLES_MIN
-        _require(judge_norm(norm(gradient), norms))
-        return gradient
+        _require(judge_norm(length, norms))
+        return payload, length
 
     @contextlib.contextmanager
     def arriving(self, sealed: Sealed[Contribution]) -> Iterator[None]:
@@ -90,15 +98,22 @@ class Intake:
         """Whether it is in a version, or will be in the next."""
         return contribution in self.admitted or contribution in self._ledger.counted
 
-    def admit(self, sealed: Sealed[Contribution], gradient: Compressed) -> None:
-        """It will be in the next version."""
+    def admit(self, sealed: Sealed[Contribution], norm: float) -> None:
+        """It will be in the next version; `norm` is that of its outer gradient."""
         self._contributed[_key(sealed)] = sealed.id
-        self.admitted[sealed.id] = Admitted(sealed, gradient)
+        self.admitted[sealed.id] = stored(self._run, self._store, self._ledger.module, sealed, norm=norm)
+
+    def expel(self, sealed: Sealed[Contribution]) -> None:
+        """It was admitted, and cannot be in a version: should it come once more, it is as if for the first time."""
+        self.admitted.pop(sealed.id, None)
+        self.receipts.pop(sealed.id, None)
+        self._contributed.pop(_key(sealed), None)
 
     def clear(self) -> None:
         """The ledger has the version that counts what was admitted: the next round is open."""
         # In the order of the average, not of arrival: which norms are still remembered must not depend on the network.
-        self._norms.extend(norm(item.gradient) for item in sorted(self.admitted.values(), key=order))
+        ordered = sorted(self.admitted.values(), key=order)
+        self._norms.extend(item.norm for item in ordered if item.norm is not None)
         self.admitted = {}
         oldest, head = self._oldest_base(), self._ledger.head.version
         self._contributed = {key: id_ for key, id_ in self._contributed.items() if key[2] >= oldest}

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError, Refused, WrongRun
 from ..protocol.documents import Manifest, Sealed
-from ..protocol.signing import PeerId
-from ..swarm.addresses import best_address
+from ..protocol.signing import PeerId, public_key_of
+from ..swarm.addresses import best_address, places_of, read_address, worth_giving
 from ..swarm.api import Reply, Swarm
+from ..ticket import SeedPlace, Ticket, write_ticket
 from .node import CALL_TIMEOUT_S
 from .run import Run, open_run
 from .store import write_atomically
 
 ASK_HINT = "ask the coordinator for the line to join with; `dipaco-bootstrap start` prints it"
 STAGES_MAX = 2
+DOORPLATE = "address.json"
 
 
 class Stages:
@@ -41,11 +44,19 @@ class Stages:
         return Reply({}, canonical_bytes([sealed.to_dict() for sealed in self._known]))
 
 
-async def fetch_stages(swarm: Swarm, seed: PeerId, *, expected: str | None, addresses: Sequence[str] = ()) -> list[Run]:
+async def fetch_stages(
+    swarm: Swarm,
+    seed: PeerId,
+    *,
+    expected: str | None,
+    author: PeerId | None = None,
+    addresses: Sequence[str] = (),
+) -> list[Run]:
     """The stages of the run that `seed` serves, the newest last.
 
-    Trust starts at the address that the volunteer typed: without `expected` (the id of any stage, or its start), the
-    manifest must be signed by the very peer that the address names. Raises WrongRun, IntegrityError, Unreachable.
+    Trust starts at the ticket or the address that the volunteer typed: without `expected` (the id of any stage, or its
+    start), the manifest must be signed by the very peer that the address names; `author` is who must have signed it in
+    any case. Raises WrongRun, IntegrityError, Unreachable.
     """
     try:
         reply = await swarm.call(seed, "run.manifest", {}, timeout_s=CALL_TIMEOUT_S, addresses=addresses)
@@ -56,12 +67,16 @@ async def fetch_stages(swarm: Swarm, seed: PeerId, *, expected: str | None, addr
     if expected is not None and not any(stage.id.startswith(expected.removeprefix("run:")) for stage in stages):
         raise WrongRun(
             f"this address serves {run.name}, not run:{expected.removeprefix('run:')[:8]}",
-            hint="ask the coordinator for the line to join with, or leave --run out to join what is there",
+            hint="ask the coordinator for the line to join with; an address without --run joins what is there",
+        )
+    if author is not None and run.manifest.author != author:
+        raise IntegrityError(
+            f"{run.name} was signed by another coordinator than the ticket names", hint="ask for a ticket once more"
         )
     if expected is None and run.manifest.author != seed:
         raise WrongRun(
             f"{run.name} was signed by another peer than the one at this address",
-            hint="join with the coordinator's own line, which names the run: `--run ...`",
+            hint="join with the coordinator's ticket, or name the run: `--run ...`",
         )
     return stages
 
@@ -86,9 +101,43 @@ def check_next_stage(before: Run, after: Run) -> None:
         raise IntegrityError(f"a stage that does not follow from {before.name}")
 
 
-def tell_address(folder: Path, swarm: Swarm, run: Run) -> str:
-    """Write `folder`/address.json, for people and scripts that join a run through this peer; the address in it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doorplate:
+    """What `address.json` says: how a run is joined through this peer."""
+
+    run: str
+    address: str
+    peer: PeerId
+    ticket: str
+    """Empty for a peer at an address that no ticket can hold."""
+
+    @property
+    def line(self) -> str:
+        """What a volunteer types."""
+        return f"dipaco-peer join {self.ticket or self.address}"
+
+
+def tell_address(folder: Path, swarm: Swarm, run: Run) -> Doorplate:
+    """Write `folder`/address.json, for people and scripts that join a run through this peer."""
     address = best_address(swarm.addresses)
-    details = {"run": run.origin, "address": address, "peer": swarm.peer}
-    write_atomically(folder / "address.json", json.dumps(details).encode())
-    return address
+    given = [address for address in worth_giving(swarm.addresses) if places_of(swarm.peer, [address])]
+    ticket = make_ticket(run, given) if given else ""
+    plate = Doorplate(run=run.origin, address=address, peer=swarm.peer, ticket=ticket)
+    write_atomically(folder / DOORPLATE, json.dumps(asdict(plate)).encode())
+    return plate
+
+
+def make_ticket(run: Run, addresses: Sequence[str]) -> str:
+    """The ticket of `run`, whose seeds are at `addresses`; raises ConfigError for one that is malformed."""
+    found = map(read_address, dict.fromkeys(addresses))
+    seeds = tuple(SeedPlace(place=address.place, key=public_key_of(address.peer)) for address in found)
+    manifest = run.manifest
+    return write_ticket(
+        Ticket(
+            run=run.origin,
+            coordinator=public_key_of(manifest.author),
+            seeds=seeds,
+            protocol=manifest.protocol,
+            name=manifest.config.name,
+        )
+    )

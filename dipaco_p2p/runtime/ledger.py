@@ -14,14 +14,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TypeVar
 
 from ..canonical import canonical_bytes
-from ..errors import IntegrityError
+from ..errors import IntegrityError, Refused
+from ..protocol.admission import Reason
 from ..protocol.branches import Branch, is_final
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, unseal
 from ..protocol.signing import PeerId
-from ..protocol.versions import Tally, check_chain, check_successor, genesis_version
+from ..protocol.versions import Known, Tally, check_chain, check_successor, genesis_version
 from ..topology import ModuleId
 from .run import Run
 from .store import Store
@@ -56,7 +58,7 @@ class Ledger:
     def head(self) -> ModuleVersion:
         return self.versions[-1].document if self.versions else self.genesis
 
-    @property
+    @cached_property
     def genesis(self) -> ModuleVersion:
         return genesis_version(self._run.manifest, self.module)
 
@@ -79,6 +81,13 @@ class Ledger:
     @property
     def is_complete(self) -> bool:
         return self.head.version >= self._run.config.rounds.rounds
+
+    def require(self, known: Known) -> None:
+        """Raise Refused unless this chain has the version that somebody knows."""
+        if known.version > self.head.version:
+            raise Refused(f"the head of {self.module} is {self.head.version}", reason=Reason.UNKNOWN_BASE)
+        if known.version and not known.is_of(self.versions[known.version - 1].document):
+            raise Refused(f"version {known.version} of {self.module} is another one here", reason=Reason.UNKNOWN_BASE)
 
     def check(self, sealed: Sealed[ModuleVersion]) -> None:
         """Raise IntegrityError unless this version may be the next."""
@@ -121,6 +130,7 @@ class Ledger:
         self.versions, self._tally = [], Tally()
         for version in chain:
             self._count(version)
+        self._sort()  # the archive's document may count others
         return True
 
     def settle(self) -> list[str]:
@@ -137,10 +147,7 @@ class Ledger:
             self._store.drop_document(self._version_name(sealed.document.version))
         del self.versions[version:]
         self._tally.drop_after(version)
-        reopened = [id_ for id_ in self.spent if id_ not in self.counted]
-        for contribution in reopened:
-            self.open[contribution] = self.spent.pop(contribution)
-        return reopened
+        return self._sort()
 
     def add(self, sealed: Sealed[Contribution]) -> None:
         """A contribution that may be needed, kept until a final version counts it; adding it twice changes nothing."""
@@ -154,6 +161,14 @@ class Ledger:
         self.open.pop(contribution, None)
         self.spent.pop(contribution, None)
         self._store.drop_document(self._open_name(contribution))
+
+    def _sort(self) -> list[str]:
+        """Have each contribution where the versions now say that it is; ids of those that are open again."""
+        reopened = [id_ for id_ in self.spent if id_ not in self.counted]
+        counted = [id_ for id_ in self.open if id_ in self.counted]
+        self.open.update((id_, self.spent.pop(id_)) for id_ in reopened)
+        self.spent.update((id_, self.open.pop(id_)) for id_ in counted)
+        return reopened
 
     def _count(self, sealed: Sealed[ModuleVersion]) -> None:
         self.versions.append(sealed)

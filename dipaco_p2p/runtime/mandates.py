@@ -59,6 +59,10 @@ class Mandates:
         grants = (sealed.document for mandate in self._known[module] for sealed in mandate)
         return {self._coordinator}.union(*(grant.group for grant in grants))
 
+    def grants(self, module: ModuleId) -> list[Sealed[Grant]]:
+        """All grants that are known, those of former terms too, each once."""
+        return list({sealed.signature: sealed for mandate in self._known[module] for sealed in mandate}.values())
+
     def learn(self, module: ModuleId, grants: Sequence[Sealed[Grant]]) -> None:
         """What a peer shows for itself; raises IntegrityError for what is no mandate."""
         self._add(module, check_mandate(grants, run=self._run.id, module=module, coordinator=self._coordinator))

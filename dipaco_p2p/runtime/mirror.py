@@ -4,8 +4,8 @@
   It makes every version again from its contributions before it cosigns, so that a leader cannot pass off another one.
 - It follows the leader, also to another branch: the leader is who decides between branches (owner.py). Contributions
   that the other branch lacks are then `lost`, and submitted once more (ownership.py).
-- A **trainer** keeps the chain and the newest snapshot of the modules that it follows. So after the loss of a whole
-  group the chain goes on from whoever has it.
+- A **trainer** keeps the chain of the modules that it follows, and of the newest version the snapshot and the update.
+  Others fetch these from it, too; and after the loss of a whole group the chain goes on from whoever has it.
 """
 
 from __future__ import annotations
@@ -14,31 +14,29 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from ..core.codec import decode_module
-from ..core.compress import decode_compressed
-from ..core.outer import OuterState, decode_state
-from ..errors import BlobMissing, DipacoError, IntegrityError, Refused
+from ..errors import BlobMissing, DipacoError, Refused
 from ..protocol.admission import Reason, judge
 from ..protocol.branches import is_final
-from ..protocol.documents import BlobRef, Contribution, Grant, ModuleVersion, Sealed, cosign, is_cosigned
+from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, is_cosigned
 from ..protocol.signing import PeerId, short
 from ..topology import ModuleId
 from .faults import reach
 from .intake import admission_rules
 from .ledger import Ledger
 from .node import Node
+from .outer_states import OuterStates
+from .payloads import PayloadLost, stored
+from .pruning import Pruning
 from .recompute import Admitted, Made, make_again
 from .remote import RemoteLedger
 from .shardings import learn_shardings
-from .transfer import fetch
+from .transfer import fetch_kept
 
 log = logging.getLogger(__name__)
 
 MISSING = "contribution-missing"
-STATE_TRIES = 3
-RETRY_S = 0.5
 
 
 class Mirror:
@@ -50,10 +48,12 @@ class Mirror:
         self._node = node
         self._ledgers: dict[ModuleId, Ledger] = {}
         self._locks: dict[ModuleId, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._states: dict[ModuleId, tuple[str, OuterState]] = {}
-        """The outer state after the newest version that was made here, by its digest."""
+        self.states = OuterStates(node)
+        self._pruning = Pruning(node.store)
         self.lost: dict[ModuleId, set[str]] = defaultdict(set)
         """Contributions that are here, and that the chain which goes on may lack."""
+        self.on_expired: Callable[[Sealed[Contribution], str], None] = lambda sealed, reason: None
+        """Told of every contribution that expires here, and why."""
 
     def ledger(self, module: ModuleId) -> Ledger:
         """What is kept of `module`; raises IntegrityError if it was damaged and must be whole."""
@@ -71,14 +71,14 @@ class Mirror:
 
     def append(self, sealed: Sealed[ModuleVersion], made: Made) -> None:
         """Keep the next version, which was made here."""
-        for blob in (made.snapshot, made.update, made.state_blob):
-            self._node.keep_upload(self._node.store.put(blob).digest)  # somebody may have sent it before
+        for ref, _ in made.kept_in(self._node.store).blobs:  # where they are since it was made
+            self._node.keep_upload(ref.digest)  # somebody may have sent it before
         self.ledger(sealed.document.module).append(sealed)
-        self._states[sealed.document.module] = (sealed.document.digest, made.state)
+        self.states.note(sealed.document, made.state)
 
-    def note(self, versions: Sequence[Sealed[ModuleVersion]], snapshot: bytes) -> None:
-        """What we have fetched as a trainer, and the parameters of the last of it: kept unless we own the module, for
-        then we know better."""
+    def note(self, versions: Sequence[Sealed[ModuleVersion]], snapshot: bytes, update: bytes | None = None) -> None:
+        """What we have fetched as a trainer, the parameters of the last of it, and if it was fetched its update: kept
+        unless we own the module, for then we know better. Others read it from us."""
         module = versions[-1].document.module
         if self.is_owner(module):
             return
@@ -90,10 +90,13 @@ class Mirror:
             return
         if begin < ledger.head.version:  # we went over to another branch
             self._truncate(ledger, begin)
-        self._node.store.put(snapshot)
+        newest = versions[-1].document
+        for ref, blob in ((newest.snapshot, snapshot), (newest.update, update)):
+            if ref is not None and blob is not None:
+                self._node.store.keep(ref, blob)
         for sealed in versions:
             ledger.append(sealed)
-        self._prune(ledger, keep=1)
+        self._pruning.versions(ledger, keep=1)
 
     def is_owner(self, module: ModuleId) -> bool:
         """Whether we are in the module's group."""
@@ -104,46 +107,22 @@ class Mirror:
         """Leave the versions that are not final: nobody can show what they were made of."""
         self._truncate(self.ledger(module), self.ledger(module).final)
 
-    async def state(self, version: ModuleVersion, *, holders: Sequence[PeerId] = ()) -> OuterState | None:
-        """Parameters, momentum and residual after `version`; None if the last two are nowhere to be had.
-
-        Raises BlobMissing if even the parameters are not.
-        """
-        digest, known = self._states.get(version.module, ("", None))
-        if known is not None and digest == version.digest:
-            return known
-        params = decode_module(await self._fetch(version.snapshot, holders), self._node.run.layout(version.module))
-        if version.state is None:
-            return OuterState.fresh(params)
-        try:
-            momentum, residual = decode_state(await self._fetch(version.state, holders), params.size)
-        except (BlobMissing, IntegrityError) as error:
-            log.warning("%s: the outer state of version %d is lost: %s", version.module, version.version, error)
-            return None
-        return OuterState(params=params, momentum=momentum, residual=residual)
-
-    async def state_patiently(self, version: ModuleVersion, *, holders: Sequence[PeerId]) -> OuterState | None:
-        """As `state`, after some tries: momentum must not be lost with a message."""
-        for _ in range(STATE_TRIES - 1):
-            state = await self.state(version, holders=holders)
-            if state is not None:
-                return state
-            await self._node.clock.sleep(RETRY_S)
-        return await self.state(version, holders=holders)
-
-    async def params(self, version: ModuleVersion, *, holders: Sequence[PeerId] = ()) -> OuterState:
-        """A fresh outer state at `version`, for when its own is lost."""
-        data = await self._fetch(version.snapshot, holders)
-        return OuterState.fresh(decode_module(data, self._node.run.layout(version.module)))
-
     def settle(self, module: ModuleId) -> None:
         """Drop what is final, and what no base needs any more. An archive keeps it."""
         ledger = self.ledger(module)
         payloads = ledger.settle()
         if not self.keeps_everything:
-            for name in payloads:
-                self._node.store.drop(name)
-            self._prune(ledger, keep=self._node.run.config.rounds.staleness + 2)
+            self._pruning.payloads(payloads, self._ledgers.values())
+            self._pruning.versions(ledger, keep=self._node.run.config.rounds.staleness + 2)
+
+    def expire(self, sealed: Sealed[Contribution], reason: str) -> None:
+        """A contribution that may not count, or cannot: it is reported, and kept no longer."""
+        module, payload = sealed.document.module, sealed.document.payload.digest
+        self._node.history.add("expired", module=str(module), id=sealed.id, reason=reason)
+        self.on_expired(sealed, reason)
+        self.ledger(module).drop(sealed.id)
+        if not self.keeps_everything:
+            self._pruning.payloads([payload], self._ledgers.values())
 
     # -- what the leader asks
 
@@ -163,6 +142,7 @@ class Mirror:
         module = sealed.document.module
         self._require_leader(module, sender)
         async with self._locks[module]:
+            self._require_leader(module, sender)  # still: others may have had their turn before
             ledger = self.ledger(module)
             if self._has(ledger, sealed):
                 await self._make_sure(ledger, sealed, source=sender)
@@ -175,9 +155,10 @@ class Mirror:
             self.settle(module)
             return signature
 
-    async def recover(self, ledger: Ledger, version: ModuleVersion) -> None:
-        """Look for the contributions of a version that we have not: others of the group kept them, too."""
-        lacking = {share.contribution for share in version.shares} - ledger.kept.keys()
+    async def recover(self, ledger: Ledger, contributions: Collection[str]) -> set[str]:
+        """Look for contributions that are not here, or whose payload is lost here: others of the group kept them, too.
+        What nobody gave."""
+        lacking = {id_ for id_ in contributions if not self._keeps(ledger, id_)}
         for peer in sorted(self._node.watch.heartbeats) if lacking else ():
             if peer == self._node.peer or not lacking:
                 continue
@@ -187,40 +168,65 @@ class Mirror:
                 log.info("%s: ...%s does not say what it keeps: %s", ledger.module, short(peer), error)
                 continue
             await self._copy(ledger, [sealed for sealed in kept if sealed.id in lacking], peer)
-            lacking -= ledger.kept.keys()
+            lacking = {id_ for id_ in lacking if not self._keeps(ledger, id_)}
+        return lacking
 
     def note_final(self, module: ModuleId, version: int, signature: str) -> None:
-        """The leader says that the coordinator has cosigned a version."""
+        """The leader says that the coordinator has cosigned the version after the final ones. Of a later one this says
+        nothing of those before it: the coordinator may have signed other documents of the same parameters."""
         ledger, coordinator = self.ledger(module), self._node.run.manifest.author
-        if ledger.final < version <= ledger.head.version:
+        if version == ledger.final + 1 <= ledger.head.version:
             if is_cosigned(ledger.versions[version - 1], coordinator, signature):
                 ledger.cosign(version, {coordinator: signature})
                 self.settle(module)
+
+    def adopt(self, ledger: Ledger, sealed: Sealed[ModuleVersion]) -> bool:
+        """As `Ledger.adopt`; what the document counts no more is submitted again."""
+        before = set(ledger.open)
+        is_adopted = ledger.adopt(sealed)
+        self.lost[ledger.module].update(ledger.open.keys() - before)
+        return is_adopted
 
     async def follow(self, peer: PeerId, module: ModuleId) -> None:
         """Take over the chain of `peer`, its blobs and its open contributions. Raises DipacoError."""
         async with self._locks[module]:
             await self._follow(RemoteLedger(self._node, peer, module), until=None)
 
+    async def look_back(self, peer: PeerId, module: ModuleId) -> None:
+        """We own the module no more, and count contributions in versions that are not final: `peer`, which leads it,
+        may have gone on from before them. Raises DipacoError."""
+        ledger, remote = self.ledger(module), RemoteLedger(self._node, peer, module)
+        if self.is_owner(module) or not ledger.spent or (await remote.branch()).final <= ledger.final:
+            return
+        async with self._locks[module]:
+            await self._adopt_final(ledger, remote)
+            self.settle(module)
+
     async def welcome(self, sender: PeerId, module: ModuleId) -> None:
         """The leader has us as a mirror now: take over its chain. Raises DipacoError."""
         self._require_leader(module, sender)
         await self.follow(sender, module)
 
-    def learn_grant(self, module: ModuleId, sealed: Sealed[Grant]) -> bool:
-        """Whether a grant that a caller shows counts."""
-        return sealed.document.module == module and self._node.watch.mandates.believes(module, sealed)
-
     # -- versions of others
 
     def _require_leader(self, module: ModuleId, sender: PeerId) -> None:
-        grant = self._node.watch.mandates.grant(module)
-        leader = grant.leader if grant else self._node.run.manifest.author
+        leader = self._led_by(module)
         if leader != sender:
-            term = grant.term if grant else 0
+            term = self._node.watch.mandates.term(module)
             raise Refused(f"{module} is led by ...{short(leader)} in term {term}", reason=Reason.NOT_LEADER)
         if not self.is_owner(module):
             raise Refused(f"the group of {module} is without us", reason=Reason.NOT_LEADER)
+
+    def _led_by(self, module: ModuleId) -> PeerId:
+        grant = self._node.watch.mandates.grant(module)
+        return grant.leader if grant else self._node.run.manifest.author
+
+    def _require_led_by(self, leader: PeerId, ledger: Ledger) -> None:
+        """Before a chain is changed, after what took time: somebody may have taken the module over meanwhile, perhaps
+        we ourselves, and who begins to lead must find it as it will stay."""
+        if self._led_by(ledger.module) != leader:
+            detail = f"{ledger.module} is led by ...{short(leader)} no more"
+            raise Refused(detail, reason=Reason.NOT_LEADER)
 
     def _has(self, ledger: Ledger, sealed: Sealed[ModuleVersion]) -> bool:
         """Whether this very version is here."""
@@ -241,45 +247,61 @@ class Mirror:
     async def _take(self, ledger: Ledger, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
         """The next version, made again."""
         ledger.check(sealed)
-        if sealed.document.is_fresh and self._has_state(ledger.head):
+        led_by = self._led_by(ledger.module)
+        if sealed.document.is_fresh and self.states.is_here(ledger.head):
             raise Refused("the outer state before this version is not lost: it is here", reason=Reason.MALFORMED)
         made = await self._make_again(ledger, sealed.document, source=source)
         reach("mirror: version made again, not on disk")
+        self._require_led_by(led_by, ledger)
         self.append(sealed, made)
         reach("mirror: version on disk, not cosigned")
 
     async def _make_again(self, ledger: Ledger, version: ModuleVersion, *, source: PeerId) -> Made:
         parent, state = ledger.head, None
         if not version.is_fresh:
-            state = await self.state(parent, holders=[source])
+            state = await self.states.read(parent, holders=[source])
         if state is None:
-            state = await self.params(parent, holders=[source])
+            state = await self.states.read_params(parent, holders=[source])
         await learn_shardings(self._node)
         admitted = [self._admitted(ledger, share.contribution) for share in version.shares]
-        return await asyncio.to_thread(make_again, self._node.run, parent, state, admitted, version)
+        try:
+            async with self._node.averaging:
+                run, store = self._node.run, self._node.store
+                return await asyncio.to_thread(lambda: make_again(run, parent, state, admitted, version).kept_in(store))
+        except PayloadLost as lost:  # whoever asks can give it once more
+            raise Refused(str(lost), reason=MISSING) from None
 
     def _admitted(self, ledger: Ledger, contribution: str) -> Admitted:
         """A contribution that a version counts: it must be here, and one that may count."""
         sealed = ledger.kept.get(contribution)
-        payload = self._node.store.get(sealed.document.payload.digest) if sealed is not None else None
-        if sealed is None or payload is None:
+        if sealed is None or not self._keeps(ledger, contribution):
             raise Refused(f"contribution {contribution[:8]} is not here", reason=MISSING)
         rules = admission_rules(self._node.run, ledger, contributed={})
         verdict = judge(sealed.document, sender=sealed.document.author, contribution_id=sealed.id, rules=rules)
         if verdict.reason is not None:
             raise Refused(f"contribution {contribution[:8]} may not count: {verdict.detail}", reason=verdict.reason)
-        gradient = decode_compressed(payload, size=self._node.run.layout(ledger.module).size)
-        return Admitted(sealed, gradient)
+        return stored(self._node.run, self._node.store, ledger.module, sealed)
+
+    def _keeps(self, ledger: Ledger, contribution: str) -> bool:
+        """Whether a contribution is here with its payload."""
+        sealed = ledger.kept.get(contribution)
+        return sealed is not None and self._node.store.size(sealed.document.payload.digest) is not None
 
     async def _follow(self, remote: RemoteLedger, *, until: int | None) -> None:
-        ledger = self.ledger(remote.module)
+        ledger, led_by = self.ledger(remote.module), self._led_by(remote.module)
         common, theirs = await self._meet(ledger, remote, until)
         vouched = self._vouched(theirs)
         if not self.keeps_everything:  # first: who stops here still has a whole chain
             await self._fetch_head(vouched[-1].document if vouched else ledger.head, remote.peer)
         kept = await remote.kept()
+        self._require_led_by(led_by, ledger)
         if common < ledger.head.version and (theirs or until is not None):
             self._truncate(ledger, common)
+        if (
+            not self.keeps_everything and ledger.final < ledger.head.version
+        ):  # first: what follows may count what ours do
+            await self._adopt_final(ledger, remote)
+            self._require_led_by(led_by, ledger)
         for sealed in vouched:
             ledger.append(sealed)
         await self._copy(ledger, kept, remote.peer)
@@ -288,6 +310,19 @@ class Mirror:
             signature = cosign(self._node.swarm.signer, sealed)
             ledger.cosign(sealed.document.version, {self._node.peer: signature})
         self.settle(ledger.module)
+
+    async def _adopt_final(self, ledger: Ledger, remote: RemoteLedger) -> None:
+        """Have final versions as the coordinator signed them: the same parameters may have come of another leader's
+        document here. Where it signed others, our branch ends."""
+        led_by = self._led_by(ledger.module)
+        theirs = await remote.chain(after=ledger.final, until=ledger.head.version)
+        self._require_led_by(led_by, ledger)
+        for sealed in theirs:
+            number, coordinator = sealed.document.version, self._node.run.manifest.author
+            if not ledger.final < number <= ledger.head.version or not is_final(sealed, coordinator=coordinator):
+                break
+            if not self.adopt(ledger, sealed):
+                self._truncate(ledger, number - 1)
 
     def _vouched(self, versions: list[Sealed[ModuleVersion]]) -> list[Sealed[ModuleVersion]]:
         """Those of a chain that somebody besides their maker has made again, who was entitled to: the others have to be
@@ -308,6 +343,8 @@ class Mirror:
         if self.keeps_everything or version < ledger.final:
             raise Refused(f"version {ledger.final} of {ledger.module} here is final", reason=Reason.STALE_BASE)
         log.warning("%s: versions %d to %d were given up", ledger.module, version + 1, ledger.head.version)
+        self._node.history.add("gave_up", module=str(ledger.module), after=version)
+        self._pruning.given_up(ledger.module, ledger.versions[version:])
         ledger.truncate(version)
         self.lost[ledger.module].update(ledger.open)
         reach("mirror: branch left, contributions not submitted again")
@@ -334,34 +371,17 @@ class Mirror:
     async def _copy(self, ledger: Ledger, contributions: Iterable[Sealed[Contribution]], peer: PeerId) -> None:
         """Keep what another holder keeps and we lack, so that two have it again."""
         for sealed in contributions:
-            if sealed.document.module != ledger.module or sealed.id in ledger.kept:
+            if sealed.document.module != ledger.module or self._keeps(ledger, sealed.id):
                 continue
             try:
-                self._node.store.put(await self._fetch(sealed.document.payload, [peer]))
+                await fetch_kept(self._node, sealed.document.payload, holders=[peer])
                 self.add(sealed)
             except DipacoError as error:
                 log.info("%s: contribution %s was not copied: %s", ledger.module, sealed.id[:8], error)
 
-    def _has_state(self, version: ModuleVersion) -> bool:
-        return version.state is None or self._node.store.size(version.state.digest) is not None
-
     async def _fetch_head(self, version: ModuleVersion, peer: PeerId) -> None:
         """What the next version is made from; a trainer, from whom we may have it, has no outer state."""
-        await self._fetch(version.snapshot, [peer])
+        await fetch_kept(self._node, version.snapshot, holders=[peer])
         if version.state is not None:
             with contextlib.suppress(BlobMissing):
-                await self._fetch(version.state, [peer])
-
-    async def _fetch(self, ref: BlobRef, holders: Sequence[PeerId]) -> bytes:
-        others = [*holders, *self._node.watch.seeds()]
-        return await fetch(self._node, ref, holders=list(dict.fromkeys(others)), keep=True)
-
-    def _prune(self, ledger: Ledger, *, keep: int) -> None:
-        """Drop the blobs of versions that nobody's base is any more; from the newest that may go, until one is gone."""
-        for sealed in reversed(ledger.versions[: max(0, ledger.head.version - keep)]):
-            version = sealed.document
-            refs = [ref for ref in (version.snapshot, version.update, version.state) if ref is not None]
-            if all(self._node.store.size(ref.digest) is None for ref in refs):
-                return
-            for ref in refs:
-                self._node.store.drop(ref.digest)
+                await fetch_kept(self._node, version.state, holders=[peer])

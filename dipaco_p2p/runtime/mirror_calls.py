@@ -38,6 +38,11 @@ class MirrorCalls:
         }.items():
             self._node.swarm.serve(method, handler)
 
+    def serve_reading(self) -> None:
+        """Answer what changes nothing, for a stage that is over."""
+        for method, handler in {"module.mandate": self._on_mandate, "mirror.chain": self._on_chain}.items():
+            self._node.swarm.serve(method, handler)
+
     async def _on_mandate(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         return items_reply(self._node.watch.mandates.newest(self._module(header)))
 
@@ -94,7 +99,8 @@ class MirrorCalls:
         """Look at the grant that a leader shows: from then on we answer it, and no earlier one."""
         if header.get("grant") is not None:
             grant = unseal(Grant, header["grant"])
-            if not self._mirror.learn_grant(module, grant) and grant.document.leader == sender:
+            is_known = grant.document.module == module and self._node.watch.mandates.believes(module, grant)
+            if not is_known and grant.document.leader == sender:
                 await learn_mandate(self._node, module, sender)
 
     def _module(self, header: dict[str, Any]) -> ModuleId:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+from ..canonical import is_digest
 from ..errors import ConfigError, Refused
 from ..protocol.admission import Reason
-from ..protocol.documents import Contribution, Grant, unseal
+from ..protocol.documents import Contribution, Grant, Sealed, unseal
 from ..protocol.signing import PeerId
+from ..protocol.versions import Known
 from ..swarm.api import Reply
 from ..topology import ModuleId
 from .items import items_reply
 from .node import Node
 from .owner import ModuleOwner
+from .rejections import Rejections
 from .shardings import learn_attached
 
 WAIT_MAX_S = 10.0
 """Longest wait for a new version in one call; well below a call's own time limit."""
+TOLD_MAX = 200
+"""Characters of a refusal that quotes what was sent."""
 
 
 class ModuleCalls:
@@ -28,8 +34,10 @@ class ModuleCalls:
         node: Node,
         owner_of: Callable[[ModuleId], ModuleOwner],
         take: Callable[[ModuleId], Awaitable[None]],
+        rejections: Rejections,
     ) -> None:
         self._node = node
+        self._rejections = rejections
         self._owner_of = owner_of
         self._take = take
 
@@ -40,6 +48,8 @@ class ModuleCalls:
             "module.forward": self._on_forward,
             "module.next": self._on_next,
             "module.round": self._on_round,
+            "module.receipts": self._on_receipts,
+            "module.rejections": self._on_rejections,
             "module.take": self._on_take,
         }.items():
             self._node.swarm.serve(method, handler)
@@ -47,7 +57,9 @@ class ModuleCalls:
     async def _on_contribute(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         learn_attached(self._node, header.get("sharding"))
         sealed = unseal(Contribution, header.get("contribution"))
-        receipt = await self._owner_of(sealed.document.module).contribute(sender, sealed)
+        owner = self._owner_of(sealed.document.module)
+        with self._noting(sealed):
+            receipt = await owner.contribute(sender, sealed)
         return Reply({"receipt": receipt.to_dict()})
 
     async def _on_forward(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
@@ -55,18 +67,41 @@ class ModuleCalls:
         learn_attached(self._node, header.get("sharding"))
         sealed = unseal(Contribution, header.get("contribution"))
         owner = self._owner_of(sealed.document.module)
-        receipt = await owner.contribute(sealed.document.author, sealed, is_forwarded=True)
+        with self._noting(sealed):
+            receipt = await owner.contribute(sealed.document.author, sealed, is_forwarded=True)
         return Reply({"receipt": receipt.to_dict()})
 
+    @contextlib.contextmanager
+    def _noting(self, sealed: Sealed[Contribution]) -> Iterator[None]:
+        """Leave a note on what is refused."""
+        try:
+            yield
+        except Refused as refused:
+            self._rejections.note(sealed, refused.reason)
+            raise
+
     async def _on_next(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        after, wait_s = header.get("after"), header.get("wait_s")
-        if type(after) is not int or after < 0 or not isinstance(wait_s, (int, float)) or not 0 <= wait_s <= WAIT_MAX_S:
-            raise Refused(f"`after` is {after!r} and `wait_s` is {wait_s!r}", reason=Reason.MALFORMED)
+        wait_s = header.get("wait_s")
+        if not isinstance(wait_s, (int, float)) or not 0 <= wait_s <= WAIT_MAX_S:
+            raise Refused(f"`wait_s` is {wait_s!r}", reason=Reason.MALFORMED)
         owner = self._owner_of(module_in(header))
-        return items_reply(await owner.versions_after(after, wait_s=float(wait_s)))
+        return items_reply(await owner.versions_after(_known_in(header), wait_s=float(wait_s)))
 
     async def _on_round(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         return Reply({}, self._owner_of(module_in(header)).open_round().to_bytes())
+
+    async def _on_receipts(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        """For whoever keeps account: a receipt names who owes what to whom, and is no secret."""
+        after = str(header.get("after", ""))
+        receipts = self._owner_of(module_in(header)).receipts()
+        return items_reply(receipts[name] for name in sorted(receipts) if name > after)
+
+    async def _on_rejections(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        """For whoever keeps account, as receipts are."""
+        module, after = module_in(header), str(header.get("after", ""))
+        self._owner_of(module)  # only who leads has a word on this
+        notes = self._rejections.of(module)
+        return items_reply(notes[name] for name in sorted(notes) if name > after)
 
     async def _on_take(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         """The leader leaves and names us; whoever grants terms still has to agree, unless it has done so itself."""
@@ -76,6 +111,15 @@ class ModuleCalls:
                 self._node.watch.mandates.learn(module, [unseal(Grant, item) for item in mandate])
             await self._take(module)
         return Reply({})
+
+
+def _known_in(header: dict[str, Any]) -> Known:
+    """The version that the caller has; raises Refused."""
+    after, digest, weight = header.get("after"), header.get("digest", ""), header.get("weight", 0)
+    if type(after) is not int or after < 0 or type(weight) is not int or not (digest == "" or is_digest(digest)):
+        told = f"`after` is {after!r}, `digest` is {digest!r} and `weight` is {weight!r}"
+        raise Refused(told[:TOLD_MAX], reason=Reason.MALFORMED)
+    return Known(version=after, digest=digest, weight=weight)
 
 
 async def learn_mandate(node: Node, module: ModuleId, sender: PeerId) -> None:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from ..canonical import digest
 from ..core.codec import decode_module, encode_module
-from ..core.compress import decode_compressed
 from ..core.outer import apply_update
 from ..errors import IntegrityError, Refused, SwarmError
 from ..protocol.admission import Reason
@@ -33,8 +32,9 @@ from .transfer import fetch
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
-UPDATES_MAX = 3
-"""An int8 update is a quarter of a snapshot, so from four versions on the snapshot is smaller."""
+TRAINERS_MAX = 3
+"""Of those that train from a version, so many are asked for its blobs; who has not got them costs a call."""
+ARCHIVES_MAX = 2
 
 
 class ModuleReader:
@@ -82,11 +82,13 @@ class ModuleReader:
 
     async def _ask_versions(self, *, wait_s: float) -> list[Sealed[ModuleVersion]] | None:
         """What follows our version, from the leader, else from an archive; None when neither answers."""
-        header = {"module": str(self.module), "after": self.version.version}
+        version = self.version
+        header: dict[str, Any] = {"module": str(self.module), "after": version.version}
         leader = self._node.watch.leader(self.module)
         if leader is not None:
             try:
-                found = await self._call(leader, "module.next", header | {"wait_s": wait_s})
+                known = {"digest": version.digest, "weight": version.weight, "wait_s": wait_s}
+                found = await self._call(leader, "module.next", header | known)
                 self._unknown_since_s = None
                 return found
             except (SwarmError, Refused, IntegrityError) as error:
@@ -116,7 +118,7 @@ class ModuleReader:
         for seed in self._node.watch.seeds():
             try:
                 kept = read_items(ModuleVersion, await self._ask(seed, "mirror.chain", header))
-                return bool(kept) and kept[0].document.digest == self.version.digest
+                return bool(kept) and kept[0].document == self.version
             except (SwarmError, Refused, IntegrityError) as error:
                 log.info("the archive said nothing of version %d of %s: %s", self.version.version, self.module, error)
         return False
@@ -155,7 +157,7 @@ class ModuleReader:
         versions = read_items(ModuleVersion, await self._ask(peer, method, header))
         parent = self.version
         is_next = bool(versions) and versions[0].document.version == parent.version + 1
-        if is_next and parent.version and versions[0].document.parent != parent.digest:
+        if is_next and parent.version and not _is_after(versions[0].document, parent):
             raise Refused(f"version {parent.version} here is not theirs", reason=Reason.UNKNOWN_BASE)
         for sealed in versions:
             check_successor(parent, sealed.document, self._node.run.manifest)
@@ -179,7 +181,7 @@ class ModuleReader:
             self.shares[path] = tuple(share for share in version.shares if share.path == path)
 
     async def _advance(self, versions: list[Sealed[ModuleVersion]]) -> None:
-        if self.params is None or len(versions) > UPDATES_MAX:
+        if self.params is None or _is_snapshot_smaller(versions):
             snapshot = await self._load_snapshot(versions[-1].document if versions else self.version)
             for sealed in versions:
                 self._note_shares(sealed.document)
@@ -203,19 +205,29 @@ class ModuleReader:
         self.params, snapshot = await asyncio.to_thread(self._updated, blob, version)
         self.version = version
         self._note_shares(version)
-        self._keep([sealed], snapshot)
+        self._keep([sealed], snapshot, blob)
 
     def _updated(self, blob: bytes, version: ModuleVersion) -> tuple[NDArray[np.float32], bytes]:
-        assert self.params is not None
-        params = apply_update(self.params, decode_compressed(blob, size=self._layout.size))
+        assert self.params is not None and version.update is not None
+        params = apply_update(self.params, self._node.run.read_update(blob, self.module))
         snapshot = encode_module(params, self._layout)
         if digest(snapshot) != version.digest:
             raise IntegrityError(f"the update to version {version.version} of {self.module} does not give its digest")
+        if self._is_next_of_mirror(version):  # here, since they may be large: in the event loop heartbeats would wait
+            self._node.store.keep(version.snapshot, snapshot)
+            self._node.store.keep(version.update, blob)
         return params, snapshot
 
-    def _keep(self, versions: list[Sealed[ModuleVersion]], snapshot: bytes) -> None:
+    def _is_next_of_mirror(self, version: ModuleVersion) -> bool:
+        """Whether the mirror will keep this version."""
+        mirror = self._mirror
+        if mirror is None or mirror.is_owner(self.module):
+            return False
+        return mirror.ledger(self.module).head.version == version.version - 1
+
+    def _keep(self, versions: list[Sealed[ModuleVersion]], snapshot: bytes, update: bytes | None = None) -> None:
         if self._mirror is not None and versions:
-            self._mirror.note(versions, snapshot)
+            self._mirror.note(versions, snapshot, update)
 
     async def _load_snapshot(self, version: ModuleVersion) -> bytes:
         limit = self._node.run.snapshot_bytes_max(self.module)
@@ -226,7 +238,38 @@ class ModuleReader:
         return data
 
     def _holders(self, version: ModuleVersion) -> list[PeerId]:
-        """Who should have this version's blobs: its leader, the present one with its mirrors, and the archives."""
-        present = self._node.watch.leader(self.module)
-        likely = [version.author, *([present] if present else []), *self._keepers()]
-        return list(dict.fromkeys(likely))
+        """Who should have this version's blobs: its leader, the present one with its mirrors, who trains from it, and
+        the archives: named last, since all turn to them."""
+        watch, coordinator = self._node.watch, self._node.run.manifest.author
+        grant, present = watch.mandates.grant(self.module), watch.leader(self.module)
+        archives = sorted(watch.seeds(), key=lambda peer: peer != coordinator)[:ARCHIVES_MAX]
+        alive = watch.heartbeats.keys() - archives
+        mirrors = [peer for peer in (grant.group if grant else ()) if peer in alive]
+        owners = [version.author, *([present] if present else []), *mirrors]
+        return list(dict.fromkeys([*owners, *self._trainers(version), *archives]))
+
+    def _trainers(self, version: ModuleVersion) -> list[PeerId]:
+        """Who trains from this version by its claim, or is about to train from the next; each of us begins with another
+        one, so that they share the work."""
+        watch, me = self._node.watch, self._node.peer
+        reachable = {peer for peer, beat in watch.heartbeats.items() if beat.addresses and peer != me}
+        found = {
+            peer
+            for path, claims in watch.claims.items()
+            if self.module in path.modules()
+            for peer, claim in claims.items()
+            if peer in reachable and 0 <= claim.round - version.version <= 1
+        }
+        return sorted(found, key=lambda peer: (peer < me, peer))[:TRAINERS_MAX]
+
+
+def _is_after(version: ModuleVersion, parent: ModuleVersion) -> bool:
+    """Whether it can have been made from this very parent: two leaders may have made the same of different work."""
+    weight = version.weight - sum(share.tokens for share in version.shares)
+    return (version.parent, weight) == (parent.digest, parent.weight) and version.term >= parent.term
+
+
+def _is_snapshot_smaller(versions: list[Sealed[ModuleVersion]]) -> bool:
+    """Whether the newest snapshot is fewer bytes than all the updates up to it."""
+    updates = [sealed.document.update for sealed in versions]
+    return bool(versions) and sum(ref.size for ref in updates if ref) >= versions[-1].document.snapshot.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from ..swarm.api import Swarm
 from .history import History
 from .presence import Presence
 from .run import Run
+from .shared import Shared
 from .store import Store
 from .watch import Watch
 
@@ -35,6 +37,13 @@ class Node:
     """Tells that a contribution or version names this blob, so that an upload of it stays: `Uploads.claim`."""
     uploads_s: Mapping[PeerId, float] = field(default_factory=dict)
     """When bytes of an unfinished upload to us last came, by sender: `Uploads.progress_s`."""
+    admitting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a contribution is decoded to be judged: many may come at once, and each takes memory."""
+    averaging: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a version is made or made again: of all modules here one at a time, for the same reason."""
+
+    fetching: Shared[bytes] = field(default_factory=Shared)
+    """Blobs on their way to us, by digest: a trainer and a mirror of one module want the same ones at the same time."""
 
     @property
     def peer(self) -> PeerId:

@@ -15,23 +15,25 @@ import contextlib
 import logging
 from collections.abc import Collection
 
-from ..core.compress import Compressed
 from ..core.outer import OuterState
-from ..errors import IntegrityError, Refused, Unreachable
+from ..errors import Refused, Unreachable
 from ..protocol.admission import Reason
 from ..protocol.branches import Branch
 from ..protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Sealed, seal
 from ..protocol.grants import Mandate
 from ..protocol.pace import Arrivals
-from ..protocol.rounds import Entry, OpenRound, Round
+from ..protocol.rounds import OpenRound, Round
 from ..protocol.signing import PeerId
+from ..protocol.versions import Known
 from ..topology import ModuleId
+from .closing import PAYLOAD_LOST, make_next, recover, told_round, told_version
 from .custody import Custody
 from .faults import reach
 from .intake import Intake, receipt_for
 from .mandates import head_record
 from .mirror import Mirror
 from .node import Node
+from .payloads import PayloadLost
 from .recompute import Made, make_version
 from .shardings import learn_shardings
 from .takeover import Takeover
@@ -54,7 +56,7 @@ class ModuleOwner:
         self._mirror = mirror
         self._ledger = mirror.ledger(module)
         self._custody = Custody(node, mirror, self._ledger)
-        self._intake = Intake(node.run, self._ledger)
+        self._intake = Intake(node.run, node.store, self._ledger)
         self._mandate: Mandate = node.watch.mandates.newest(module)
         self._state: OuterState | None = None
         self._is_fresh = False
@@ -82,8 +84,9 @@ class ModuleOwner:
 
     @property
     def is_leading(self) -> bool:
-        """False from the moment on that we stopped, or heard of a newer leader."""
-        return self._is_leading
+        """False from the moment on that we stopped, or that somebody else was granted the module."""
+        grant = self._node.watch.mandates.grant(self.module)
+        return self._is_leading and grant is not None and grant.leader == self._node.peer
 
     @property
     def diverged_archives(self) -> list[PeerId]:
@@ -105,25 +108,26 @@ class ModuleOwner:
             raise Unreachable(f"version {newest} of {self.module} is not to be had, only {self.head.version}")
         await self._reopen(is_patient=is_patient)
         self._is_leading = True
+        self._require_leading()  # to gather takes a while
         await self._announce()
         self._custody.welcome()
 
     async def run(self) -> None:
         """Close rounds as they become ready, until cancelled or stopped."""
-        while self._is_leading:  # also when all is done: a mirror that joins then has to be told
+        while self.is_leading:  # also when all is done: a mirror that joins then has to be told
             await self._look_again()
             await self._tick()
             await self._catch_up()
+            await self._take_back()
             await self._node.clock.sleep(TICK_S)
 
     async def stop(self) -> None:
         """Admit nothing more; what was admitted is where the next leader finds it."""
         was_leading, self._is_leading = self._is_leading, False
-        async with self._lock:
-            if was_leading and not self._custody.is_final:
-                with contextlib.suppress(Refused):
+        with contextlib.closing(self._custody), contextlib.suppress(Refused):
+            async with self._lock:
+                if was_leading and not self._custody.is_final:
                     await self._custody.hand_in()
-        self._custody.close()
         async with self._changed:
             self._changed.notify_all()
 
@@ -157,64 +161,57 @@ class ModuleOwner:
             if not is_forwarded:
                 self._learn_pace(sealed.document)
         reach("owner: admitted, receipt not signed")
-        receipt = self._intake.receipts.setdefault(sealed.id, self._receipt(sealed, holders))
+        signed = receipt_for(sealed, self._node.swarm.signer, self._ledger, term=self.grant.term, holders=holders)
+        receipt = self._intake.receipts.setdefault(sealed.id, signed)
         self._node.history.add("receipt_signed", module=str(self.module), id=sealed.id, round=receipt.document.round)
         reach("owner: receipt signed, not sent")
         return receipt
 
-    async def versions_after(self, version: int, *, wait_s: float) -> list[Sealed[ModuleVersion]]:
-        """What follows `version`, as far as it is published; waits up to `wait_s` seconds for there to be something.
+    async def versions_after(self, known: Known, *, wait_s: float) -> list[Sealed[ModuleVersion]]:
+        """What follows `known`, as far as it is published; waits up to `wait_s` seconds for there to be something.
 
-        Raises Refused for a version that this chain does not have: its owner followed a branch that was given up.
-        """
-        if version > self.head.version:
-            raise Refused(f"the head of {self.module} is {self.head.version}", reason=Reason.UNKNOWN_BASE)
+        Raises Refused for what this chain does not have: the caller followed a branch that was given up."""
+        self._ledger.require(known)
         deadline_s = self._node.clock.now_s() + wait_s
-        while self._published <= version and self._is_leading and self._node.clock.now_s() < deadline_s:
+        while self._published <= known.version and self.is_leading and self._node.clock.now_s() < deadline_s:
             await changed_or_later(self._changed, self._node.clock, deadline_s - self._node.clock.now_s())
         self._require_leading()
-        return self._ledger.versions[version : self._published]
+        self._ledger.require(known)  # still: the branch may have changed meanwhile
+        return self._ledger.versions[known.version : self._published]
 
     def open_round(self) -> OpenRound:
         """What is in, of the version that trainers may see."""
         self._require_leading()
-        deadline_s = self._deadline_s()
-        if self._published == self.head.version:
-            return OpenRound(version=self._published, entries=tuple(self._round.entries), deadline_s=deadline_s)
-        # The round is closed, but its version is not cosigned yet.
-        counted = [share for share in self.head.shares if share.base_version == self._published]
-        entries = tuple(Entry(path=share.path, peer=share.peer) for share in counted)
-        return OpenRound(version=self._published, entries=entries, deadline_s=deadline_s)
+        return told_round(self._round, self.head, published=self._published, deadline_s=self._deadline_s())
+
+    def receipts(self) -> dict[str, Sealed[Receipt]]:
+        """By contribution: of the open round and the ones before."""
+        return self._intake.receipts if self.is_leading else {}
 
     def _judge(self, sender: PeerId, sealed: Sealed[Contribution]) -> None:
         self._require_leading()
         self._intake.judge(sender, sealed)
 
     def _require_leading(self) -> None:
-        if not self._is_leading:
+        if not self.is_leading:
             raise Refused(f"{self.module} is not led here any more", reason=Reason.NOT_LEADER)
 
     async def _receive(self, sender: PeerId, sealed: Sealed[Contribution]) -> tuple[PeerId, ...]:
-        """Decode it, keep it, admit it; who holds it."""
-        payload = self._payload(sealed)
-        if payload is None:
-            raise Refused("upload the payload first", reason="payload-missing")
-        gradient = await self._decode(payload)
+        """Measure it, keep it, admit it; who holds it."""
+        try:
+            payload, norm = await self._measure(sealed)
+        except PayloadLost:
+            raise Refused("upload the payload first", reason="payload-missing") from None
         holders = await self._keep(sealed, payload)
         async with self._lock:
             self._judge(sender, sealed)  # the round may have closed meanwhile
-            self._admit(sealed, gradient)
+            self._admit(sealed, norm)
         return holders
 
-    def _payload(self, sealed: Sealed[Contribution]) -> bytes | None:
-        try:
-            return self._node.store.get(sealed.document.payload.digest)
-        except IntegrityError:  # damaged on disk, and removed
-            return None
-
-    async def _decode(self, payload: bytes) -> Compressed:
+    async def _measure(self, sealed: Sealed[Contribution]) -> tuple[bytes, float]:
         assert self._state is not None
-        return await asyncio.to_thread(self._intake.decode, payload, self._state.params)
+        async with self._node.admitting:
+            return await asyncio.to_thread(self._intake.measure, sealed, self._state.params)
 
     async def _keep(self, sealed: Sealed[Contribution], payload: bytes) -> tuple[PeerId, ...]:
         try:
@@ -223,9 +220,9 @@ class ModuleOwner:
             self._depose(refused)
             raise
 
-    def _admit(self, sealed: Sealed[Contribution], gradient: Compressed) -> None:
+    def _admit(self, sealed: Sealed[Contribution], norm: float) -> None:
         if not self._intake.has(sealed.id):  # a call that the network doubled may come after its twin was counted
-            self._intake.admit(sealed, gradient)
+            self._intake.admit(sealed, norm)
             document = sealed.document
             self._node.keep_upload(document.payload.digest)
             is_late = document.base_version < self.head.version
@@ -236,10 +233,6 @@ class ModuleOwner:
     def _learn_pace(self, document: Contribution) -> None:
         now_s, base = self._node.clock.now_s(), document.base_version
         self._arrivals = self._arrivals.arrived(document.path, document.author, base=base, now_s=now_s)
-
-    def _receipt(self, sealed: Sealed[Contribution], holders: tuple[PeerId, ...]) -> Sealed[Receipt]:
-        signer, term = self._node.swarm.signer, self.grant.term
-        return receipt_for(sealed, signer, self._ledger, term=term, holders=holders)
 
     # -- rounds and versions
 
@@ -263,17 +256,17 @@ class ModuleOwner:
 
     async def _tick(self) -> None:
         now_s = self._node.clock.now_s()
-        if not self._is_leading or self._ticked(now_s) is self._round:
+        if not self.is_leading or self._ticked(now_s) is self._round:
             return
         # Closing too early costs a path its round, so look at the claims once more before.
         await self._node.watch.read_claims(self._round.expected)
         async with self._lock:
             self._round = self._ticked(now_s)
-            if self._round.is_closed and self._is_leading:
+            if self._round.is_closed and self.is_leading:
                 await self._close()
 
     async def _catch_up(self) -> None:
-        """Hand in, now and then, what somebody did not take; rounds do not wait for who does not answer."""
+        """Hand in, now and then, what somebody did not take: it may have come back."""
         now_s = self._node.clock.now_s()
         if now_s >= self._catch_up_s and not (self._custody.is_final and self._custody.is_told):
             self._catch_up_s = now_s + CATCH_UP_S
@@ -283,7 +276,16 @@ class ModuleOwner:
                 except Refused as refused:
                     self._depose(refused)
                 await self._go_back()
-            self._settle()
+            self._mirror.settle(self.module)
+
+    async def _take_back(self) -> None:
+        """What our document of a version counted, and the one that the coordinator has signed does not."""
+        if not self._mirror.lost[self.module]:
+            return
+        async with self._lock:
+            for id_ in sorted(self._mirror.lost.pop(self.module) & self._ledger.open.keys()):
+                if not self._intake.has(id_):
+                    await self._take_over(self._ledger.open[id_])
 
     async def _go_back(self) -> None:
         """Versions whose contributions are lost with all who had them can never be final: after a while, in which one
@@ -305,7 +307,12 @@ class ModuleOwner:
         return Round(number=self.head.version, expected=expected)
 
     async def _close(self) -> None:
-        made = await asyncio.to_thread(self._make)
+        made = await make_next(self._node, self._mirror, self._ledger, self._intake, self._make)
+        if made is None:
+            self._round = self._new_round()
+            return
+        if not self.is_leading:  # who leads now makes it, of the same contributions
+            return
         reach("owner: averaged, version not on disk")
         self._mirror.append(seal(self._node.swarm.signer, made.version), made)
         reach("owner: version on disk, not cosigned")
@@ -314,7 +321,7 @@ class ModuleOwner:
             await self._custody.publish()
         except Refused as refused:
             self._depose(refused)
-        self._settle()
+        self._mirror.settle(self.module)
         reach("owner: version cosigned, not announced")
         await self._announce()
         reach("owner: version announced")
@@ -332,25 +339,14 @@ class ModuleOwner:
             grant=self._mandate[-1].id,
             author=self._node.peer,
             is_fresh=self._is_fresh,
-        )
+        ).kept_in(self._node.store)
 
     def _next_round(self, made: Made) -> None:
         version = made.version
         self._state, self._is_fresh = made.state, False
         self._intake.clear()
         self._round = self._new_round()
-        self._node.history.add(
-            "version",
-            module=str(self.module),
-            version=version.version,
-            digest=version.digest,
-            contributions=[share.contribution for share in version.shares],
-            weights=[round(share.weight, 4) for share in version.shares],
-            term=version.term,
-        )
-
-    def _settle(self) -> None:
-        self._mirror.settle(self.module)
+        self._node.history.add("version", **told_version(version))
 
     def _depose(self, refused: Refused) -> None:
         log.warning("%s: a mirror refused: %s", self.module, refused)
@@ -358,7 +354,7 @@ class ModuleOwner:
             self._is_leading = False
 
     async def _announce(self) -> None:
-        if self._is_leading:
+        if self.is_leading:
             self._published = self.head.version
             await self._node.presence.lead(self.module, head_record(self._ledger, self._mandate))
         async with self._changed:
@@ -370,13 +366,13 @@ class ModuleOwner:
         """Begin the round after the head anew, with all that is open here."""
         await learn_shardings(self._node)  # what is taken over may be of any
         holders = [self.head.author, *self._node.watch.heartbeats]
-        self._state = await self._mirror.state_patiently(self.head, holders=holders)
+        self._state = await self._mirror.states.read_patiently(self.head, holders=holders)
         self._is_fresh = self._state is None
         if self._state is None:
             if is_patient:
                 raise Unreachable(f"the outer state of {self.module} is not to be had")
-            self._state = await self._mirror.params(self.head, holders=holders)
-        self._intake = Intake(self._node.run, self._ledger)
+            self._state = await self._mirror.states.read_params(self.head, holders=holders)
+        self._intake = Intake(self._node.run, self._node.store, self._ledger)
         self._intake.recall()
         self._round = self._new_round()
         for sealed in list(self._ledger.open.values()):
@@ -387,14 +383,17 @@ class ModuleOwner:
         """Admit an open contribution of a former leader, under the same rules; what may not count is reported."""
         try:
             self._intake.judge(sealed.document.author, sealed)
-            payload = self._payload(sealed)
-            if payload is None:
-                raise IntegrityError("its payload is lost")
-            gradient = await self._decode(payload)
-        except (Refused, IntegrityError) as error:
-            reason = error.reason if isinstance(error, Refused) else "payload-lost"
+            norm = await self._measure_or_recover(sealed)
+        except (Refused, PayloadLost) as error:
             log.warning("%s: cannot take over %s: %s", self.module, sealed.id[:8], error)
-            self._node.history.add("expired", module=str(self.module), id=sealed.id, reason=str(reason))
-            self._ledger.drop(sealed.id)
+            reason = error.reason if isinstance(error, Refused) else PAYLOAD_LOST
+            self._mirror.expire(sealed, str(reason))
             return
-        self._admit(sealed, gradient)
+        self._admit(sealed, norm)
+
+    async def _measure_or_recover(self, sealed: Sealed[Contribution]) -> float:
+        try:
+            return (await self._measure(sealed))[1]
+        except PayloadLost:
+            await recover(self._node, self._mirror, self._ledger, sealed)
+            return (await self._measure(sealed))[1]

@@ -7,7 +7,9 @@ a module over.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -24,6 +26,7 @@ from .mirror_calls import MirrorCalls
 from .module_calls import ModuleCalls
 from .node import CALL_TIMEOUT_S, Node
 from .owner import LOST_TTLS, ModuleOwner
+from .rejections import Rejections
 from .remote import RemoteLedger
 
 log = logging.getLogger(__name__)
@@ -44,6 +47,7 @@ class Ownership:
         self._taking: dict[ModuleId, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._offers: dict[ModuleId, asyncio.Task[None]] = {}
         """Contributions on their way to another leader."""
+        self._watches: list[asyncio.Task[None]] = []
         self._is_leaving = False
         self._began_s: dict[ModuleId, float] = {}
         """Since when we try to take a module over, of which a newer version is known than can be had."""
@@ -57,7 +61,7 @@ class Ownership:
         """Whom we last saw leading a module that we do not lead."""
         for module in node.run.topology.modules():
             mirror.lost[module].update(mirror.ledger(module).open)  # from before a restart
-        ModuleCalls(node, self._owner, self.take).serve()
+        ModuleCalls(node, self._owner, self.take, Rejections(node, mirror)).serve()
         MirrorCalls(node, mirror).serve()
 
     @property
@@ -76,11 +80,12 @@ class Ownership:
     async def run(self) -> None:
         """Take modules that fall to us, drop those that others lead in a newer term; ends when cancelled."""
         # Side by side: who waits for a frozen peer in one module must not keep the others waiting.
-        watches = [asyncio.create_task(self._look_after(module)) for module in self._node.run.topology.modules()]
+        modules = self._node.run.topology.modules()
+        self._watches = [asyncio.create_task(self._look_after(module)) for module in modules]
         try:
-            await asyncio.gather(*watches)
+            await asyncio.gather(*self._watches)
         finally:
-            for task in [*watches, *self._offers.values()]:
+            for task in [*self._watches, *self._offers.values()]:
                 task.cancel()
 
     async def _look_after(self, module: ModuleId) -> None:
@@ -97,6 +102,18 @@ class Ownership:
             await self._pass_on(module)
         for module in self._node.run.topology.modules():
             await self._resubmit(module)
+
+    async def close(self) -> None:
+        """Nothing goes on here: what was not handed over in time is where its next leader finds it."""
+        self._is_leaving = True
+        tasks = [*self._tasks.values(), *self._watches, *self._offers.values()]
+        for module in self.modules:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0):  # as far as it gets without waiting
+                    await self.drop(module)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def take(self, module: ModuleId) -> None:
         """Lead `module` from now on, in a new term; raises DipacoError if nobody who may grants it."""
@@ -117,11 +134,13 @@ class Ownership:
         last_group = last.group if last is not None else ()
         if last is None or self._granted.get(module) != last:
             await self._granting.obtain(module, mirrors=self._mirrors(module, last_group))
-            self._began_s.pop(module, None)
             self._groups[module] = last_group
             self._granted[module] = mandates.newest(module)[-1].document
         now_s, ttl_s = self._node.clock.now_s(), self._node.run.config.liveness.heartbeat_ttl_s
-        began_s = self._began_s.setdefault(module, now_s)
+        if self._began_s.get(module, -math.inf) < self._node.watch.led_s[module]:
+            self._began_s[module] = now_s
+        # Not from our newest term on: peers that take turns, each patient anew, would never come to lead.
+        began_s = self._began_s[module]
         owner = ModuleOwner(self._node, self.mirror, module)
         last_group = self._groups.get(module, last_group)
         await owner.start(last_group=last_group, is_patient=now_s - began_s < LOST_TTLS * ttl_s)
@@ -133,8 +152,10 @@ class Ownership:
         owner = self._owners.pop(module, None)
         if owner is not None:
             task = self._tasks.pop(module)  # at once: it may be taken again while we wait
-            await owner.stop()
-            task.cancel()
+            try:
+                await owner.stop()
+            finally:
+                task.cancel()
             await asyncio.gather(task, return_exceptions=True)  # a failure was logged when it was noticed
             self.mirror.lost[module].update(self.mirror.ledger(module).open)
 
@@ -211,10 +232,17 @@ class Ownership:
         if self._followed.get(module) != leader:  # it may have missed what the last one gave a receipt for
             self._followed[module] = leader
             self.mirror.lost[module].update(self.mirror.ledger(module).open)
+        await self._look_back(module, leader)
         for contribution in sorted(self.mirror.lost[module]):
             if not await self._offer(module, contribution, leader):
                 return
             self.mirror.lost[module].discard(contribution)
+
+    async def _look_back(self, module: ModuleId, leader: PeerId) -> None:
+        try:
+            await self.mirror.look_back(leader, module)
+        except DipacoError as error:
+            log.info("%s: ...%s does not say what is final: %s", module, short(leader), error)
 
     async def _offer(self, module: ModuleId, contribution: str, leader: PeerId) -> bool:
         """Whether this one is settled."""
@@ -229,8 +257,7 @@ class Ownership:
         except Refused as refused:
             if refused.reason in PASSING:
                 return False
-            history.add("expired", module=str(module), id=contribution, reason=refused.reason)
-            ledger.drop(contribution)
+            self.mirror.expire(sealed, refused.reason)
         except (SwarmError, IntegrityError) as error:
             log.info("%s: ...%s did not take %s again: %s", module, short(leader), contribution[:8], error)
             return False

@@ -6,10 +6,11 @@ machine and in any order of arrival (core/outer.py says why).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..core import outer
+from ..core.arrays import Floats
 from ..core.codec import encode_module
 from ..core.compress import Compressed, encode_compressed
 from ..core.outer import OuterState, encode_state
@@ -18,6 +19,7 @@ from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, S
 from ..protocol.signing import PeerId
 from ..topology import PathId
 from .run import Run
+from .store import Store
 
 LATE_WEIGHT = 0.25
 """What a contribution weighs, over one in time, for each version that its base is behind: its path has trained again
@@ -26,10 +28,25 @@ meanwhile, so that at full weight the same progress would count twice (docs/lost
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A contribution and its decoded outer gradient."""
+    """A contribution, and how its outer gradient is read: it need not be in memory."""
 
     sealed: Sealed[Contribution]
-    gradient: Compressed
+    read: Callable[[], Compressed]
+    norm: float | None = None
+    """Of the outer gradient; None if nobody has looked at it yet."""
+
+
+class Gradients:
+    """The outer gradients of contributions by place, each read whenever it is asked for."""
+
+    def __init__(self, items: Sequence[Admitted]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, place: int, /) -> Compressed:
+        return self._items[place].read()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +58,22 @@ class Made:
     snapshot: bytes
     update: bytes
     state_blob: bytes
+
+    @property
+    def blobs(self) -> list[tuple[BlobRef, bytes]]:
+        """Each with its name."""
+        named = zip(
+            (self.version.snapshot, self.version.update, self.version.state),
+            (self.snapshot, self.update, self.state_blob),
+            strict=True,
+        )
+        return [(ref, blob) for ref, blob in named if ref is not None]
+
+    def kept_in(self, store: Store) -> Made:
+        """Itself, its blobs in `store`. They may be large: not for the event loop, or heartbeats come late."""
+        for ref, blob in self.blobs:
+            store.keep(ref, blob)
+        return self
 
 
 def order(item: Admitted) -> tuple[PathId, str]:
@@ -68,14 +101,13 @@ def make_version(
     assert ordered, "a module without contributors gets no step"
     alphas = _alphas(run, ordered, parent=parent.version)
     settings = run.config.outer
-    gradient = outer.average(
-        [item.gradient for item in ordered],
-        alphas,
-        rule=settings.norm_rule,
-        paths=[str(item.sealed.document.path) for item in ordered],
-        clip_norm=clip_norm,
+    after, update = outer.outer_step(
+        state,
+        averaged(run, ordered, alphas, clip_norm=clip_norm),
+        lr=settings.lr,
+        momentum=settings.momentum,
+        codec=run.config.compression.downlink,
     )
-    after, update = outer.outer_step(state, gradient, lr=settings.lr, momentum=settings.momentum)
     snapshot = encode_module(after.params, run.layout(parent.module))
     update_blob, state_blob = encode_compressed(update), encode_state(after)
     version = ModuleVersion(
@@ -121,6 +153,19 @@ def make_again(
     if made.version != version:
         raise IntegrityError(f"version {version.version} of {version.module} does not follow from its contributions")
     return made
+
+
+def averaged(run: Run, ordered: Sequence[Admitted], alphas: Sequence[float], *, clip_norm: float | None) -> Floats:
+    """The outer gradient (N,) of contributions in their order; one at a time is in memory, whatever their number."""
+    norms = [item.norm for item in ordered if item.norm is not None]
+    return outer.average(
+        Gradients(ordered),
+        alphas,
+        rule=run.config.outer.norm_rule,
+        paths=[str(item.sealed.document.path) for item in ordered],
+        clip_norm=clip_norm,
+        norms=norms if len(norms) == len(ordered) else None,
+    )
 
 
 def _alphas(run: Run, ordered: Sequence[Admitted], *, parent: int) -> tuple[float, ...]:

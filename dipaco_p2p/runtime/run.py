@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ..config import PROTOCOL_VERSION, RunConfig
-from ..core.compress import BLOCK
+from ..config import RunConfig
+from ..core.compress import Compressed, bytes_max, decode_compressed
 from ..core.layout import Layout, module_layout
-from ..errors import IntegrityError, WrongRun
+from ..errors import IntegrityError
 from ..protocol.documents import Manifest, Sealed, Sharding, ShardRef, run_name, unseal
 from ..protocol.versions import genesis_version
 from ..topology import ModuleId, PathId, Topology
+from ..version_gate import check_protocol
 
 HEADER_BYTES_SPARE = 4096
 
@@ -106,9 +107,16 @@ class Run:
         return self.config.inner.steps * self.config.inner.batch * self.config.model.context
 
     def payload_bytes_max(self, module: ModuleId) -> int:
-        """Largest compressed outer gradient: a code per value, a scale per block, a header."""
-        size = self.layout(module).size
-        return size + 4 * -(-size // BLOCK) + HEADER_BYTES_SPARE
+        """Largest compressed outer gradient."""
+        return bytes_max(self.layout(module).size, self.config.compression.uplink)
+
+    def read_contribution(self, payload: bytes, module: ModuleId) -> Compressed:
+        """The outer gradient of a contribution; raises IntegrityError."""
+        return decode_compressed(payload, size=self.layout(module).size, codec=self.config.compression.uplink)
+
+    def read_update(self, blob: bytes, module: ModuleId) -> Compressed:
+        """What takes a module from one version to the next; raises IntegrityError."""
+        return decode_compressed(blob, size=self.layout(module).size, codec=self.config.compression.downlink)
 
     def snapshot_bytes_max(self, module: ModuleId) -> int:
         """Largest snapshot, and half of the largest outer state."""
@@ -126,11 +134,8 @@ def open_run(value: object) -> Run:
     """Check a manifest from outside. Raises WrongRun or IntegrityError."""
     document = value.get("document") if isinstance(value, dict) else None
     protocol = document.get("protocol") if isinstance(document, dict) else None
-    if isinstance(protocol, int) and protocol != PROTOCOL_VERSION:
-        raise WrongRun(
-            f"the run speaks protocol {protocol}, this program speaks {PROTOCOL_VERSION}",
-            hint="install the version of dipaco-p2p that the coordinator names",
-        )
+    if isinstance(protocol, int):
+        check_protocol(protocol, who="the run")
     run = Run(unseal(Manifest, value))
     run.check_genesis()
     return run

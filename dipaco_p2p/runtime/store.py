@@ -58,6 +58,10 @@ class Disk:
             os.close(handle)
 
 
+class LimitReached(OSError):
+    """The disk has room, and the owner of the machine lets us have no more of it."""
+
+
 disk = Disk()
 
 
@@ -76,10 +80,14 @@ class Store:
     def put(self, data: bytes) -> BlobRef:
         """Keep `data`; raises EnvironmentUnfit when the disk is full."""
         ref = BlobRef.of(data)
+        self.keep(ref, data)
+        return ref
+
+    def keep(self, ref: BlobRef, data: bytes) -> None:
+        """Keep `data`, whose name is known; raises EnvironmentUnfit when the disk is full."""
         path = self._blob_path(ref.digest)
         if not path.exists():
             self._write(path, data)
-        return ref
 
     def get(self, name: str) -> bytes | None:
         """The blob, or None; raises IntegrityError and forgets the file when the disk changed its bytes."""
@@ -209,6 +217,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def unfit(error: OSError, path: Path) -> EnvironmentUnfit:
     """What to tell about a file system that refuses."""
+    if isinstance(error, LimitReached):
+        return EnvironmentUnfit(str(error), hint=f"raise `disk_gb`, or {ELSEWHERE}")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentUnfit(f"no space left on the disk of {path.parent}", hint=f"free some space, or {ELSEWHERE}")
     return EnvironmentUnfit(f"cannot write {path}: {error.strerror}", hint=ELSEWHERE)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ..canonical import digest, is_digest
@@ -14,7 +15,8 @@ from ..errors import BlobMissing, IntegrityError, Refused
 from ..protocol.documents import BlobRef
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
-from ..swarm.blobs import fetch_blob, send_blob, serve_blobs, serve_uploads
+from ..swarm.blobs import send_blob, serve_blobs, serve_uploads
+from ..swarm.fetch import fetch_blob
 from .node import CALL_TIMEOUT_S, Node
 from .store import Store
 
@@ -46,18 +48,25 @@ async def fetch(
         others = [(peer, node.watch.addresses(peer)) for peer in holders if peer != node.peer]
         if not others:
             raise BlobMissing(f"nobody alive holds blob {ref.digest[:8]}")
-        data = await fetch_blob(
+        work = partial(
+            fetch_blob,
             node.swarm,
             ref.digest,
-            size_max=ref.size,
+            size=ref.size,
             holders=others,
             partial=node.store.partial_path(ref.digest),
             timeout_s=CALL_TIMEOUT_S,
             on_progress=on_progress,
         )
+        data = await node.fetching.do(ref.digest, work)
         if keep:
             await asyncio.to_thread(node.store.put, data)
     return data
+
+
+async def fetch_kept(node: Node, ref: BlobRef, *, holders: Sequence[PeerId]) -> bytes:
+    """As `fetch`, from the archives as well, and kept."""
+    return await fetch(node, ref, holders=list(dict.fromkeys([*holders, *node.watch.seeds()])), keep=True)
 
 
 async def send(node: Node, peer: PeerId, data: bytes, *, on_progress: Callable[[int, int], None] | None = None) -> None:

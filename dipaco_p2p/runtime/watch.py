@@ -58,7 +58,7 @@ class Watch:
         """The newest term of each module in which a leader has said so."""
         self._terms_s: dict[ModuleId, tuple[int, float]] = {module: (0, clock.now_s()) for module in self.heads}
         """The newest term of each module, and since when it is known here."""
-        self._led_s: dict[ModuleId, float] = dict.fromkeys(self.heads, clock.now_s())
+        self.led_s: dict[ModuleId, float] = dict.fromkeys(self.heads, clock.now_s())
         """When each module was last seen to be led."""
         self._doubtful: dict[tuple[ModuleId, PeerId, int], float] = {}
         """Heads that their peers could show no mandate for, and until when they are not asked again."""
@@ -68,6 +68,11 @@ class Watch:
     async def refresh(self) -> None:
         """Read heartbeats, claims and heads."""
         await asyncio.gather(self.read_peers(), self.read_claims(), *map(self.read_heads, self.heads))
+
+    def close(self) -> None:
+        """Ask nobody for a mandate any more."""
+        for task in self._asking:
+            task.cancel()
 
     async def read_peers(self) -> None:
         beats = read_all(Heartbeat, await self._bodies(peers_key(self._run.id)))
@@ -85,7 +90,7 @@ class Watch:
         self.resigned[module] = {peer: head.term for peer, head in heads.items() if head.resigned}
         self.seen[module] = max([self.seen[module], *(head.version for head in self.heads[module].values())])
         if self.heads[module]:
-            self._led_s[module] = self._clock.now_s()
+            self.led_s[module] = self._clock.now_s()
 
     async def read_rounds(self, modules: Iterable[ModuleId] | None = None) -> None:
         """Ask the leaders of `modules`, or of all, what is in their open rounds."""
@@ -115,7 +120,7 @@ class Watch:
             self.is_taking_over(module) and self.mandates.newest(module)[-1].document.leader != peer
         ):
             return False
-        waited_s = self._clock.now_s() - self._led_s[module]
+        waited_s = self._clock.now_s() - self.led_s[module]
         return waited_s >= order.index(peer) * self._run.config.liveness.heartbeat_ttl_s
 
     def is_taking_over(self, module: ModuleId) -> bool:

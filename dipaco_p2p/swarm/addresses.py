@@ -12,6 +12,8 @@ from ..protocol.signing import PeerId, public_key_of
 
 ADDRESS_CHARS_MAX = 400
 ADDRESSES_MAX = 16
+GIVEN_MAX = 4
+"""Addresses of one peer in a ticket: machines have some that lead nowhere."""
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*\.?")
 _HINT = "an address looks like /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW..."
 
@@ -62,7 +64,17 @@ def places_of(peer: PeerId, addresses: Sequence[str]) -> list[str]:
 
 def best_address(addresses: Sequence[str]) -> str:
     """The address to give to others: one that leaves this machine, if there is any."""
-    return next((address for address in addresses if "/ip4/127." not in address), addresses[0])
+    return next((address for address in addresses if not _is_loopback(address)), addresses[0])
+
+
+def worth_giving(addresses: Sequence[str], *, most: int = GIVEN_MAX) -> list[str]:
+    """Those to put into a ticket: the ones that leave this machine, or if there is none, the first."""
+    outside = [address for address in addresses if not _is_loopback(address)]
+    return outside[:most] or list(addresses[:1])
+
+
+def _is_loopback(address: str) -> bool:
+    return "/ip4/127." in address or address.startswith("/ip6/::1/")
 
 
 def _is_host(kind: str, host: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from ..protocol.records import Record
 from ..protocol.signing import PeerId, Signer
+from .line import Line
 
 HEADER_BYTES_MAX = 256 * 1024
 BODY_BYTES_MAX = 4 * 1024 * 1024
@@ -72,6 +73,10 @@ class Swarm(Protocol):
     @property
     def addresses(self) -> tuple[str, ...]:
         """Full multiaddrs, with /p2p/ID, at which others can dial us; empty if we do not listen."""
+
+    @property
+    def line(self) -> Line:
+        """What blobs may take of this machine's line: of all that is moved over this swarm together."""
 
     async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
         """Sign `body` and keep it under `key`, in our name, for `ttl_s`; whether at least one node stored it."""

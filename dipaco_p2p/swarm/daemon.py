@@ -12,6 +12,7 @@ import signal
 import socket
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,24 +23,25 @@ SOCKET_PATTERN = "hivemind-*.sock"
 _LIBC = ctypes.CDLL(None)  # looked up before any fork
 _PR_SET_PDEATHSIG = 1
 _BOUND_SOCKETS = Path("/proc/net/unix")
+BACKLOG = 1024
+"""Streams that may wait while we are busy: with asyncio's 100, two hundred of one stranger would have others' reset."""
+PORT_PATIENCE_S = 3.0
+"""How long the daemon of a program that was killed may take to let its port go."""
+PORT_LOOK_S = 0.1
 
 
-def check_port_free(host: str, port: int) -> None:
-    """Raises EnvironmentUnfit if `port` is taken or may not be used.
+async def wait_port_free(host: str, port: int) -> None:
+    """Raises EnvironmentUnfit if `port` may not be used, or is taken and stays so: of a program that was killed the
+    daemon ends a moment later.
 
     libp2p shares a taken port silently (SO_REUSEPORT) when it is of the same user, so that half of the connections
     would go to the other process.
     """
-    if port == 0:
-        return
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            probe.listen(1)
-        except OSError as error:
-            raise _unfit(host, port, error) from None
+    until_s = time.monotonic() + PORT_PATIENCE_S
+    while (problem := _problem_with(host, port)) is not None:
+        if problem.errno != errno.EADDRINUSE or time.monotonic() >= until_s:
+            raise _unfit(host, port, problem)
+        await asyncio.sleep(PORT_LOOK_S)
 
 
 def cannot_join(place: str, problem: str) -> EnvironmentUnfit:
@@ -54,12 +56,32 @@ def cannot_join(place: str, problem: str) -> EnvironmentUnfit:
 def sweep_stale_sockets(folder: Path = SOCKET_FOLDER) -> int:
     """Remove our user's daemon sockets that nobody holds any more; how many. A live process loses nothing."""
     removed = 0
+    for path in stale_sockets(folder):
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            path.unlink()
+            removed += 1
+    return removed
+
+
+def stale_sockets(folder: Path = SOCKET_FOLDER) -> list[Path]:
+    """Our user's daemon sockets that nobody holds any more."""
+    found = []
     for path in folder.glob(SOCKET_PATTERN):
         with contextlib.suppress(FileNotFoundError, PermissionError):
             if _is_ours(path) and _is_dead(path):
-                path.unlink()
-                removed += 1
-    return removed
+                found.append(path)
+    return found
+
+
+@contextlib.contextmanager
+def long_backlog() -> Iterator[None]:
+    """Servers on Unix sockets that are started within let `BACKLOG` connections wait; hivemind lets nobody say so."""
+    start = asyncio.start_unix_server
+    asyncio.start_unix_server = functools.partial(start, backlog=BACKLOG)
+    try:
+        yield
+    finally:
+        asyncio.start_unix_server = start
 
 
 @contextlib.contextmanager
@@ -82,6 +104,18 @@ def daemons_apart() -> Iterator[None]:
 def _end_with_parent() -> None:
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _problem_with(host: str, port: int) -> OSError | None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            return error
+    return None
 
 
 def _unfit(host: str, port: int, error: OSError) -> EnvironmentUnfit:

@@ -23,9 +23,10 @@ from hivemind.dht.protocol import ValidationError
 from hivemind.p2p import P2P, PeerID, p2p_daemon
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
-from hivemind.proto import p2pd_pb2
+from hivemind.proto import dht_pb2, p2pd_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
+from hivemind.utils.timed_storage import get_dht_time
 from torch.multiprocessing import set_sharing_strategy
 
 from ..clock import Clock
@@ -35,10 +36,13 @@ from ..protocol.signing import PeerId, Signer, short
 from . import frames, identity, streams
 from .addresses import Address, places_of, read_address, read_place
 from .api import FRAME_TIMEOUT_S, Handler, Reply, SwarmStatistics
-from .daemon import cannot_join, check_port_free, daemons_apart, sweep_stale_sockets
-from .dht import MESSAGE_BYTES_MAX, create_node, hash_key
+from .daemon import cannot_join, daemons_apart, long_backlog, sweep_stale_sockets, wait_port_free
+from .dht import MESSAGE_BYTES_MAX, RPC_TIMEOUT_S, create_node, hash_key
+from .dialback import METHOD as DIALBACK
+from .dialback import DialBack, greets
 from .dispatch import Dispatcher
 from .guard import RecordGuard
+from .line import Line
 from .shelf import Shelf
 
 PROTOCOL = "/dipaco-p2p/call/1"
@@ -68,10 +72,12 @@ async def open_libp2p(
     ttl_max_s: float,
     clock: Clock,
     frame_timeout_s: float = FRAME_TIMEOUT_S,
+    line: Line | None = None,
 ) -> Libp2pSwarm:
     """Start a daemon and join the DHT of `initial_peers`; with none, begin a new one.
 
     One answering peer is enough. A peer in `client_mode` does not listen and stores nothing for others.
+    `line` limits what blobs take of this machine's line.
     Raises ConfigError (a malformed address), Unreachable (none of the peers answers), EnvironmentUnfit (a taken
     port, a wrong clock, an unsafe key file), IntegrityError (a malformed key file).
     """
@@ -80,10 +86,11 @@ async def open_libp2p(
     dialled = {address: read_address(address) for address in initial_peers if not address.endswith(signer.peer)}
     sweep_stale_sockets()
     if not client_mode:
-        check_port_free(host, port)
+        await wait_port_free(host, port)
     p2p = await _start_daemon(identity_path, listen, client_mode)
     try:
         swarm = Libp2pSwarm(p2p, signer, clock=clock, ttl_max_s=ttl_max_s, frame_timeout_s=frame_timeout_s)
+        swarm.line = line or swarm.line
         await swarm.start(client_mode=client_mode)
         if dialled:
             await swarm.join(dialled)
@@ -99,6 +106,7 @@ class Libp2pSwarm:
     def __init__(self, p2p: P2P, signer: Signer, *, clock: Clock, ttl_max_s: float, frame_timeout_s: float) -> None:
         self.peer, self.signer = signer.peer, signer
         self.addresses: tuple[str, ...] = ()
+        self.line = Line()
         self._p2p = p2p
         self._daemon = _Daemon(p2p)
         self._counts: Counter[str] = Counter()
@@ -108,6 +116,7 @@ class Libp2pSwarm:
         self._guard = RecordGuard(clock=clock, ttl_max_s=ttl_max_s, hash_key=hash_key, counts=self._counts)
         self._client_mode = False
         self._node: DHTNode | None = None
+        self.serve(DIALBACK, DialBack(clock, places=self.places, greets=greets).answer)
 
     async def start(self, *, client_mode: bool) -> None:
         """Bring up our node of the DHT and answer calls."""
@@ -116,7 +125,8 @@ class Libp2pSwarm:
             self.addresses = tuple(str(address) for address in await self._p2p.get_visible_maddrs())
         self._node = await create_node(self._p2p, self._guard, client_mode=client_mode, on_found=self._on_found)
         _quieten(self._p2p)
-        await self._p2p.add_binary_stream_handler(PROTOCOL, self._on_stream)
+        with long_backlog():
+            await self._p2p.add_binary_stream_handler(PROTOCOL, self._on_stream)
 
     async def join(self, dialled: dict[str, Address]) -> None:
         """Join through whichever of `dialled` answer; raises as `open_libp2p`."""
@@ -189,6 +199,24 @@ class Libp2pSwarm:
         except (TimeoutError, OSError, P2PDaemonError, IncompleteReadError):
             raise Unreachable(f"no answer from {address}", hint=_HINT) from None
         return target.peer
+
+    async def places(self, peer: PeerId) -> list[str]:
+        """Where our connections with `peer` lead to, as the transport sees it: multiaddrs without the peer."""
+        infos = await self._p2p.list_peers()
+        return [str(place) for info in infos if info.peer_id.to_base58() == peer for place in info.addrs]
+
+    async def clock_ahead_s(self, peer: PeerId) -> tuple[float, float]:
+        """How far the clock of `peer` is ahead of ours, and the time that its answer took. Raises Unreachable."""
+        assert self._node is not None
+        protocol, asked_s = self._node.protocol, get_dht_time()
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                request = dht_pb2.PingRequest(peer=dht_pb2.NodeInfo(), validate=False)
+                answer = await protocol.get_stub(PeerID.from_base58(peer)).rpc_ping(request, timeout=RPC_TIMEOUT_S)
+        except Exception as error:  # whatever a hostile answer can raise, it is no time
+            raise Unreachable(f"{short(peer)} does not say what time it is: {type(error).__name__}") from None
+        now_s = get_dht_time()
+        return answer.dht_time - (asked_s + now_s) / 2, now_s - asked_s
 
     async def close(self) -> None:
         if self._node is None:

@@ -23,6 +23,7 @@ from . import frames
 from .api import Handler, Reply, SwarmStatistics
 from .dispatch import Dispatcher
 from .frames import Frame
+from .line import Line
 from .shelf import Shelf
 
 T = TypeVar("T")
@@ -61,13 +62,13 @@ class MemoryNetwork:
         self._cuts: set[tuple[PeerId, PeerId]] = set()
         self._lag_s: dict[PeerId, float] = {}
 
-    def join(self, signer: Signer, *, clock: Clock | None = None) -> MemorySwarm:
+    def join(self, signer: Signer, *, clock: Clock | None = None, line: Line | None = None) -> MemorySwarm:
         """A new node for `signer`; one that was killed or closed may join again, with nothing remembered.
 
         `clock` is the node's own, by which its records expire. What others make it do runs in the context of this call.
         """
         assert signer.peer not in self._nodes, f"{signer.peer} is in the network already"
-        node = MemorySwarm(self, signer, clock or self.clock)
+        node = MemorySwarm(self, signer, clock or self.clock, line or Line())
         self._nodes[signer.peer] = node
         return node
 
@@ -153,8 +154,9 @@ class MemoryNetwork:
 class MemorySwarm:
     """One node of a `MemoryNetwork`; keeps the `Swarm` protocol."""
 
-    def __init__(self, network: MemoryNetwork, signer: Signer, clock: Clock) -> None:
+    def __init__(self, network: MemoryNetwork, signer: Signer, clock: Clock, line: Line) -> None:
         self._network, self._signer = network, signer
+        self.line = line
         self.alive = True
         self.running = asyncio.Event()
         """Not set while the node is frozen."""

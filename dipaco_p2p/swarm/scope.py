@@ -1,16 +1,21 @@
 """One network, several stages: each stage of a run has the methods of its own calls, so that they never meet.
 
-A peer that went on to the next stage still answers those who are in the last one.
+A peer that went on to the next stage still answers those who are in the last one. One that takes no part for a while
+closes the scope: it answers nobody, as if it had left, and serves anew when it comes back.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from ..errors import Refused
 from ..protocol.records import Record
 from ..protocol.signing import PeerId, Signer
 from .api import Handler, Reply, Swarm, SwarmStatistics
+from .line import Line
 
 SCOPE_CHARS = 16
 
@@ -21,6 +26,11 @@ class ScopedSwarm:
     def __init__(self, swarm: Swarm, stage: str) -> None:
         self._swarm = swarm
         self._prefix = f"{stage[:SCOPE_CHARS]}/"
+        self._handlers: dict[str, Handler] = {}
+        self._served: set[str] = set()
+        """Of what the swarm beneath was told to answer through us."""
+        self._answering: set[asyncio.Task[Any]] = set()
+        self._idle = asyncio.Event()
 
     @property
     def peer(self) -> PeerId:
@@ -33,6 +43,10 @@ class ScopedSwarm:
     @property
     def addresses(self) -> tuple[str, ...]:
         return self._swarm.addresses
+
+    @property
+    def line(self) -> Line:
+        return self._swarm.line
 
     async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
         return await self._swarm.put(key, body, ttl_s=ttl_s)
@@ -55,13 +69,45 @@ class ScopedSwarm:
         )
 
     def serve(self, method: str, handler: Handler) -> None:
-        self._swarm.serve(self._prefix + method, handler)
+        assert method not in self._handlers, f"`{method}` is served already"
+        self._handlers[method] = handler
+        if method not in self._served:
+            self._served.add(method)
+            self._swarm.serve(self._prefix + method, partial(self._answer, method))
 
     async def connect(self, address: str, *, timeout_s: float) -> PeerId:
         return await self._swarm.connect(address, timeout_s=timeout_s)
 
     async def close(self) -> None:
-        """Nothing: who opened the swarm beneath closes it."""
+        """Answer nobody in this stage from now on, until handlers are served anew; what is being answered ends in a
+        refusal. Who opened the swarm beneath closes that."""
+        self._handlers = {}
+        for task in self._answering:
+            task.cancel()
+        while self._answering:
+            self._idle.clear()
+            await self._idle.wait()
 
     def statistics(self) -> SwarmStatistics:
         return self._swarm.statistics()
+
+    async def _answer(self, method: str, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        handler, task = self._handlers.get(method), asyncio.current_task()
+        if handler is None:
+            raise _absent()
+        assert task is not None
+        self._answering.add(task)
+        try:
+            return await handler(sender, header, body)
+        except asyncio.CancelledError:
+            if self._handlers or task.uncancel():  # the call itself was given up, not our part in the stage
+                raise
+            raise _absent() from None
+        finally:
+            self._answering.discard(task)
+            self._idle.set()
+
+
+def _absent() -> Refused:
+    """What passes: the caller tries again, or asks another."""
+    return Refused("this peer takes no part at the moment", reason="busy")

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 CHUNK_BYTES = 256 * 1024
 DISCARD_BYTES_MAX = HEADER_BYTES_MAX + BODY_BYTES_MAX
-DISCARD_S_MAX = 2.0
+HANG_UP_S_MAX = 2.0
 
 
 async def exchange(reader: StreamReader, writer: StreamWriter, request: Frame) -> Frame:
@@ -71,16 +71,23 @@ class StreamServer:
 
     async def _answer(self, caller: PeerId, reader: StreamReader, writer: StreamWriter) -> None:
         try:
+            await self._answer_or_refuse(caller, reader, writer)
+            await _wait_hang_up(reader)
+        except (TimeoutError, ConnectionError, IncompleteReadError):
+            self._counts["calls_broken"] += 1
+        finally:
+            writer.close()
+
+    async def _answer_or_refuse(self, caller: PeerId, reader: StreamReader, writer: StreamWriter) -> None:
+        try:
             public_key_of(caller)  # A foreign kind of key could not sign anything for us.
             with self._dispatcher.entered(caller) as entrance:
                 await self._answer_entered(entrance, reader, writer)
         except (Refused, IntegrityError) as error:
             refused = error if isinstance(error, Refused) else Refused(str(error), reason="malformed")
-            await _refuse(reader, writer, self._dispatcher.refuse(refused))
-        except (TimeoutError, ConnectionError, IncompleteReadError):
-            self._counts["calls_broken"] += 1
-        finally:
-            writer.close()
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                async with asyncio.timeout(HANG_UP_S_MAX):
+                    await send(writer, self._dispatcher.refuse(refused))
 
     async def _answer_entered(self, entrance: Entrance, reader: StreamReader, writer: StreamWriter) -> None:
         async with self._dispatcher.heads.turn(entrance.caller), asyncio.timeout(self._timeout_s):
@@ -117,11 +124,11 @@ async def _send_or_stop(writer: StreamWriter, frame: Frame) -> None:
         await send(writer, frame)
 
 
-async def _refuse(reader: StreamReader, writer: StreamWriter, refusal: Frame) -> None:
-    """Send a refusal to one who is still sending; closing at once would reset the stream before it is read."""
+async def _wait_hang_up(reader: StreamReader) -> None:
+    """Let the caller close first, within bounds: when we do, the daemon may reset the stream, and a reply that it has
+    not handed over yet is lost. One who is still sending is heard out, too."""
     with contextlib.suppress(TimeoutError, ConnectionError):
-        async with asyncio.timeout(DISCARD_S_MAX):
-            await send(writer, refusal)
+        async with asyncio.timeout(HANG_UP_S_MAX):
             discarded_bytes = 0
             while discarded_bytes < DISCARD_BYTES_MAX and (chunk := await reader.read(CHUNK_BYTES)):
                 discarded_bytes += len(chunk)

@@ -72,6 +72,54 @@ def test_one_graph_serves_all_paths_and_grids(monkeypatch: pytest.MonkeyPatch):
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_without_compiling_it_is_the_same_function(is_checkpointed: bool):
+    model = path_model(TIED)
+    rope = rope_tables(64, 16, TIED.rope_theta, torch.device("cpu"))
+    plain = gradients(model, fast._loss(model, TOKENS, rope))
+    plain = {name: gradient.clone() for name, gradient in plain.items()}
+    model.model.is_checkpointed = is_checkpointed
+    again = gradients(model, fast.training_loss(fast=True, compiled=False)(model, TOKENS))
+    assert all(torch.equal(again[name], gradient) for name, gradient in plain.items())
+
+
+def test_a_compiler_that_fails_does_not_end_the_training(monkeypatch: pytest.MonkeyPatch):
+    from torch._dynamo.exc import TorchDynamoException
+
+    calls = []
+
+    def broken(function: object, **settings: object):
+        def call(*inputs: object) -> torch.Tensor:
+            calls.append(inputs)
+            raise TorchDynamoException("no such toolchain\nand forty lines more")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    fast._compiled.cache_clear()
+    model = path_model(TIED)
+    with pytest.warns(RuntimeWarning, match="without: no such toolchain$"):
+        loss = fast.fast_loss(model, TOKENS)
+    assert fast.fast_loss(model, TOKENS).item() == loss.item() == fast.eager_loss(model, TOKENS).item()
+    assert len(calls) == 1, "it is not tried again"
+    assert fast.has_failed()
+    fast._compiled.cache_clear()
+    assert not fast.has_failed()
+
+
+def test_a_checkpointed_path_compiles_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    fast._compiled.cache_clear()
+    model = path_model(TIED)
+    plain = {name: gradient.clone() for name, gradient in gradients(model, fast.eager_loss(model, TOKENS)).items()}
+    model.model.is_checkpointed = True
+    again = gradients(model, fast.fast_loss(model, TOKENS))
+    assert not fast.has_failed()
+    fast._compiled.cache_clear()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(again[name], gradient, atol=2e-3, rtol=0.05)
+
+
 def test_without_a_compiler_training_is_exact_and_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CXX", "no-such-compiler --with a flag")
     with pytest.warns(RuntimeWarning, match="C\\+\\+"):

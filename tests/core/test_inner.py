@@ -10,7 +10,8 @@ import torch
 
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
 from dipaco_p2p.core.codec import decode, encode
-from dipaco_p2p.core.inner import InnerLoop, StepReport, learning_rate, make_optimizer
+from dipaco_p2p.core.inner import InnerLoop, StepReport, learning_rate
+from dipaco_p2p.core.microbatch import MicroBatch, OutOfMemory
 from dipaco_p2p.core.model import PathModel, initial_modules, load_modules, next_token_loss, read_module
 from dipaco_p2p.core.shards import Shard, batch
 from dipaco_p2p.errors import DipacoError, IntegrityError
@@ -162,10 +163,94 @@ def test_a_loss_that_is_not_finite_says_what_to_do():
     assert "lr" in caught.value.hint
 
 
-def test_only_matrices_decay():
-    groups = make_optimizer(PathModel(MODEL), CONFIG).param_groups
-    assert {p.ndim for p in groups[0]["params"]} == {2} and groups[0]["weight_decay"] == CONFIG.weight_decay
-    assert {p.ndim for p in groups[1]["params"]} == {1} and groups[1]["weight_decay"] == 0
+def test_a_loss_that_is_not_finite_does_not_reach_the_optimizer():
+    one = loop()
+    one.run(FLATS, SHARD, first_step=0, steps=2)
+    before, broken = one.state_bytes(), [flat * np.float32(1e30) for flat in FLATS]
+    with pytest.raises(DipacoError, match="inner step 2"):
+        one.run(broken, SHARD, first_step=2, steps=1)
+    assert one.state_bytes() == before
+
+
+# -- in parts, and read late
+
+
+def trained(**settings: object) -> tuple[list[bytes], bytes, float]:
+    one = InnerLoop(CONFIG, 30, MODEL, device="cpu", seed=5, **settings)
+    result = one.run(FLATS, SHARD, first_step=0, steps=6)
+    return [flat.tobytes() for flat in result.flats], one.state_bytes(), result.loss
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"micro": MicroBatch(size=CONFIG.batch)},
+        {"micro": MicroBatch(memory_bytes=2**40)},
+        {"micro": MicroBatch(checkpoint=True)},
+        {"reads_late": True},
+    ],
+    ids=["whole batch", "memory enough", "checkpointed", "read late"],
+)
+def test_these_change_no_bit(settings: dict[str, object]):
+    assert trained(**settings) == trained()
+
+
+@pytest.mark.parametrize(("checkpoint", "times"), [(None, 1), (True, 2)])
+def test_a_checkpointed_block_is_computed_twice_a_step(checkpoint: bool | None, times: int):
+    one, calls = InnerLoop(CONFIG, 30, MODEL, device="cpu", seed=5, micro=MicroBatch(checkpoint=checkpoint)), []
+    one._model.model.layers[0].input_layernorm.register_forward_hook(lambda *passed: calls.append(passed[0]))
+    one.run(FLATS, SHARD, first_step=0, steps=3)
+    assert len(calls) == 3 * times
+
+
+def test_parts_of_a_batch_train_like_the_whole():
+    (_, _, whole), (_, _, parts) = trained(), trained(micro=MicroBatch(size=1))
+    assert parts == pytest.approx(whole, abs=1e-4)
+
+
+def test_a_step_that_runs_out_of_memory_is_taken_again_in_parts(monkeypatch: pytest.MonkeyPatch):
+    one, sizes = loop(), []
+    exact = one._loss
+
+    def short_of_memory(model: PathModel, tokens: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(tokens))
+        if len(tokens) > 2:
+            raise OutOfMemory("CUDA out of memory.")
+        return exact(model, tokens)
+
+    monkeypatch.setattr(one, "_loss", short_of_memory)
+    result = one.run(FLATS, SHARD, first_step=0, steps=2)
+    assert sizes == [4, 2, 2, 2, 2] and result.tokens == 2 * 4 * 64
+    assert result.loss == pytest.approx(loop().run(FLATS, SHARD, first_step=0, steps=2).loss, abs=1e-4)
+    assert "micro-batch 2" in one.described() and "4 did not fit" in one.described()
+
+
+def test_a_small_budget_takes_a_batch_in_parts():
+    one = InnerLoop(CONFIG, 30, MODEL, device="cpu", seed=5, micro=MicroBatch(memory_bytes=1))
+    assert one.run(FLATS, SHARD, first_step=0, steps=1).steps_done == 1
+    assert "micro-batch 1, checkpointing" in one.described()
+
+
+def late_loop() -> InnerLoop:
+    """As on a GPU, where nobody waits for a step before the next one is under way."""
+    return InnerLoop(CONFIG, 30, MODEL, device="cpu", seed=5, reads_late=True)
+
+
+def test_a_loop_that_is_read_late_reports_every_step_and_stops_one_later():
+    reports: list[StepReport] = []
+    result = late_loop().run(FLATS, SHARD, first_step=10, steps=20, on_step=lambda r: reports.append(r) or r.step < 12)
+    assert [report.step for report in reports] == [10, 11, 12, 13]
+    assert (result.steps_done, result.tokens) == (4, 4 * 4 * 64)
+    exact = loop().run(FLATS, SHARD, first_step=10, steps=4)
+    assert [flat.tobytes() for flat in result.flats] == [flat.tobytes() for flat in exact.flats]
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_what_is_read_late_raises_before_anything_is_given_back(steps: int):
+    broken = [flat.copy() for flat in FLATS]
+    broken[0][0:] = 3e38
+    with pytest.raises(DipacoError, match="inner step 7"):
+        late_loop().run(broken, SHARD, first_step=7, steps=steps)
 
 
 def wide_loop(*, eight_bit: bool) -> InnerLoop:

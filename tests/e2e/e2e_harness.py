@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from forge import Forge, Forged
+
 from dipaco_p2p.swarm.daemon import sweep_stale_sockets
 
 REPO = Path(__file__).parents[2]
@@ -28,11 +30,15 @@ POLL_S = 0.05
 START_S = 60.0
 """Imports alone take seconds, and machines are shared."""
 ENTRIES = {"dipaco-peer": "peers.cli", "dipaco-bootstrap": "bootstrap.cli"}
+PLAIN = {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "COLUMNS": "120", "HF_HUB_OFFLINE": "1"}
+"""In the environment of every program."""
 CODE = """
 import importlib, sys
 sys.argv[0], entry = sys.argv.pop(1), sys.argv.pop(1)
 importlib.import_module(entry).main()
 """
+
+_forges: list[Forge] = []
 
 
 def eventually(look: Callable[[], Any], *, within_s: float = 40.0, what: Callable[[], str] = lambda: "") -> Any:
@@ -63,7 +69,7 @@ def is_running(pid: int) -> bool:
 class Program:
     """One program in a process of its own; what it says goes to files."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forged
     out: Path
     err: Path
     home: Path
@@ -148,7 +154,13 @@ class Programs:
 
         `inside` goes before its command and must become it, as `ip netns exec` does: so its pid is the program's.
         """
-        return self._start(entry_command(program), *arguments, home=home, inside=inside, **environment)
+        if inside or environment:
+            return self._start(entry_command(program), *arguments, home=home, inside=inside, **environment)
+        out, err = self._files()
+        with out.open("wb") as out_file, err.open("wb") as err_file:
+            forged = forge().start(program, ENTRIES[program], [*map(str, arguments)], out=out_file, err=err_file)
+        self.started.append(Program(forged, out, err, home))
+        return self.started[-1]
 
     def script(self, path: Path, *arguments: str | Path, inside: Sequence[str] = ()) -> Program:
         """Start a Python file of the test suite."""
@@ -157,13 +169,16 @@ class Programs:
     def _start(
         self, command: Sequence[str], *arguments: str | Path, home: Path, inside: Sequence[str], **environment: str
     ) -> Program:
-        number = len(self.started)
-        out, err = self.folder / f"{number}.out", self.folder / f"{number}.err"
+        out, err = self._files()
         command = [*inside, *command, *map(str, arguments)]
         with out.open("wb") as out_file, err.open("wb") as err_file:
             process = spawn(command, stdout=out_file, stderr=err_file, **environment)
         self.started.append(Program(process, out, err, home))
         return self.started[-1]
+
+    def _files(self) -> tuple[Path, Path]:
+        number = len(self.started)
+        return self.folder / f"{number}.out", self.folder / f"{number}.err"
 
     def run(self, program: str, *arguments: str | Path, timeout_s: float = START_S, **environment: str) -> Program:
         """Start a program and wait for its end."""
@@ -198,15 +213,27 @@ def spawn(
     command: Sequence[str | Path], *, stdout: IO[bytes] | int, stderr: IO[bytes] | int, **environment: str
 ) -> Any:
     """A process in a session of its own."""
-    plain = {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "COLUMNS": "120", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
         command,
         stdin=environment.pop("stdin", subprocess.DEVNULL),  # type: ignore[call-overload]
         stdout=stdout,
         stderr=stderr,
-        env=os.environ | plain | environment,
+        env=os.environ | PLAIN | environment,
         start_new_session=True,
     )
+
+
+def forge() -> Forge:
+    """The one of this session, from its first program on; `close_forge` ends it."""
+    if not _forges:
+        _forges.append(Forge(os.environ | PLAIN))
+    return _forges[0]
+
+
+def close_forge() -> None:
+    """After the last program."""
+    while _forges:
+        _forges.pop().close()
 
 
 def refused(program: Program, code: int, *words: str) -> None:
@@ -256,6 +283,7 @@ def write_run(
     host: str = "127.0.0.1",
     warmup_rounds: int = 0,
     heartbeat_ttl_s: float = 3.0,
+    has_page: bool = False,
 ) -> Path:
     """A run file whose preparation takes no time: two paths of one tiny block each."""
     path.write_text(f"""\
@@ -291,6 +319,9 @@ heartbeat_ttl_s = {heartbeat_ttl_s}
 settle_s = 0.3
 [corpus]
 source = {json.dumps(str(corpus))}
+[leaderboard]
+serve = {str(has_page).lower()}
+port = 0
 [node]
 host = "{host}"
 port = {port}
@@ -299,9 +330,12 @@ port = {port}
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    return port
+    """One that stays free when who had it is killed and comes back: systems give none of these to whoever asks for any
+    port, as the other processes of the suite do all the time."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def address_at(volunteer: Program, port: int, *, host: str = "127.0.0.1") -> str:

@@ -48,6 +48,12 @@ def test_a_malformed_address_is_refused(programs: Programs, address: str) -> Non
     refused(programs.run("dipaco-peer", "join", address), 2, address, "an address looks like /ip4/")
 
 
+@pytest.mark.parametrize("limit", [("--up-mbit", "0"), ("--down-mbit", "-3"), ("--up-mbit", "nan")], ids="".join)
+def test_a_limit_that_no_line_can_have_is_refused(programs: Programs, limit: tuple[str, str]) -> None:
+    address = f"/ip4/127.0.0.1/tcp/1/p2p/{Signer(bytes([9]) * 32).peer}"
+    refused(programs.run("dipaco-peer", "join", address, *limit), 2, f"{limit[1]} Mbit/s", "leave it out")
+
+
 def test_a_dead_address_is_given_up_in_time(programs: Programs) -> None:
     address = f"/ip4/127.0.0.1/tcp/1/p2p/{Signer(bytes([9]) * 32).peer}"
     began_s = time.monotonic()

@@ -55,19 +55,27 @@ def test_a_partition_into_halves_heals_and_a_slow_line_is_no_reason_to_be_left_o
     volunteers = {name: programs.volunteer(address, name, inside=host.inside) for name, host in hosts.items()}
     for volunteer in volunteers.values():
         volunteer.wait_event("receipt")
+    # Three of four peers: some of each half, so that both can go on.
+    eventually(lambda: set(groups(coordinator, *volunteers.values()).values()) == {3}, what=lambda: said(coordinator))
+    # And the first version of each, which mirrors have made: what a run begins with is at the seed node only.
+    eventually(lambda: min(versions_of(coordinator).get(module, 0) for module in MODULES) >= 1, within_s=90)
     halves = [(coordinator, volunteers["slow"]), (volunteers["right-1"], volunteers["right-2"])]
     with net.cut():
-        for half in halves:  # both have leaders of their own, which takes an expiry, and go on
-            before = made(*half)
-            eventually(
-                lambda half=half, n=before: made(*half) >= n + 2, within_s=90, what=lambda half=half: said(*half)
-            )
+        before = [made(*half) for half in halves]
+        for half, count in zip(halves, before, strict=True):  # both have leaders of their own, after an expiry
+            eventually(lambda half=half, n=count: made(*half) >= n + 2, within_s=90, what=lambda half=half: said(*half))
     for volunteer in volunteers.values():
         assert volunteer.wait(90) == 0, volunteer.complaint
     eventually(lambda: versions_of(coordinator) == dict.fromkeys(MODULES, rounds), what=lambda: said(coordinator))
     assert coordinator.end() == 0, coordinator.complaint
     assert breaches(coordinator.home, *volunteers.values()) == []
     assert volunteers["slow"].events("receipt")[0]["id"] in counted(coordinator)
+
+
+def groups(*programs: Program) -> dict[str, int]:
+    """How many there are in the newest group of each module."""
+    events = sorted((event for program in programs for event in program.events("mirrors")), key=lambda one: one["term"])
+    return dict.fromkeys(MODULES, 0) | {event["module"]: 1 + len(event["mirrors"]) for event in events}
 
 
 def said(*programs: Program) -> str:
@@ -105,3 +113,25 @@ def test_a_run_completes_over_a_connection_that_is_slow_and_reset_three_times(
     relayed = json.loads(report.read_text())
     assert relayed["resets"] == 3 and relayed["bytes"] > 10_000, relayed
     assert breaches(coordinator.home, volunteer) == []
+
+
+def test_a_volunteer_that_nobody_can_dial_is_told_so_and_goes_on_as_a_client(
+    programs: Programs, corpus: Path, net: Network
+) -> None:
+    """It listens where only its own machine can dial it, as behind a router that forwards nothing."""
+    seed, inside = net.host(LEFT), net.host(RIGHT)
+    run_file = write_run(programs.folder / "nat.toml", corpus, rounds=100_000, min_paths=1, host=seed.address)
+    coordinator = programs.coordinator(run_file, programs.folder / "coordinator", inside=seed.inside)
+    ticket = coordinator.wait_address()["ticket"]
+    listen = ("--listen", "/ip4/127.0.0.1/tcp/0")
+    volunteer = programs.volunteer(ticket, "inside", *listen, inside=inside.inside)
+    volunteer.wait_event("receipt")
+    said = volunteer.complaint
+    assert "nobody can reach this machine" in said and "trains and leads no module" in said, said
+    assert volunteer.end() == 0, said
+    assert not volunteer.events("leads") and not (volunteer.home / "address.json").exists()
+    home = ("--home", programs.folder / "inside")
+    doctor = programs.start("dipaco-peer", "doctor", ticket, *listen, *home, home=programs.folder, inside=inside.inside)
+    assert doctor.wait(90) == 0, doctor.complaint
+    assert "goes on as a client" in doctor.said, doctor.said
+    assert coordinator.end() == 0, coordinator.complaint

@@ -20,6 +20,8 @@ from e2e_harness import Program, Programs, entry_command, eventually, spawn
 from dipaco_p2p import __version__
 
 ESCAPE = "\x1b"
+PREVIEW = ["volunteer", "device", "memory", "disk", "at", "each"]
+"""How the lines begin that say what a volunteer will use."""
 
 
 @pytest.mark.parametrize("program", ["dipaco-peer", "dipaco-bootstrap"])
@@ -49,7 +51,10 @@ def test_into_a_file_a_volunteer_says_plain_lines(programs: Programs, endless: P
     lines = volunteer.complaint.splitlines()
     for words in ("claimed P0-", "training", "receipt for L0.M0", "finishing", "left"):
         assert any(words in line for line in lines), f"{words}: {volunteer.complaint}"
-    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines), volunteer.complaint
+    stamped = [re.match(r"\d\d:\d\d:\d\d ", line) is not None for line in lines]
+    first = stamped.index(True)  # before that it says what it will use
+    assert lines[0].startswith("run:") and [line.split()[0] for line in lines[1:first]] == PREVIEW
+    assert all(stamped[first:]), volunteer.complaint
     assert ESCAPE not in volunteer.complaint
 
 

@@ -17,6 +17,8 @@ def field(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Battlefield]:
     """A run that goes on for ever, with a volunteer that leads its modules; all attacks are against these two."""
     folder = tmp_path_factory.mktemp("hostile")
     run_file = write_run(folder / "hostile.toml", write_corpus(folder / "corpus.jsonl"), rounds=100_000, min_paths=1)
+    with run_file.open("a") as file:  # the codec that packs most, so that there is most to forge
+        file.write('\n[compression]\nuplink = "int4"\ndownlink = "int4"\n')
     programs, background = Programs(folder), Background()
     try:
         coordinator = programs.coordinator(run_file, folder / "coordinator")

@@ -20,13 +20,22 @@ pytestmark = pytest.mark.libp2p
 
 MODULE, PATH = ModuleId(1, 0), PathId((0, 0))
 BLOCK = 256
+INT4 = {"block": "256", "codec": "int4"}
 NOT_FINITE = (float("nan"), float("inf"), -float("inf"))
 
 
 def payload(size: int, *, scale: float = 1e-6, code: int = 1, **changes: Any) -> bytes:
     """A payload as an honest trainer would write it, but for what is said."""
-    tensors = {"codes": np.full(size, code, np.int8), "scales": np.full(-(-size // BLOCK), scale, np.float32)}
-    return save(tensors | changes, metadata={"block": "256", "codec": "int8"})
+    tensors = {"codes": packed(size, code), "scales": np.full(-(-size // BLOCK), scale, np.float32)}
+    return save(tensors | changes, metadata=INT4)
+
+
+def packed(size: int, code: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """As many codes of 4 bits, two to a byte; one that is missing at the end is 0."""
+    codes = np.full(-(-size // 2), (code + 8) * 17, np.uint8)
+    if size % 2:
+        codes[-1] = (code + 8) | 8 << 4
+    return codes
 
 
 def bad_payloads(size: int) -> dict[str, tuple[bytes, str]]:
@@ -34,17 +43,17 @@ def bad_payloads(size: int) -> dict[str, tuple[bytes, str]]:
     scales = np.full(-(-size // BLOCK), 1e-6, np.float32)
     lies = {
         **{f"a scale of {value}": payload(size, scale=value) for value in (*NOT_FINITE, -1.0, 3e38, 1e-45)},
-        "the code -128": payload(size, code=-128),
+        "the code -8": payload(size, code=-8),
         "one value, to be broadcast": payload(1),
         "one scale, to be broadcast": payload(size, scales=scales[:1]),
-        "a value too many": payload(size + 1),
-        "another shape": payload(size, codes=np.ones((1, size), np.int8)),
-        "half floats for codes": payload(size // 2, codes=np.ones(size // 2, np.float16)),
+        "two values too many": payload(size + 2),
+        "another shape": payload(size, codes=packed(size, 1)[None]),
+        "half floats for codes": payload(size // 4, codes=np.ones(size // 4, np.float16)),
         "complex scales": payload(size, scales=scales.astype(np.complex64)),
         "scales of 64 bits": payload(size, scales=scales.astype(np.float64)),
         "a tensor too many": payload(size, more=scales),
-        "no scales": save({"codes": np.ones(size, np.int8)}, metadata={"block": "256", "codec": "int8"}),
-        "another codec": save({"codes": np.ones(size, np.int8), "scales": scales}, metadata={"codec": "raw"}),
+        "no scales": save({"codes": packed(size, 1)}, metadata=INT4),
+        "another codec": save({"codes": packed(size, 1), "scales": scales}, metadata={"codec": "raw"}),
         "no tensors": b"\x02\0\0\0\0\0\0\0{}",
         "no safetensors": b"PK\x03\x04" + bytes(100),
         "a header of 2^60 bytes": (2**60).to_bytes(8, "little") + b"{}",
@@ -100,7 +109,10 @@ LIES: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "a base that is to come": (lambda d: {"base_version": d["base_version"] + 1000}, "unknown-base"),
     "an old base": (lambda d: {"base_version": 0}, "stale-base"),
     "another digest of the base": (lambda d: {"base_digest": "f" * 64}, "unknown-base"),
-    "another author": (lambda d: {"author": d["author"][:-1] + "1"}, "malformed"),
+    "another author": (
+        lambda d: {"author": d["author"][:-1] + ("2" if d["author"].endswith("1") else "1")},
+        "malformed",
+    ),
     "a field too many": (lambda d: {"weight": 1e9}, "malformed"),
 }
 

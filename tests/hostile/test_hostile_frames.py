@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
+from e2e_harness import stopped
 from hostile_harness import (
     MIB,
     Attacker,
@@ -122,7 +123,8 @@ def test_methods_that_nobody_serves_are_unknown(field: Battlefield) -> None:
 def test_a_stranger_who_holds_two_hundred_streams_holds_nobody_else_up(field: Battlefield) -> None:
     async def attack(target: Target) -> None:
         async with contextlib.AsyncExitStack() as stack:
-            streams = [await stack.enter_async_context(field.attacker.stream(target)) for _ in range(200)]
+            with stopped(target.program):  # they all wait before any is answered, as when it has much to do
+                streams = [await stack.enter_async_context(field.attacker.stream(target)) for _ in range(200)]
             waits = [asyncio.ensure_future(reason_on(reader)) for reader, _ in streams]
             # All but those that one caller may have open get their reason at once; these wait for their 30 seconds.
             done: list[str] = []

@@ -176,7 +176,7 @@ def test_long_polls_by_the_hundred_are_bounded(field: Battlefield) -> None:
     async def attack() -> list[str]:
         head = await field.attacker.head(field.leader, ModuleId.parse(MODULE))
         after = head.version if head else 0
-        header = {"module": MODULE, "after": after, "wait_s": 10.0, "junk": [[]] * 16_000}
+        header = {"module": MODULE, "after": after, "wait_s": 10.0, "junk": [0] * 16_000}
         polls = (field.attacker.ask(field.leader, "module.next", header) for _ in range(200))
         return [str(said) for said in await asyncio.gather(*polls, return_exceptions=True)]
 

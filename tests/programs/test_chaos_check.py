@@ -105,6 +105,16 @@ BAD: dict[str, tuple[str, Planted]] = {
         "digest",
         lambda e: saying(e, "bob", event("version", 21, **made(2, digest="other"))),
     ),
+    "two digests, though another version was given up": (
+        "digest",
+        lambda e: saying(
+            e,
+            "bob",
+            event("gave_up", 21, module=MODULE, after=2),
+            event("gave_up", 21, module="L9.M9", after=0),
+            event("version", 22, **made(2, digest="other")),
+        ),
+    ),
     "the chain is not what was archived": (
         "digest",
         lambda e: chained(e, link(1, share("a0")), link(2, share("a1", base=1), digest="other")),
@@ -149,6 +159,9 @@ EXCUSED: dict[str, Planted] = {
     ),
     "the other half of the swarm made another version in its term": lambda e: saying(
         e, "ann", event("version", 19, **made(2, digest="other"))
+    ),
+    "the first one was given up for a better branch": lambda e: saying(
+        e, "bob", event("gave_up", 21, module=MODULE, after=1), event("version", 22, **made(2, digest="other"))
     ),
     "another branch was made in another term": lambda e: saying(
         e, "ann", event("version", 19, **made(2, digest="other", term=2))

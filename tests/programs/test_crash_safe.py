@@ -17,7 +17,7 @@ from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Contribution
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.contribute import Contributor
-from peers.join import withdraw_claims
+from peers.tour import withdraw_claims
 from peers.trainer import PathTrainer
 from peers.volunteer import Volunteer
 

@@ -10,7 +10,8 @@ from typing import BinaryIO
 
 import pytest
 from runtime_harness import World
-from test_stages import Home, corpus, run_file  # noqa: F401  (a fixture)
+from stages_harness import Home, run_file
+from test_stages import corpus  # noqa: F401  (a fixture)
 from tiny_run import tiny_config
 from virtual_time import eventually, play
 

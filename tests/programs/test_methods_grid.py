@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,7 @@ def made_by_owners(run: Run, arrived: Arrived, before: dict[ModuleId, Made | Non
             document = contribution_of(
                 run, signer(author), payload, module=module, path=path, tokens=contribution.share.tokens
             )
-            items.append(Admitted(seal(signer(author), document), contribution.gradient))
+            items.append(Admitted(seal(signer(author), document), partial(run.read_contribution, payload, module)))
         leader = signer(9).peer
         versions[module] = make_version(
             run,
@@ -114,7 +115,9 @@ def test_the_same_contributions_give_the_bytes_that_owners_make(tmp_path: Path):
     run = make_run(store, tiny_config(rounds=2, steps=2))
     data = [store.get(ref.blob.digest) for ref in run.manifest.shards]
     shards = [decode_shard(blob or b"", vocab_size=MODEL.vocab_size, context=MODEL.context) for blob in data]
-    grid = tiny_grid(tiny_job(lr=run.config.outer.lr, momentum=run.config.outer.momentum), shards)
+    outer, codecs = run.config.outer, run.config.compression
+    job = tiny_job(lr=outer.lr, momentum=outer.momentum, codec=codecs.uplink, down=codecs.downlink)
+    grid = tiny_grid(job, shards)
     made: dict[ModuleId, Made] = {}
     for number in range(2):
         arrived = grid.train(number, on_step)

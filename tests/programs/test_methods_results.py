@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.methods.claims import FAILS, HOLDS, UNTESTED, verdicts
+from benchmarks.methods.claims import FAILS, HOLDS, UNTESTED, shown, verdicts
 from benchmarks.methods.data import Data, split_sequences
 from benchmarks.methods.jobs import STEPS
 from benchmarks.methods.plan import (
@@ -28,10 +28,10 @@ from benchmarks.methods.plan import (
     tuning,
 )
 from benchmarks.methods.plots import draw
-from benchmarks.methods.report import render_markdown
+from benchmarks.methods.report import _ppls, render_markdown
 from benchmarks.methods.scoring import EVERY
 from benchmarks.methods.store import Folder, Results
-from benchmarks.methods.summary import Summary, chosen_lrs, gaps, summarise_experiment
+from benchmarks.methods.summary import Summary, chosen_lrs, gap, gaps, summarise_experiment
 from dipaco_p2p.errors import ConfigError
 
 SEEDS = (0, 1)
@@ -183,3 +183,9 @@ def test_a_folder_of_another_experiment_is_refused(tmp_path: Path):
     Folder(tmp_path).open({"corpus": ["found"]})
     with pytest.raises(ConfigError, match="other settings"):
         Folder(tmp_path).open({"corpus": ["else"]})
+
+
+def test_a_run_that_diverged_is_told_as_such_and_breaks_no_page() -> None:
+    assert gap(15978.5, 4.0) == math.inf and shown([gap(15978.5, 4.0), gap(4.0, 4.0)]) == "diverged / +0.0 %"
+    summary: Summary = {"seeds": [0], "methods": {}, "ablations": {"attacked": {"0": {"report": {"loss": 15978.5}}}}}
+    assert _ppls(summary, "attacked") == ["diverged"] and _ppls(summary, "not run") == ["-"]

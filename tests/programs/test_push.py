@@ -18,7 +18,7 @@ from dipaco_p2p.protocol.documents import Contribution, Receipt, seal
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
-from peers.push import push
+from peers.push import BEHIND_TTLS, push
 
 MODULE = ModuleId(1, 0)
 
@@ -35,8 +35,8 @@ def on_stage(folder: Path, scene: Callable[[World, Leader, Node], Awaitable[None
     play(scenario)
 
 
-def document(world: World, node: Node, payload: bytes) -> Contribution:
-    return contribution_of(world.run, node.swarm.signer, payload, module=MODULE, path=PathId((0, 0, 0)))
+def document(world: World, node: Node, payload: bytes, **values: Any) -> Contribution:
+    return contribution_of(world.run, node.swarm.signer, payload, module=MODULE, path=PathId((0, 0, 0)), **values)
 
 
 def test_a_push_ends_with_the_leaders_receipt(tmp_path: Path) -> None:
@@ -71,6 +71,22 @@ def test_a_push_waits_for_the_successor_of_a_dead_leader(tmp_path: Path) -> None
         assert not pushing.done()
         await other.lead(MODULE)
         assert (await pushing).document.author == other.peer
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_leader_that_is_behind_what_we_trained_from_gets_time_to_find_it(tmp_path: Path) -> None:
+    async def scene(world: World, leader: Leader, node: Node) -> None:
+        payload, patience_s = gradient_bytes(world.run, MODULE), BEHIND_TTLS * world.run.config.liveness.heartbeat_ttl_s
+        ahead = document(world, node, payload, base_version=1, base_digest="a" * 64)
+        pushing = asyncio.create_task(push(node, ahead, payload))
+        await asyncio.sleep(patience_s - 1.0)
+        assert not pushing.done()
+        await asyncio.sleep(3.0)
+        assert pushing.done()
+        with pytest.raises(Refused) as caught:
+            await pushing
+        assert caught.value.reason == Reason.UNKNOWN_BASE
 
     on_stage(tmp_path, scene)
 

@@ -43,7 +43,7 @@ def test_the_template_names_every_key_of_every_table() -> None:
     run = plain(RunFile().run)
     expected = {name: set(table) for name, table in run.items() if isinstance(table, dict)}
     expected["run"] = {name for name, value in run.items() if not isinstance(value, dict)}
-    expected |= {"corpus": set(plain(RunFile().corpus)), "node": set(plain(RunFile().node))}
+    expected |= {name: set(plain(getattr(RunFile(), name))) for name in ("corpus", "node", "leaderboard")}
     assert {name: set(table) for name, table in tables.items()} == expected
     assert set(tables["model"]["levels"][0]) == set(run["model"]["levels"][0])
 
@@ -87,6 +87,7 @@ def test_a_key_of_another_table_is_unknown_under_run(tmp_path: Path) -> None:
 def test_values_out_of_bounds_are_refused_with_the_bound(tmp_path: Path) -> None:
     assert "is -1, but must be" in str(refusal(tmp_path, "[run]\nseed = -1\n"))
     assert "is 70000, but must be" in str(refusal(tmp_path, "[node]\nport = 70000\n"))
+    assert "0.01 Mbit/s up" in str(refusal(tmp_path, "[node]\nup_mbit = 0.01\n"))
 
 
 def test_a_value_of_another_type_is_refused(tmp_path: Path) -> None:

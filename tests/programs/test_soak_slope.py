@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import socket
@@ -79,3 +80,14 @@ def test_blobs_are_told_from_what_is_kept(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(bytes(size))
     assert disk_bytes(tmp_path) == (100, 10)
+
+
+@pytest.mark.parametrize("document", ["manifest.json", "state-P0-1.json"])
+def test_what_is_kept_for_each_path_does_not_count(tmp_path: Path, document: str) -> None:
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "blobs").mkdir()
+    for name in ("a" * 64, "b" * 64):
+        (tmp_path / "blobs" / name).write_bytes(bytes(100))
+    text = json.dumps({"shards": ["a" * 64]})
+    (tmp_path / "documents" / document).write_text(text)
+    assert disk_bytes(tmp_path) == (100, len(text))

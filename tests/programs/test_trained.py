@@ -14,12 +14,12 @@ from virtual_time import eventually, play
 from bootstrap.archive import SeedArchive
 from bootstrap.evaluator import Evaluator
 from bootstrap.serving import ServedRun, _Folder
-from bootstrap.trained import assign, trained_paths, witnesses
 from dipaco_p2p.config import LevelConfig
 from dipaco_p2p.core.inner import InnerResult
 from dipaco_p2p.core.router import Router
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.runtime.trained import assign, trained_paths, witnesses
 from dipaco_p2p.topology import ModuleId, PathId, Topology
 from peers.trainer import PathTrainer
 

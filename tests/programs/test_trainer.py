@@ -11,13 +11,16 @@ import pytest
 from tiny_run import initial, make_run, tiny_config
 
 from dipaco_p2p.core.codec import decode, encode
-from dipaco_p2p.core.compress import decode_compressed, expand
+from dipaco_p2p.core.compress import INT8, decode_compressed, expand
+from dipaco_p2p.core.engine import EXACT, Engine
 from dipaco_p2p.core.inner import InnerResult, StepReport
+from dipaco_p2p.core.microbatch import MicroBatch
 from dipaco_p2p.core.shards import decode_shard
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import PathId
+from peers.engines import Engines
 from peers.trainer import HEADER_BYTES_MAX, PathTrainer, state_bytes_max
 
 PATH = PathId((0, 1, 0))
@@ -29,13 +32,13 @@ class Bench:
         self.store = Store(folder / "store")
         self.run: Run = make_run(self.store, tiny_config(steps=3))
 
-    def trainer(self, *, path: PathId = PATH) -> PathTrainer:
+    def trainer(self, *, path: PathId = PATH, **settings: Any) -> PathTrainer:
         model = self.run.config.model
         data = self.store.get(self.run.shard(path).blob.digest)
         optimizer = self.store.get(self.run.manifest.optimizer.digest)
         assert data is not None and optimizer is not None
         shard = decode_shard(data, vocab_size=model.vocab_size, context=model.context)
-        return PathTrainer(self.run, path, shard, optimizer=optimizer, device="cpu")
+        return PathTrainer(self.run, path, shard, optimizer=optimizer, device="cpu", **settings)
 
 
 @pytest.fixture
@@ -69,7 +72,7 @@ def test_what_is_sent_and_what_is_owed_make_the_outer_gradient(bench: Bench) -> 
     trainer = bench.trainer()
     after = train(trainer).flats
     for gradient, old, new in zip(trainer.outer_gradients(BEFORE, after), BEFORE, after, strict=True):
-        sent = expand(decode_compressed(gradient.payload, size=old.size))
+        sent = expand(decode_compressed(gradient.payload, size=old.size, codec=INT8))
         assert np.array_equal((old - new) - sent, gradient.residual)
         assert np.abs(gradient.residual).max() > 0
 
@@ -82,7 +85,7 @@ def test_what_was_refused_is_not_owed_and_what_was_taken_is(bench: Bench) -> Non
     again = trainer.outer_gradients(BEFORE, after)
     assert again[0].payload != first[0].payload, "the error of the first is added"
     assert [item.payload for item in again[1:]] == [item.payload for item in first[1:]]
-    total = expand(decode_compressed(again[0].payload, size=BEFORE[0].size)) + again[0].residual
+    total = expand(decode_compressed(again[0].payload, size=BEFORE[0].size, codec=INT8)) + again[0].residual
     assert np.allclose(total, BEFORE[0] - after[0] + first[0].residual, atol=1e-9)
 
 
@@ -154,3 +157,32 @@ def test_batches_are_those_of_the_path_and_the_part_whoever_trains(bench: Bench)
     first, second = (train(bench.trainer(), replica=(index, 2)) for index in range(2))
     assert not same(first, second) and not same(first, alone)
     assert not same(alone, train(bench.trainer(path=PathId((0, 1, 1)))))
+
+
+def test_what_it_trains_with_is_told_once_in_one_line(bench: Bench) -> None:
+    told: list[Engine] = []
+    engines = Engines("cpu", wanted=EXACT, on_choice=told.append)
+    trainer = bench.trainer(engines=engines, micro=MicroBatch(size=1, checkpoint=True))
+    assert told == []
+    for _ in range(2):
+        train(trainer)
+    [line] = map(str, told)
+    parts = [
+        "float32",
+        "not compiled",
+        "cpu",
+        "plain attention",
+        "fused AdamW",
+        "micro-batch 1, checkpointing",
+        "thread",
+    ]
+    assert all(part in line for part in parts), line
+    assert line.count("as was asked for") == 2, "of the micro-batch, and of the engine"
+
+
+def test_all_trainers_of_a_process_share_what_was_found(bench: Bench) -> None:
+    micro = MicroBatch(memory_bytes=1)
+    first, second = (bench.trainer(micro=micro) for _ in range(2))
+    train(first)
+    assert not micro.is_open, "so that nothing is measured again"
+    assert same(train(second), train(bench.trainer(micro=MicroBatch(size=1, checkpoint=True))))

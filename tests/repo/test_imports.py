@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).parents[2]
-PACKAGES = ("dipaco_p2p", "peers", "bootstrap", "simulation")
+PACKAGES = ("dipaco_p2p", "peers", "bootstrap", "leaderboard", "simulation")
 EVERYWHERE = (*PACKAGES, "benchmarks", "tests", "docs")
 
 IO = frozenset(
@@ -72,8 +72,15 @@ LAYERS = {
         libraries=frozenset({"cryptography", "numpy", "torch"}),
     ),
     "peers": Layer(below=frozenset({"ground", "core", "protocol", "swarm", "runtime"}), libraries=PROGRAM),
-    "bootstrap": Layer(below=frozenset({"ground", "core", "protocol", "swarm", "runtime"}), libraries=PROGRAM),
-    # It plays both programs at once, which do not know each other; nothing imports it but tests.
+    # It reads what peers say and shows it: nothing that trains, and no key.
+    "leaderboard": Layer(
+        below=frozenset({"ground", "protocol", "swarm", "runtime"}),
+        libraries=frozenset({"jinja2", "markupsafe", "starlette", "typer", "uvicorn"}),
+    ),
+    "bootstrap": Layer(
+        below=frozenset({"ground", "core", "protocol", "swarm", "runtime", "leaderboard"}), libraries=PROGRAM
+    ),
+    # It plays both programs at once, which do not know each other; nothing imports it but tests and benchmarks.
     "simulation": Layer(
         below=frozenset({"ground", "core", "protocol", "swarm", "runtime", "peers", "bootstrap"}),
         libraries=frozenset({"numpy"}),

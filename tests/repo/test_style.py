@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).parents[2]
-FOLDERS = (".ci", "dipaco_p2p", "peers", "bootstrap", "benchmarks", "tests", "docs")
+FOLDERS = (".ci", "dipaco_p2p", "peers", "bootstrap", "leaderboard", "benchmarks", "tests", "docs")
 TEXT = {".py", ".md", ".toml", ".txt", ".html", ".css", ".js", ".json", ".yml", ""}
 PYTHON_LINES_MAX = 400
 
@@ -74,7 +74,7 @@ def broken_links(root: Path) -> Iterator[str]:
 def unlisted_packages(root: Path) -> Iterator[str]:
     """Packages that would be missing from an installation, and listed ones that do not exist."""
     listed = set(tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    tops = ("dipaco_p2p", "peers", "bootstrap", "simulation")
+    tops = ("dipaco_p2p", "peers", "bootstrap", "leaderboard", "simulation")
     folders = {path.parent.relative_to(root) for top in tops for path in (root / top).rglob("*.py")}
     there = {".".join(folder.parts) for folder in folders}
     yield from (f"{name}: has Python files, is not in tool.setuptools.packages" for name in sorted(there - listed))

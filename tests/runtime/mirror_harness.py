@@ -43,8 +43,9 @@ class Shelf:
         return self.mirror.ledger(MODULE)
 
     def adopt(self, leader: Signer, *, term: int) -> None:
-        """The coordinator grants `term` to `leader`, with us as its mirror."""
-        sealed = granted(self.run, MODULE, term=term, leader=leader.peer, mirrors=(self.node.peer,))
+        """The coordinator grants `term` to `leader`, with us as its mirror if that are not we."""
+        mirrors = () if leader.peer == self.node.peer else (self.node.peer,)
+        sealed = granted(self.run, MODULE, term=term, leader=leader.peer, mirrors=mirrors)
         assert self.node.watch.mandates.believes(MODULE, sealed)
 
     def contribution(

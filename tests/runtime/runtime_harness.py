@@ -237,13 +237,18 @@ def flip(path: Path) -> None:
 
 
 async def offer(
-    node: Node, leader: PeerId, document: Contribution | Sealed[Contribution], payload: bytes
+    node: Node,
+    leader: PeerId,
+    document: Contribution | Sealed[Contribution],
+    payload: bytes,
+    *,
+    timeout_s: float = 20.0,
 ) -> Sealed[Receipt]:
     """Upload and contribute once, as any client may; raises what the leader says."""
     sealed = document if isinstance(document, Sealed) else seal(node.swarm.signer, document)
     await send(node, leader, payload)
     header = {"contribution": sealed.to_dict()}
-    reply = await node.swarm.call(leader, "module.contribute", header, timeout_s=20.0)
+    reply = await node.swarm.call(leader, "module.contribute", header, timeout_s=timeout_s)
     return unseal(Receipt, reply.header["receipt"])
 
 

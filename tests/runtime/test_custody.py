@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from group_harness import MODULE, Group, Member, contribute, document, expired, make_versions, of_group
@@ -10,9 +12,10 @@ from runtime_harness import World, offer
 from tiny_run import gradient_bytes
 from virtual_time import eventually
 
-from dipaco_p2p.errors import Refused
+from dipaco_p2p.errors import Refused, Unreachable
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import BlobRef, is_cosigned, seal
+from dipaco_p2p.protocol.versions import Known
 from dipaco_p2p.runtime.ledger import Ledger
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.store import Store
@@ -36,6 +39,18 @@ def deaf(member: Member | World, method: str) -> None:
 
     swarm = member.seed.swarm if isinstance(member, World) else member.swarm
     swarm._dispatcher._handlers[method] = refuse
+
+
+def slow(member: Member, method: str, may_answer: asyncio.Event, begun: list[str]) -> None:
+    """It answers `method` only when it may; each call that has begun is noted."""
+    answer = member.swarm._dispatcher._handlers[method]
+
+    async def wait(*request: Any) -> Reply:
+        begun.append(member.peer)
+        await may_answer.wait()
+        return await answer(*request)
+
+    member.swarm._dispatcher._handlers[method] = wait
 
 
 @pytest.mark.parametrize("with_seed", [True, False])
@@ -122,6 +137,27 @@ def test_the_receipt_of_a_contribution_stays_the_same_however_often_it_is_asked_
     of_group(tmp_path, scene)
 
 
+def test_what_is_on_its_way_to_a_holder_is_not_sent_once_more(tmp_path: Path) -> None:
+    """On a slow line that takes longer than a call lasts, and the author asks again and again."""
+
+    async def scene(world: World, group: Group, author: Node) -> None:
+        await group.seed_away()
+        may_arrive, begun = asyncio.Event(), list[str]()
+        for mirror in group.mirrors:
+            slow(mirror, "mirror.contribution", may_arrive, begun)
+        payload = gradient_bytes(world.run, MODULE, seed=1)
+        sealed = seal(author.swarm.signer, document(world, group.leader.ledger, author, payload))
+        for _ in range(3):
+            with pytest.raises(Unreachable):
+                await offer(author, group.leader.peer, sealed, payload, timeout_s=1.0)
+        assert sorted(begun) == sorted(mirror.peer for mirror in group.mirrors)
+        may_arrive.set()
+        receipt = await offer(author, group.leader.peer, sealed, payload)
+        assert len(receipt.document.holders) == 2 and receipt.document.contribution == sealed.id
+
+    of_group(tmp_path, scene)
+
+
 def test_the_other_holders_get_it_as_well_though_the_receipt_does_not_wait(tmp_path: Path) -> None:
     async def scene(world: World, group: Group, author: Node) -> None:
         receipt = await contribute(world, group.leader, author, seed=1)
@@ -137,7 +173,7 @@ def test_a_version_is_shown_when_one_has_cosigned_it_and_all_cosign_in_the_end(t
     async def scene(world: World, group: Group, author: Node) -> None:
         leader = group.leader
         await make_versions(world, leader, author)
-        [shown] = await leader.owner(MODULE).versions_after(0, wait_s=0.0)
+        [shown] = await leader.owner(MODULE).versions_after(Known(version=0), wait_s=0.0)
         assert shown.cosignatures and leader.peer not in shown.cosignatures
         others = {mirror.peer for mirror in group.mirrors} | {world.seed.node.peer}
         await eventually(lambda: set(leader.ledger.versions[0].cosignatures) == others)

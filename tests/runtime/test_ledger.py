@@ -148,6 +148,23 @@ def test_truncating_opens_again_what_the_lost_versions_counted(run: Run, store: 
         assert kept.versions == [first] and list(kept.open) == [other[0].id] and list(kept.spent) == [one[0].id]
 
 
+def test_the_same_step_of_other_contributions_opens_again_what_it_does_not_count(run: Run, store: Store) -> None:
+    ledger = Ledger(run, store, MODULE)
+    one = contribution(run, 1)
+    author = signer(2)
+    other = seal(author, contribution_of(run, author, one[1], module=MODULE, path=one[0].document.path)), one[1]
+    for sealed in (one[0], other[0]):
+        ledger.add(sealed)
+    version, _ = version_of(run, signer(9), [one], term=1)
+    theirs, _ = version_of(run, signer(8), [other], term=1)
+    assert version.document.digest == theirs.document.digest
+    ledger.append(version)
+    assert ledger.adopt(theirs.cosigned(cosigned(theirs, signer(SEED_NUMBER))))
+    assert list(ledger.open) == [one[0].id] and ledger.final == 1
+    assert ledger.settle() == [other[0].document.payload.digest]
+    assert list(Ledger(run, store, MODULE).kept) == [one[0].id]
+
+
 def test_a_version_that_does_not_follow_is_refused(run: Run, store: Store) -> None:
     ledger = Ledger(run, store, MODULE)
     one, other = contribution(run, 1), contribution(run, 2)

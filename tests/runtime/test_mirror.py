@@ -212,6 +212,23 @@ def test_only_the_leader_of_the_newest_term_hands_in(tmp_path: Path, keeps_every
     on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
 
 
+@both
+def test_who_took_over_while_a_version_was_made_again_finds_the_chain_as_it_was(
+    tmp_path: Path, keeps_everything: bool
+) -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.adopt(ONE, term=1)
+        versions = [shelf.version(1)[0], shelf.version(2)[0]]
+        async with shelf.node.averaging:  # the first waits here, the second for the first
+            keeping = [asyncio.ensure_future(shelf.keep(version)) for version in versions]
+            await asyncio.sleep(1)
+            shelf.adopt(shelf.node.swarm.signer, term=2)
+        assert [await refusal(kept) for kept in keeping] == [Reason.NOT_LEADER] * 2
+        assert shelf.ledger.versions == [] and len(shelf.ledger.open) == 4, "as the new leader found it"
+
+    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
+
+
 def test_who_is_not_in_the_group_takes_nothing(tmp_path: Path) -> None:
     async def scene(shelf: Shelf) -> None:
         sealed = granted(shelf.run, MODULE, term=1, leader=ONE.peer, mirrors=(OTHER.peer,))
@@ -259,29 +276,6 @@ def test_a_contribution_needs_its_run_module_and_payload(tmp_path: Path, keeps_e
         assert list(Ledger(shelf.run, shelf.node.store, MODULE).open) == [contribution.id], "it is on disk"
 
     on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
-
-
-def test_what_the_leader_says_is_final_is_looked_at(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
-        shelf.adopt(ONE, term=1)
-        version, _ = shelf.version(1)
-        await shelf.keep(version)
-        forged: tuple[tuple[int, str], ...] = (
-            (1, ""),
-            (1, version.signature),
-            (1, cosign(ONE, version)),
-            (2, cosign(signer(SEED_NUMBER), version)),
-            (0, cosign(signer(SEED_NUMBER), version)),
-        )
-        for number, signature in forged:
-            shelf.mirror.note_final(MODULE, number, signature)
-            assert shelf.ledger.final == 0 and shelf.ledger.spent
-        shelf.mirror.note_final(MODULE, 1, cosign(signer(SEED_NUMBER), version))
-        assert shelf.ledger.final == 1 and not shelf.ledger.kept
-        payload = shelf.contribution(1)[0].document.payload
-        shelf.node.store.drop(payload.digest)  # the harness has put it there once more
-
-    on_shelf(tmp_path, scene, keeps_everything=False)
 
 
 def test_payloads_leave_the_disk_of_a_mirror_when_they_are_final_and_old_blobs_as_well(tmp_path: Path) -> None:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from runtime_harness import Leader, World, offer
-from tiny_run import contribution_of, gradient_bytes, tiny_config
+from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import eventually, play
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.core.codec import decode_module, encode_module
+from dipaco_p2p.errors import Refused
+from dipaco_p2p.protocol.admission import Reason
+from dipaco_p2p.protocol.documents import ModuleVersion
+from dipaco_p2p.protocol.liveness import Claim, Heartbeat
 from dipaco_p2p.runtime import modules
-from dipaco_p2p.runtime.items import items_reply
-from dipaco_p2p.runtime.modules import ModuleReader
+from dipaco_p2p.runtime.items import items_reply, read_items
+from dipaco_p2p.runtime.mirror import Mirror
+from dipaco_p2p.runtime.modules import TRAINERS_MAX, ModuleReader
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
@@ -31,7 +37,7 @@ def on_stage(folder: Path, scene: Scene) -> None:
     """`scene` gets a leader of MODULE, a reader of it, and a way to let the leader make versions."""
 
     async def scenario() -> None:
-        async with World(folder, config=tiny_config(rounds=9)) as world:
+        async with World(folder, config=tiny_config(rounds=16)) as world:
             leader = world.leader(50)
             owner = await leader.lead(MODULE)
             author, node = world.peer(60), world.peer(61)
@@ -60,6 +66,26 @@ def require_bits(world: World, reader: ModuleReader) -> None:
     assert digest(data) == reader.version.digest
     kept = world.seed.node.store.get(reader.version.digest)
     assert kept == data
+
+
+@pytest.mark.parametrize("change", [{"weight": 1}, {"term": 1_000}])
+def test_another_leaders_document_of_the_same_parameters_is_left_for_the_chain_that_goes_on(
+    tmp_path: Path, change: dict[str, int]
+) -> None:
+    """Both halves of a partition trained a path: the same bytes, of other contributions, in another term."""
+
+    async def scene(
+        world: World, leader: Leader, reader: ModuleReader, advance: Callable[[int], Awaitable[None]]
+    ) -> None:
+        await advance(2)
+        await reader.sync()
+        reader.version = replace(reader.version, **change)
+        await advance(1)
+        await asyncio.wait_for(reader.sync(after=2), 60)
+        assert reader.version == leader.owner(MODULE).head
+        require_bits(world, reader)
+
+    on_stage(tmp_path, scene)
 
 
 @pytest.fixture
@@ -103,7 +129,7 @@ def test_near_by_updates_and_far_by_snapshot_give_the_same_bits(tmp_path: Path, 
         assert far.params is not None and reader.params is not None
         assert np.array_equal(far.params, reader.params)
 
-        await advance(4)
+        await advance(9)
         fetched.clear()
         await reader.sync()
         head = world.seed.archive.ledgers[MODULE].head
@@ -174,7 +200,7 @@ def test_a_chain_of_lies_moves_nobody(tmp_path: Path) -> None:
 
 def test_a_complete_module_is_not_waited_for(tmp_path: Path) -> None:
     async def scene(world: World, leader: Leader, reader: ModuleReader, advance: Any) -> None:
-        await advance(9)
+        await advance(16)
         await reader.sync()
         assert reader.is_complete
         await reader.sync(after=9)
@@ -188,5 +214,64 @@ def test_params_are_those_of_the_genesis_blob(tmp_path: Path) -> None:
         data = world.seed.node.store.get(reader.version.digest)
         assert data is not None and reader.params is not None
         assert np.array_equal(decode_module(data, world.run.layout(MODULE)), reader.params)
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_trainer_keeps_what_others_may_ask_it_for(tmp_path: Path) -> None:
+    async def scene(world: World, leader: Leader, reader: ModuleReader, advance: Any) -> None:
+        store = reader._node.store
+        trainer = ModuleReader(reader._node, MODULE, Mirror(reader._node))
+        await trainer.sync()
+        await advance(2)
+        await trainer.sync()
+        versions = [sealed.document for sealed in world.seed.archive.ledgers[MODULE].versions]
+        blobs = [(version.snapshot, version.update) for version in versions]
+        held = [[store.size(ref.digest) == ref.size for ref in refs if ref] for refs in blobs]
+        assert held == [[False, False], [True, True]]
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_few_who_train_from_a_version_are_asked_for_it_before_the_archive(tmp_path: Path) -> None:
+    async def scene(world: World, leader: Leader, reader: ModuleReader, advance: Any) -> None:
+        await advance(1)
+        await reader.sync()
+        watch, elsewhere = reader._node.watch, PathId((0, 1, 0))
+        peers = [signer(number).peer for number in range(80, 90)]
+        *here, deaf, gone, far = peers
+        rounds = dict(zip(peers, (0, 1, 2, 1, 2, 1, 3, 1, 1, 1), strict=True))
+        watch.claims[PATH] = {peer: Claim(path=PATH, since_s=0.0, round=rounds[peer]) for peer in [*here, deaf, gone]}
+        watch.claims[elsewhere] = {far: Claim(path=elsewhere, since_s=0.0, round=rounds[far])}
+        watch.heartbeats |= {peer: Heartbeat(addresses=("/memory",)) for peer in [*here, far]}
+        watch.heartbeats[deaf] = Heartbeat()
+        first, *asked, last = reader._holders(reader.version)
+        assert (first, last) == (leader.peer, world.seed.node.peer)
+        assert len(asked) == TRAINERS_MAX and {rounds[peer] for peer in asked} <= {1, 2} and set(asked) <= set(here)
+
+    on_stage(tmp_path, scene)
+
+
+def test_who_has_another_version_of_a_number_is_told_so_at_once(tmp_path: Path) -> None:
+    async def scene(
+        world: World, leader: Leader, reader: ModuleReader, advance: Callable[[int], Awaitable[None]]
+    ) -> None:
+        await advance(1)
+        head = leader.owner(MODULE).head
+
+        async def ask(**known: Any) -> Reply:
+            header = {"module": str(MODULE), "after": 1, "wait_s": 0.0} | known
+            return await reader._node.swarm.call(leader.peer, "module.next", header, timeout_s=20.0)
+
+        for known in ({}, {"digest": head.digest, "weight": head.weight}):
+            assert read_items(ModuleVersion, await ask(**known)) == []
+        for known in ({"digest": "ab" * 32, "weight": head.weight}, {"digest": head.digest, "weight": 1}):
+            with pytest.raises(Refused, match="another one here") as refused:
+                await ask(**known)
+            assert refused.value.reason == Reason.UNKNOWN_BASE
+        for malformed in ({"digest": "ab"}, {"digest": 1}, {"digest": head.digest, "weight": "1"}):
+            with pytest.raises(Refused) as refused:
+                await ask(**malformed)
+            assert refused.value.reason == Reason.MALFORMED
 
     on_stage(tmp_path, scene)

@@ -14,8 +14,9 @@ from runtime_harness import Leader, World, offer
 from tiny_run import MODEL, contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import eventually, play
 
+from dipaco_p2p.config import CompressionConfig
 from dipaco_p2p.core.codec import encode
-from dipaco_p2p.core.compress import METADATA
+from dipaco_p2p.core.compress import INT8, metadata
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.protocol.admission import Reason
@@ -61,7 +62,8 @@ class Stage:
 
 def on_stage(folder: Path, scene: Callable[[Stage], Awaitable[None]], *, rounds: int = 9, **faults: Any) -> None:
     async def scenario() -> None:
-        async with World(folder, config=tiny_config(rounds=rounds), **faults) as world:
+        config = replace(tiny_config(rounds=rounds), compression=CompressionConfig(uplink=INT8))
+        async with World(folder, config=config, **faults) as world:
             leader = world.leader(50)
             owner = await leader.lead(MODULE)
             node = world.peer(60)
@@ -72,7 +74,7 @@ def on_stage(folder: Path, scene: Callable[[Stage], Awaitable[None]], *, rounds:
 
 
 def payload_with(codes: np.ndarray[Any, Any], scales: np.ndarray[Any, Any]) -> bytes:
-    return encode({"codes": codes, "scales": scales}, metadata=METADATA)
+    return encode({"codes": codes, "scales": scales}, metadata=metadata(INT8))
 
 
 CODES = np.ones(SIZE, dtype=np.int8)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from group_harness import MODULE, PATH, contribute, expired, lead_at_last, make_versions, require_verified
 from runtime_harness import Leader, World, offer
-from tiny_run import contribution_of, gradient_bytes, tiny_config
+from tiny_run import contribution_of, gradient_bytes, granted, tiny_config
 from virtual_time import eventually, play
 
-from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
+from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
 from dipaco_p2p.protocol.admission import Reason
+from dipaco_p2p.protocol.versions import Known
 from dipaco_p2p.runtime.modules import ModuleReader
 from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Node
+from dipaco_p2p.runtime.owner import LOST_TTLS
 from dipaco_p2p.runtime.transfer import UNUSED_UPLOADS_MAX
 from dipaco_p2p.swarm.api import Reply
 
@@ -94,6 +98,27 @@ def test_a_leader_that_is_alive_is_not_displaced(tmp_path: Path) -> None:
     on_stage(tmp_path, scene)
 
 
+def test_a_new_term_is_no_reason_to_be_patient_anew(tmp_path: Path) -> None:
+    """Peers that take turns in waiting for a version that is lost would never come to lead."""
+
+    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+        ttl_s, began_s = world.run.config.liveness.heartbeat_ttl_s, world.clock.now_s()
+        for each in (first, second, world.seed):
+            each.ownership._may_take = lambda: False
+        first.node.watch.seen[MODULE] = 1
+        while not first.ownership.modules:
+            with contextlib.suppress(Unreachable):
+                await first.lead(MODULE)
+            waited_s = world.clock.now_s() - began_s
+            assert bool(first.ownership.modules) == (waited_s >= LOST_TTLS * ttl_s), "patient at first"
+            relief = granted(world.run, MODULE, term=world.seed.term(MODULE) + 1, leader=second.peer)
+            assert all(each.node.watch.mandates.believes(MODULE, relief) for each in (first, world.seed))
+            world.seed.node.watch.is_taking_over(MODULE)  # from here on it counts how long
+            await asyncio.sleep(1.2 * ttl_s)
+
+    on_stage(tmp_path, scene)
+
+
 def test_a_receipt_outlives_its_leader(tmp_path: Path) -> None:
     async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
         await first.lead(MODULE)
@@ -124,6 +149,44 @@ def test_a_deposed_leader_takes_nothing_more_and_resigns(tmp_path: Path) -> None
         await second.node.watch.refresh()
         assert set(second.node.watch.heads[MODULE]) == {second.peer}
         await make_versions(world, second, author)
+
+    on_stage(tmp_path, scene)
+
+
+def depose(world: World, leader: Leader, other: Leader) -> None:
+    """The coordinator grants the next term to `other`, and `leader` knows."""
+    mandates = leader.node.watch.mandates
+    sealed = granted(world.run, MODULE, term=mandates.term(MODULE) + 1, leader=other.peer)
+    assert mandates.believes(MODULE, sealed)
+
+
+def test_who_is_deposed_while_it_makes_a_version_publishes_none(tmp_path: Path) -> None:
+    async def scene(world: World, leader: Leader, other: Leader, author: Node) -> None:
+        await leader.lead(MODULE)
+        async with leader.node.averaging:  # the round closes, and its version has to wait
+            await contribute(world, leader, author, seed=1)
+            await asyncio.sleep(world.run.config.rounds.deadline_s)
+            depose(world, leader, other)
+        await asyncio.sleep(2.0)
+        ledger = leader.mirror.ledger(MODULE)
+        assert (ledger.head.version, len(ledger.open)) == (0, 1), "whoever leads now counts it"
+
+    on_stage(tmp_path, scene)
+
+
+def test_who_is_deposed_while_it_takes_over_never_leads(tmp_path: Path) -> None:
+    async def scene(world: World, leader: Leader, other: Leader, author: Node) -> None:
+        await leader.node.watch.refresh()
+        read = leader.mirror.states.read_patiently
+
+        async def slow(*args: Any, **kwargs: Any) -> Any:
+            depose(world, leader, other)
+            return await read(*args, **kwargs)
+
+        leader.mirror.states.read_patiently = slow  # type: ignore[method-assign]
+        with pytest.raises(Refused, match="not led here"):
+            await leader.ownership.take(MODULE)
+        assert MODULE not in leader.ownership.modules and not leader.node.presence._heads
 
     on_stage(tmp_path, scene)
 
@@ -276,12 +339,12 @@ def test_a_version_is_shown_after_another_has_made_it_again(tmp_path: Path) -> N
         publish = owner._custody.publish
 
         async def slow_publish() -> None:
-            shown.append(len(await owner.versions_after(0, wait_s=0.0)))
+            shown.append(len(await owner.versions_after(Known(version=0), wait_s=0.0)))
             await publish()
 
         owner._custody.publish = slow_publish  # type: ignore[method-assign]
         await make_versions(world, first, author)
-        [sealed] = await owner.versions_after(0, wait_s=0.0)
+        [sealed] = await owner.versions_after(Known(version=0), wait_s=0.0)
         assert shown == [0] and set(sealed.cosignatures) == {world.seed.node.peer}
 
     on_stage(tmp_path, scene)

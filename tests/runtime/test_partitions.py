@@ -112,6 +112,7 @@ def test_the_branch_with_the_seed_wins_however_short_it_is(tmp_path: Path) -> No
         lone = await make_versions(world, leader, author, 3, seed=5)
         await healed(world, group)
         assert set(final) <= set(counted(group.leader))
+        assert [event["after"] for event in leader.said("gave_up")] == [1], "it may make version 2 again in its term"
         archive = world.seed.archive.ledgers[MODULE]
         assert archive.versions[1].document == group.leader.ledger.versions[1].document
         await make_versions(world, group.leader, author, seed=8)
@@ -151,5 +152,28 @@ def test_a_reader_on_the_losing_side_comes_to_the_one_head(tmp_path: Path) -> No
         await second.watch.refresh()
         await reader.sync(after=group.leader.ledger.head.version - 1)
         assert reader.version == group.leader.ledger.head
+
+    of_group(tmp_path, scene)
+
+
+def test_who_waits_on_the_losing_one_of_two_heads_of_one_number_comes_to_the_other(tmp_path: Path) -> None:
+    """Before another version is made: if all trainers were on the other one, nobody would make it."""
+
+    async def scene(world: World, group: Group, author: Node) -> None:
+        await make_versions(world, group.leader, author, seed=99)
+        await group.seed_away()
+        leader, other, second = await both_lead(world, group, author)
+        readers = [ModuleReader(author, MODULE), ModuleReader(second, MODULE)]
+        await make_versions(world, leader, author, seed=5)
+        await make_versions(world, other, second, seed=6)
+        for reader in readers:
+            await reader.sync()
+        assert len({reader.version.digest for reader in readers}) == 2
+        await healed(world, group)
+        await eventually(lambda: len({member.ledger.head.digest for member in group.members}) == 1)
+        head = group.leader.ledger.head
+        [loser] = [reader for reader in readers if reader.version != head]
+        await loser.sync(after=2)
+        assert loser.version == head and head.version == 2
 
     of_group(tmp_path, scene)

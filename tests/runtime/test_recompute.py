@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tiny_run import contribution_of, gradient_bytes, granted, initial, make_run, signer, tiny_config
 
+from dipaco_p2p.config import OuterConfig
 from dipaco_p2p.core.codec import decode_module, encode_module
-from dipaco_p2p.core.compress import decode_compressed
+from dipaco_p2p.core.compress import Compressed, norm
 from dipaco_p2p.core.outer import OuterState, apply_update, decode_state
 from dipaco_p2p.protocol.documents import seal
 from dipaco_p2p.protocol.signing import PeerId
@@ -35,7 +37,7 @@ def admitted(run: Run, *, count: int = 3, tokens: int | None = None) -> list[Adm
         payload = gradient_bytes(run, MODULE, seed=number)
         document = contribution_of(run, signer(number), payload, module=MODULE, path=path)
         sealed = seal(signer(number), replace(document, tokens=tokens or document.tokens))
-        found.append(Admitted(sealed, decode_compressed(payload, size=run.layout(MODULE).size)))
+        found.append(Admitted(sealed, partial(run.read_contribution, payload, MODULE)))
     return found
 
 
@@ -43,11 +45,10 @@ def grant_to(run: Run, leader: PeerId) -> str:
     return granted(run, MODULE, term=1, leader=leader).id
 
 
-def made_of(run: Run, items: list[Admitted]) -> Made:
+def made_of(run: Run, items: list[Admitted], *, clip_norm: float | None = None) -> Made:
     parent, state = genesis_version(run.manifest, MODULE), OuterState.fresh(initial()[0][1])
-    return make_version(
-        run, parent, state, items, clip_norm=None, term=1, grant=grant_to(run, signer(9).peer), author=signer(9).peer
-    )
+    grant, author = grant_to(run, signer(9).peer), signer(9).peer
+    return make_version(run, parent, state, items, clip_norm=clip_norm, term=1, grant=grant, author=author)
 
 
 def test_the_order_of_arrival_does_not_matter(run: Run) -> None:
@@ -63,7 +64,7 @@ def test_the_version_follows_its_parent_and_its_blobs_fit_together(run: Run) -> 
     made = made_of(run, admitted(run))
     parent, layout = genesis_version(run.manifest, MODULE), run.layout(MODULE)
     check_successor(parent, made.version, run.manifest)
-    params = apply_update(initial()[0][1], decode_compressed(made.update, size=layout.size))
+    params = apply_update(initial()[0][1], run.read_update(made.update, MODULE))
     assert encode_module(params, layout) == made.snapshot
     assert (decode_module(made.snapshot, layout) == made.state.params).all()
     momentum, residual = decode_state(made.state_blob, layout.size)
@@ -90,3 +91,35 @@ def test_replicas_share_the_weight_of_their_path(run: Run) -> None:
 def test_a_version_of_nothing_is_a_programmers_error(run: Run) -> None:
     with pytest.raises(AssertionError):
         made_of(run, [])
+
+
+@pytest.mark.parametrize("rule", ["mean", "sqrt", "rda"])
+def test_norms_that_are_known_already_change_nothing(tmp_path: Path, rule: str) -> None:
+    run = make_run(Store(tmp_path), replace(tiny_config(), outer=OuterConfig(norm_rule=rule)))
+    items = admitted(run)
+    lengths = [norm(item.read()) for item in items]
+    measured = [replace(item, norm=length) for item, length in zip(items, lengths, strict=True)]
+    partly = [measured[0], *items[1:]]
+    clip_norm = min(lengths) / 2
+    made, again, third = (made_of(run, found, clip_norm=clip_norm) for found in (items, measured, partly))
+    assert made.version == again.version == third.version and made.update == again.update
+    assert made.update != made_of(run, items).update, "it does clip"
+
+
+def test_each_outer_gradient_is_read_in_its_turn_and_once(run: Run) -> None:
+    asked: list[str] = []
+
+    def noted(item: Admitted) -> Compressed:
+        asked.append(item.sealed.id)
+        return item.read()
+
+    items = admitted(run)
+    made = made_of(run, [replace(item, read=partial(noted, item)) for item in items])
+    assert asked == [share.contribution for share in made.version.shares]
+
+
+def test_the_blobs_of_a_version_are_kept_under_the_names_that_it_gives(run: Run, tmp_path: Path) -> None:
+    store, made = Store(tmp_path / "other"), made_of(run, admitted(run))
+    assert made.kept_in(store) is made and len(made.blobs) == 3
+    for ref, blob in made.blobs:
+        assert store.get(ref.digest) == blob and store.size(ref.digest) == ref.size

@@ -13,6 +13,7 @@ import pytest
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError
+from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.runtime.store import PARTIALS_MAX, Store, folder_lock, write_atomically
 
 
@@ -35,6 +36,15 @@ def test_a_blob_is_found_by_its_digest_in_whole_and_in_part(tmp_path: Path) -> N
     assert again.get(ref.digest) == b"0123456789"
     assert again.size(ref.digest) == 10
     assert again.read_range(ref.digest, 3, 4) == b"3456"
+
+
+def test_what_is_here_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    ref = store.put(b"0123456789")
+    fill_disk(monkeypatch)
+    store.keep(ref, b"0123456789")
+    with pytest.raises(EnvironmentUnfit):
+        store.keep(BlobRef.of(b"new"), b"new")
 
 
 def test_what_is_not_there_is_none(tmp_path: Path) -> None:

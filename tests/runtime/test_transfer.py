@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime_harness import World
@@ -22,7 +24,8 @@ from dipaco_p2p.runtime.transfer import (
     send,
     serve_store,
 )
-from dipaco_p2p.swarm.blobs import WRITE
+from dipaco_p2p.swarm.api import Reply
+from dipaco_p2p.swarm.blobs import RANGE_BYTES, READ, WRITE
 
 DATA = bytes(range(256)) * 5000  # more than one range
 
@@ -48,6 +51,24 @@ def test_a_fetched_blob_is_kept_on_request_only(tmp_path: Path) -> None:
         assert await fetch(one, ref, holders=[other.peer], keep=True) == DATA
         assert await fetch(one, ref, holders=[]) == DATA
         assert list((one.store.folder / "partial").iterdir()) == []
+
+    between_two(tmp_path, scene)
+
+
+def test_who_wants_a_blob_at_the_same_time_brings_it_once(tmp_path: Path) -> None:
+    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+        ref, asked = other.store.put(DATA), list[int]()
+        read = other.swarm._dispatcher._handlers[READ]  # type: ignore[attr-defined]
+
+        async def noted(sender: str, header: dict[str, Any], body: bytes) -> Reply:
+            asked.append(header["offset"])
+            reply: Reply = await read(sender, header, body)
+            return reply
+
+        other.swarm._dispatcher._handlers[READ] = noted  # type: ignore[attr-defined]
+        wanted = (fetch(one, ref, holders=[other.peer], keep=keep) for keep in (False, True, False))
+        assert await asyncio.gather(*wanted) == [DATA] * 3
+        assert len(asked) == len(set(asked)) and one.store.size(ref.digest) == len(DATA)
 
     between_two(tmp_path, scene)
 
@@ -98,7 +119,7 @@ def test_an_upload_goes_on_where_it_broke_off(tmp_path: Path) -> None:
     async def scene(one: Node, other: Node, uploads: Uploads) -> None:
         header = {"digest": digest(DATA), "size": len(DATA), "offset": 0}
         reply = await one.swarm.call(other.peer, WRITE, header, DATA[:1_000_000], timeout_s=20.0)
-        assert reply.header == {"have": 1_000_000, "done": False}
+        assert reply.header == {"have": 1_000_000, "done": False, "range": RANGE_BYTES}
         before = one.swarm.statistics().bytes_sent
         await send(one, other.peer, DATA)
         assert one.swarm.statistics().bytes_sent - before < len(DATA) - 900_000

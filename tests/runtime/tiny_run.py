@@ -20,7 +20,7 @@ from dipaco_p2p.config import (
     WarmupConfig,
 )
 from dipaco_p2p.core.codec import encode_module
-from dipaco_p2p.core.compress import compress, decode_compressed, encode_compressed
+from dipaco_p2p.core.compress import compress, encode_compressed
 from dipaco_p2p.core.features import features
 from dipaco_p2p.core.heldout import HeldOut, encode_held_out
 from dipaco_p2p.core.inner import InnerLoop
@@ -159,7 +159,7 @@ def contribution_of(
 def gradient_bytes(run: Run, module: ModuleId, *, seed: int = 0, size: float = 1e-3) -> bytes:
     """A compressed outer gradient of random values."""
     values = np.random.default_rng(seed).normal(0, size, run.layout(module).size).astype(np.float32)
-    return encode_compressed(compress(values)[0])
+    return encode_compressed(compress(values, codec=run.config.compression.uplink)[0])
 
 
 def granted(
@@ -180,12 +180,13 @@ def version_of(
 ) -> tuple[Sealed[ModuleVersion], Made]:
     """The version that an honest leader makes of `admitted`, after the genesis or what was made before."""
     module = admitted[0][0].document.module
-    layout = run.layout(module)
     if after is None:
         parent, state = genesis_version(run.manifest, module), OuterState.fresh(initial()[0][module.level])
     else:
         parent, state = after.version, after.state
-    gradients = [Admitted(sealed, decode_compressed(payload, size=layout.size)) for sealed, payload in admitted]
+    gradients = [
+        Admitted(sealed, functools.partial(run.read_contribution, payload, module)) for sealed, payload in admitted
+    ]
     grant = granted(run, module, term=term, leader=leader.peer).id
     made = make_version(run, parent, state, gradients, clip_norm=None, term=term, grant=grant, author=leader.peer)
     return seal(leader, made.version), made

@@ -47,6 +47,7 @@ def test_the_plans_of_a_hundred_seeds_hold_every_fault() -> None:
     assert {plan.volunteers for plan in plans} == {4, 5, 6, 8, 12}
     assert all(stroke.at_s < plan.faulty_s for plan in plans for stroke in plan.strokes)
     assert plans[0] == make_plan(1, tuple(STROKES)) != make_plan(2, tuple(STROKES))
+    assert {plan.config.rounds.overlap for plan in plans} == {True, False}
 
 
 @pytest.mark.slow

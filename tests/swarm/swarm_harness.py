@@ -11,6 +11,7 @@ from typing import Any
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Swarm
+from dipaco_p2p.swarm.line import Line
 
 TTL_MAX_S = 60.0
 DEADLINE_S = 15.0
@@ -31,8 +32,8 @@ class MemoryHarness:
         self._network = MemoryNetwork(1, SystemClock(), ttl_max_s=TTL_MAX_S)
         self._swarms: list[Any] = []
 
-    async def join(self) -> Swarm:
-        self._swarms.append(self._network.join(Signer(bytes([len(self._swarms) + 1]) * 32)))
+    async def join(self, *, line: Line | None = None) -> Swarm:
+        self._swarms.append(self._network.join(Signer(bytes([len(self._swarms) + 1]) * 32), line=line))
         return self._swarms[-1]
 
     async def plant(self, swarm: Any, key: str, owner: PeerId, data: bytes, expires_s: float) -> bool:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from swarm_harness import TTL_MAX_S, eventually
 
-from dipaco_p2p.canonical import digest
 from dipaco_p2p.clock import SystemClock
-from dipaco_p2p.errors import BlobMissing, ConfigError, IntegrityError, Refused, Unreachable
+from dipaco_p2p.errors import ConfigError, Refused, Unreachable
 from dipaco_p2p.protocol.records import sign_record
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import BULK_AT_ONCE_PER_PEER, INBOUND_CALLS_PER_PEER_MAX, Reply
-from dipaco_p2p.swarm.blobs import RANGE_BYTES, fetch_blob, send_blob, serve_blobs, serve_uploads
 
 Play = Callable[[Callable[[Any], Any]], None]
 KEY = "dipaco/test/claims"
-BLOB = random.Random(5).randbytes(5 * RANGE_BYTES + 17)
 
 
 async def echo(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
@@ -259,105 +254,6 @@ def test_connect_knows_good_dead_and_malformed_addresses(play: Play) -> None:
         for address in ("", "nonsense", "/ip4/1.2.3.4/tcp/1", "/ip4/1.2.3.4/tcp/1/p2p/xyz"):
             with pytest.raises(ConfigError):
                 await a.connect(address, timeout_s=1)
-
-    play(scenario)
-
-
-class Store:
-    """Blobs in a dict, as holders keep them; counts what was read."""
-
-    def __init__(self, swarm: Any, data: bytes, name: str = "") -> None:
-        self.blobs, self.reads = {name or digest(data): data}, 0
-        serve_blobs(swarm, self.read, lambda key: len(self.blobs[key]) if key in self.blobs else None)
-
-    def read(self, key: str, offset: int, length: int) -> bytes:
-        self.reads += 1
-        return self.blobs[key][offset : offset + length]
-
-
-def test_a_blob_comes_from_several_holders_and_resumes(play: Play, tmp_path: Path) -> None:
-    async def scenario(net: Any) -> None:
-        a, b, c = [await net.join() for _ in range(3)]
-        stores = [Store(b, BLOB), Store(c, BLOB)]
-        holders = [(b.peer, b.addresses), (c.peer, c.addresses)]
-        partial, progress = tmp_path / "partial", []
-
-        async def fetch(**options: Any) -> bytes:
-            options = {"size_max": len(BLOB), "holders": holders, "timeout_s": 10} | options
-            return await fetch_blob(a, digest(BLOB), **options)
-
-        assert await fetch(on_progress=lambda done, size: progress.append((done, size))) == BLOB
-        assert progress[-1] == (len(BLOB), len(BLOB)) and all(store.reads == 3 for store in stores)
-        partial.write_bytes(BLOB[: 4 * RANGE_BYTES])
-        assert await fetch(partial=partial) == BLOB
-        assert sum(store.reads for store in stores) == 8 and not partial.exists()
-        partial.write_bytes(b"damaged" + BLOB[7:])
-        assert await fetch(partial=partial) == BLOB
-        with pytest.raises(BlobMissing, match="is the most"):
-            await fetch(size_max=len(BLOB) - 1)
-
-    play(scenario)
-
-
-def test_a_blob_survives_a_liar_among_the_holders_who_alone_is_named(play: Play, tmp_path: Path) -> None:
-    async def scenario(net: Any) -> None:
-        a, liar, short_one, empty, honest = [await net.join() for _ in range(5)]
-        name, bad = digest(BLOB), BLOB[:-1] + b"?"
-        assert bad != BLOB
-        Store(liar, bad, name), Store(short_one, BLOB[:100], name), Store(empty, b"other"), Store(honest, BLOB)
-        partial = tmp_path / "partial"
-
-        async def fetch(*swarms: Any) -> bytes:
-            holders = [(swarm.peer, swarm.addresses) for swarm in swarms]
-            return await fetch_blob(a, name, size_max=len(BLOB), holders=holders, partial=partial, timeout_s=10)
-
-        for order in ([liar, honest], [short_one, liar, empty, honest], [honest, short_one]):
-            assert await fetch(*order) == BLOB
-        with pytest.raises(IntegrityError, match=liar.peer[-6:]):
-            await fetch(liar, empty)
-        with pytest.raises(BlobMissing, match="is not here"):
-            await fetch(empty)
-
-    play(scenario)
-
-
-def test_an_upload_resumes_after_the_connection_broke(play: Play) -> None:
-    class Sink:
-        def __init__(self) -> None:
-            self.data, self.offsets, self.finished = b"", [], 0
-
-        @property
-        def received(self) -> int:
-            return len(self.data)
-
-        def write(self, offset: int, data: bytes) -> None:
-            self.offsets.append(offset)
-            self.data += data
-
-        def finish(self) -> None:
-            self.finished += 1
-            if digest(self.data) != digest(BLOB):
-                raise IntegrityError("not the announced bytes")
-
-    async def scenario(net: Any) -> None:
-        a, b = await net.join(), await net.join()
-        sink = Sink()
-
-        async def accept(peer: PeerId, name: str, size: int) -> Sink:
-            if size > len(BLOB):
-                raise Refused(f"{size} bytes are too many", reason="too-large")
-            return sink
-
-        serve_uploads(b, accept)
-        sink.data = BLOB[: 2 * RANGE_BYTES]
-        assert await send_blob(a, b.peer, BLOB, timeout_s=10, addresses=b.addresses) == digest(BLOB)
-        assert sink.data == BLOB and sink.offsets == [n * RANGE_BYTES for n in (2, 3, 4, 5)] and sink.finished == 1
-        with pytest.raises(Refused, match="too many"):
-            await send_blob(a, b.peer, BLOB + b"x", timeout_s=10)
-        sink.data = b"?" + BLOB[1:-1]
-        with pytest.raises(Refused) as refused:
-            await send_blob(a, b.peer, BLOB, timeout_s=10)
-        assert refused.value.reason == "integrity"
 
     play(scenario)
 

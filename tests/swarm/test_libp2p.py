@@ -21,7 +21,7 @@ from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, Unreachable
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Reply
-from dipaco_p2p.swarm.daemon import check_port_free, sweep_stale_sockets
+from dipaco_p2p.swarm.daemon import PORT_LOOK_S, sweep_stale_sockets, wait_port_free
 from dipaco_p2p.swarm.frames import read_frame
 
 Play = Callable[[Callable[[Any], Any]], None]
@@ -117,8 +117,21 @@ def test_a_taken_port_is_named(play_libp2p: Play) -> None:
             await net.join(listen="/ip4/127.0.0.1/udp/0/quic")
 
     play_libp2p(scenario)
-    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(EnvironmentUnfit, match="is taken"):
-        check_port_free("127.0.0.1", server.getsockname()[1])
+
+
+def test_a_port_that_is_taken_for_a_moment_only_is_waited_for() -> None:
+    async def scenario() -> None:
+        server = socket.create_server(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        waiting = asyncio.create_task(wait_port_free("127.0.0.1", port))
+        await asyncio.sleep(2 * PORT_LOOK_S)
+        assert not waiting.done()
+        server.close()
+        await waiting
+        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(EnvironmentUnfit, match="is taken"):
+            await wait_port_free("127.0.0.1", taken.getsockname()[1])
+
+    asyncio.run(scenario())
 
 
 def test_a_wrong_clock_is_called_by_its_name(play_libp2p: Play, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.pace import PEERS_MAX, RANGE_BYTES, RANGE_BYTES_MIN, SLOW_S, Pace
 
@@ -52,3 +54,23 @@ def test_of_many_peers_the_last_are_remembered() -> None:
         pace.took(peer, RANGE_BYTES, 5.0)
     assert pace.range_bytes(peers[0]) == RANGE_BYTES
     assert pace.range_bytes(peers[1]) == pace.range_bytes(peers[-1]) == RANGE_BYTES // 2
+
+
+def test_a_peer_that_sends_less_is_asked_for_less_and_now_and_then_for_more() -> None:
+    pace = Pace()
+    pace.brought(PEER, RANGE_BYTES, 100_000, 0.1)
+    assert pace.range_bytes(PEER) == 100_000
+    pace.brought(PEER, 100_000, 100_000, 0.1)
+    assert pace.range_bytes(PEER) == 200_000
+
+
+def test_speed_is_that_of_the_last_ranges_and_halves_with_one_that_never_came() -> None:
+    pace = Pace()
+    assert pace.speed(PEER) is None
+    pace.failed(PEER, RANGE_BYTES, 20.0)
+    assert pace.speed(PEER) is None
+    for elapsed_s in (9.0, *[1.0] * 20):
+        pace.brought(PEER, 500_000, 500_000, elapsed_s)
+    assert pace.speed(PEER) == pytest.approx(500_000, rel=0.01)
+    pace.failed(PEER, 500_000, 20.0)
+    assert pace.speed(PEER) == pytest.approx(250_000, rel=0.01)

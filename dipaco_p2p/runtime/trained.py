@@ -13,9 +13,9 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from dipaco_p2p.core.router import Router, best
-from dipaco_p2p.protocol.documents import ModuleVersion
-from dipaco_p2p.topology import ModuleId, PathId, Topology
+from ..core.router import Router, best
+from ..protocol.documents import ModuleVersion
+from ..topology import ModuleId, PathId, Topology
 
 
 def witnesses(topology: Topology) -> list[ModuleId]:

@@ -1,0 +1,1 @@
+"""How fast and how heavy the public site is, with far more versions than a run has."""

@@ -1,0 +1,1 @@
+"""How quickly a volunteer trains, beside a plain loop for the same model."""

@@ -1,0 +1,81 @@
+"""Whole rounds of a volunteer beside its bare inner steps: how much of their speed everything around them leaves.
+
+A round here is all that a volunteer does for itself: modules into the model, tau steps, modules read back, outer
+gradients with the default codec, the path's state. What it waits for on the line is not in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from dataclasses import replace
+
+from benchmarks.manifests import sealed_manifest
+from dipaco_p2p.config import RunConfig
+from dipaco_p2p.core.engine import EXACT, FAST
+from dipaco_p2p.core.inner import InnerLoop
+from dipaco_p2p.core.model import initial_modules
+from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.runtime.run import Run
+from peers.engines import Engines
+from peers.trainer import PathTrainer
+
+from .loops import TOTAL_STEPS, noise
+
+KEY = bytes(range(32))
+
+
+class Volunteer:
+    """One that has everything it needs, and one that does nothing but steps."""
+
+    def __init__(self, config: RunConfig, *, device: str, fast: bool) -> None:
+        path, shard, inner = config.topology.path(0), noise(config.model), config.inner
+        self._bare = InnerLoop(inner, TOTAL_STEPS, config.model, device=device, seed=0, fast=fast)
+        engines = Engines(device, wanted=FAST if fast else EXACT, on_choice=lambda engine: None)
+        start, run = self._bare.state_bytes(), Run(sealed_manifest(Signer(KEY), config))
+        self._trainer = PathTrainer(run, path, shard, optimizer=start, device=device, engines=engines)
+        self._shard, self._steps = shard, inner.steps
+        self.flats = list(initial_modules(config.model, seed=0).values())
+        self.rounds_done = 0
+
+    def bare_s(self, rounds: int) -> float:
+        """Seconds of as many steps as these rounds have."""
+        began_s = time.perf_counter()
+        self._bare.run(self.flats, self._shard, first_step=self.rounds_done * self._steps, steps=rounds * self._steps)
+        return time.perf_counter() - began_s
+
+    def whole_s(self, rounds: int) -> float:
+        """Seconds of these rounds, one after the other."""
+        began_s = time.perf_counter()
+        asyncio.run(self._rounds(rounds))
+        return time.perf_counter() - began_s
+
+    async def _rounds(self, rounds: int) -> None:
+        trainer = self._trainer
+        for _ in range(rounds):
+            after = await trainer.train(
+                self.flats, round_number=self.rounds_done, replica=(0, 1), on_step=lambda report: True
+            )
+            gradients = trainer.outer_gradients(self.flats, after.flats)
+            trainer.state_bytes(gradients)
+            for gradient in gradients:
+                trainer.keep(gradient)
+            self.flats = after.flats
+            self.rounds_done += 1
+
+
+def shares(config: RunConfig, *, rounds: int, runs: int, device: str, fast: bool) -> list[float]:
+    """Of each run: the speed over whole rounds as a share of the bare steps'."""
+    volunteer = Volunteer(config, device=device, fast=fast)
+    volunteer.bare_s(1)  # caches, allocator, compiling
+    volunteer.whole_s(1)
+    return [volunteer.bare_s(rounds) / volunteer.whole_s(rounds) for _ in range(runs)]
+
+
+def whole_rounds(*, rounds: int, runs: int, device: str, fast: bool, steps: int | None = None) -> dict[str, object]:
+    """The figures for the default run, of rounds of `steps` inner steps."""
+    config = RunConfig()
+    config = replace(config, inner=replace(config.inner, steps=steps or config.inner.steps))
+    found = shares(config, rounds=rounds, runs=runs, device=device, fast=fast)
+    return {"steps_a_round": config.inner.steps, "rounds": rounds, "median": statistics.median(found), "shares": found}

@@ -1,0 +1,152 @@
+"""What a seed node keeps of volunteers that measure its judgements again: checks, whether they agree with it or not.
+
+documents/check-<number>.json     a signed check; numbers count as they came
+
+Whether a check agrees is not looked at here, so that nobody's disagreement is left out: only whether it is about what
+was judged, who signed it, and how many there are. Bounds: protocol/checks.py.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.core.evaluate import counted_tokens
+from dipaco_p2p.errors import IntegrityError, Refused
+from dipaco_p2p.protocol.admission import Reason
+from dipaco_p2p.protocol.checks import IN_ALL_MAX, OF_AUTHOR_MAX, OF_PATH_MAX, OF_STRANGERS_MAX, Check, is_about
+from dipaco_p2p.protocol.documents import Sealed, unseal
+from dipaco_p2p.protocol.judgement import Judgement
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.items import items_reply
+from dipaco_p2p.runtime.mirror_calls import whole
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.swarm.api import Reply, Swarm
+from dipaco_p2p.topology import ModuleId, PathId
+
+from .archive import SeedArchive
+
+log = logging.getLogger(__name__)
+
+PAGE_MAX = 256
+"""Checks in one answer: far below what fits into it."""
+
+
+class Checks:
+    """The checks of one stage."""
+
+    def __init__(
+        self,
+        run: Run,
+        store: Store,
+        archive: SeedArchive,
+        *,
+        judged: Callable[[int], Judgement | None],
+        is_alive: Callable[[PeerId], bool],
+    ) -> None:
+        """`judged` gives the judgement of a round; `is_alive` says whether a peer's heartbeat is heard."""
+        self._run = run
+        self._store = store
+        self._archive = archive
+        self._judged = judged
+        self._is_alive = is_alive
+        self._numbers: list[int] = []
+        self._next = 0
+        self._kept: dict[tuple[int, PathId], dict[PeerId, str]] = {}
+        """Ids by author, by round and path."""
+        self._of_author: dict[tuple[int, PeerId], int] = {}
+        self._workers: set[PeerId] = set()
+        self._looked: dict[ModuleId, int] = {}
+        for name in store.documents("check-"):
+            self._next = int(name.removeprefix("check-")) + 1
+            try:
+                self._note(self._read(self._next - 1), self._next - 1)
+            except IntegrityError as error:
+                log.warning("%s", error)
+
+    def serve(self, swarm: Swarm, *, is_open: bool = True) -> None:
+        """Answer from now on; a stage that is over takes none any more."""
+        swarm.serve("run.checks", self._on_checks)
+        if is_open:
+            swarm.serve("run.check", self._on_check)
+
+    async def _on_check(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        sealed = unseal(Check, header.get("check"))
+        if self._judge(sender, sealed):
+            self._store.write_document(_name(self._next), canonical_bytes(sealed.to_dict()))
+            self._note(sealed, self._next)
+            self._next += 1
+        return Reply({})
+
+    async def _on_checks(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        place = bisect.bisect_left(self._numbers, whole(header, "from"))
+        page = self._numbers[place : place + PAGE_MAX]
+        following = page[-1] + 1 if page else self._next
+        return Reply({"next": following}, items_reply(self._read(number) for number in page).body)
+
+    def _judge(self, sender: PeerId, sealed: Sealed[Check]) -> bool:
+        """Whether it is news; raises Refused for what is not kept."""
+        check = sealed.document
+        if check.author != sender:
+            raise Refused("a check must be sent by its author", reason=Reason.NOT_AUTHOR)
+        if check.run != self._run.id:
+            raise Refused("a check of another run", reason=Reason.WRONG_RUN)
+        if check.path not in self._run.topology:
+            raise Refused(f"this run has no {check.path}", reason=Reason.WRONG_PATH)
+        judgement = self._judged(check.version)
+        if judgement is None:
+            raise Refused(f"round {check.version} is not judged", reason=Reason.UNKNOWN_BASE)
+        if not is_about(check, judgement, validation=self._run.manifest.validation.digest) or (
+            check.tokens % counted_tokens(self._run.config.model.context)
+        ):
+            raise Refused(f"it is about something else than what round {check.version} was judged on", reason="other")
+        return self._has_room(check, sealed.id)
+
+    def _has_room(self, check: Check, id_: str) -> bool:
+        kept = self._kept.get((check.version, check.path), {})
+        if check.author in kept:
+            if kept[check.author] != id_:
+                raise Refused(f"{check.path} was checked at round {check.version}", reason=Reason.ALREADY_CONTRIBUTED)
+            return False
+        is_worker = check.author in self._all_workers()
+        if not is_worker and not self._is_alive(check.author):
+            raise Refused("neither a heartbeat nor work of this peer is known", reason="unknown-peer")
+        strangers = sum(author not in self._workers for author in kept)
+        if (
+            len(kept) >= OF_PATH_MAX
+            or len(self._numbers) >= (IN_ALL_MAX if is_worker else IN_ALL_MAX // 2)
+            or (not is_worker and strangers >= OF_STRANGERS_MAX)
+            or self._of_author.get((check.version, check.author), 0) >= OF_AUTHOR_MAX
+        ):
+            raise Refused(f"there are checks enough of {check.path} at round {check.version}", reason="enough")
+        return True
+
+    def _all_workers(self) -> set[PeerId]:
+        """Whose contributions a version counts; only versions that are new since the last look are read."""
+        for module, ledger in self._archive.ledgers.items():
+            for sealed in ledger.versions[self._looked.get(module, 0) :]:
+                self._workers.update(share.peer for share in sealed.document.shares)
+            self._looked[module] = len(ledger.versions)
+        return self._workers
+
+    def _note(self, sealed: Sealed[Check], number: int) -> None:
+        check = sealed.document
+        self._numbers.append(number)
+        self._kept.setdefault((check.version, check.path), {})[check.author] = sealed.id
+        key = (check.version, check.author)
+        self._of_author[key] = self._of_author.get(key, 0) + 1
+
+    def _read(self, number: int) -> Sealed[Check]:
+        try:
+            return unseal(Check, json.loads(self._store.read_document(_name(number)) or b""))
+        except ValueError as error:
+            raise IntegrityError(f"{_name(number)}.json was damaged on disk: {error}") from None
+
+
+def _name(number: int) -> str:
+    return f"check-{number:08d}"

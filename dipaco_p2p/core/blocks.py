@@ -1,0 +1,159 @@
+"""Whole numbers of 8 or 4 bits in blocks that share a scale.
+
+Rule 1: blocks of 256 values share a scale, the largest magnitude over the largest code (127 or 7); codes are rounded
+half to even.
+Rule 2: the norm is exact (integer sums of squared codes per block), so every owner computes the same one.
+Rule 3: floats are made a part at a time, in what a core's own cache holds: a whole vector takes a module's memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import IntegrityError
+from .arrays import Array, Floats
+
+BLOCK = 256
+PART = 256 * BLOCK
+"""Values that are expanded at a time: whole blocks, 256 KiB as float32."""
+CODE_MAX = {8: 127, 4: 7}
+"""The largest code, by bits."""
+
+# A scale is zero or a normal float32: some machines flush smaller ones to zero. And `128 * scale` must not overflow.
+SCALE_MIN = np.finfo(np.float32).tiny
+SCALE_MAX = np.finfo(np.float32).max / 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Blocks:
+    """`size` values as codes (N,) of int8, whatever they take on the wire, and float32 scales (ceil(N / BLOCK),)."""
+
+    bits: int
+    size: int
+    codes: npt.NDArray[np.int8]
+    scales: Floats
+
+    def expand(self) -> Floats:
+        """The float32 values (N,) that the codes stand for."""
+        values = np.empty(self.size, dtype=np.float32)
+        for part in parts(self.size):
+            values[part] = self._part(part)
+        return values
+
+    def add_to(self, total: Floats, factor: float) -> None:
+        """`total += expand() * factor` to the bit, with `factor` as float32, and without a second vector."""
+        for part in parts(self.size):
+            values = self._part(part)
+            values *= np.float32(factor)
+            total[part] += values
+
+    def norm(self) -> float:
+        """Euclidean norm of `expand()`, from exact sums and therefore the same on every machine."""
+        squares: list[int] = []
+        for part in parts(self.size):
+            codes = in_blocks(self.codes[part]).astype(np.int16)  # which holds 128 squared
+            squares += np.square(codes).sum(axis=1, dtype=np.int32).tolist()
+        return math.sqrt(math.fsum(s * (scale * scale) for s, scale in zip(squares, self.scales.tolist(), strict=True)))
+
+    def tensors(self) -> dict[str, Array]:
+        """What goes over the wire."""
+        return {"codes": self.codes if self.bits == 8 else _pack(self.codes), "scales": self.scales}
+
+    def _part(self, part: slice) -> Floats:
+        scales = self.scales[_blocks_of(part)]
+        blocks = np.zeros((scales.size, BLOCK), dtype=np.float32)
+        values = blocks.reshape(-1)[: part.stop - part.start]
+        values[:] = self.codes[part]
+        blocks *= scales[:, None]
+        return values
+
+
+def parts(size: int) -> Iterator[slice]:
+    """All places of a vector (size,), PART at a time."""
+    return (slice(start, min(start + PART, size)) for start in range(0, size, PART))
+
+
+def _blocks_of(part: slice) -> slice:
+    return slice(part.start // BLOCK, -(-part.stop // BLOCK))
+
+
+def quantise(values: Floats, *, bits: int) -> Blocks:
+    """Finite `values` (N,) in blocks; raises ValueError for values too large to scale."""
+    codes = np.empty(values.size, dtype=np.int8)
+    scales = np.empty(-(-values.size // BLOCK), dtype=np.float32)
+    for part in parts(values.size):
+        codes[part], scales[_blocks_of(part)] = _quantised(values[part], bits)
+    return Blocks(bits=bits, size=values.size, codes=codes, scales=scales)
+
+
+def _quantised(values: Floats, bits: int) -> tuple[npt.NDArray[np.int8], Floats]:
+    """Codes and scales of one part."""
+    blocks = in_blocks(values)
+    scales: Floats = np.abs(blocks).max(axis=1, initial=0) / np.float32(CODE_MAX[bits])
+    check_range(scales * np.float32(CODE_MAX[bits] / 127))
+    scales[scales < SCALE_MIN] = 0
+    steps = np.rint(blocks / np.where(scales == 0, np.float32(1), scales)[:, None])
+    steps[scales == 0] = 0
+    # No clipping: a normal scale is exact to 1e-7, so that no step can round beyond the largest code.
+    return steps.astype(np.int8).reshape(-1)[: values.size], scales
+
+
+def read_blocks(tensors: dict[str, Array], *, bits: int, size: int) -> Blocks:
+    """The inverse of `tensors()`; takes what it reads out of the mapping. Raises IntegrityError."""
+    if bits == 8:
+        codes = take(tensors, "codes", np.dtype(np.int8), size)
+    else:
+        codes = _unpack(take(tensors, "codes", np.dtype(np.uint8), -(-size // 2)), size)
+    scales = take(tensors, "scales", np.dtype(np.float32), -(-size // BLOCK))
+    if codes.min(initial=0) < -CODE_MAX[bits]:
+        raise IntegrityError(f"a compressed vector with the code {-CODE_MAX[bits] - 1}")
+    check_scales(scales)
+    return Blocks(bits=bits, size=size, codes=codes, scales=scales)
+
+
+def take(tensors: dict[str, Array], name: str, dtype: np.dtype[np.generic], length: int) -> Array:
+    """The tensor of this name, which must be flat, of this type and length; raises IntegrityError."""
+    tensor = tensors.pop(name, None)
+    if tensor is None:
+        raise IntegrityError(f"a compressed vector without `{name}`")
+    if tensor.dtype != dtype or tensor.shape != (length,):
+        raise IntegrityError(f"`{name}` is {tensor.dtype} of shape {tensor.shape}, expected {dtype} of ({length},)")
+    return tensor
+
+
+def check_scales(scales: Floats) -> None:
+    """Raise IntegrityError unless each is zero or in range."""
+    # Written so that NaN fails too.
+    if not ((scales == 0) | ((scales >= SCALE_MIN) & (scales <= SCALE_MAX))).all():
+        raise IntegrityError("a compressed vector with a scale that is negative, not finite or out of range")
+
+
+def check_range(scales: Floats) -> None:
+    """Raise ValueError for scales of values that are too large."""
+    if (scales > SCALE_MAX).any():
+        raise ValueError(f"values above {SCALE_MAX * 127:.3g} cannot be compressed")
+
+
+def in_blocks(values: Array) -> Array:
+    """Rows (ceil(N / BLOCK), BLOCK), the last one filled up with zeros."""
+    return np.pad(values, (0, -values.size % BLOCK)).reshape(-1, BLOCK)
+
+
+def _pack(codes: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:
+    """Two codes to a byte, the first in its lower half, each plus 8; a code that is missing at the end is 0."""
+    shifted = (np.pad(codes, (0, codes.size % 2)) + 8).astype(np.uint8)
+    return (shifted[0::2] | (shifted[1::2] << 4)).astype(np.uint8)
+
+
+def _unpack(packed: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.int8]:
+    codes = np.empty(2 * packed.size, dtype=np.int8)
+    codes[0::2] = (packed & 15).view(np.int8) - 8
+    codes[1::2] = (packed >> 4).view(np.int8) - 8
+    if size % 2 and codes[-1] != 0:
+        raise IntegrityError("a compressed vector with a code beyond its end")
+    return codes[:size]

@@ -1,0 +1,216 @@
+"""Measuring a judged round again: any peer can, from the versions that the chains name and the blobs of the manifest.
+
+What is measured is what the coordinator's evaluator measures (bootstrap/evaluator.py), with the same functions of the
+core: the held-out sequences that the router of the round's last sharding gives to a path, among the paths that were
+trained until then. Everything comes through signatures and digests; the figure itself is nobody's word but ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import PREFIX_TOKENS
+from ..core.codec import decode_module
+from ..core.evaluate import Evaluation, counted_tokens, losses
+from ..core.features import features
+from ..core.heldout import HeldOut, decode_held_out
+from ..core.model import PathModel, load_modules
+from ..core.router import Router, decode_router
+from ..errors import IntegrityError
+from ..protocol.checks import IN_ALL_MAX, Check
+from ..protocol.documents import BlobRef, ModuleVersion, Sealed, seal
+from ..protocol.judgement import Judgement
+from ..protocol.signing import PeerId
+from ..protocol.versions import genesis_version
+from ..topology import ModuleId, PathId
+from .items import read_items
+from .node import Node
+from .reading import ask, extend_chain
+from .shardings import learn_shardings
+from .trained import assign, trained_paths, witnesses
+from .transfer import fetch
+
+log = logging.getLogger(__name__)
+
+Chain = list[Sealed[ModuleVersion]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One path at one round."""
+
+    path: PathId
+    version: int
+    sharding: int
+    modules: tuple[str, ...]
+    """Digests."""
+    evaluation: Evaluation | None
+    """None where nothing is routed to it."""
+
+
+class Measuring:
+    """What one peer needs to measure the paths of one stage; what it has fetched for that stays in memory."""
+
+    def __init__(self, node: Node, *, device: str = "cpu") -> None:
+        """`node` need not have said anything to the swarm, and need not be a volunteer."""
+        self._node = node
+        self._device = device
+        self._chains: dict[ModuleId, Chain] = {}
+        self._part: HeldOut | None = None
+        self._features: NDArray[np.float32] | None = None
+        self._routers: dict[int, Router] = {}
+
+    async def measure(self, judgement: Judgement, path: PathId) -> Measured:
+        """`path` at the judgement's round, from the versions that it names. Raises IntegrityError if the chains have
+        others, and DipacoError for what is not to be had."""
+        run, version = self._node.run, judgement.version
+        await learn_shardings(self._node)
+        sharding = run.sharding_at(max(version - 1, 0))
+        made = [await self._version(module, version) for module in path.modules()]
+        digests = {found.module: found.digest for found in judgement.modules}
+        for one in made:
+            if digests.get(one.module, one.digest) != one.digest:
+                raise IntegrityError(
+                    f"round {version} was judged with another version of {one.module} than its chain's"
+                )
+        chosen = await self._assigned(sharding, version) == run.topology.number(path)
+        found: Evaluation | None = None
+        if chosen.any():
+            blobs = [await self._blob(one.snapshot) for one in made]
+            tokens = (await self._held_out()).tokens[chosen]
+            found = await asyncio.to_thread(self._evaluate, path, blobs, tokens)
+        names = tuple(one.digest for one in made)
+        return Measured(path=path, version=version, sharding=sharding, modules=names, evaluation=found)
+
+    async def trainers(self, path: PathId, version: int) -> set[PeerId]:
+        """Whose work on `path` the versions of its modules count, up to a round."""
+        chains = [await self._chain(module, version) for module in path.modules()]
+        shares = (share for chain in chains for sealed in chain for share in sealed.document.shares)
+        return {share.peer for share in shares if share.path == path}
+
+    # -- what it is made from
+
+    async def _chain(self, module: ModuleId, version: int) -> Chain:
+        """Up to `version`; what is known is not asked for again."""
+        known = self._chains.get(module, [])
+        if len(known) < version:
+            node = self._node
+            known = self._chains[module] = await extend_chain(node.watch, node.swarm, node.run, module, known)
+        if len(known) < version:
+            raise IntegrityError(f"{module} has no version {version}: its newest is {len(known)}")
+        return known[:version]
+
+    async def _version(self, module: ModuleId, version: int) -> ModuleVersion:
+        if not version:
+            return genesis_version(self._node.run.manifest, module)
+        return (await self._chain(module, version))[-1].document
+
+    async def _assigned(self, sharding: int, version: int) -> NDArray[np.int64]:
+        """The path number of each held-out sequence, as the coordinator's evaluator has it."""
+        run, part = self._node.run, await self._held_out()
+        if run.manifest.router is None:
+            return np.zeros(len(part), dtype=np.int64)
+        chains = [await self._chain(module, version) for module in witnesses(run.topology)]
+        usable = trained_paths(run.topology, (sealed.document for chain in chains for sealed in chain))
+        router, vectors = await self._router(sharding), await self._vectors(part)
+        return assign(router, vectors, [run.topology.number(path) for path in usable])
+
+    async def _router(self, sharding: int) -> Router:
+        if sharding not in self._routers:
+            run = self._node.run
+            known = run.sharding(sharding)
+            ref = known.document.router if known else run.manifest.router
+            assert ref is not None
+            model = run.config.model
+            data = await self._blob(ref)
+            self._routers[sharding] = decode_router(data, path_count=model.path_count, width=model.width)
+        return self._routers[sharding]
+
+    async def _vectors(self, part: HeldOut) -> NDArray[np.float32]:
+        """What sequences are routed by: outputs of the frozen model, version 0 of every level."""
+        if self._features is None:
+            run = self._node.run
+            path = run.topology.path(0)
+            blobs = [await self._blob(genesis_version(run.manifest, module).snapshot) for module in path.modules()]
+
+            def work() -> NDArray[np.float32]:
+                return features(self._model(path, blobs), part.tokens[:, :PREFIX_TOKENS])
+
+            self._features = await asyncio.to_thread(work)
+        return self._features
+
+    async def _held_out(self) -> HeldOut:
+        if self._part is None:
+            run, model = self._node.run, self._node.run.config.model
+            data = await self._blob(run.manifest.validation)
+            self._part = decode_held_out(data, vocab_size=model.vocab_size, context=model.context)
+        return self._part
+
+    async def _blob(self, ref: BlobRef) -> bytes:
+        """Seed nodes keep everything; leaders have the newest versions."""
+        watch = self._node.watch
+        leaders = [watch.leader(module) for module in watch.heads]
+        likely = [self._node.run.manifest.author, *watch.seeds(), *leaders]
+        return await fetch(self._node, ref, holders=list(dict.fromkeys(peer for peer in likely if peer is not None)))
+
+    def _evaluate(self, path: PathId, blobs: Sequence[bytes], tokens: NDArray[np.int32]) -> Evaluation:
+        nats = losses(self._model(path, blobs), tokens)
+        return Evaluation(
+            nats_total=math.fsum(nats.tolist()),
+            tokens=len(tokens) * counted_tokens(self._node.run.config.model.context),
+        )
+
+    def _model(self, path: PathId, blobs: Sequence[bytes]) -> PathModel:
+        run = self._node.run
+        model = PathModel(run.config.model).to(self._device)
+        flats = [decode_module(data, run.layout(module)) for data, module in zip(blobs, path.modules(), strict=True)]
+        load_modules(model, flats)
+        return model
+
+
+# -- what was measured, said and asked for
+
+
+def check_of(node: Node, measured: Measured) -> Sealed[Check] | None:
+    """What this peer signs of a measurement; None where there is no figure, or none that a document can say."""
+    found = measured.evaluation
+    if found is None or not math.isfinite(found.nats_total):
+        return None
+    check = Check(
+        run=node.run.id,
+        version=measured.version,
+        path=measured.path,
+        modules=measured.modules,
+        sharding=measured.sharding,
+        validation=node.run.manifest.validation.digest,
+        nats=found.nats_total,
+        tokens=found.tokens,
+        at_s=node.clock.now_s(),
+        author=node.peer,
+    )
+    return seal(node.swarm.signer, check)
+
+
+async def send_check(node: Node, sealed: Sealed[Check], seed: PeerId) -> None:
+    """Give a check to a seed node; raises as `ask`: Refused if it does not want it."""
+    await ask(node.watch, node.swarm, seed, "run.check", {"check": sealed.to_dict()})
+
+
+async def read_checks(node: Node, seed: PeerId, *, begin: int) -> tuple[list[Sealed[Check]], int]:
+    """The checks that a seed node has taken from number `begin` on, and the number to go on with. Raises as `ask`, and
+    IntegrityError."""
+    found: list[Sealed[Check]] = []
+    while len(found) < IN_ALL_MAX:
+        reply = await ask(node.watch, node.swarm, seed, "run.checks", {"from": begin})
+        page, following = read_items(Check, reply), reply.header.get("next")
+        if not page or type(following) is not int or following <= begin:
+            break
+        found, begin = found + page, following
+    return found, begin

@@ -1,0 +1,73 @@
+"""The outer states after versions, which the next ones are made from: kept here, or fetched from who has them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from ..core.arrays import Floats
+from ..core.codec import decode_module
+from ..core.outer import OuterState, decode_state
+from ..errors import BlobMissing, IntegrityError
+from ..protocol.documents import ModuleVersion
+from ..protocol.signing import PeerId
+from ..topology import ModuleId
+from .node import Node
+from .transfer import fetch_kept
+
+log = logging.getLogger(__name__)
+
+TRIES = 3
+RETRY_S = 0.5
+
+
+class OuterStates:
+    """Those of all modules that this peer leads or mirrors."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._newest: dict[ModuleId, tuple[str, OuterState]] = {}
+        """After the newest version that was made here, by its digest."""
+
+    def note(self, version: ModuleVersion, state: OuterState) -> None:
+        """This is the state after `version`."""
+        self._newest[version.module] = (version.digest, state)
+
+    def is_here(self, version: ModuleVersion) -> bool:
+        """Whether momentum and residual after `version` are on this disk."""
+        return version.state is None or self._node.store.size(version.state.digest) is not None
+
+    async def read(self, version: ModuleVersion, *, holders: Sequence[PeerId] = ()) -> OuterState | None:
+        """Parameters, momentum and residual after `version`; None if the last two are nowhere to be had.
+
+        Raises BlobMissing if even the parameters are not.
+        """
+        digest, known = self._newest.get(version.module, ("", None))
+        if known is not None and digest == version.digest:
+            return known
+        params = await self._params(version, holders)
+        if version.state is None:
+            return OuterState.fresh(params)
+        try:
+            momentum, residual = decode_state(await fetch_kept(self._node, version.state, holders=holders), params.size)
+        except (BlobMissing, IntegrityError) as error:
+            log.warning("%s: the outer state of version %d is lost: %s", version.module, version.version, error)
+            return None
+        return OuterState(params=params, momentum=momentum, residual=residual)
+
+    async def read_patiently(self, version: ModuleVersion, *, holders: Sequence[PeerId]) -> OuterState | None:
+        """As `read`, after some tries: momentum must not be lost with a message."""
+        for _ in range(TRIES - 1):
+            state = await self.read(version, holders=holders)
+            if state is not None:
+                return state
+            await self._node.clock.sleep(RETRY_S)
+        return await self.read(version, holders=holders)
+
+    async def read_params(self, version: ModuleVersion, *, holders: Sequence[PeerId] = ()) -> OuterState:
+        """A fresh outer state at `version`, for when its own is lost."""
+        return OuterState.fresh(await self._params(version, holders))
+
+    async def _params(self, version: ModuleVersion, holders: Sequence[PeerId]) -> Floats:
+        data = await fetch_kept(self._node, version.snapshot, holders=holders)
+        return decode_module(data, self._node.run.layout(version.module))

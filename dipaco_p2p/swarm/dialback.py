@@ -1,0 +1,130 @@
+"""Whether a peer can be reached from outside: another one dials it back, on a connection of its own.
+
+    run.dialback    {"port": N}  ->  {"reached": whether something that speaks libp2p listens there, "host": where}
+
+A call or a ping shows nothing of this: they go back over the connection that the asker has opened, through any router.
+Rules, so that nobody can aim it at others:
+
+1. the host is where the asker's own connection comes from, as the transport says; the request names a port only;
+2. that port is above 1023; one TCP connection is opened there, nothing is sent, and only a greeting is read;
+3. once a while for each peer and for each host, and few at once; who comes too soon is refused with `busy`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from enum import StrEnum
+from typing import Any
+
+from ..clock import Clock
+from ..errors import ConfigError, DipacoError, Refused
+from ..protocol.signing import PeerId
+from .addresses import read_address, read_place
+from .api import Reply, Swarm
+
+METHOD = "run.dialback"
+DIAL_BACK_S = 4.0
+DIAL_BACK_EVERY_S = 10.0
+"""For one peer."""
+DIAL_BACK_PER_HOST = 4
+"""In the same time, for all who come from one host: identities are free, and some homes have several volunteers."""
+DIAL_BACK_AT_ONCE = 4
+DIAL_BACK_REMEMBERED = 256
+ASK_TIMEOUT_S = 10.0
+PORT_MIN = 1024
+GREETING = b"\x13/multistream/1.0.0\n"
+"""What a libp2p listener says first (multistream-select 1.0)."""
+
+Places = Callable[[PeerId], Awaitable[Sequence[str]]]
+"""Where the connections with a peer lead to: multiaddrs without the peer."""
+Greets = Callable[[str, int], Awaitable[bool]]
+"""Whether a libp2p listener answers at this host and port."""
+
+
+class Reach(StrEnum):
+    """What others say of us."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+class DialBack:
+    """Answers `run.dialback`."""
+
+    def __init__(self, clock: Clock, *, places: Places, greets: Greets) -> None:
+        self._clock = clock
+        self._places = places
+        self._greets = greets
+        self._served_s: dict[str, list[float]] = {}
+        """When each peer and each host was served lately, the one that was served last at the end."""
+        self._open = 0
+
+    async def answer(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        """Dial the sender back once; raises Refused."""
+        port = header.get("port")
+        if type(port) is not int or not PORT_MIN <= port < 2**16:
+            raise Refused("a port to be dialled back at is above 1023", reason="malformed")
+        self._take(sender, most=1)
+        hosts = _hosts(await self._places(sender))
+        if not hosts:
+            raise Refused("no direct connection shows where you are", reason="unreachable")
+        self._take(hosts[0], most=DIAL_BACK_PER_HOST)
+        if self._open >= DIAL_BACK_AT_ONCE:
+            raise Refused("others are dialled back just now", reason="busy")
+        self._open += 1
+        try:
+            return Reply({"reached": await self._greets(hosts[0], port), "host": hosts[0]})
+        finally:
+            self._open -= 1
+
+    def _take(self, who: str, *, most: int) -> None:
+        now_s = self._clock.now_s()
+        recent = [at_s for at_s in self._served_s.pop(who, []) if abs(now_s - at_s) < DIAL_BACK_EVERY_S]
+        is_full = len(recent) >= most
+        self._served_s[who] = recent if is_full else [*recent, now_s]
+        while len(self._served_s) > DIAL_BACK_REMEMBERED:
+            del self._served_s[next(iter(self._served_s))]
+        if is_full:
+            raise Refused(f"{most} in {DIAL_BACK_EVERY_S:g} s is the most", reason="busy")
+
+
+async def greets(host: str, port: int) -> bool:
+    """Whether somebody at this place speaks libp2p."""
+    with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+        async with asyncio.timeout(DIAL_BACK_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                return await reader.readexactly(len(GREETING)) == GREETING
+            finally:
+                writer.close()
+    return False
+
+
+async def ask_reach(swarm: Swarm, witnesses: Sequence[tuple[PeerId, Sequence[str]]]) -> Reach:
+    """Ask all `witnesses` (peer and addresses) to dial us back: one who can is enough, for NO all who answer agree."""
+    if not swarm.addresses:
+        return Reach.NO
+    _, port = read_place(read_address(swarm.addresses[0]).place)
+    said = await asyncio.gather(*(_ask(swarm, peer, addresses, port) for peer, addresses in witnesses))
+    if Reach.YES in said:
+        return Reach.YES
+    return Reach.NO if Reach.NO in said else Reach.UNKNOWN
+
+
+async def _ask(swarm: Swarm, peer: PeerId, addresses: Sequence[str], port: int) -> Reach:
+    try:
+        reply = await swarm.call(peer, METHOD, {"port": port}, timeout_s=ASK_TIMEOUT_S, addresses=addresses)
+    except DipacoError:  # too busy, of an older version, or away: nothing is known
+        return Reach.UNKNOWN
+    return {True: Reach.YES, False: Reach.NO}.get(reply.header.get("reached"), Reach.UNKNOWN)  # type: ignore[arg-type]
+
+
+def _hosts(places: Sequence[str]) -> list[str]:
+    found = []
+    for place in places:
+        with contextlib.suppress(ConfigError):
+            found.append(read_place(place)[0])
+    return list(dict.fromkeys(found))

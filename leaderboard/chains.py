@@ -1,0 +1,170 @@
+"""One module's chain as it is shown: which versions are taken, which branch goes on, and which are final.
+
+- A version is taken if it follows its parent (protocol/versions.py) and names paths of the grid and peers.
+- It must be final (signed by the coordinator), or come before one that is, or be signed by a leader that a mandate
+  names: anybody can make a chain, and a seed node is one by its own word only.
+- Of two branches the better one goes on (protocol/branches.py); what is final is never replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.protocol.branches import Branch, is_final
+from dipaco_p2p.protocol.documents import Grant, ModuleVersion, Sealed, require_peers
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.versions import Tally, check_successor, genesis_version
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.topology import ModuleId
+
+from .refusals import Reason
+
+Grants = Mapping[str, Grant]
+"""By id; only grants that go back to the coordinator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A version on the chain."""
+
+    id: str
+    sealed: Sealed[ModuleVersion]
+    """With the cosignatures of the coordinator and of its group; others are left out."""
+    is_final: bool
+
+    @property
+    def version(self) -> ModuleVersion:
+        return self.sealed.document
+
+
+class Chain:
+    """From version 1 on."""
+
+    def __init__(self, run: Run, module: ModuleId) -> None:
+        self.module = module
+        self._run = run
+        self._coordinator = run.manifest.author
+        self.genesis = genesis_version(run.manifest, module)
+        self.versions: list[Published] = []
+        self.final = 0
+        """The newest version that the coordinator has signed."""
+        self._tally = Tally()
+
+    @property
+    def head(self) -> ModuleVersion:
+        return self.versions[-1].version if self.versions else self.genesis
+
+    @property
+    def branch(self) -> Branch:
+        head = self.head
+        return Branch(final=self.final, version=head.version, weight=head.weight, digest=head.digest)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing can change any more."""
+        return self.final == self._run.config.rounds.rounds
+
+    @property
+    def counted(self) -> Mapping[str, int]:
+        """Contribution id to the version that counts it."""
+        return self._tally.counted
+
+    def take(self, found: Sequence[Sealed[ModuleVersion]], grants: Grants) -> list[tuple[Reason, str]]:
+        """Versions that follow each other, as somebody told them; what was refused, with its id.
+
+        Nothing changes if the branch that they end is not better than this chain.
+        """
+        known = self._note_cosignatures(found, grants)
+        tail = found[known:]
+        if not tail:
+            return []
+        base = tail[0].document.version - 1
+        if not 0 <= base <= len(self.versions):
+            return [(Reason.SUCCESSOR, tail[0].id)]
+        if base < self.final:
+            return [(Reason.FINAL, tail[0].id)]
+        other = self if base == len(self.versions) else self._fork(base)
+        refused = other._extend(tail, grants)
+        if other is not self and other.branch.is_better(self.branch):
+            self.versions, self.final, self._tally = other.versions, other.final, other._tally
+        return refused
+
+    def _note_cosignatures(self, found: Sequence[Sealed[ModuleVersion]], grants: Grants) -> int:
+        """Learn who has signed versions that are here; how many of `found`, from the first on, those are."""
+        for count, sealed in enumerate(found):
+            place = sealed.document.version - 1
+            ours = self.versions[place] if 0 <= place < len(self.versions) else None
+            if ours is None or ours.version != sealed.document:
+                return count
+            merged = self._published(ours.sealed.cosigned(sealed.cosignatures), grants, known=ours)
+            if merged != ours:
+                self.versions[place] = merged
+                self.final = max(self.final, merged.version.version) if merged.is_final else self.final
+        return len(found)
+
+    def _fork(self, base: int) -> Chain:
+        """This chain up to version `base`."""
+        other = Chain(self._run, self.module)
+        for published in self.versions[:base]:
+            other._append(published)
+        return other
+
+    def _extend(self, tail: Sequence[Sealed[ModuleVersion]], grants: Grants) -> list[tuple[Reason, str]]:
+        sound, refused = self._sound(tail)
+        final = max(
+            (n for n, sealed in enumerate(sound) if is_final(sealed, coordinator=self._coordinator)), default=-1
+        )
+        for number, sealed in enumerate(sound):
+            if number > final and not _is_led(sealed.document, grants):
+                return [(Reason.LEADER, sealed.id)]
+            self._append(self._published(sealed, grants))
+        return refused
+
+    def _sound(
+        self, tail: Sequence[Sealed[ModuleVersion]]
+    ) -> tuple[list[Sealed[ModuleVersion]], list[tuple[Reason, str]]]:
+        """Those that follow, from the first on, and the one that does not."""
+        sound: list[Sealed[ModuleVersion]] = []
+        tally, parent = self._tally.copy(), self.head
+        for sealed in tail:
+            try:
+                check_successor(parent, sealed.document, self._run.manifest)
+                tally.check(sealed.document)
+                self._check_names(sealed.document)
+            except (IntegrityError, ConfigError):
+                return sound, [(Reason.SUCCESSOR, sealed.id)]
+            tally.add(sealed.document)
+            sound.append(sealed)
+            parent = sealed.document
+        return sound, []
+
+    def _check_names(self, version: ModuleVersion) -> None:
+        """Raise an error unless the shares are of paths through the module, and of peers: a leader wrote them."""
+        require_peers(*(share.peer for share in version.shares))
+        for share in version.shares:
+            if share.path not in self._run.topology or self.module not in share.path.modules():
+                raise IntegrityError(f"{share.path} does not go through {self.module}")
+
+    def _append(self, published: Published) -> None:
+        self.versions.append(published)
+        self._tally.add(published.version)
+        self.final = published.version.version if published.is_final else self.final
+
+    def _published(self, sealed: Sealed[ModuleVersion], grants: Grants, known: Published | None = None) -> Published:
+        grant = grants.get(sealed.document.grant)
+        group: set[PeerId] = {self._coordinator, *(grant.group if grant is not None else ())}
+        group |= set(known.sealed.cosignatures) if known is not None else set()
+        cosignatures = {peer: text for peer, text in sorted(sealed.cosignatures.items()) if peer in group}
+        return Published(
+            id=known.id if known is not None else sealed.id,
+            sealed=replace(sealed, cosignatures=cosignatures),
+            is_final=is_final(sealed, coordinator=self._coordinator),
+        )
+
+
+def _is_led(version: ModuleVersion, grants: Grants) -> bool:
+    """Whether a mandate says that its author led in its term."""
+    grant = grants.get(version.grant)
+    return grant is not None and (grant.leader, grant.term) == (version.author, version.term)

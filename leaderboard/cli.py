@@ -1,0 +1,85 @@
+"""`dipaco-bootstrap leaderboard`: the commands of the leaderboard. Heavy imports stay inside the commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .places import DEFAULT_PORT, check_base
+
+EPILOG = """Exit codes: 0 done; 2 a wrong flag or folder; 4 nobody answers; 5 this machine cannot (disk, port);
+6 another run or version; 8 damaged data."""
+
+app = typer.Typer(no_args_is_help=True, help="The public page of a run: anybody may serve one, no key is needed.")
+
+Expected = Annotated[str | None, typer.Option("--run", help="The run's id, or its start: refuse any other run.")]
+
+
+@app.command(
+    epilog="Example: dipaco-bootstrap leaderboard serve /ip4/203.0.113.5/tcp/31337/p2p/12D3KooW...\n\n" + EPILOG
+)
+def serve(
+    ticket: Annotated[str, typer.Argument(help="What volunteers join with: the ticket, or an address of the run.")],
+    folder: Annotated[Path, typer.Option("--dir", help="Where the tables are kept.")] = Path("leaderboard"),
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 means all addresses.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes any free one.")] = DEFAULT_PORT,
+    run: Expected = None,
+    join: Annotated[str, typer.Option(help="Show this line as the one to join with.")] = "",
+    base: Annotated[str, typer.Option(help="The path that a proxy puts the site under, as /board.")] = "",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details to leaderboard.log.")] = False,
+) -> None:
+    """Follow a run through the same protocol as any peer, check all signatures, and serve its pages.
+
+    Ctrl-C stops; the same command goes on later, and asks for what it missed.
+    """
+    from dipaco_p2p.runtime.console import run_program
+
+    async def main() -> None:
+        from dipaco_p2p.runtime.entry import read_entry
+
+        read_entry(ticket, run=run)  # before the imports that take seconds
+        check_base(base)
+
+        from .program import Place
+        from .program import serve as serve_run
+
+        place = Place(host=host, port=port, base=base)
+        await serve_run(ticket, folder, place, expected=run, join=join, verbose=verbose)
+
+    raise typer.Exit(run_program(main))
+
+
+@app.command(epilog="Example: dipaco-bootstrap leaderboard export my-run pages\n\n" + EPILOG)
+def export(
+    source: Annotated[str, typer.Argument(help="A ticket, an address, or a coordinator's or leaderboard's folder.")],
+    to: Annotated[Path, typer.Argument(help="A folder that is new, empty, or an earlier copy.")],
+    run: Expected = None,
+) -> None:
+    """Write the whole site as files, for any web host or none: open its `index.html`."""
+    from dipaco_p2p.runtime.console import run_program
+
+    async def main() -> None:
+        from .program import export as export_run
+
+        snapshot = await export_run(source, to, expected=run)
+        print(f"wrote {len(snapshot.versions)} versions to {to / 'index.html'}")
+
+    raise typer.Exit(run_program(main))
+
+
+@app.command(epilog="Example: dipaco-bootstrap leaderboard rebuild my-run tables.sqlite\n\n" + EPILOG)
+def rebuild(
+    folder: Annotated[Path, typer.Argument(help="The folder of a coordinator, as given to `start --dir`.")],
+    to: Annotated[Path, typer.Argument(help="The database to write: a new file.")],
+) -> None:
+    """Make the tables again from the signed documents of a run alone: nobody needs to believe a leaderboard."""
+    from dipaco_p2p.runtime.console import run_program
+
+    async def main() -> None:
+        from .program import rebuild_tables
+
+        print(f"wrote {rebuild_tables(folder, to)} versions to {to}")
+
+    raise typer.Exit(run_program(main))

@@ -1,0 +1,287 @@
+"""What the pages show: one moment of a run. Everything is immutable, and made from the tables (tables.py).
+
+Figures are of three kinds, and every row says of which (`Mark`): what the coordinator recomputed, what others than its
+author have signed, and what somebody says of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.topology import ModuleId, PathId
+
+
+class Mark(StrEnum):
+    """Who stands for a figure."""
+
+    VERIFIED = "verified"
+    """The coordinator made the version again from its parent and its contributions, to the bit, and signed it. Of a
+    loss: a peer that is independent of it measured the same, and signed that (protocol/checks.py)."""
+    RECEIPTED = "receipted"
+    """Another peer than its author made it again, or has it on disk, and signed so. Of a loss: only the coordinator
+    measured it, and signed that."""
+    CLAIMED = "claimed"
+    """Its author's word."""
+
+
+class PathState(StrEnum):
+    """What goes on with a path."""
+
+    TRAINING = "training"
+    """A live peer claims it."""
+    FREE = "free"
+    """Nobody does, and it has rounds to go."""
+    DONE = "done"
+    """All its modules have their last version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageInfo:
+    """One stage of the run: the warm-up, or the grid."""
+
+    id: str
+    name: str
+    """`warmup` or `grid`."""
+    grid: str
+    """As in `2x2`."""
+    modules: int
+    paths: int
+    rounds: int
+    steps: int
+    """Inner steps of a round."""
+    parameters: int
+    """Of all modules together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What does not change."""
+
+    name: str
+    origin: str
+    """The id of the run's first stage: what `dipaco-peer join --run` takes."""
+    coordinator: PeerId
+    stages: tuple[StageInfo, ...]
+    """The first one first; the last one is open."""
+    settings: tuple[tuple[str, str], ...]
+    """Section and key of the run file, and its value, as text."""
+
+    @property
+    def stage(self) -> StageInfo:
+        return self.stages[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareRow:
+    """One contribution in one version."""
+
+    contribution: str
+    peer: PeerId
+    path: PathId
+    base_version: int
+    weight: float
+    tokens: int
+    credit: float
+    loss: float
+    """Mean training loss, in nats per token; its author's word."""
+    bytes: int | None
+    """Of the payload; None while the contribution itself was not seen."""
+    steps: int | None
+    has_receipt: bool
+    """Whether the leader's signed receipt was seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossChecks:
+    """Who stands for a loss that the coordinator has signed."""
+
+    mark: Mark
+    agree: int = 0
+    """Measurements of its paths by others that gave the same, within the tolerance."""
+    differ: int = 0
+    """Those that did not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRow:
+    """One path's loss at one round, measured again by another peer than the coordinator."""
+
+    stage: str
+    version: int
+    path: PathId
+    peer: PeerId
+    loss: float
+    tokens: int
+    published: float
+    """What the coordinator signed."""
+    agrees: bool
+    is_independent: bool
+    """Whether no version of the path's modules counts work of this peer on this path."""
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRow:
+    """One version of one module."""
+
+    stage: str
+    module: ModuleId
+    version: int
+    digest: str
+    parent: str
+    """Digest; empty for version 0."""
+    mark: Mark
+    author: PeerId
+    """Who led the module."""
+    cosigners: tuple[PeerId, ...]
+    term: int
+    snapshot_bytes: int
+    update_bytes: int
+    lr: float
+    momentum: float
+    clip_norm: float | None
+    is_fresh: bool
+    """Made without the outer state of its parent, which was lost."""
+    loss_before: float | None
+    """Nats per token of the held-out text whose path goes through the module, at the round before; None if that is not
+    judged. Of the coordinator, signed."""
+    loss_after: float | None
+    made_s: float | None
+    """Unix time: when it was judged, as the coordinator signed it; before that when it was first seen here."""
+    shares: tuple[ShareRow, ...]
+    loss_checks: LossChecks | None = None
+    """Of the loss after; None where there is none."""
+
+    @property
+    def contributors(self) -> int:
+        return len({share.peer for share in self.shares})
+
+    @property
+    def tokens(self) -> int:
+        return sum(share.tokens for share in self.shares)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRow:
+    """The whole grid after one round, judged by the coordinator on held-out text, each document routed once."""
+
+    stage: str
+    version: int
+    sharding: int
+    loss: float
+    """Nats per token."""
+    tokens: int
+    at_s: float
+    checks: LossChecks | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossRow:
+    """A contribution that the chain does not count: lost, though there was a receipt, or rejected, as a leader says."""
+
+    stage: str
+    module: ModuleId
+    round: int
+    contribution: str
+    peer: PeerId
+    kind: str
+    """`lost` or `rejected`."""
+    reason: str
+    claimed_by: PeerId = PeerId("")
+    """The leader whose word the reason is; empty if it follows from signed records alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRow:
+    """One module of the open stage, now."""
+
+    module: ModuleId
+    version: int
+    digest: str
+    loss: float | None
+    leader: PeerId | None
+    mirrors: tuple[PeerId, ...]
+    term: int
+    paths: int
+    open_contributions: int
+    """In its open round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathRow:
+    """One path of the open stage, now."""
+
+    path: PathId
+    state: PathState
+    round: int
+    """The version that all its modules have."""
+    peers: tuple[PeerId, ...]
+    """Who claims it."""
+    loss: float | None
+    best_round: int | None
+    """The round that it is served with."""
+    covered_s: float | None
+    """Unix time: since when it is in this state, as far as it was seen."""
+    checks: LossChecks | None = None
+    """Of its loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributorRow:
+    """One peer whose work is in a version, or who takes part now."""
+
+    peer: PeerId
+    rank: int
+    credit: float
+    recent: float
+    """Credit a day, recently: older credit counts half for each half-life that has passed."""
+    tokens: int
+    contributions: int
+    lost: int
+    versions: int
+    """Versions that count it."""
+    rejected: int = 0
+    """Its contributions that leaders say they refused; it changes no figure."""
+    checks: int = 0
+    """Losses that it measured again."""
+    paths: tuple[PathId, ...]
+    last_s: float | None
+    """When the newest version that counts it was judged, or it was last seen alive."""
+    is_alive: bool
+    doing: str
+    """Its own word: `training`, say. Empty when it is not alive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything that is shown at one moment."""
+
+    run: RunInfo
+    taken_s: float
+    """Unix time."""
+    heard_s: float | None
+    """When the swarm last answered; None before it ever did."""
+    state: str
+    """`training`, `complete`, or `waiting`: for paths to be claimed."""
+    peers_alive: int
+    peers_training: int
+    paths_covered: int
+    credit_total: float
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """Records that were not believed, by reason."""
+    modules: tuple[ModuleRow, ...] = ()
+    paths: tuple[PathRow, ...] = ()
+    rounds: tuple[RoundRow, ...] = ()
+    """In order."""
+    versions: tuple[VersionRow, ...] = ()
+    """By stage, module, version."""
+    losses: tuple[LossRow, ...] = ()
+    checks: tuple[CheckRow, ...] = ()
+    """By stage, round, path, peer."""
+    contributors: tuple[ContributorRow, ...] = ()
+    """By rank."""
+    join: str = ""
+    """The line that volunteers join with, if whoever runs this said it."""

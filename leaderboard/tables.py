@@ -1,0 +1,363 @@
+"""What is known of one stage of a run: its chains and what belongs to them, as taken in and checked.
+
+`Stage` holds it in memory, and every change leaves a `Write` for the database (database.py), which in turn is read
+through the same door: a database that somebody has changed shows nothing that was not signed. The collector and a
+rebuild call the same methods, so that both make the same tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.protocol.checks import IN_ALL_MAX, OF_PATH_MAX, Check
+from dipaco_p2p.protocol.documents import (
+    Contribution,
+    Grant,
+    Manifest,
+    ModuleVersion,
+    Receipt,
+    Rejection,
+    Sealed,
+    Share,
+    is_cosigned,
+    is_signed,
+    rejected,
+)
+from dipaco_p2p.protocol.judgement import Judgement
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.rejections import OF_ROUND_MAX
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.topology import ModuleId, PathId
+
+from .chains import Chain, Published
+from .refusals import Reason, Refusals
+
+RECEIPTS_MAX = 100_000
+"""Per stage; older rounds are forgotten first."""
+REJECTIONS_MAX = 20_000
+"""Per stage: what a leader says in a whole run, if it makes them up."""
+
+Write = tuple[str, tuple[Any, ...]]
+"""The name of a statement of database.py, and its values; a sealed document stands for its text."""
+
+AnySealed = (
+    Sealed[Check]
+    | Sealed[Contribution]
+    | Sealed[Judgement]
+    | Sealed[Receipt]
+    | Sealed[Rejection]
+    | Sealed[Grant]
+    | Sealed[Manifest]
+)
+
+
+class Stage:
+    """One stage, as far as it was taken in."""
+
+    def __init__(self, run: Run, refusals: Refusals) -> None:
+        self.run = run
+        self.refusals = refusals
+        self.chains = {module: Chain(run, module) for module in run.topology.modules()}
+        self.contributions: dict[str, Contribution] = {}
+        """Those that a chain counts, and those that a receipt names, by id."""
+        self.judgements: dict[int, Sealed[Judgement]] = {}
+        self.recorded: set[str] = set()
+        """Ids of the contributions that a chain counts and that are here."""
+        self.receipts: dict[str, Receipt] = {}
+        """The newest that was seen, by contribution."""
+        self.checks: dict[tuple[int, PathId], dict[PeerId, Check]] = {}
+        """By round and path, then by author: what others than the coordinator measured."""
+        self._checks_count = 0
+        self.rejections: dict[str, Rejection] = {}
+        """By contribution: leaders' notes on what they refused. Their word."""
+        self._rejected_of: dict[tuple[ModuleId, int], int] = {}
+        self.grants: dict[str, Grant] = {}
+        """By id; only such as a mandate holds."""
+        self.first_seen: dict[str, float] = {}
+        """Of versions, by id; Unix time."""
+        self.changes = 0
+        """Grows with every change: rows that were made before are still good while it stays."""
+        self._writes: list[Write] = []
+        self._write(("record", ("manifest", run.id, run.id, "", int(run.is_last_stage), run.sealed)))
+
+    def drain(self) -> list[Write]:
+        """What is to be written since the last call."""
+        writes, self._writes = self._writes, []
+        return [(name, tuple(text_of(v) if isinstance(v, Sealed) else v for v in values)) for name, values in writes]
+
+    def forget_writes(self) -> None:
+        """All of that is written down."""
+        self._writes = []
+
+    def take_grants(self, module: ModuleId, grants: Iterable[Sealed[Grant]]) -> None:
+        """Grants of mandates that were checked."""
+        for sealed in grants:
+            if sealed.id not in self.grants:
+                self.grants[sealed.id] = sealed.document
+                self._witness("grant", sealed.id, module, sealed.document.term, sealed)
+
+    def take_versions(self, module: ModuleId, found: Sequence[Sealed[ModuleVersion]], *, now_s: float) -> None:
+        """Versions of `module` that follow each other, as somebody told them."""
+        sound = self._of_this_run(found, module)
+        chain = self.chains[module]
+        before = list(chain.versions)
+        counted = set(chain.counted)
+        for reason, id_ in chain.take(sound, self.grants):
+            self.refusals.note(reason, id_)
+        self._note_versions(module, before, chain.versions, now_s)
+        for id_ in counted - chain.counted.keys():  # a branch that was given up
+            self.contributions.pop(id_, None)
+            self.recorded.discard(id_)
+            self._write(("drop", ("contribution", id_)))
+
+    def take_judgements(self, found: Iterable[Sealed[Judgement]]) -> None:
+        """The coordinator's losses of rounds; of two for one round the later one is kept."""
+        for sealed in found:
+            judgement = sealed.document
+            if judgement.author != self.run.manifest.author:
+                self.refusals.note(Reason.AUTHOR, sealed.id)
+            elif judgement.run != self.run.id:
+                self.refusals.note(Reason.RUN, sealed.id)
+            elif not self._fits_grid(judgement):
+                self.refusals.note(Reason.MODULE, sealed.id)
+            elif self._is_news(sealed):
+                self.judgements[judgement.version] = sealed
+                self._write(("judgement", (sealed.id, self.run.id, judgement.version, sealed)))
+
+    def take_contributions(self, found: Iterable[Sealed[Contribution]]) -> None:
+        """Contributions by id: those that a version or a receipt names, and as it names them."""
+        for sealed in found:
+            document, id_ = sealed.document, sealed.id  # which costs a digest each time
+            share = self._share(document.module, id_)
+            if document.run != self.run.id:
+                self.refusals.note(Reason.RUN, id_)
+            elif share is not None and _is_share(document, share):
+                self.contributions[id_] = document
+                self.recorded.add(id_)
+                values = ("contribution", id_, self.run.id, str(document.module), document.base_version)
+                self._write(("record", (*values, sealed)))
+            elif share is None and self._is_receipted(id_, document):
+                self.contributions[id_] = document
+                self._witness("contribution", id_, document.module, document.base_version, sealed)
+            else:
+                self.refusals.note(Reason.IDENTITY, id_)
+
+    def take_receipts(self, module: ModuleId, found: Iterable[Sealed[Receipt]]) -> None:
+        """Receipts for contributions to `module`. Whether their author led is looked at when they are shown."""
+        for sealed in found:
+            receipt = sealed.document
+            if receipt.run != self.run.id:
+                self.refusals.note(Reason.RUN, sealed.id)
+            elif receipt.module != module:
+                self.refusals.note(Reason.MODULE, sealed.id)
+            else:
+                self._take_receipt(sealed)
+
+    def take_checks(self, found: Iterable[Sealed[Check]]) -> None:
+        """What others than the coordinator measured, the first word of each. Whether it is about what was judged is
+        looked at when it is shown."""
+        for sealed in found:
+            check = sealed.document
+            known = self.checks.get((check.version, check.path), {})
+            if check.run != self.run.id:
+                self.refusals.note(Reason.RUN, sealed.id)
+            elif check.author == self.run.manifest.author:
+                self.refusals.note(Reason.AUTHOR, sealed.id)
+            elif check.path not in self.run.topology or check.version > self.run.config.rounds.rounds:
+                self.refusals.note(Reason.MODULE, sealed.id)
+            elif check.author in known:
+                if known[check.author] != check:
+                    self.refusals.note(Reason.AGAIN, sealed.id)
+            elif len(known) >= OF_PATH_MAX or self._checks_count >= IN_ALL_MAX:
+                self.refusals.note(Reason.TOO_MANY, sealed.id)
+            else:
+                self.checks[check.version, check.path] = known | {check.author: check}
+                self._checks_count += 1
+                values = ("check", sealed.id, self.run.id, "", check.version)
+                self._write(("witness", (*values, sealed)))
+
+    def take_rejections(self, module: ModuleId, found: Iterable[Sealed[Rejection]]) -> None:
+        """Leaders' notes on contributions to `module`; only of who led in that term, and with the author's signature
+        under the contribution."""
+        for sealed in found:
+            note = sealed.document
+            reason = self._wrong(module, note)
+            if reason is not None:
+                self.refusals.note(reason, sealed.id)
+                continue
+            id_ = rejected(note).id
+            if id_ not in self.rejections:
+                count = self._rejected_of.get((module, note.round), 0)
+                if count >= OF_ROUND_MAX or len(self.rejections) >= REJECTIONS_MAX:
+                    self.refusals.note(Reason.TOO_MANY, sealed.id)
+                    continue
+                self._rejected_of[module, note.round] = count + 1
+                self.rejections[id_] = note
+                self._witness("rejection", sealed.id, module, note.round, sealed)
+
+    def _wrong(self, module: ModuleId, note: Rejection) -> Reason | None:
+        """Why a note is not believed to be a leader's."""
+        document = note.contribution
+        if document.run != self.run.id:
+            return Reason.RUN
+        is_ours = document.module == module and document.path in self.run.topology
+        if not is_ours or note.round > self.run.config.rounds.rounds:
+            return Reason.MODULE
+        if note.author not in self.leaders(module).get(note.term, set()):
+            return Reason.LEADER
+        return None if is_signed(rejected(note)) else Reason.SIGNATURE
+
+    def has(self, contribution: str) -> bool:
+        """Whether a contribution is not missing."""
+        is_counted = any(contribution in chain.counted for chain in self.chains.values())
+        return contribution in (self.recorded if is_counted else self.contributions)
+
+    def missing(self) -> list[str]:
+        """Ids of contributions that were not seen: of those that a chain counts, and of those that it should count."""
+        counted = [id_ for chain in self.chains.values() for id_ in chain.counted if id_ not in self.recorded]
+        return counted + [id_ for id_ in self.overdue() if id_ not in self.contributions]
+
+    def overdue(self) -> list[str]:
+        """Ids of contributions that have a receipt, and that no version counts though it would be too late now."""
+        late = self.run.config.rounds.staleness + 1
+        return [
+            id_
+            for id_, receipt in self.receipts.items()
+            if id_ not in (chain := self.chains[receipt.module]).counted
+            and (chain.head.version > receipt.round + late or chain.is_settled)
+        ]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all there will ever be is here."""
+        return (
+            all(chain.is_settled for chain in self.chains.values())
+            and len(self.judgements) == self.run.config.rounds.rounds + 1
+            and not any(id_ not in self.recorded for chain in self.chains.values() for id_ in chain.counted)
+        )
+
+    def leaders(self, module: ModuleId) -> dict[int, set[PeerId]]:
+        """Who may have led `module` in each term, by a mandate or by a version that is final."""
+        found: dict[int, set[PeerId]] = {}
+        for grant in self.grants.values():
+            if grant.module == module:
+                found.setdefault(grant.term, set()).add(grant.leader)
+        for published in self.chains[module].versions:
+            if published.is_final:
+                found.setdefault(published.version.term, set()).add(published.version.author)
+        return found
+
+    def _of_this_run(self, found: Sequence[Sealed[ModuleVersion]], module: ModuleId) -> list[Sealed[ModuleVersion]]:
+        """`found` up to the first that is of something else: nothing can follow on that."""
+        for place, sealed in enumerate(found):
+            if sealed.document.run != self.run.id or sealed.document.module != module:
+                reason = Reason.RUN if sealed.document.run != self.run.id else Reason.MODULE
+                self.refusals.note(reason, sealed.id)
+                return list(found[:place])
+        return list(found)
+
+    def _note_versions(
+        self, module: ModuleId, before: Sequence[Published], after: Sequence[Published], now_s: float
+    ) -> None:
+        """Write down how the chain has changed."""
+        known = {published.id for published in before}
+        places = [n for n, published in enumerate(after) if n >= len(before) or before[n] is not published]
+        for published in before[len(after) :]:
+            self._write(("drop", ("version", published.id)))
+        for place in places:
+            published = after[place]
+            if published.id not in known:
+                self._see(published, now_s)
+            values = ("version", published.id, self.run.id, str(module), published.version.version)
+            self._write(("record", (*values, self._as_recorded(published.sealed))))
+            self._note_cosignatures(module, published)
+
+    def _note_cosignatures(self, module: ModuleId, published: Published) -> None:
+        for peer, signature in published.sealed.cosignatures.items():
+            if peer != self.run.manifest.author:
+                text = json.dumps({"version": published.id, "peer": peer, "signature": signature})
+                self._witness("cosignature", f"{published.id} {peer}", module, published.version.version, text)
+
+    def cosign(self, module: ModuleId, number: int, said: Mapping[str, Any], *, is_checked: bool = False) -> None:
+        """A cosignature as it was written down; `is_checked` if this program did check it."""
+        versions, peer, signature = self.chains[module].versions, said.get("peer"), said.get("signature")
+        published = versions[number - 1] if 0 < number <= len(versions) else None
+        if published is not None and published.id == said.get("version") and isinstance(peer, str):
+            if is_checked or is_cosigned(published.sealed, PeerId(peer), signature):
+                sealed = replace(published.sealed, cosignatures={PeerId(peer): str(signature)})
+                self.chains[module].take([sealed], self.grants)
+
+    def _as_recorded(self, sealed: Sealed[ModuleVersion]) -> Sealed[ModuleVersion]:
+        """With the coordinator's cosignature only: who else signed when is not the same wherever it is looked up."""
+        author = self.run.manifest.author
+        final = {peer: text for peer, text in sealed.cosignatures.items() if peer == author}
+        return replace(sealed, cosignatures=final)
+
+    def _see(self, published: Published, now_s: float) -> None:
+        if published.id not in self.first_seen:
+            self.first_seen[published.id] = now_s
+            self._write(("seen", (published.id, now_s)))
+
+    def _is_news(self, sealed: Sealed[Judgement]) -> bool:
+        known = self.judgements.get(sealed.document.version)
+        return known is None or (known.document.at_s, known.id) < (sealed.document.at_s, sealed.id)
+
+    def _fits_grid(self, judgement: Judgement) -> bool:
+        modules = [found.module for found in judgement.modules]
+        paths = [found.path for found in judgement.paths]
+        return (
+            len(set(modules)) == len(modules)
+            and len(set(paths)) == len(paths)
+            and all(name in self.run.topology for name in (*modules, *paths))
+            and judgement.version <= self.run.config.rounds.rounds
+        )
+
+    def _share(self, module: ModuleId, contribution: str) -> Share | None:
+        """What the chain of `module` says of a contribution."""
+        chain = self.chains.get(module)
+        number = chain.counted.get(contribution) if chain is not None else None
+        if chain is None or number is None:
+            return None
+        shares = chain.versions[number - 1].version.shares
+        return next(share for share in shares if share.contribution == contribution)
+
+    def _is_receipted(self, id_: str, document: Contribution) -> bool:
+        receipt = self.receipts.get(id_)
+        return receipt is not None and receipt.module == document.module and document.path in self.run.topology
+
+    def _take_receipt(self, sealed: Sealed[Receipt]) -> None:
+        receipt = sealed.document
+        known = self.receipts.get(receipt.contribution)
+        if known is not None and (known.round, known.term) >= (receipt.round, receipt.term):
+            return
+        if receipt.round > self.run.config.rounds.rounds:
+            self.refusals.note(Reason.SUCCESSOR, sealed.id)
+            return
+        self.receipts[receipt.contribution] = receipt
+        self._witness("receipt", sealed.id, receipt.module, receipt.round, sealed)
+        if len(self.receipts) > RECEIPTS_MAX:
+            oldest = sorted(self.receipts, key=lambda id_: self.receipts[id_].round)
+            for id_ in oldest[: RECEIPTS_MAX // 10]:
+                del self.receipts[id_]
+
+    def _witness(self, kind: str, id_: str, module: ModuleId, number: int, text: str | AnySealed) -> None:
+        self._write(("witness", (kind, id_, self.run.id, str(module), number, text)))
+
+    def _write(self, write: Write) -> None:
+        self.changes += 1
+        self._writes.append(write)
+
+
+def _is_share(document: Contribution, share: Share) -> bool:
+    """Whether a version names this contribution as it is."""
+    said = (share.path, share.peer, share.base_version, share.tokens)
+    return said == (document.path, document.author, document.base_version, document.tokens)
+
+
+def text_of(sealed: AnySealed | Sealed[ModuleVersion]) -> str:
+    """A sealed document as it is stored: canonical JSON."""
+    return canonical_bytes(sealed.to_dict()).decode()

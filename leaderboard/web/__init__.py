@@ -1,0 +1,1 @@
+"""The public site: pages, API and static export, all made from one Snapshot."""

@@ -1,0 +1,154 @@
+"""A Snapshot with the registers that pages look things up in; each is made once, when it is first needed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import TypeVar
+
+from ..model import (
+    CheckRow,
+    ContributorRow,
+    LossRow,
+    ModuleRow,
+    PathRow,
+    PathState,
+    RoundRow,
+    ShareRow,
+    Snapshot,
+    StageInfo,
+    VersionRow,
+)
+from .text import is_id
+
+_ROUNDS_MAX = 10**9
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+Credited = tuple[VersionRow, ShareRow]
+"""One contribution, and the version that counts it."""
+
+
+class Book:
+    """Everything of one moment, by what a reader asks for."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.stages: Mapping[str, StageInfo] = {stage.id: stage for stage in snapshot.run.stages}
+
+    @property
+    def shown_s(self) -> float:
+        """The moment that ages are counted to: whole minutes, so that pages stay the same between them."""
+        return self.snapshot.taken_s // 60 * 60
+
+    @cached_property
+    def by_digest(self) -> Mapping[str, VersionRow]:
+        """The version that made these parameters: the first one listed, since stages stand in their order."""
+        found: dict[str, VersionRow] = {}
+        for row in self.snapshot.versions:
+            if is_id(row.digest):
+                found.setdefault(row.digest, row)
+        return found
+
+    @cached_property
+    def begun(self) -> Mapping[str, tuple[VersionRow, ...]]:
+        """What stages began with: several modules may begin with the same parameters, which an earlier stage made."""
+        return _grouped((row.digest, row) for row in self.snapshot.versions if not row.version)
+
+    @cached_property
+    def by_module(self) -> Mapping[str, tuple[VersionRow, ...]]:
+        """By the module's name; of all stages, in order."""
+        return _grouped((str(row.module), row) for row in self.snapshot.versions)
+
+    @cached_property
+    def modules(self) -> Mapping[str, ModuleRow]:
+        return {str(row.module): row for row in self.snapshot.modules}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """All modules of all stages."""
+        found = {row.module for row in self.snapshot.versions} | {row.module for row in self.snapshot.modules}
+        return tuple(map(str, sorted(found)))
+
+    @cached_property
+    def contributors(self) -> Mapping[str, ContributorRow]:
+        """Those that have a page."""
+        return {row.peer: row for row in self.snapshot.contributors if is_id(row.peer)}
+
+    @cached_property
+    def losses_of_peers(self) -> Mapping[str, tuple[LossRow, ...]]:
+        return _grouped((row.peer, row) for row in self.snapshot.losses)
+
+    @cached_property
+    def losses_of_modules(self) -> Mapping[str, tuple[LossRow, ...]]:
+        return _grouped((str(row.module), row) for row in self.snapshot.losses)
+
+    @cached_property
+    def checks_by_round(self) -> Mapping[tuple[str, int], tuple[CheckRow, ...]]:
+        """By stage and round."""
+        return _grouped(((row.stage, row.version), row) for row in self.snapshot.checks)
+
+    def checks_of(self, row: VersionRow) -> tuple[CheckRow, ...]:
+        """Who measured the paths through a version again."""
+        found = self.checks_by_round.get((row.stage, row.version), ())
+        return tuple(check for check in found if row.module in check.path.modules())
+
+    def losses_of(self, row: VersionRow) -> tuple[LossRow, ...]:
+        """What could have been in a version, and is in none: of the round that made it."""
+        found = self.losses_of_modules.get(str(row.module), ())
+        return tuple(loss for loss in found if (loss.stage, loss.round + 1) == (row.stage, row.version))
+
+    @cached_property
+    def newest(self) -> tuple[VersionRow, ...]:
+        """All versions in the order that people ask for: the newest stage first, and its newest round."""
+        # By round, not by time: rounds are judged later than they are made, and not always in their order. One number
+        # as a key, since ten thousand pairs would call for a collection of garbage.
+        stages = {stage: place * _ROUNDS_MAX for place, stage in enumerate(self.stages, start=1)}
+        by_round = sorted(self.snapshot.versions, key=lambda row: stages.get(row.stage, 0) + row.version, reverse=True)
+        return tuple(by_round)
+
+    @cached_property
+    def workers(self) -> int:
+        """Peers with a share in a version."""
+        return sum(row.contributions > 0 for row in self.snapshot.contributors)
+
+    @cached_property
+    def made(self) -> int:
+        """Versions that contributions made: all but those that a stage began with."""
+        return sum(row.version > 0 for row in self.snapshot.versions)
+
+    @cached_property
+    def best(self) -> RoundRow | None:
+        """The round of the smallest routed loss."""
+        return min(self.snapshot.rounds, key=lambda row: row.loss, default=None)
+
+    @cached_property
+    def paths_by_state(self) -> Mapping[PathState, tuple[PathRow, ...]]:
+        return _grouped((row.state, row) for row in self.snapshot.paths)
+
+    @property
+    def round(self) -> int:
+        """The version that every module of the open stage has."""
+        return min((row.version for row in self.snapshot.modules), default=0)
+
+    def stage_name(self, stage: str) -> str:
+        """`warmup` or `grid`; the start of the id for a stage that the run does not list."""
+        return self.stages[stage].name if stage in self.stages else stage[:8]
+
+    def credited(self, peer: str) -> tuple[Credited, ...]:
+        """Every share that makes the figures of `peer` up, the newest first."""
+        return tuple((row, share) for row in self.newest for share in row.shares if share.peer == peer)
+
+    def same(self, row: VersionRow) -> tuple[VersionRow, ...]:
+        """Other versions with the parameters of `row`."""
+        found = (*self.begun.get(row.digest, ()), *filter(None, [self.by_digest.get(row.digest)]))
+        return tuple({id(each): each for each in found if each is not row}.values())
+
+
+def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, tuple[V, ...]]:
+    found: defaultdict[K, list[V]] = defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value)
+    return {key: tuple(values) for key, values in found.items()}

@@ -1,0 +1,107 @@
+"""The run as metrics for Prometheus, in its text format: base units, and `_total` at the end of what only grows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ..model import Mark
+from .book import Book
+from .text import word
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One value of a metric."""
+
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric with all its values."""
+
+    name: str
+    kind: str
+    """`gauge` or `counter`."""
+    about: str
+    samples: tuple[Sample, ...]
+
+
+def metrics_text(book: Book) -> str:
+    """All metrics; those without a value are left out."""
+    return "".join(line + "\n" for metric in metrics(book) if metric.samples for line in _lines(metric))
+
+
+def metrics(book: Book) -> Iterator[Metric]:
+    """What is told of the run."""
+    snapshot, stage = book.snapshot, book.snapshot.run.stage
+    info = {"run": snapshot.run.origin, "name": snapshot.run.name, "stage": stage.id, "stage_name": stage.name}
+    yield _gauge("run_info", "The run and its open stage; always 1.", [(1, info)])
+    yield _one("snapshot_timestamp_seconds", "When the figures were taken, Unix time.", snapshot.taken_s)
+    yield _one("swarm_heard_timestamp_seconds", "When the swarm last answered, Unix time.", snapshot.heard_s)
+    yield _one("peers_alive", "Peers that said lately that they are alive.", snapshot.peers_alive)
+    yield _one("peers_training", "Peers that train.", snapshot.peers_training)
+    yield _one("paths", "Paths of the open stage.", stage.paths)
+    yield _one("paths_covered", "Paths that a live peer claims.", snapshot.paths_covered)
+    yield _one("rounds", "Rounds of the open stage.", stage.rounds)
+    yield _one("round", "The version that every module of the open stage has.", book.round)
+    yield _one("loss_nats", "Loss of the newest judged round.", snapshot.rounds[-1].loss if snapshot.rounds else None)
+    yield _one("best_loss_nats", "Loss of the best round.", book.best.loss if book.best else None)
+    yield _one("contributors", "Peers with a share in a version.", book.workers)
+    yield _counter("credit_tokens_total", "Credit of all contributors.", [(snapshot.credit_total, {})])
+    marks = Counter(row.mark for row in snapshot.versions)
+    yield _gauge("versions", "Module versions, by who stands for them.", [(marks[m], {"mark": m}) for m in Mark])
+    lost = Counter(row.kind for row in snapshot.losses)
+    uncounted = [(lost[kind], {"kind": kind}) for kind in sorted(lost)]
+    yield _gauge("contributions_uncounted", "Contributions that no version counts.", uncounted)
+    checks = Counter(row.agrees for row in snapshot.checks)
+    said = [(checks[is_same], {"result": name}) for is_same, name in ((True, "agrees"), (False, "differs"))]
+    yield _gauge("loss_checks", "Losses measured again by others than the coordinator.", said)
+    refused = [(number, {"reason": reason}) for reason, number in sorted(snapshot.refused.items())]
+    yield _counter("records_refused_total", "Records that were not believed, by reason.", refused)
+    versions = [(float(row.version), {"module": str(row.module)}) for row in snapshot.modules]
+    yield _gauge("module_version", "The newest version of a module.", versions)
+    losses = [(row.loss, {"module": str(row.module)}) for row in snapshot.modules if row.loss is not None]
+    yield _gauge("module_loss_nats", "Loss of a module's newest judged version.", losses)
+
+
+def _one(name: str, about: str, value: float | None) -> Metric:
+    return _gauge(name, about, [] if value is None else [(value, {})])
+
+
+def _gauge(name: str, about: str, values: Iterable[tuple[float, Mapping[str, str]]]) -> Metric:
+    samples = tuple(Sample(value=value, labels=labels) for value, labels in values)
+    return Metric(name=f"dipaco_{name}", kind="gauge", about=about, samples=samples)
+
+
+def _counter(name: str, about: str, values: Iterable[tuple[float, Mapping[str, str]]]) -> Metric:
+    samples = tuple(Sample(value=value, labels=labels) for value, labels in values)
+    return Metric(name=f"dipaco_{name}", kind="counter", about=about, samples=samples)
+
+
+def _lines(metric: Metric) -> Iterator[str]:
+    yield f"# HELP {metric.name} {metric.about}"
+    yield f"# TYPE {metric.name} {metric.kind}"
+    merged: Counter[tuple[tuple[str, str], ...]] = Counter()
+    for sample in metric.samples:
+        # Two reasons may read the same once they are cleaned, and one series may stand here only once.
+        merged[tuple((name, word(value)) for name, value in sample.labels.items())] += sample.value  # type: ignore[assignment] # a float
+    for labels, value in merged.items():
+        named = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels)
+        yield f"{metric.name}{f'{{{named}}}' if named else ''} {_number(value)}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    return repr(int(value)) if value == int(value) else repr(float(value))

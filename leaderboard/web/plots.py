@@ -1,0 +1,156 @@
+"""Lines of losses as SVG: where everything stands; the templates draw it, and colours come from the style sheet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from . import figures
+
+WIDTH, HEIGHT = 720, 260
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 14, 30
+POINTS_MAX = 400
+"""More points than this are thinned: each stretch keeps its least and its greatest value."""
+TICKS = 5
+MARKS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One value: a round, and a loss in nats per token."""
+
+    x: float
+    y: float
+    name: str
+    """Which round it is, in words."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}: {figures.loss(self.y)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Something that happened in a round and has no value: work that was lost or rejected."""
+
+    x: float
+    kind: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """One number beside an axis."""
+
+    at: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A drawing of `WIDTH` by `HEIGHT`; numbers of the drawing are text that a template may take as it is."""
+
+    title: str
+    about: str
+    line: Markup
+    dots: tuple[tuple[str, str, str], ...]
+    """x, y and label of points that stand out; of all where they are few."""
+    best: tuple[str, str] | None
+    marks: tuple[tuple[str, str, str], ...]
+    """x, kind and label."""
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    borders: tuple[Tick, ...]
+    """Where a stage begins."""
+
+    width, height, left, right, top, bottom = WIDTH, HEIGHT, LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM
+
+
+def loss_plot(
+    points: Sequence[Point], marks: Sequence[Mark] = (), *, title: str, borders: Sequence[tuple[float, str]] = ()
+) -> Plot | None:
+    """The losses by round; None if there are fewer than two, which make no line."""
+    if len(points) < 2:
+        return None
+    shown, frame = thinned(points), _Frame.around(points, marks)
+    best = min(points, key=lambda point: point.y)
+    few = shown if len(shown) <= 60 else ()
+    return Plot(
+        title=title,
+        about=_about(points, marks, best),
+        line=Markup(" ".join(f"{frame.x(point.x)},{frame.y(point.y)}" for point in shown)),
+        dots=tuple((frame.x(point.x), frame.y(point.y), point.label) for point in few),
+        best=(frame.x(best.x), frame.y(best.y)),
+        marks=tuple((frame.x(mark.x), mark.kind, mark.label) for mark in marks[-MARKS_MAX:]),
+        x_ticks=tuple(Tick(at=frame.x(x), text=f"{x:g}") for x in _round_steps(frame.x0, frame.x1, is_whole=True)),
+        y_ticks=tuple(Tick(at=frame.y(y), text=f"{y:.4g}") for y in _round_steps(frame.y0, frame.y1)),
+        borders=tuple(Tick(at=frame.x(x), text=text) for x, text in borders),
+    )
+
+
+def thinned(points: Sequence[Point], points_max: int = POINTS_MAX) -> Sequence[Point]:
+    """At most about `points_max` points that look the same as all of them, in order."""
+    if len(points) <= points_max:
+        return points
+    length = -(-2 * len(points) // points_max)
+    chunks = (points[begin : begin + length] for begin in range(0, len(points), length))
+    return [point for chunk in chunks for point in _ends(chunk)]
+
+
+def _ends(chunk: Sequence[Point]) -> list[Point]:
+    """The least and the greatest, in order."""
+    least, most = min(chunk, key=lambda point: point.y), max(chunk, key=lambda point: point.y)
+    return sorted({least, most}, key=lambda point: point.x)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Frame:
+    """What stands at the edges of the drawing."""
+
+    x0: float
+    x1: float
+    y0: float
+    y1: float
+
+    @classmethod
+    def around(cls, points: Sequence[Point], marks: Sequence[Mark]) -> _Frame:
+        xs = [point.x for point in points] + [mark.x for mark in marks]
+        ys = [point.y for point in points]
+        room = (max(ys) - min(ys)) * 0.08 or 0.5
+        return cls(x0=min(xs), x1=max(xs), y0=min(ys) - room, y1=max(ys) + room)
+
+    def x(self, value: float) -> str:
+        part = (value - self.x0) / (self.x1 - self.x0 or 1)
+        return f"{LEFT + part * (WIDTH - LEFT - RIGHT):.1f}"
+
+    def y(self, value: float) -> str:
+        part = (value - self.y0) / (self.y1 - self.y0)
+        return f"{HEIGHT - BOTTOM - part * (HEIGHT - TOP - BOTTOM):.1f}"
+
+
+def _about(points: Sequence[Point], marks: Sequence[Mark], best: Point) -> str:
+    first, last = points[0], points[-1]
+    said = (
+        f"From {figures.loss(first.y)} at {first.name} to {figures.loss(last.y)} at {last.name}; "
+        f"the best is {figures.loss(best.y)} at {best.name}."
+    )
+    lost, rejected = (sum(mark.kind == kind for mark in marks) for kind in ("lost", "rejected"))
+    return said + (f" {lost} contributions lost, {rejected} rejected." if marks else "")
+
+
+def _round_steps(low: float, high: float, *, is_whole: bool = False) -> Iterator[float]:
+    """Round numbers from `low` to `high`, about `TICKS` of them."""
+    if high <= low:
+        yield low
+        return
+    rough = (high - low) / TICKS
+    power = 10 ** math.floor(math.log10(rough))
+    step = min((power * factor for factor in (1, 2, 5, 10)), key=lambda each: abs(math.log(each / rough)))
+    step = max(step, 1) if is_whole else step
+    number = math.ceil(low / step)
+    while number * step <= high:
+        yield round(number * step, 10)
+        number += 1

@@ -1,0 +1,282 @@
+"""The pages: what each one shows of a Book, and the template that draws it. The server and the static copy share them.
+
+Texts of others are cleaned in one place, `_finalize`, which every expression of every template passes through; the
+templates escape them then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from dipaco_p2p.protocol.checks import TOLERANCE_NATS
+from dipaco_p2p.protocol.credit import DAY_S, HALF_LIFE_S
+
+from ..model import Snapshot, VersionRow
+from . import figures, plots, text
+from .api import ROWS_MAX
+from .book import Book
+from .columns import TABLES
+from .lineage import lineage
+from .links import Links
+from .query import (
+    CONTRIBUTOR_ORDERS,
+    MARKS,
+    ROWS,
+    VERSION_ORDERS,
+    Order,
+    Query,
+    asked_versions,
+    ordered,
+    pages_of,
+    query_of,
+    slice_of,
+)
+
+STALE_AFTER_S = 120.0
+"""The swarm is asked every few seconds; after this long without an answer every page says so."""
+LATEST = 8
+"""Versions and contributors on the overview."""
+CHECKS_MAX = 100
+"""Measurements on the page of a version; all of them are in the data."""
+NAVIGATION = (
+    ("overview", "Overview"),
+    ("versions", "Versions"),
+    ("modules", "Modules"),
+    ("paths", "Paths"),
+    ("contributors", "Contributors"),
+    ("run", "Run"),
+    ("api", "Data"),
+)
+TEMPLATES = Path(__file__).parent / "templates"
+STATIC = Path(__file__).parent / "static"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pager:
+    """Where in a list a page stands."""
+
+    page: int
+    pages: int
+    rows: int
+    address: str
+    """The list that it is of."""
+    query: Mapping[str, str]
+    rows_page: int = ROWS
+
+
+class Site:
+    """Every page of one Book, with the addresses of one place; a page that does not exist is None."""
+
+    def __init__(self, book: Book, links: Links, *, now_s: float, poll_s: float = 0.0) -> None:
+        self._book = book
+        self._links = links
+        self._poll_s = poll_s
+        self._now_s = now_s
+
+    def overview(self) -> str:
+        book = self._book
+        latest = [row for row in book.newest[:LATEST] if row.version]
+        leaders = book.snapshot.contributors[:LATEST]
+        return self._draw(
+            "overview", plot=round_plot(book), latest=latest, leaders=leaders, data=("overview", "rounds")
+        )
+
+    def versions(self, asked: Mapping[str, str]) -> str | None:
+        """The list that `asked` asks for; raises ConfigError if it makes no sense."""
+        query = query_of(asked, VERSION_ORDERS, ("module", "mark", "stage", "peer"))
+        rows = asked_versions(self._book, query)
+        return self._list("versions", rows, query, VERSION_ORDERS, marks=MARKS, data=("versions", "contributions"))
+
+    def version(self, digest: str) -> str | None:
+        row = self._book.by_digest.get(digest)
+        if row is None:
+            return None
+        checks, losses = self._book.checks_of(row), self._book.losses_of(row)
+        return self._draw(
+            "version",
+            row=row,
+            others=self._book.same(row),
+            parent=self._book.by_digest.get(row.parent),
+            checks=checks[:CHECKS_MAX],
+            checks_all=len(checks),
+            losses=losses[:ROWS],
+            losses_all=len(losses),
+            nav="versions",
+        )
+
+    def lineage(self, digest: str) -> str | None:
+        row = self._book.by_digest.get(digest)
+        if row is None:
+            return None
+        return self._draw("lineage", row=row, graph=lineage(self._book, row), nav="versions")
+
+    def modules(self) -> str:
+        return self._draw("modules", data=("modules",))
+
+    def module(self, name: str, page: int = 1) -> str | None:
+        if name not in self._book.names:
+            return None
+        rows = tuple(reversed(self._book.by_module.get(name, ())))
+        pager = Pager(page=page, pages=pages_of(rows), rows=len(rows), address=f"modules/{name}", query={})
+        if page > pager.pages:
+            return None
+        losses = self._book.losses_of_modules.get(name, ())
+        shown = {"rows": slice_of(rows, page), "plots": module_plots(self._book, name), "losses": losses[-ROWS:]}
+        return self._draw(
+            "module",
+            name=name,
+            now=self._book.modules.get(name),
+            pager=pager,
+            losses_all=len(losses),
+            nav="modules",
+            **shown,
+        )
+
+    def paths(self) -> str:
+        return self._draw("paths", data=("paths",))
+
+    def contributors(self, asked: Mapping[str, str]) -> str | None:
+        """The list that `asked` asks for; raises ConfigError if it makes no sense."""
+        query = query_of(asked, CONTRIBUTOR_ORDERS)
+        rows = ordered(self._book.snapshot.contributors, query, CONTRIBUTOR_ORDERS)
+        return self._list("contributors", rows, query, CONTRIBUTOR_ORDERS, data=("contributors", "contributions"))
+
+    def contributor(self, peer: str, page: int = 1) -> str | None:
+        row = self._book.contributors.get(peer)
+        credited = self._book.credited(peer)
+        pager = Pager(page=page, pages=pages_of(credited), rows=len(credited), address=f"contributors/{peer}", query={})
+        if row is None or page > pager.pages:
+            return None
+        losses = self._book.losses_of_peers.get(peer, ())
+        return self._draw(
+            "contributor",
+            row=row,
+            credited=slice_of(credited, page),
+            credit=sum(share.credit for _, share in credited),
+            pager=pager,
+            losses=losses[:ROWS],
+            losses_all=len(losses),
+            nav="contributors",
+        )
+
+    def run(self) -> str:
+        return self._draw(
+            "run", half_life_d=f"{HALF_LIFE_S / DAY_S:g}", tolerance=f"{TOLERANCE_NATS:g}", data=("run", "settings")
+        )
+
+    def api(self) -> str:
+        return self._draw("api", tables=TABLES.values(), rows_max=ROWS_MAX)
+
+    def problem(self, title: str, message: str) -> str:
+        """What is shown instead of a page that does not exist."""
+        return self._draw("problem", title=title, message=message, nav="")
+
+    def _list(
+        self, name: str, rows: Sequence[Any], query: Query, orders: Mapping[str, Order[Any]], **shown: Any
+    ) -> str | None:
+        pager = Pager(page=query.page, pages=pages_of(rows), rows=len(rows), address=name, query=query.asked)
+        if query.page > pager.pages:
+            return None
+        return self._draw(name, rows=slice_of(rows, query.page), pager=pager, query=query, orders=orders, **shown)
+
+    def _draw(self, template: str, /, **shown: Any) -> str:
+        book = self._book
+        frame = {
+            "book": book,
+            "snapshot": book.snapshot,
+            "links": self._links,
+            "poll_s": self._poll_s,
+            "is_stale": is_stale(book.snapshot, self._now_s),
+            "nav": template,
+            "data": (),
+        }
+        return environment().get_template(f"{template}.html").render(frame | shown)
+
+
+def empty_page(links: Links, *, poll_s: float) -> str:
+    """What every page shows before there is anything."""
+    shown = {"links": links, "poll_s": poll_s, "nav": "", "data": (), "is_stale": False, "snapshot": None, "book": None}
+    return environment().get_template("empty.html").render(shown)
+
+
+def is_stale(snapshot: Snapshot, now_s: float) -> bool:
+    """Whether the figures are too old to be called those of now; those of a complete run are its last ones."""
+    if snapshot.state == "complete":
+        return False
+    return snapshot.heard_s is None or now_s - snapshot.heard_s > STALE_AFTER_S
+
+
+def round_plot(book: Book) -> plots.Plot | None:
+    """Loss of the whole grid by round, one stage after the other."""
+    points: list[plots.Point] = []
+    borders: list[tuple[float, str]] = []
+    before, stage = 0, ""
+    for row in book.snapshot.rounds:
+        if row.stage != stage:
+            before = int(points[-1].x) if points else 0
+            stage = row.stage
+            borders.append((float(before), book.stage_name(stage)))
+        name = f"{book.stage_name(stage)} round {row.version}"
+        points.append(plots.Point(x=before + row.version, y=row.loss, name=name))
+    return plots.loss_plot(points, title="Loss by round", borders=borders[1:])
+
+
+def module_plots(book: Book, name: str) -> list[plots.Plot]:
+    """One per stage in which the module has two judged versions."""
+    versions = book.by_module.get(name, ())
+    found = (_module_plot(book, name, stage, versions) for stage in dict.fromkeys(row.stage for row in versions))
+    return [plot for plot in found if plot is not None]
+
+
+def _module_plot(book: Book, name: str, stage: str, versions: Sequence[VersionRow]) -> plots.Plot | None:
+    points = [
+        plots.Point(x=row.version, y=row.loss_after, name=f"version {row.version}")
+        for row in versions
+        if row.stage == stage and row.loss_after is not None
+    ]
+    marks = [
+        plots.Mark(
+            x=loss.round, kind="lost" if loss.kind == "lost" else "rejected", label=f"round {loss.round}: {loss.kind}"
+        )
+        for loss in book.losses_of_modules.get(name, ())
+        if loss.stage == stage
+    ]
+    return plots.loss_plot(points, marks, title=f"Loss by version, stage {book.stage_name(stage)}")
+
+
+@cache
+def environment() -> Environment:
+    """Templates that escape, clean, and do not let a misspelt name pass."""
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        {name: getattr(figures, name) for name in ("count", "whole", "size", "loss", "gain", "perplexity", "share")},
+        age=figures.age,
+        span=figures.span,
+        age_exact=figures.age_exact,
+        moment=figures.moment,
+        machine_time=figures.machine_time,
+        word=text.word,
+        short_digest=text.short_digest,
+        short_peer=text.short_peer,
+    )
+    made.globals.update(navigation=NAVIGATION)
+    return made
+
+
+def _finalize(value: Any) -> Any:
+    """Our own markup and numbers as they are, all other text cleaned."""
+    return text.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value

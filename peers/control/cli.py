@@ -1,0 +1,168 @@
+"""The commands of `dipaco-peer` about a volunteer that runs, or ran, on this machine. Heavy imports stay inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Home = Annotated[
+    Path | None,
+    typer.Option(help="The volunteer's folder. Default: $DIPACO_HOME, else the user's data folder."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+
+EPILOG = """Exit codes: 0 done; 2 a wrong flag or value; 3 no volunteer runs in this home; 4 it does not answer; 5 this
+machine or user cannot; 6 it is of another version; 8 a damaged file; 130 Ctrl-C."""
+
+identity_app = typer.Typer(no_args_is_help=True, help="The volunteer's key: look at it, take it elsewhere.")
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put them among the program's own."""
+    for command in (status, pause, resume, finish, stop, logs, paths, bugreport):
+        app.command(epilog=EPILOG)(command)
+    app.add_typer(identity_app, name="identity")
+
+
+def _end(work: Callable[[], None]) -> None:
+    from .commands import run_command
+
+    raise typer.Exit(run_command(work))
+
+
+def _folder(home: Path | None) -> Path:
+    from ..config import default_home
+
+    return home or default_home()
+
+
+def status(
+    home: Home = None,
+    is_json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until it ends.")] = False,
+) -> None:
+    """Say what the running volunteer does: its path, round, loss, receipts, what it leads, whom it waits for.
+
+    Exit code 3 if none runs. With --watch and --json, one document a line. Example: dipaco-peer status --watch
+    """
+    from . import commands
+
+    _end(lambda: commands.status(_folder(home), is_json=is_json, is_watched=watch))
+
+
+def pause(
+    home: Home = None,
+    length: Annotated[
+        str | None, typer.Option("--for", help="How long: 90s, 30m, 2h, 1d. Default: until `resume`.")
+    ] = None,
+) -> None:
+    """Give the machine back for a while: no training, no claim, nothing is led; the program stays.
+
+    The step that is going on ends, and what was trained is handed in. Example: dipaco-peer pause --for 2h
+    """
+    from . import commands
+
+    _end(lambda: commands.pause(_folder(home), length=length))
+
+
+def resume(home: Home = None) -> None:
+    """Go on after `pause`; what else it pauses for, such as a schedule, stays. Example: dipaco-peer resume"""
+    from . import commands
+
+    _end(lambda: commands.resume(_folder(home)))
+
+
+def finish(
+    home: Home = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended.")] = False,
+) -> None:
+    """Leave without wasting work: the round that is going on is done with all its steps and handed in.
+
+    Example: dipaco-peer finish --wait
+    """
+    from . import commands
+
+    _end(lambda: commands.finish(_folder(home), is_waited=wait))
+
+
+def stop(
+    home: Home = None,
+    now: Annotated[bool, typer.Option("--now", help="At once, as a second Ctrl-C: nothing is handed in.")] = False,
+) -> None:
+    """Leave soon, as after Ctrl-C: what was trained is handed in; returns when the program has ended.
+
+    Example: dipaco-peer stop
+    """
+    from . import commands
+
+    _end(lambda: commands.stop(_folder(home), is_now=now))
+
+
+def logs(
+    home: Home = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    count: Annotated[int, typer.Option("--lines", "-n", min=0, max=100_000, help="How many of the last lines.")] = 50,
+) -> None:
+    """Show the end of the newest log, whether the volunteer runs or not. Example: dipaco-peer logs -f -n 20"""
+    from . import commands
+
+    _end(lambda: commands.show_logs(_folder(home), count=count, is_followed=follow))
+
+
+def paths(home: Home = None, is_json: Json = False) -> None:
+    """List every file and folder that the volunteer uses, and what each takes. Example: dipaco-peer paths --json"""
+    from . import commands
+
+    _end(lambda: commands.show_paths(_folder(home), is_json=is_json))
+
+
+def bugreport(
+    home: Home = None,
+    to: Annotated[Path | None, typer.Option(help="The file to write. Default: one of this second, here.")] = None,
+) -> None:
+    """Pack versions, settings, status and the end of the log into one file for whoever is to help.
+
+    Keys, addresses, names and folders are taken out. Example: dipaco-peer bugreport --to report.tar.gz
+    """
+    from . import commands
+
+    _end(lambda: commands.bug_report(_folder(home), to))
+
+
+@identity_app.command("show", epilog=EPILOG)
+def show_identity(home: Home = None, is_json: Json = False) -> None:
+    """Say who this volunteer is; nothing of it is secret. Example: dipaco-peer identity show --json"""
+    from . import commands
+
+    _end(lambda: commands.show_identity(_folder(home), is_json=is_json))
+
+
+@identity_app.command("export", epilog=EPILOG)
+def export_identity(
+    file: Annotated[Path, typer.Argument(help="Where to write the key.")],
+    home: Home = None,
+    force: Force = False,
+) -> None:
+    """Copy the key to a file that only you may read. Example: dipaco-peer identity export my.key"""
+    from . import commands
+
+    _end(lambda: commands.export_identity(_folder(home), file, is_forced=force))
+
+
+@identity_app.command("import", epilog=EPILOG)
+def import_identity(
+    file: Annotated[Path, typer.Argument(help="What `export` wrote.")],
+    home: Home = None,
+    force: Force = False,
+) -> None:
+    """Be the volunteer of this key from the next start on; with --force the key that was there is kept beside it.
+
+    Not while the volunteer runs. Example: dipaco-peer identity import my.key --home second
+    """
+    from . import commands
+
+    _end(lambda: commands.import_identity(file, _folder(home), is_forced=force))

@@ -1,0 +1,100 @@
+"""The end of the control socket that is in a command: one request, one answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError, NotRunning, Unreachable
+
+from .credentials import credentials_of
+from .messages import ANSWER_BYTES_MAX, Request, encode_request, read_answer
+from .place import find_socket
+
+TIMEOUT_S = 5.0
+"""The program answers between two turns of its event loop; one that does not is frozen."""
+CHUNK_BYTES = 65_536
+START_HINT = "start it with `dipaco-peer join`, or name its folder with --home"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What a running volunteer said, and which process it is."""
+
+    body: dict[str, Any]
+    pid: int
+
+
+def ask(home: Path, request: Request, *, timeout_s: float = TIMEOUT_S) -> Answered:
+    """Ask the volunteer that runs in `home`.
+
+    Raises NotRunning if none does, Unreachable if it does not answer in time, and what it refuses with.
+    """
+    with _connected(home, timeout_s) as connection:
+        who = credentials_of(connection)
+        if not who.is_ours:
+            raise EnvironmentUnfit(f"the control socket of `{home}` belongs to another user", hint="remove it")
+        try:
+            connection.sendall(encode_request(request))
+            line = _read_line(connection)
+        except TimeoutError:
+            hint = f"it may be frozen, or its disk: look at process {who.pid}"
+            raise Unreachable(f"the volunteer in `{home}` does not answer within {timeout_s:g} s", hint=hint) from None
+        except OSError as error:
+            raise NotRunning(f"the volunteer in `{home}` has just ended ({error.strerror})", hint=START_HINT) from None
+    if not line.endswith(b"\n"):
+        raise NotRunning(f"the volunteer in `{home}` has just ended", hint=START_HINT)
+    return Answered(body=read_answer(line), pid=who.pid)
+
+
+def wait_end(pid: int, *, timeout_s: float | None = None) -> bool:
+    """Wait until this process has ended; whether it has. One that cannot be seen from here counts as ended."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], timeout_s)[0])
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _connected(home: Path, timeout_s: float) -> Iterator[socket.socket]:
+    path = find_socket(home)
+    if path is None:
+        raise _not_running(home)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):  # of a process that was killed
+            raise _not_running(home) from None
+        except PermissionError:
+            message = f"the volunteer in `{home}` belongs to another user"
+            raise EnvironmentUnfit(message, hint="ask as the user who started it") from None
+        except OSError as error:
+            raise Unreachable(f"the volunteer in `{home}` does not answer: {error}", hint="try again") from None
+        yield connection
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    data = b""
+    while not data.endswith(b"\n"):
+        chunk = connection.recv(CHUNK_BYTES)
+        if not chunk:
+            break
+        data += chunk
+        if len(data) > ANSWER_BYTES_MAX:
+            raise IntegrityError(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+    return data
+
+
+def _not_running(home: Path) -> NotRunning:
+    return NotRunning(f"no volunteer runs in `{home}`", hint=START_HINT)

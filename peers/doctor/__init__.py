@@ -1,0 +1,1 @@
+"""`dipaco-peer doctor`: is this machine fit for a run, and if not, what helps."""

@@ -1,0 +1,167 @@
+"""The governor: beside a volunteer, it pauses and resumes it as its owner wishes, and ends it where no pause helps.
+
+It looks every few seconds, and at the second when the schedule changes. What it decides is in rules.py; what it sees
+comes from senses.py, from the swarm's counters and from the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import datetime, tzinfo
+from typing import Protocol
+
+from dipaco_p2p.clock import Clock
+from dipaco_p2p.errors import EnvironmentUnfit
+from dipaco_p2p.swarm.api import Swarm
+
+from ..preferences.keys import GB, When
+from ..preferences.schedule import next_month_s
+from . import senses
+from .month import MonthAccount
+from .rules import Sight, holds, look_s
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+IDLE_LOOK_S = 15.0
+"""Between two questions whether anybody is there: each starts programs."""
+MONTH_END_SHARE = 1.03
+"""Of the monthly traffic: what goes on in a pause may take a little more; then the volunteer leaves."""
+IDLE_HINT = "no `loginctl` answers here and no terminal is open; leave `only_idle` out, or set a schedule instead"
+
+
+class Steered(Protocol):
+    """Who is paused: `Tour` of peers/join.py."""
+
+    def pause(self, reason: str, *, until_s: float | None = None) -> None:
+        """Take no steps, leave the path to others, stay; again with the same reason: a new time."""
+
+    def resume(self, reason: str) -> None:
+        """This reason holds no more; goes on when none does."""
+
+    def stop(self) -> None:
+        """Leave in good order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Senses:
+    """What is asked of the machine; a test has its own."""
+
+    on_battery: Callable[[], bool] = senses.on_battery
+    idle_min: Callable[[], float | None] = senses.idle_min
+
+
+class Governor:
+    """Of one volunteer."""
+
+    def __init__(
+        self,
+        steered: Steered,
+        when: When,
+        *,
+        clock: Clock,
+        senses: Senses | None = None,
+        zone: tzinfo | None = None,
+        month: MonthAccount | None = None,
+        month_gb: float | None = None,
+        moved_bytes: Callable[[], int] = lambda: 0,
+        each_look: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`moved_bytes` is what the swarm has sent and received; `each_look` is what else has to be done often."""
+        self._steered = steered
+        self._when = when
+        self._clock = clock
+        self._senses = senses or Senses()
+        self._zone = zone
+        self._month = month
+        self._month_gb = month_gb
+        self._moved_bytes = moved_bytes
+        self._each_look = each_look
+        self._held: dict[str, float | None] = {}
+        self._idle_min: float | None = None
+        self._asked_s = -math.inf
+
+    async def run(self) -> None:
+        """Until cancelled. Raises EnvironmentUnfit when the month's traffic is used up."""
+        while True:
+            sight = await self._look()
+            self._steer(holds(self._when, sight, self._zone))
+            self._each_look()
+            self._check_month(sight)
+            await self._clock.sleep(look_s(self._when, sight, self._zone, at_most_s=LOOK_S))
+
+    async def _look(self) -> Sight:
+        on_battery = not self._when.on_battery and self._senses.on_battery()
+        if self._when.only_idle and abs(self._clock.now_s() - self._asked_s) >= IDLE_LOOK_S:
+            self._idle_min = await asyncio.to_thread(self._senses.idle_min)
+            self._asked_s = self._clock.now_s()
+        now_s = self._clock.now_s()
+        return Sight(now_s=now_s, on_battery=on_battery, idle_min=self._idle_min, month_share=self._month_share(now_s))
+
+    def _steer(self, now: dict[str, float | None]) -> None:
+        """Say what has changed."""
+        for reason, until_s in now.items():
+            if reason not in self._held or self._held[reason] != until_s:
+                self._steered.pause(reason, until_s=until_s)
+        for reason in self._held.keys() - now.keys():
+            self._steered.resume(reason)
+        self._held = now
+
+    def _month_share(self, now_s: float) -> float:
+        if self._month is None:
+            return 0.0
+        self._month.count(self._moved_bytes(), now_s=now_s)
+        return month_share(self._month, self._month_gb)
+
+    def _check_month(self, sight: Sight) -> None:
+        if sight.month_share > MONTH_END_SHARE:
+            assert self._month is not None
+            raise used_up(self._month, self._month_gb, sight.now_s, self._zone)
+
+
+def month_share(month: MonthAccount, month_gb: float | None) -> float:
+    """How much of the monthly traffic is used."""
+    return 0.0 if month_gb is None else month.used_bytes / (month_gb * GB)
+
+
+def used_up(month: MonthAccount, month_gb: float | None, now_s: float, zone: tzinfo | None) -> EnvironmentUnfit:
+    """What to say when no more may be sent this month."""
+    again = f"{datetime.fromtimestamp(next_month_s(now_s, zone), zone):%d %B}"
+    return EnvironmentUnfit(
+        f"{month.used_bytes / GB:,.2f} GB of the {month_gb:g} GB of this month (`month_gb`) are used up",
+        hint=f"it goes on from {again}; or raise `month_gb`",
+    )
+
+
+def moved_by(swarm: Swarm) -> Callable[[], int]:
+    """What a swarm has sent and received since it was opened."""
+
+    def moved() -> int:
+        statistics = swarm.statistics()
+        return statistics.bytes_sent + statistics.bytes_received
+
+    return moved
+
+
+@contextlib.asynccontextmanager
+async def beside(governor: Governor, steered: Steered) -> AsyncIterator[None]:
+    """The governor runs while the block does; when it cannot go on, the volunteer leaves, and the reason is raised."""
+    task = asyncio.create_task(governor.run())
+
+    def ended(done: asyncio.Task[None]) -> None:
+        if not done.cancelled():
+            steered.stop()
+
+    task.add_done_callback(ended)
+    try:
+        yield
+    finally:
+        task.cancel()
+        [outcome] = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(outcome, Exception):  # being cancelled is none
+        raise outcome

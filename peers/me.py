@@ -1,0 +1,169 @@
+"""`dipaco-peer me`: what this volunteer's work has come to. Its receipts are held against the published versions, which
+are asked of the swarm and checked: nobody's account is believed, the coordinator's neither.
+
+A receipt is *counted* in a version, *waiting* for the next one, or *not counted*, which a leader owes a reason for.
+Credit is that of protocol/credit.py, so the sum is the leaderboard's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from dipaco_p2p.clock import Clock
+from dipaco_p2p.errors import ConfigError, SwarmError
+from dipaco_p2p.protocol.credit import Earned, recent_credit, share_credit
+from dipaco_p2p.protocol.documents import ModuleVersion, Share
+from dipaco_p2p.protocol.judgement import Judgement
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.history import read_history
+from dipaco_p2p.runtime.join import fetch_stages
+from dipaco_p2p.runtime.reading import fetch_chain, fetch_judgements, open_reader
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.watch import Watch
+from dipaco_p2p.swarm.api import Swarm
+from dipaco_p2p.swarm.identity import load_or_create
+from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.topology import ModuleId
+
+Chains = Mapping[ModuleId, Sequence[ModuleVersion]]
+"""The versions of each module from the first one on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """One contribution in one version."""
+
+    version: int
+    share: Share
+    earned: Earned | None
+    """None before its round was judged: until then nobody has said when it was."""
+    credit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleAccount:
+    """One volunteer's work for one module."""
+
+    module: ModuleId
+    counted: tuple[Counted, ...]
+    waiting: tuple[str, ...]
+    """Ids of contributions with a receipt, whose round is still open."""
+    not_counted: tuple[str, ...]
+
+    @property
+    def credit(self) -> float:
+        """Tokens, as the chain has taken them in."""
+        return math.fsum(one.credit for one in self.counted)
+
+
+async def show_me(text: str, home: Path, *, expected: str | None, is_whole: bool, clock: Clock) -> None:
+    """Print the account of the volunteer at `home` in the run that `text` leads to; each contribution if `is_whole`.
+
+    Raises ConfigError if no volunteer lives there, and as joining does.
+    """
+    key = home / "identity.key"
+    if not key.exists():
+        raise ConfigError(f"no volunteer lives in `{home}`", hint="name its folder with --home")
+    me = load_or_create(key).peer
+    async with open_reader(text, expected=expected) as reader:
+        stages = await fetch_stages(reader.swarm, reader.host, expected=reader.run)
+        accounts = [await _account(run, reader.swarm, me, home, clock) for run in stages]
+    console = Console()
+    console.print(f"volunteer {me}\n")
+    for run, modules in zip(stages, accounts, strict=True):
+        console.print(_table(run, modules, is_whole=is_whole))
+    _print_sum([module for modules in accounts for module in modules], stages[-1], console, now_s=clock.now_s())
+
+
+def account(
+    run: Run, chains: Chains, judgements: Iterable[Judgement], receipts: Mapping[str, tuple[ModuleId, int]], me: PeerId
+) -> list[ModuleAccount]:
+    """What `chains` count of `me`; `receipts` gives the module and base of the contributions that have one."""
+    judged_s = {judgement.version: judgement.at_s for judgement in judgements}
+    return [_module_account(run, module, chain, judged_s, receipts, me) for module, chain in chains.items()]
+
+
+def _module_account(
+    run: Run,
+    module: ModuleId,
+    chain: Sequence[ModuleVersion],
+    judged_s: Mapping[int, float],
+    receipts: Mapping[str, tuple[ModuleId, int]],
+    me: PeerId,
+) -> ModuleAccount:
+    counted = tuple(
+        _counted(run, version, share, judged_s.get(version.version))
+        for version in chain
+        for share in version.shares
+        if share.peer == me
+    )
+    ids = {one.share.contribution for one in counted}
+    left = {id_: base for id_, (of, base) in receipts.items() if of == module and id_ not in ids}
+    head, rounds = (chain[-1].version if chain else 0), run.config.rounds
+    waiting = {id_ for id_, base in left.items() if head <= base + rounds.staleness and head < rounds.rounds}
+    return ModuleAccount(
+        module=module,
+        counted=counted,
+        waiting=tuple(sorted(waiting)),
+        not_counted=tuple(sorted(left.keys() - waiting)),
+    )
+
+
+def _counted(run: Run, version: ModuleVersion, share: Share, at_s: float | None) -> Counted:
+    credit = share_credit(share.tokens, tokens_full=run.tokens_full, levels=len(run.config.model.levels))
+    earned = Earned(credit=credit, at_s=at_s) if at_s is not None else None
+    return Counted(version=version.version, share=share, earned=earned, credit=credit)
+
+
+async def _account(run: Run, swarm: Swarm, me: PeerId, home: Path, clock: Clock) -> list[ModuleAccount]:
+    receipts = read_receipts(home / "runs" / run.id[:16] / "history.jsonl")
+    stage = ScopedSwarm(swarm, run.id)
+    watch = Watch(run, stage, clock)
+    await watch.refresh()
+    chains = {module: await fetch_chain(watch, stage, run, module) for module in run.topology.modules()}
+    try:
+        judgements = await fetch_judgements(watch, stage, run)
+    except SwarmError:  # only the coordinator has them; credit does without
+        judgements = []
+    return account(run, chains, judgements, receipts, me)
+
+
+def read_receipts(history: Path) -> dict[str, tuple[ModuleId, int]]:
+    """The receipts in a volunteer's history: module and base version, by contribution."""
+    events = read_history(history) if history.exists() else []
+    return {
+        event["id"]: (ModuleId.parse(event["module"]), event["base"]) for event in events if event["ev"] == "receipt"
+    }
+
+
+def _table(run: Run, modules: Sequence[ModuleAccount], *, is_whole: bool) -> Table:
+    table = Table(title=f"{run.name}, {run.manifest.stage}", title_justify="left")
+    for name in ("module", "counted", "waiting", "not counted", "credit"):
+        table.add_column(name, justify="left" if name == "module" else "right")
+    for one in modules:
+        numbers = (len(one.counted), len(one.waiting), len(one.not_counted))
+        table.add_row(str(one.module), *map(str, numbers), f"{one.credit:,.0f}")
+        for counted in one.counted if is_whole else ():
+            share = counted.share
+            what = f"  version {counted.version}: {share.contribution[:12]} of {share.path}, weight {share.weight:.3f}"
+            table.add_row(what, "", "", "", f"{counted.credit:,.0f}")
+        for id_ in (*one.waiting, *one.not_counted) if is_whole else ():
+            table.add_row(f"  {id_[:12]}: {'waiting' if id_ in one.waiting else 'not counted'}", "", "", "", "")
+    return table
+
+
+def _print_sum(modules: Sequence[ModuleAccount], run: Run, console: Console, *, now_s: float) -> None:
+    earned = [one.earned for module in modules for one in module.counted if one.earned is not None]
+    total = math.fsum(module.credit for module in modules)
+    recent = recent_credit(earned, now_s=now_s)
+    console.print(f"credit {total:,.0f}, recently {recent:,.0f} a day (what was earned 7 days ago counts half)")
+    console.print(
+        f"Credit is in tokens that entered a published version, divided by the {len(run.config.model.levels)} levels of"
+        " the grid, since a round is contributed once for each; --all shows every contribution."
+    )

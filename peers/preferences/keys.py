@@ -1,0 +1,192 @@
+"""Every key of a volunteer's preferences, declared once: its table, type, bounds, default, and what it means.
+
+From here come the file's form, the flags of `dipaco-peer join`, the names in the environment, the commented template
+and the reference. `up_mbit` in [limits] is the flag `--up-mbit` and the variable `DIPACO_UP_MBIT`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from .schedule import Span
+
+GB = 10**9
+"""What keys that end in `_gb` count in: bytes."""
+ENGINES = ("auto", "exact", "bf16", "fast")
+"""As in core/engine.py, which takes seconds to import."""
+
+
+def key(
+    default: Any,
+    text: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    example: str = "",
+) -> Any:
+    """A field that is a key; `text` is its help, `example` a value in TOML for one whose default is to be left out."""
+    bounds = {"low": low, "high": high, "choices": choices}
+    return field(default=default, metadata={**bounds, "help": text, "example": example})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerKeys:
+    """The program itself."""
+
+    home: str = key(
+        "",
+        "Folder for identity, state and history. Default: the user's data folder.",
+        example='"/data/dipaco"',
+    )
+    grace: float = key(60.0, "Seconds for finishing cleanly after Ctrl-C.", low=0.0, high=3600.0)
+    evaluate: bool = key(False, "Between rounds, in at most a tenth of the time, check published losses.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingKeys:
+    """How inner steps are computed."""
+
+    device: str = key("auto", "auto, cpu, cuda or cuda:1.")
+    threads: int = key(0, "CPU threads for training; 0: all but one, of two both.", low=0, high=4096)
+    engine: str = key("auto", "auto, exact (float32), bf16, or fast (bf16 and compiled).", choices=ENGINES)
+    micro_batch: int = key(0, "Sequences at once; 0: as many as memory holds.", low=0, high=65_536)
+    checkpoint: bool | None = key(
+        None, "Compute activations again to save memory. Default: if need be.", example="true"
+    )
+    eight_bit: bool | None = key(
+        None, "Keep the moments of AdamW in 8 bits. Default: on a GPU that is short of memory.", example="true"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkKeys:
+    """How others reach this machine."""
+
+    listen: str = key("/ip4/0.0.0.0/tcp/0", "Where other peers may reach this one.")
+    listening: bool = key(
+        True, "Listen at all. Without it, as behind NAT or a firewall, a peer trains and leads no module."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class When:
+    """When it trains. Outside these times it pauses: the claim goes to others, the process stays."""
+
+    schedule: tuple[Span, ...] = key(
+        (),
+        'Local times to train in, as "mon-fri 19:00-08:00, sat-sun"; always: all of the time, the default.',
+        example='["mon-fri 19:00-08:00", "sat-sun"]',
+    )
+    only_idle: float = key(
+        0.0, "Train only after so many minutes without input of a user; 0: also beside one.", low=0.0, high=1440.0
+    )
+    on_battery: bool = key(False, "Train on battery too.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What it may take of this machine. Without a limit: what training needs."""
+
+    gpu: str = key(
+        "auto", "Which GPU: its number as in nvidia-smi, its UUID, none (train on the CPU), or auto.", example='"0"'
+    )
+    gpu_memory: float | None = key(
+        None, "Share of the GPU's memory, from 0.05 to 1.", low=0.05, high=1.0, example="0.5"
+    )
+    gpu_power_w: float | None = key(
+        None, "Mean power of the GPU in watts; kept by waiting between steps.", low=10.0, high=5000.0, example="220"
+    )
+    cpu: float | None = key(
+        None,
+        "Share of the processor time of all cores, from 0.01 to 1; kept by waiting between steps.",
+        low=0.01,
+        high=1.0,
+        example="0.5",
+    )
+    ram_gb: float | None = key(
+        None, "Memory of the program in GB: batches get smaller before it is reached.", low=0.25, example="8"
+    )
+    disk_gb: float | None = key(
+        None, "Size of the home folder in GB: old data goes before it is reached.", low=0.0001, example="20"
+    )
+    up_mbit: float | None = key(
+        None, "The most that blobs may take of the uplink, in Mbit/s. Default: no limit.", example="20"
+    )
+    down_mbit: float | None = key(
+        None, "The same of the downlink. Calls and heartbeats are never held up.", example="80"
+    )
+    month_gb: float | None = key(
+        None, "What may be sent and received in a calendar month, together, in GB.", low=0.001, example="500"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preferences:
+    """The tables of the file."""
+
+    peer: PeerKeys = PeerKeys()
+    training: TrainingKeys = TrainingKeys()
+    network: NetworkKeys = NetworkKeys()
+    when: When = When()
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One key, and how it is called in every place."""
+
+    table: str
+    name: str
+    kind: Any
+    default: Any
+    text: str
+    example: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.table}.{self.name}"
+
+    @property
+    def variable(self) -> str:
+        return f"DIPACO_{self.name.upper()}"
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is yes or no."""
+        return bool in (self.kind, *typing.get_args(self.kind))
+
+
+def _settings() -> dict[str, Setting]:
+    found = {}
+    for table, kind in TABLES.items():
+        hints = typing.get_type_hints(kind)
+        for known in dataclasses.fields(kind):
+            data = known.metadata
+            found[known.name] = Setting(
+                table=table,
+                name=known.name,
+                kind=hints[known.name],
+                default=known.default,
+                text=data["help"],
+                example=data["example"],
+            )
+    return found
+
+
+TABLES: dict[str, Any] = {
+    "peer": PeerKeys,
+    "training": TrainingKeys,
+    "network": NetworkKeys,
+    "when": When,
+    "limits": Limits,
+}
+SETTINGS: dict[str, Setting] = _settings()
+"""By name; no two tables share one."""

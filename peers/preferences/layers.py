@@ -1,0 +1,222 @@
+"""The layers of the preferences: a flag goes before the environment, the environment before the file, the file before
+the default. Each value is checked where it stands, so that an error names the flag, variable or file that is wrong.
+
+    file         --config, else $DIPACO_CONFIG, else config.toml in $DIPACO_HOME, else in the user's folder for settings
+    environment  DIPACO_UP_MBIT=20 and so on; an empty variable counts as none
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from dipaco_p2p import strict
+from dipaco_p2p.errors import ConfigError
+
+from .checks import check_pair, check_value
+from .keys import SETTINGS, TABLES, Preferences, Setting
+from .schedule import parse_spans
+
+FILE_NAME = "config.toml"
+FILE_BYTES_MAX = 1 << 20
+OURS = ("DIPACO_CONFIG",)
+"""Variables that are no keys."""
+YES, NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+UNSET = ("auto", "none", "")
+TOML_HINT = "texts need quotes, tables look like `[limits]`; `dipaco-peer config init` writes a commented file"
+
+
+class Origin(StrEnum):
+    """Where a value comes from."""
+
+    FLAG = "flag"
+    ENVIRONMENT = "env"
+    FILE = "file"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where one value comes from, and how it is called there."""
+
+    origin: Origin
+    where: str
+    """`--up-mbit`, `DIPACO_UP_MBIT`, the file's path, or nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What holds, and why."""
+
+    preferences: Preferences
+    sources: Mapping[str, Source]
+    """By the key's name."""
+    file: Path
+    is_there: bool
+    """Whether the file exists."""
+
+    def value(self, name: str) -> Any:
+        """Of the key with this name."""
+        return getattr(getattr(self.preferences, SETTINGS[name].table), name)
+
+
+def resolve(
+    flags: Mapping[str, Any], *, config: Path | None = None, environment: Mapping[str, str] = os.environ
+) -> Resolved:
+    """What holds on this machine; a flag that is None was not given. Raises ConfigError."""
+    path = config_path(config, environment)
+    is_wanted = config is not None or bool(environment.get("DIPACO_CONFIG"))
+    tables = _read(path, is_wanted=is_wanted)
+    found: dict[str, tuple[Any, Source]] = {}
+    for name, setting in SETTINGS.items():
+        if name in tables.get(setting.table, {}):
+            value = tables[setting.table][name]
+            found[name] = (value, Source(origin=Origin.FILE, where=str(path)))
+        if text := environment.get(setting.variable, ""):
+            value = _parsed(text, setting, setting.variable)
+            found[name] = (value, Source(origin=Origin.ENVIRONMENT, where=setting.variable))
+        if flags.get(name) is not None:
+            value = _from_flag(flags[name], setting)
+            found[name] = (value, Source(origin=Origin.FLAG, where=setting.flag))
+    return _joined(found, path, is_there=path.exists())
+
+
+def config_path(given: Path | None = None, environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the file of preferences is, or would be."""
+    if given is not None:
+        return given
+    if named := environment.get("DIPACO_CONFIG"):
+        return Path(named).expanduser()
+    if home := environment.get("DIPACO_HOME"):
+        return Path(home).expanduser() / FILE_NAME
+    import platformdirs
+
+    return platformdirs.user_config_path("dipaco-p2p") / FILE_NAME
+
+
+def home_in_file() -> str:
+    """The home that the file names, if it can be read; for commands that take no other preference."""
+    try:
+        return str(_read(config_path(), is_wanted=False).get("peer", {}).get("home", ""))
+    except ConfigError:
+        return ""
+
+
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables that look like ours and are none, each with the nearest that is, or nothing."""
+    known = [*OURS, *(setting.variable for setting in SETTINGS.values())]
+    names = [name for name in environment if name.startswith("DIPACO_") and name not in known]
+    return {name: next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), "") for name in names}
+
+
+# -- one layer
+
+
+def _read(path: Path, *, is_wanted: bool) -> dict[str, dict[str, Any]]:
+    """The file's tables, every value checked; none if nobody named the file and it is not there."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        if not is_wanted:
+            return {}
+        hint = "`dipaco-peer config init` writes a commented one"
+        raise ConfigError(f"preferences `{path}` are not there", hint=hint) from None
+    except OSError as error:
+        raise ConfigError(f"preferences `{path}` cannot be read: {error.strerror}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"`{path}` has {len(data)} bytes; preferences have at most {FILE_BYTES_MAX}")
+    try:
+        tables = tomllib.loads(data.decode())
+    except UnicodeDecodeError:
+        raise ConfigError(f"`{path}` is not UTF-8 text", hint=TOML_HINT) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"`{path}` is no TOML: {error}", hint=TOML_HINT) from None
+    except RecursionError:
+        raise ConfigError(f"`{path}` is nested too deeply", hint=TOML_HINT) from None
+    try:
+        _check_places(tables, path)
+        for table, values in tables.items():
+            for name, value in values.items() if isinstance(values, dict) else ():
+                check_value(name, value, where=f"`{name}` in [{table}] of {path}")
+        strict.load(Preferences, tables, where=str(path))
+    except ConfigError as error:
+        message = str(error) if str(path) in str(error) else f"{path}: {error}"
+        raise ConfigError(message, hint=error.hint) from None
+    return tables
+
+
+def _check_places(tables: Mapping[str, Any], path: Path) -> None:
+    """A key that stands in another table than its own is told where it belongs; raises ConfigError."""
+    for table, values in tables.items():
+        names = values if isinstance(values, dict) and table in TABLES else {table: values}
+        for name in names:
+            known = SETTINGS.get(name)
+            if known is not None and known.table != table and name not in TABLES:
+                stands = f"in [{table}]" if table in TABLES else "outside of any table"
+                raise ConfigError(f"`{name}` stands {stands} of {path}", hint=f"it belongs into [{known.table}]")
+
+
+def _from_flag(value: Any, setting: Setting) -> Any:
+    """A flag is typed already, but for what TOML writes as a list; a path is a text."""
+    if isinstance(value, str) and setting.name == "schedule":
+        return _parsed(value, setting, setting.flag)
+    return _checked(str(value) if isinstance(value, Path) else value, setting, setting.flag)
+
+
+def _parsed(text: str, setting: Setting, where: str) -> Any:
+    """The value of a text; raises ConfigError."""
+    words, kinds = text.strip().lower(), (setting.kind, *typing.get_args(setting.kind))
+    if setting.name == "schedule":
+        return _checked([str(span) for span in _spans(text, where)], setting, where)
+    if type(None) in kinds and words in UNSET:
+        return None
+    if bool in kinds:
+        if words not in YES + NO:
+            raise ConfigError(f"`{text}` in {where} is neither yes nor no", hint=f"use {YES[1]} or {NO[1]}")
+        return words in YES
+    for kind in (int, float):
+        if kind in kinds:
+            return _checked(_number(text, kind, where), setting, where)
+    return _checked(text, setting, where)
+
+
+def _spans(text: str, where: str) -> Any:
+    try:
+        return parse_spans(text)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}", hint=error.hint) from None
+
+
+def _number(text: str, kind: type[int] | type[float], where: str) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(f"`{text}` in {where} is no {'whole ' if kind is int else ''}number") from None
+
+
+def _checked(value: Any, setting: Setting, where: str) -> Any:
+    """`value`, which the key may have; raises ConfigError."""
+    check_value(setting.name, value, where=where)
+    strict.load(TABLES[setting.table], {setting.name: value}, where=where)
+    return value
+
+
+# -- all of them
+
+
+def _joined(found: Mapping[str, tuple[Any, Source]], path: Path, *, is_there: bool) -> Resolved:
+    mapping: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
+    for name, (value, _) in found.items():
+        mapping[SETTINGS[name].table][name] = value
+    preferences = strict.load(Preferences, mapping, where="the preferences")
+    default = Source(origin=Origin.DEFAULT, where="")
+    sources = {name: found[name][1] if name in found else default for name in SETTINGS}
+    check_pair(preferences)
+    return Resolved(preferences=preferences, sources=sources, file=path, is_there=is_there)

@@ -1,0 +1,1 @@
+"""`dipaco-peer service`: the volunteer as a systemd user unit."""

@@ -1,0 +1,197 @@
+"""Averaging what is read one contribution at a time: the same bytes as with all at hand, and bounded memory."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from dipaco_p2p.core.arrays import CHUNK, tree_norm
+from dipaco_p2p.core.blocks import BLOCK, PART, Blocks
+from dipaco_p2p.core.compress import (
+    CODECS,
+    INT8,
+    TOP64,
+    Compressed,
+    compress,
+    decode_compressed,
+    encode_compressed,
+    expand,
+    norm,
+)
+from dipaco_p2p.core.outer import average
+
+SIZE = 2 * PART + 3 * BLOCK + 77
+"""Of several parts, the last of them not whole, nor its last block."""
+RULES = ("mean", "sqrt", "rda")
+
+
+def values(seed: int, size: int = SIZE) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+
+
+def several(codec: str, count: int = 4, size: int = SIZE) -> list[Compressed]:
+    return [compress(values(seed, size) * np.float32(seed + 1), codec=codec)[0] for seed in range(count)]
+
+
+def whole(compressed: Compressed) -> np.ndarray:
+    """What `expand` says, as one expression over the whole vector."""
+    if isinstance(compressed, Blocks):
+        return compressed.codes.astype(np.float32) * np.repeat(compressed.scales, BLOCK)[: compressed.size]
+    return expand(compressed)
+
+
+def plain_average(
+    contributions: Sequence[Compressed], alphas: Sequence[float], *, rule: str, clip_norm: float | None
+) -> np.ndarray:
+    """The rules once more, with every contribution as a vector of floats."""
+    norms = [norm(one) for one in contributions]
+    capped = [min(value, clip_norm or math.inf) for value in norms]
+    if rule == "rda":
+        factors = [alpha / math.fsum(alphas) / value for alpha, value in zip(alphas, norms, strict=True)]
+    else:
+        root = math.sqrt(1 / math.fsum(alpha**2 for alpha in alphas)) if rule == "sqrt" else 1.0
+        factors = [a * root * (c / n if c < n else 1.0) for a, n, c in zip(alphas, norms, capped, strict=True)]
+    total = np.zeros(contributions[0].size, dtype=np.float32)
+    for one, factor in zip(contributions, factors, strict=True):
+        total = total + whole(one) * np.float32(factor)
+    if rule == "rda":
+        mean_norm = math.fsum(alpha * cap for alpha, cap in zip(alphas, capped, strict=True)) / math.fsum(alphas)
+        total = total * np.float32(mean_norm / tree_norm(total))
+    return total
+
+
+class Watched:
+    """A contribution that tells how many of its kind are alive."""
+
+    def __init__(self, shelf: Shelf, inner: Compressed) -> None:
+        self._shelf, self._inner, self.size = shelf, inner, inner.size
+        shelf.alive += 1
+        shelf.most_alive = max(shelf.most_alive, shelf.alive)
+
+    def __del__(self) -> None:
+        self._shelf.alive -= 1
+
+    def norm(self) -> float:
+        return self._inner.norm()
+
+    def add_to(self, total: np.ndarray, factor: float) -> None:
+        self._inner.add_to(total, factor)
+
+
+class Shelf:
+    """Contributions that are made when they are asked for."""
+
+    def __init__(self, contributions: Sequence[Compressed]) -> None:
+        self._contributions = contributions
+        self.alive = self.most_alive = 0
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._contributions)
+
+    def __getitem__(self, place: int) -> Watched:
+        self.asked.append(place)
+        return Watched(self, self._contributions[place])
+
+
+ALPHAS = (0.4, 0.3, 0.2, 0.1)
+
+
+@pytest.mark.parametrize("clip", [None, 600.0], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("codec", CODECS)
+def test_it_gives_the_bytes_of_whole_vectors_with_one_contribution_alive(
+    codec: str, rule: str, clip: float | None
+) -> None:
+    contributions = several(codec)
+    lengths = [norm(one) for one in contributions]
+    assert clip is None or min(lengths) < clip < max(lengths) or codec == TOP64
+    wanted = plain_average(contributions, ALPHAS, rule=rule, clip_norm=clip)
+    for norms in (None, lengths):
+        shelf = Shelf(contributions)
+        found = average(shelf, ALPHAS, rule=rule, clip_norm=clip, norms=norms)
+        assert found.tobytes() == wanted.tobytes()
+        assert shelf.most_alive == 1 and shelf.alive == 0
+        passes = 2 if rule == "rda" and norms is None else 1
+        assert shelf.asked == [*range(len(contributions))] * passes
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """The most memory that `work` had at once."""
+    tracemalloc.start()
+    try:
+        result = work()
+        assert result is not None
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("codec", CODECS)
+def test_it_takes_less_than_two_modules_of_memory_whatever_the_number(codec: str, rule: str) -> None:
+    size = 16 * PART
+    payloads = [encode_compressed(one) for one in several(codec, count=8, size=size)]
+
+    class OnDisk:
+        def __init__(self, count: int) -> None:
+            self._count = count
+
+        def __len__(self) -> int:
+            return self._count
+
+        def __getitem__(self, place: int) -> Compressed:
+            return decode_compressed(bytes(bytearray(payloads[place])), size=size, codec=codec)
+
+    peaks = [
+        peak_bytes(lambda count=count: average(OnDisk(count), [1 / count] * count, rule=rule, clip_norm=1.0))  # type: ignore[misc]
+        for count in (2, 8)
+    ]
+    assert max(peaks) < 2.1 * 4 * size
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.02)
+
+
+@pytest.mark.parametrize("factor", [-1.0, 0.1, 1e-3])
+@pytest.mark.parametrize("codec", CODECS)
+def test_adding_in_parts_gives_the_bytes_of_adding_whole_vectors(codec: str, factor: float) -> None:
+    compressed, total = compress(values(1), codec=codec)[0], values(2)
+    wanted = total + whole(compressed) * np.float32(factor)
+    compressed.add_to(total, factor)
+    assert total.tobytes() == wanted.tobytes()
+    assert expand(compressed).tobytes() == whole(compressed).tobytes()
+
+
+def test_a_vector_of_several_parts_is_quantised_block_by_block() -> None:
+    vector = values(3)
+    compressed, residual = compress(vector, codec=INT8)
+    assert isinstance(compressed, Blocks)
+    assert residual.tobytes() == (vector - whole(compressed)).tobytes()
+    for begin in (0, PART - BLOCK, PART, SIZE - 77):
+        block = vector[begin : begin + BLOCK]
+        scale = np.abs(block).max() / np.float32(127)
+        assert compressed.scales[begin // BLOCK] == scale
+        assert (compressed.codes[begin : begin + BLOCK] == np.rint(block / scale)).all()
+
+
+def test_the_norm_of_several_parts_is_exact() -> None:
+    compressed = compress(values(4), codec=INT8)[0]
+    assert isinstance(compressed, Blocks)
+    squares = [int(code) ** 2 for code in compressed.codes]
+    sums = [sum(squares[begin : begin + BLOCK]) for begin in range(0, SIZE, BLOCK)]
+    scales = compressed.scales.tolist()
+    assert norm(compressed) == math.sqrt(math.fsum(s * (x * x) for s, x in zip(sums, scales, strict=True)))
+
+
+@pytest.mark.parametrize("size", [CHUNK, 2 * CHUNK, 2 * CHUNK + 1, 5 * CHUNK + 3])
+def test_the_first_level_of_the_tree_may_be_added_in_chunks(size: int) -> None:
+    vector = values(5, size)
+    squares = vector.astype(np.float64) ** 2
+    while squares.size > 1:
+        half = (squares.size + 1) // 2
+        squares[: squares.size - half] += squares[half:].copy()
+        squares = squares[:half]
+    assert tree_norm(vector) == math.sqrt(squares[0])

@@ -1,0 +1,114 @@
+"""A ticket is all that a volunteer needs: whatever is wrong with some of its seeds, and when all of them are gone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from e2e_harness import Program, Programs, address_at, copy_prepared, eventually, free_port, refused, write_run
+from liars import clock_liar
+
+from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.ticket import read_ticket, write_ticket
+
+pytestmark = pytest.mark.libp2p
+NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/{Signer(bytes([9]) * 32).peer}"
+MODULES = {"L0.M0", "L1.M0", "L1.M1"}
+
+
+def ticket_of(programs: Programs, folder: Path, *seeds: str) -> str:
+    options = [word for seed in seeds for word in ("--seed", seed)]
+    done = programs.run("dipaco-bootstrap", "ticket", folder, *options)
+    assert done.wait() == 0, done.complaint
+    return done.said.strip()
+
+
+def led(*volunteers: Program) -> set[str]:
+    return {event["module"] for volunteer in volunteers for event in volunteer.events("leads")}
+
+
+def test_the_line_that_the_coordinator_prints_is_enough(programs: Programs, endless: Program) -> None:
+    ticket = endless.wait_address()["ticket"]
+    [line] = [line for line in endless.said.splitlines() if line.startswith("dipaco-peer join")]
+    assert line == f"dipaco-peer join {ticket}" and ticket == ticket_of(programs, endless.home)
+    file = programs.folder / "invitation.txt"
+    file.write_text(f"Please help:\n{line}\n")
+    volunteer = programs.volunteer(str(file), "from-a-file")
+    volunteer.wait_event("receipt")
+    assert volunteer.end() == 0, volunteer.complaint
+    assert "each round" in volunteer.complaint and "can be reached from outside" in volunteer.complaint
+
+
+def test_a_dry_run_says_what_it_would_take_and_takes_nothing(programs: Programs, endless: Program) -> None:
+    ticket = endless.wait_address()["ticket"]
+    dry = programs.volunteer(ticket, "dry", "--dry-run", "--up-mbit", "3")
+    assert dry.wait() == 0, dry.complaint
+    for words in ("memory", "disk", "each round", "up 3 Mbit/s at most", "would be claimed"):
+        assert words in dry.said, dry.said
+    assert not (dry.home / "runs").exists() and "Traceback" not in dry.complaint
+
+
+def test_a_dead_seed_and_one_with_another_clock_do_not_keep_a_volunteer_out(
+    programs: Programs, endless: Program
+) -> None:
+    plate = endless.wait_address()
+    with clock_liar(programs.folder, plate["address"], ahead_s=600.0) as liar:
+        ticket = ticket_of(programs, endless.home, NOBODY, liar)
+        volunteer = programs.volunteer(ticket, "past-them")
+        volunteer.wait_event("receipt")
+        assert volunteer.end() == 0, volunteer.complaint
+        alone = write_ticket(replace(read_ticket(ticket), seeds=read_ticket(ticket).seeds[:2]))
+        refused(programs.volunteer(alone, "no-way"), 5, "none of 2 addresses", "NTP")
+
+
+def test_a_ticket_of_another_version_or_with_a_typo_is_told_before_anything_starts(
+    programs: Programs, endless: Program
+) -> None:
+    ticket = endless.wait_address()["ticket"]
+    newer = write_ticket(replace(read_ticket(ticket), protocol=99))
+    refused(programs.run("dipaco-peer", "join", newer), 6, "protocol 99", "upgrade")
+    wrong = ticket[:20] + ("q" if ticket[20] != "q" else "p") + ticket[21:]
+    refused(programs.run("dipaco-peer", "join", wrong), 2, "character 21", "copy it again")
+    refused(programs.run("dipaco-peer", "join", "https://example.org/join"), 2, "no ticket", "nothing is fetched")
+    other = write_ticket(replace(read_ticket(ticket), run="ab" * 32))
+    refused(programs.volunteer(other, "other"), 6, "not run:abababab")
+    forged = write_ticket(replace(read_ticket(ticket), coordinator=Signer(bytes([8]) * 32).public_key))
+    refused(programs.volunteer(forged, "forged"), 8, "another coordinator")
+
+
+def test_the_ticket_opens_what_reads_a_run_as_well(programs: Programs, endless: Program) -> None:
+    ticket = endless.wait_address()["ticket"]
+    volunteer = programs.volunteer(ticket, "reader")
+    volunteer.wait_event("receipt")
+    account = programs.run("dipaco-peer", "me", ticket, "--home", volunteer.home)
+    assert account.wait() == 0 and "volunteer 12D3Koo" in account.said, account.complaint
+    assert volunteer.end() == 0, volunteer.complaint
+
+
+@pytest.mark.slow
+def test_when_all_seeds_are_gone_the_ticket_leads_back_through_those_who_were_met(
+    programs: Programs, corpus: Path, endless_prepared: tuple[Path, Path]
+) -> None:
+    folder = copy_prepared(endless_prepared[1], programs.folder / "coordinator")
+    run_file = write_run(programs.folder / "endless.toml", corpus, rounds=100_000, min_paths=1, port=free_port())
+    coordinator = programs.coordinator(run_file, folder)
+    ticket = coordinator.wait_address()["ticket"]
+    port = free_port()
+    # At the end it may wait for a leader that is gone: not for the whole of the usual grace time.
+    staying = programs.volunteer(ticket, "staying", "--listen", f"/ip4/127.0.0.1/tcp/{port}", "--grace", "10")
+    leaving = programs.volunteer(ticket, "leaving")
+    for volunteer in (staying, leaving):
+        volunteer.wait_event("receipt", count=2)
+    met = leaving.home / "acquaintances.json"
+    eventually(lambda: address_at(staying, port) in met.read_text(), what=met.read_text)
+    assert list(json.loads(met.read_text())) == [coordinator.wait_address()["run"]]
+    # A module that the seed node owns alone waits for it: nobody else may say who owns it next.
+    eventually(lambda: led(staying, leaving) == MODULES, what=lambda: staying.complaint[-1000:])
+    assert leaving.end() == 0, leaving.complaint
+    coordinator.kill()
+    again = programs.volunteer(ticket, "leaving")
+    again.wait_event("joined", count=2)
+    again.wait_event("receipt", count=len(leaving.events("receipt")) + 1)
+    assert (again.end(), staying.end()) == (0, 0), again.complaint

@@ -1,0 +1,8 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+# the harness here, tiny_run.py and virtual_time.py of the runtime, whole runs of stages_harness.py, the corpus of e2e
+sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("runtime", "programs", "e2e"))]

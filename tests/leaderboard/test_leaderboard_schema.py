@@ -1,0 +1,127 @@
+"""The database is made, brought up to date, and refused when it cannot be used."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from leaderboard_harness import Bench
+
+from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, WrongRun
+from leaderboard import database as database_module
+from leaderboard.database import STATEMENTS, Database
+from leaderboard.schema import MIGRATIONS, migrate, open_database
+
+OLDER = ("CREATE TABLE notes (id TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT;",)
+NEWER = (*OLDER, "ALTER TABLE notes ADD COLUMN at_s REAL NOT NULL DEFAULT 0;", "CREATE TABLE more (id TEXT) STRICT;")
+
+
+def version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def shape(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    return sorted(connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
+
+
+def test_an_empty_file_becomes_a_database_and_stays_one(tmp_path: Path) -> None:
+    for _ in range(2):
+        connection = open_database(tmp_path / "db.sqlite")
+        assert version(connection) == len(MIGRATIONS)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        connection.close()
+
+
+def test_every_table_is_strict() -> None:
+    connection = open_database(None)
+    tables = connection.execute("SELECT name, strict FROM pragma_table_list WHERE schema = 'main'").fetchall()
+    assert {name for name, strict in tables if not strict} == {"sqlite_schema"}
+    connection.close()
+
+
+def test_a_database_of_an_older_program_keeps_its_rows(tmp_path: Path) -> None:
+    old = open_database(tmp_path / "db.sqlite", migrations=OLDER)
+    old.execute("INSERT INTO notes VALUES ('one', 'kept')")
+    old.close()
+    now = open_database(tmp_path / "db.sqlite", migrations=NEWER)
+    assert version(now) == 3 and now.execute("SELECT * FROM notes").fetchall() == [("one", "kept", 0.0)]
+    fresh = open_database(None, migrations=NEWER)
+    assert shape(now) == shape(fresh)
+    now.close()
+    fresh.close()
+
+
+@pytest.mark.parametrize("begin", range(len(MIGRATIONS)))
+def test_whichever_program_made_it_the_tables_are_the_same(begin: int) -> None:
+    old, fresh = open_database(None, migrations=MIGRATIONS[:begin]), open_database(None)
+    migrate(old)
+    assert shape(old) == shape(fresh)
+    old.close()
+    fresh.close()
+
+
+def test_a_migration_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    broken = (*OLDER, "CREATE TABLE half (id TEXT) STRICT; CREATE TABLE notes (id TEXT);")
+    open_database(tmp_path / "db.sqlite", migrations=OLDER).close()
+    with pytest.raises(EnvironmentUnfit):
+        open_database(tmp_path / "db.sqlite", migrations=broken)
+    again = open_database(tmp_path / "db.sqlite", migrations=OLDER)
+    assert version(again) == 1 and [name for name, _ in shape(again)] == ["notes"]
+    again.close()
+
+
+def test_a_database_of_a_newer_program_is_refused(tmp_path: Path) -> None:
+    open_database(tmp_path / "db.sqlite", migrations=NEWER).close()
+    with pytest.raises(ConfigError, match=f"of version 3, this program knows {len(MIGRATIONS)}"):
+        open_database(tmp_path / "db.sqlite")
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "db.sqlite").write_bytes(b"something else" * 1000)
+    with pytest.raises(ConfigError, match="no database"):
+        open_database(tmp_path / "db.sqlite")
+    with pytest.raises(EnvironmentUnfit):
+        open_database(tmp_path / "missing" / "db.sqlite")
+
+
+def test_a_batch_of_writes_is_done_whole_or_not_at_all(tmp_path: Path) -> None:
+    database = Database.open(None)
+    with pytest.raises(sqlite3.Error):
+        database.write([("heard", (1.0,)), ("heartbeat", ("peer", "volunteer", None, 1.0))])
+    assert database.dump("heard") == []
+    database.close()
+
+
+def test_a_database_of_another_run_is_refused(tmp_path: Path) -> None:
+    one, other = Bench(tmp_path / "one", rounds=2), Bench(tmp_path / "other", rounds=3)
+    database = Database.open(None)
+    database.write(one.stage.drain())
+    database.require_run(one.run)
+    with pytest.raises(WrongRun):
+        database.require_run(other.run)
+    database.close()
+
+
+def test_observations_are_pruned_to_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        database_module,
+        "PRUNE",
+        tuple(one.replace("10000", "3").replace("500000", "4") for one in database_module.PRUNE),
+    )
+    database = Database.open(None)
+    database.write([("heartbeat", (f"peer-{n}", "volunteer", "", float(n))) for n in range(10)])
+    database.write([("witness", ("receipt", f"id-{n}", "run", "L0.M0", n, "{}")) for n in range(10)])
+    database.write([("seen", ("gone", 1.0))])
+    database.prune()
+    assert [row[0] for row in database.dump("heartbeats")] == ["peer-7", "peer-8", "peer-9"]
+    assert [row[2] for row in database.dump("witnessed")] == [f"id-{n}" for n in range(6, 10)]
+    assert database.dump("first_seen") == []
+    database.close()
+
+
+def test_every_statement_fits_the_tables() -> None:
+    connection = open_database(None)
+    for statement in STATEMENTS.values():
+        connection.execute(f"EXPLAIN {statement}", (None,) * statement.count("?"))
+    connection.close()

@@ -1,0 +1,79 @@
+"""`dipaco-peer me`: receipts held against the chains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runtime_harness import finished_run
+from tiny_run import signer
+
+from bootstrap.archive import SeedArchive
+from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.protocol.credit import share_credit
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.topology import ModuleId
+from peers.me import Chains, account, read_receipts, show_me
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Chains]:
+    folder = tmp_path_factory.mktemp("run")
+    run = finished_run(folder, rounds=2)
+    ledgers = SeedArchive(run, Store(folder / "seed")).ledgers
+    return run, {module: [sealed.document for sealed in ledger.versions] for module, ledger in ledgers.items()}
+
+
+def authors(chains: Chains) -> set[PeerId]:
+    return {share.peer for chain in chains.values() for version in chain for share in version.shares}
+
+
+def test_the_accounts_of_all_authors_add_up_to_what_the_chains_count(archive: tuple[Run, Chains]) -> None:
+    run, chains = archive
+    found = [one for me in authors(chains) for one in account(run, chains, [], {}, me)]
+    shares = [share for chain in chains.values() for version in chain for share in version.shares]
+    levels, full = len(run.config.model.levels), run.tokens_full
+    worth = sum(share_credit(share.tokens, tokens_full=full, levels=levels) for share in shares)
+    assert shares and sum(len(one.counted) for one in found) == len(shares)
+    assert sum(one.credit for one in found) == pytest.approx(worth)
+
+
+def test_a_receipt_is_counted_waits_or_is_not_counted(archive: tuple[Run, Chains]) -> None:
+    run, chains = archive
+    module, chain = next(iter(chains.items()))
+    first, rounds = chain[0].shares[0], run.config.rounds.rounds
+    lost, late = "a" * 64, "b" * 64
+    receipts = {first.contribution: (module, 0), lost: (module, 0), late: (module, rounds - 1)}
+    [whole, *_] = account(run, chains, [], receipts, first.peer)
+    assert first.contribution in {one.share.contribution for one in whole.counted}
+    assert (whole.waiting, whole.not_counted) == ((), (lost, late)), "the run is over: nothing waits"
+    [open_, *_] = account(run, {module: chain[:1]}, [], receipts, first.peer)
+    assert open_.waiting == (lost, late), "one version behind may still count"
+
+
+def test_a_stranger_has_nothing(archive: tuple[Run, Chains]) -> None:
+    run, chains = archive
+    assert all(not one.counted and one.credit == 0 for one in account(run, chains, [], {}, signer(99).peer))
+
+
+def test_receipts_come_from_the_history(tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    assert read_receipts(history) == {}
+    history.write_text(
+        '{"ev":"joined","t":1.0}\n{"ev":"receipt","t":2.0,"id":"'
+        + "c" * 64
+        + '","module":"L1.M0","path":"P0-0","base":3}\n'
+    )
+    assert read_receipts(history) == {"c" * 64: (ModuleId(1, 0), 3)}
+
+
+def test_a_folder_where_nobody_lives_is_named(tmp_path: Path) -> None:
+    import asyncio
+
+    from dipaco_p2p.clock import SystemClock
+
+    with pytest.raises(ConfigError, match="no volunteer lives"):
+        address = "/ip4/127.0.0.1/tcp/1/p2p/" + signer(1).peer
+        asyncio.run(show_me(address, tmp_path, expected=None, is_whole=False, clock=SystemClock()))

@@ -1,0 +1,113 @@
+"""What is final: a document, by the coordinator's signature; and what that does to a chain that has another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mirror_harness
+import pytest
+from mirror_harness import MODULE, ONE, OTHER, Shelf, on_shelf
+from tiny_run import SEED_NUMBER, granted, signer
+
+from dipaco_p2p.protocol.documents import cosign
+
+
+def test_what_the_leader_says_is_final_is_looked_at(tmp_path: Path) -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.adopt(ONE, term=1)
+        version, _ = shelf.version(1)
+        await shelf.keep(version)
+        forged: tuple[tuple[int, str], ...] = (
+            (1, ""),
+            (1, version.signature),
+            (1, cosign(ONE, version)),
+            (2, cosign(signer(SEED_NUMBER), version)),
+            (0, cosign(signer(SEED_NUMBER), version)),
+        )
+        for number, signature in forged:
+            shelf.mirror.note_final(MODULE, number, signature)
+            assert shelf.ledger.final == 0 and shelf.ledger.spent
+        shelf.mirror.note_final(MODULE, 1, cosign(signer(SEED_NUMBER), version))
+        assert shelf.ledger.final == 1 and not shelf.ledger.kept
+        payload = shelf.contribution(1)[0].document.payload
+        shelf.node.store.drop(payload.digest)  # the harness has put it there once more
+
+    on_shelf(tmp_path, scene, keeps_everything=False)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_who_is_no_owner_any_more_looks_at_what_became_final(tmp_path: Path, is_same: bool) -> None:
+    async def scene(shelf: Shelf) -> None:
+        archive = Shelf(shelf.world, keeps_everything=True)
+        for each, variant in ((shelf, 0), (archive, 0 if is_same else 1)):
+            each.adopt(ONE, term=1)
+            await each.keep(each.version(1, variant=variant)[0])
+        await shelf.mirror.look_back(archive.node.peer, MODULE)
+        assert shelf.ledger.spent and shelf.ledger.head.version == 1, "who is in the group follows its leader"
+        assert shelf.node.watch.mandates.believes(MODULE, granted(shelf.run, MODULE, term=2, leader=OTHER.peer))
+        counted = set(shelf.ledger.spent)
+        await shelf.mirror.look_back(archive.node.peer, MODULE)
+        if is_same:
+            assert shelf.ledger.final == 1 and not shelf.ledger.kept and not shelf.mirror.lost[MODULE]
+        else:
+            assert shelf.ledger.head.version == 0 and shelf.mirror.lost[MODULE] == counted == set(shelf.ledger.open)
+
+    on_shelf(tmp_path, scene, keeps_everything=False)
+
+
+def test_a_mirror_that_follows_has_final_versions_as_they_were_signed(tmp_path: Path) -> None:
+    """Two leaders made the same step; the coordinator signed the document of the other. Else the leader would tell us
+    for ever that it is final."""
+
+    async def scene(shelf: Shelf) -> None:
+        archive = Shelf(shelf.world, keeps_everything=True)
+        shelf.adopt(ONE, term=1)
+        await shelf.keep(shelf.version(1)[0])
+        archive.adopt(OTHER, term=2)
+        theirs, _ = archive.version(1, leader=OTHER, term=2)
+        await archive.keep(theirs, sender=OTHER)
+        assert shelf.ledger.head.digest == theirs.document.digest and shelf.ledger.head != theirs.document
+        await shelf.mirror.follow(archive.node.peer, MODULE)
+        assert shelf.ledger.final == 1 and shelf.ledger.head == theirs.document and not shelf.ledger.kept
+
+    on_shelf(tmp_path, scene, keeps_everything=False)
+
+
+def test_that_a_version_is_final_says_nothing_of_those_before_it(tmp_path: Path) -> None:
+    """The coordinator may have signed other documents of the same parameters, that count other contributions."""
+
+    async def scene(shelf: Shelf) -> None:
+        shelf.adopt(ONE, term=1)
+        first, second = [shelf.version(number)[0] for number in (1, 2)]
+        for each in (first, second):
+            await shelf.keep(each)
+        shelf.mirror.note_final(MODULE, 2, cosign(signer(SEED_NUMBER), second))
+        assert shelf.ledger.final == 0 and len(shelf.ledger.kept) == 4
+        for number, each in enumerate((first, second), start=1):
+            shelf.mirror.note_final(MODULE, number, cosign(signer(SEED_NUMBER), each))
+            assert shelf.ledger.final == number
+
+    on_shelf(tmp_path, scene, keeps_everything=False)
+
+
+def test_what_a_final_document_of_the_same_parameters_does_not_count_is_open_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both halves of a partition trained the path: the same bytes, by other authors."""
+
+    async def scene(shelf: Shelf) -> None:
+        archive = Shelf(shelf.world, keeps_everything=True)
+        shelf.adopt(ONE, term=1)
+        await shelf.keep(shelf.version(1)[0])
+        counted = set(shelf.ledger.spent)
+        monkeypatch.setattr(mirror_harness, "AUTHOR", mirror_harness.AUTHOR + 10)
+        archive.adopt(OTHER, term=2)
+        theirs, _ = archive.version(1, leader=OTHER, term=2)
+        await archive.keep(theirs, sender=OTHER)
+        assert theirs.document.digest == shelf.ledger.head.digest
+        assert not counted & {share.contribution for share in theirs.document.shares}
+        await shelf.mirror.follow(archive.node.peer, MODULE)
+        assert shelf.ledger.head == theirs.document and shelf.ledger.final == 1
+        assert set(shelf.ledger.open) == shelf.mirror.lost[MODULE] == counted
+
+    on_shelf(tmp_path, scene, keeps_everything=False)

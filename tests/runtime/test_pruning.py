@@ -1,0 +1,91 @@
+"""What a peer drops of its chains' blobs: bounded, whatever was missing in between, and nothing that is still named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_run import contribution_of, gradient_bytes, make_run, signer, tiny_config, version_of
+
+from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed, seal
+from dipaco_p2p.runtime.ledger import Ledger
+from dipaco_p2p.runtime.pruning import Pruning
+from dipaco_p2p.runtime.recompute import Made
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.topology import ModuleId
+
+MODULE = ModuleId(1, 0)
+KEEP = 1
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+@pytest.fixture
+def run(store: Store) -> Run:
+    return make_run(store, tiny_config(rounds=9))
+
+
+def contribution(run: Run, number: int, *, base: int) -> tuple[Sealed[Contribution], bytes]:
+    payload, path = gradient_bytes(run, MODULE, seed=number), run.topology.paths_through(MODULE)[0]
+    author = signer(number)
+    document = contribution_of(run, author, payload, module=MODULE, path=path, base_version=base)
+    return seal(author, document), payload
+
+
+def grow(run: Run, store: Store, ledger: Ledger, numbers: range, *, after: Made | None = None) -> list[Made]:
+    """A version for each number, each of another contribution, with all its blobs in the store."""
+    made = []
+    for number in numbers:
+        sealed, after = version_of(
+            run, signer(9), [contribution(run, number, base=ledger.head.version)], term=1, after=after
+        )
+        for blob in (after.snapshot, after.update, after.state_blob):
+            store.put(blob)
+        ledger.append(sealed)
+        made.append(after)
+    return made
+
+
+def here(store: Store, sealed: Sealed[ModuleVersion]) -> int:
+    version = sealed.document
+    return sum(store.size(ref.digest) is not None for ref in (version.snapshot, version.update, version.state) if ref)
+
+
+def test_a_gap_does_not_save_what_is_older(run: Run, store: Store) -> None:
+    ledger, pruning = Ledger(run, store, MODULE), Pruning(store)
+    grow(run, store, ledger, range(1, 7))
+    for name in (ledger.versions[3].document.snapshot, ledger.versions[3].document.update):
+        assert name is not None
+        store.drop(name.digest)
+    pruning.versions(ledger, keep=KEEP)
+    assert [here(store, sealed) for sealed in ledger.versions] == [0, 0, 0, 0, 0, 3]
+
+
+def test_what_was_given_up_goes_unless_the_other_branch_names_it_too(run: Run, store: Store) -> None:
+    ledger, pruning = Ledger(run, store, MODULE), Pruning(store)
+    made = grow(run, store, ledger, range(1, 6))
+    pruning.versions(ledger, keep=KEEP)
+    lost = ledger.versions[2:]
+    pruning.given_up(MODULE, lost)
+    ledger.truncate(2)
+    grow(run, store, ledger, range(3, 4), after=made[1])  # the same step again
+    grow(run, store, ledger, range(14, 15), after=made[2])
+    pruning.versions(ledger, keep=2)
+    assert [here(store, sealed) for sealed in lost] == [3, 0, 0], "the first is on both"
+    assert [here(store, sealed) for sealed in ledger.versions] == [0, 0, 3, 3]
+
+
+def test_a_payload_that_another_contribution_has_too_stays(run: Run, store: Store) -> None:
+    ledger, pruning = Ledger(run, store, MODULE), Pruning(store)
+    sealed, payload = contribution(run, 1, base=0)
+    name = store.put(payload).digest
+    ledger.add(sealed)
+    pruning.payloads([name], [ledger])
+    assert store.size(name) is not None
+    ledger.drop(sealed.id)
+    pruning.payloads([name], [ledger])
+    assert store.size(name) is None

@@ -1,0 +1,198 @@
+"""Volunteers that rest, go on, and finish, in whole swarms of the real programs: what others see, and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulation.actors import VolunteerMachine
+from simulation.checks import broken
+from simulation.history import Event
+from simulation.outcome import outcome_of
+from simulation.plan import Plan, make_plan
+from simulation.speed import remembered_signatures
+from simulation.strokes import STROKES, _away_s, _some
+from simulation.virtual_time import eventually
+from simulation.world import World, perform, simulate
+
+ROUNDS = 14
+
+
+class Scene(World):
+    """A world in which a test says what happens."""
+
+    def __init__(self, plan: Plan, folder: Path, script: Callable[[Scene], Awaitable[None]]) -> None:
+        super().__init__(plan, folder)
+        self._script = script
+
+    async def play(self) -> None:
+        self.is_calm = True
+        self.seed.start()
+        for volunteer in self.volunteers:
+            volunteer.start()
+        await self._script(self)
+
+    def said(self, who: VolunteerMachine, ev: str, *, since_s: float = 0.0) -> list[Event]:
+        return [each for each in self.events if each.who == who.name and each.ev == ev and each.t_s >= since_s]
+
+    async def rest(self, who: VolunteerMachine, *, until_s: float | None = None) -> float:
+        """Pause it, and wait until it rests; when that was."""
+        who.tell(lambda tour: tour.pause("user", until_s=until_s))
+        count = len(self.said(who, "paused"))
+        await eventually(lambda: len(self.said(who, "paused")) > count)
+        return self.now_s
+
+    async def is_over(self) -> None:
+        await eventually(lambda: self.is_complete, limit_s=1000)
+
+
+def scene(folder: Path, script: Callable[[Scene], Awaitable[None]], **rounds: Any) -> Scene:
+    """Three volunteers on two paths, for long enough; every promise must hold at the end."""
+    plan = make_plan(2, (), volunteers=3)
+    config = plan.config
+    levels = (config.model.levels[0], replace(config.model.levels[0], modules=2, blocks=1, embedding=False, head=False))
+    settings = {"rounds": ROUNDS, "min_paths": 1, "owners": 3, "staleness": 1, "deadline_s": 8.0, "overlap": False}
+    config = replace(
+        config,
+        model=replace(config.model, levels=(replace(levels[0], modules=1), levels[1])),
+        inner=replace(config.inner, steps=6),
+        rounds=replace(config.rounds, **(settings | rounds)),
+    )
+    plan = replace(plan, config=config, step_s=(0.5, 0.5, 0.5), join_s=(0.0, 0.0, 0.0), loss=0.0)
+    world = Scene(plan, folder, script)
+    with remembered_signatures():
+        perform(world)
+        assert world.bugs == [] and world.tracebacks == []
+        if world.is_complete:
+            assert list(map(str, broken(outcome_of(world)))) == []
+    return world
+
+
+def test_who_rests_lets_go_of_all_and_others_take_it_up(tmp_path: Path) -> None:
+    async def script(world: Scene) -> None:
+        sleeper, *others = world.volunteers
+        await eventually(lambda: bool(world.said(sleeper, "receipt")))
+        path = world.said(sleeper, "claimed")[-1].facts["path"]
+        rested_s = await world.rest(sleeper)
+        assert world.said(sleeper, "released")[-1].t_s >= world.said(sleeper, "claimed")[-1].t_s
+        led = {event.facts["module"] for event in world.said(sleeper, "leads")}
+        assert led <= {event.facts["module"] for event in world.said(sleeper, "handed_over")}
+
+        def trained() -> set[object]:
+            said = (event for other in others for event in world.said(other, "round", since_s=rested_s))
+            return {event.facts["path"] for event in said}
+
+        await eventually(lambda: path in trained())
+        since = [event.ev for event in world.events if event.who == sleeper.name and event.t_s > rested_s]
+        assert since == [], "it did something while it rested"
+        sleeper.tell(lambda tour: tour.resume("user"))
+        resumed_s = world.now_s
+        await eventually(lambda: bool(world.said(sleeper, "receipt", since_s=resumed_s)), limit_s=60)
+        await world.is_over()
+
+    scene(tmp_path, script)
+
+
+def test_a_rest_ends_inner_steps_within_one_and_hands_in_what_was_done(tmp_path: Path) -> None:
+    async def script(world: Scene) -> None:
+        sleeper = world.volunteers[0]
+        await eventually(lambda: bool(world.said(sleeper, "receipt")))
+        tour = sleeper._tour
+        assert tour is not None and tour.status is not None
+        status = tour.status
+        await eventually(lambda: status.doing == "training" and status.step == 3)
+        asked_s = world.now_s
+        await world.rest(sleeper)
+        cut = world.said(sleeper, "round")[-1]
+        assert cut.facts["steps"] == 4 and cut.t_s - asked_s < 2, "a step takes half a second, a push some calls"
+        assert len(world.said(sleeper, "receipt", since_s=asked_s)) == 2, "both modules of the path have it"
+        sleeper.tell(lambda tour: tour.resume("user"))
+        await world.is_over()
+
+    world = scene(tmp_path, script, rounds=6)
+    assert all(event.facts["complete"] for event in world.said(world.volunteers[0], "left")[-1:])
+
+
+def test_a_rest_lasts_while_one_reason_is_left_and_ends_by_the_clock(tmp_path: Path) -> None:
+    async def script(world: Scene) -> None:
+        sleeper = world.volunteers[0]
+        await eventually(lambda: bool(world.said(sleeper, "receipt")))
+        tour = sleeper._tour
+        assert tour is not None
+        now_s = sleeper.clock.now_s()
+        sleeper.tell(lambda tour: tour.pause("battery"))
+        await world.rest(sleeper, until_s=now_s + 50)
+        assert dict(tour.pauses) == {"battery": None, "user": now_s + 50}
+        sleeper.tell(lambda tour: tour.resume("battery"))
+        await eventually(lambda: bool(world.said(sleeper, "resumed")))
+        assert 50 <= sleeper.clock.now_s() - now_s < 52 and dict(tour.pauses) == {}
+        resumed_s = world.now_s
+        await eventually(lambda: bool(world.said(sleeper, "claimed", since_s=resumed_s)))
+
+    scene(tmp_path, script, rounds=60)
+
+
+def test_a_rest_and_its_end_in_one_breath_cost_a_round_and_no_more(tmp_path: Path) -> None:
+    async def script(world: Scene) -> None:
+        sleeper = world.volunteers[0]
+        for _ in range(2):
+            receipts = len(world.said(sleeper, "receipt"))
+            await eventually(lambda receipts=receipts: len(world.said(sleeper, "receipt")) > receipts)  # type: ignore[misc]
+            sleeper.tell(lambda tour: tour.pause("schedule"))
+            sleeper.tell(lambda tour: tour.resume("schedule"))
+        await world.is_over()
+
+    scene(tmp_path, script, rounds=6)
+
+
+def test_who_finishes_does_all_steps_of_its_round_and_has_its_receipts(tmp_path: Path) -> None:
+    async def script(world: Scene) -> None:
+        worker = world.volunteers[0]
+        await eventually(lambda: bool(world.said(worker, "receipt")))
+        tour = worker._tour
+        assert tour is not None and tour.status is not None
+        status = tour.status
+        await eventually(lambda: status.doing == "training" and status.step == 2)
+        asked_s = world.now_s
+        worker.tell(lambda tour: tour.finish())
+        await eventually(lambda: not worker.is_up)
+        last = world.said(worker, "round")[-1]
+        assert last.t_s > asked_s and last.facts["steps"] == world.plan.config.inner.steps
+        assert len(world.said(worker, "receipt", since_s=asked_s)) == 2
+        assert world.said(worker, "left")[-1].facts["complete"] is False and worker.errors == []
+
+    scene(tmp_path, script, rounds=60)
+
+
+def test_who_rests_can_be_stopped_and_finishes_at_once(tmp_path: Path) -> None:
+    async def script(world: Scene) -> None:
+        first, second, _ = world.volunteers
+        await eventually(lambda: bool(world.said(first, "receipt")) and bool(world.said(second, "receipt")))
+        await world.rest(first)
+        await world.rest(second)
+        first.tell(lambda tour: tour.stop())
+        second.tell(lambda tour: tour.finish())
+        await eventually(lambda: not first.is_up and not second.is_up, limit_s=2)
+
+    scene(tmp_path, script, rounds=60)
+
+
+async def _rest(world: World, chance: Any) -> None:
+    """A volunteer rests, shorter or longer than a heartbeat lives, also beyond the faults."""
+    sleeper = _some(world, chance)
+    until_s = sleeper.clock.now_s() + _away_s(world, chance)
+    sleeper.tell(lambda tour: tour.pause("user", until_s=until_s))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", (1, 2, 3, 4))
+def test_no_promise_is_broken_by_rests_among_faults(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setitem(STROKES, "rest", _rest)
+    plan = make_plan(seed, ("rest", "rest", "crash", "partition", "freeze"))
+    outcome, _ = simulate(plan)
+    assert [event for event in outcome.events if event.ev == "paused"]
+    assert list(map(str, broken(outcome))) == []

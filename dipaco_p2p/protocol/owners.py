@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..topology import ModuleId
+from .documents import Grant
 from .liveness import Heartbeat
 from .signing import PeerId
 
@@ -53,6 +54,11 @@ def mirrors(
     volunteers = _volunteers(heartbeats) - {leader}
     kept = [peer for peer in present if peer in volunteers]
     return (*kept, *rank(module, volunteers - set(kept)))[: owners - 1]
+
+
+def absent(grant: Grant | None, *, coordinator: PeerId) -> Sequence[PeerId]:
+    """Who may be there though none of the able ones is seen to live: the last group's mirrors, then the coordinator."""
+    return (*(grant.mirrors if grant is not None else ()), coordinator)
 
 
 def _volunteers(heartbeats: Mapping[PeerId, Heartbeat]) -> set[PeerId]:

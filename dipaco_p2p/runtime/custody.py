@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-from ..errors import DipacoError, IntegrityError, Refused
+from ..errors import DipacoError, IntegrityError, Refused, Unreachable
 from ..protocol.admission import Reason
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, is_cosigned
 from ..protocol.signing import PeerId, short
@@ -43,6 +43,8 @@ class Custody:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._on_way: dict[tuple[PeerId, str], asyncio.Task[None]] = {}
         """By replica, the contributions that it does not have yet."""
+        self._handing_in: dict[PeerId, asyncio.Task[None]] = {}
+        """By replica: one that is frozen must not come to have a queue, for which a new version would wait."""
 
     @property
     def is_final(self) -> bool:
@@ -78,7 +80,10 @@ class Custody:
     async def hand_in(self) -> None:
         """Give everybody all that they lack, and wait for it. Raises Refused when somebody else leads."""
         replicas = self.replicas()
-        await self._all({self._begin(replica.bring()): replica.peer for replica in replicas})
+        for replica in replicas:
+            if replica.peer not in self._handing_in or self._handing_in[replica.peer].done():
+                self._handing_in[replica.peer] = self._begin(replica.bring())
+        await self._all({self._handing_in[replica.peer]: replica.peer for replica in replicas})
 
     def replicas(self) -> list[Replica]:
         """Those alive who should have everything that we have; the archive last, since it is busiest."""
@@ -217,6 +222,8 @@ class Replica:
         self._remote = RemoteLedger(node, peer, ledger.module)
         self._version: int | None = None
         """The newest version that it has, once it is known."""
+        self._branch = 0
+        """Counts the branches that were ours."""
         self._lock = asyncio.Lock()
 
     async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> None:
@@ -234,16 +241,24 @@ class Replica:
         async with self._lock:
             if self._version is None and self.is_archive:
                 self._version = await self._compare()
-            head = self._ledger.head.version
-            begin = self._version if self.is_archive else max(head - 1, 0)
-            for sealed in self._ledger.versions[begin:head]:
-                is_ours = self._node.peer == sealed.document.author
-                is_news = self._version != sealed.document.version > self._ledger.final
-                if self.is_archive or (is_ours and is_news):
-                    await self._hand_in(sealed)
-                    self._version, self.is_welcome = sealed.document.version, True
+            brought = -1
+            while brought < (head := self._ledger.head.version):  # one more may be made meanwhile
+                await self._bring_to(head)
+                brought = head
             if not self.is_archive and self.final < self._ledger.final:
                 await self._tell_final()
+
+    async def _bring_to(self, head: int) -> None:
+        branch = self._branch
+        begin = (self._version or 0) if self.is_archive else max(head - 1, 0)
+        for sealed in self._ledger.versions[begin:head]:
+            is_ours = self._node.peer == sealed.document.author
+            is_news = self._version != sealed.document.version > self._ledger.final
+            if self.is_archive or (is_ours and is_news):
+                await self._hand_in(sealed)
+                if self._branch != branch:
+                    raise Unreachable(f"{self._ledger.module} went over to another branch meanwhile")
+                self._version, self.is_welcome = sealed.document.version, True
 
     async def _tell_final(self) -> None:
         """Until it knows that a version is final, a mirror keeps what it was made of."""
@@ -267,6 +282,7 @@ class Replica:
     def reset(self) -> None:
         """We have gone over to another branch: what it had of ours is of no use."""
         self._version, self.is_welcome, self.is_unprovable = None, False, False
+        self._branch += 1
 
     async def _hand_in(self, sealed: Sealed[ModuleVersion]) -> None:
         try:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from typing import Any
 
 from ..core.outer import OuterState
 from ..errors import Refused, Unreachable
@@ -114,11 +115,14 @@ class ModuleOwner:
 
     async def run(self) -> None:
         """Close rounds as they become ready, until cancelled or stopped."""
+        async with asyncio.TaskGroup() as tasks:  # side by side: no round waits for a mirror that is frozen
+            tasks.create_task(self._repeat(self._look_again, self._tick, self._take_back))
+            tasks.create_task(self._repeat(self._catch_up))
+
+    async def _repeat(self, *steps: Callable[[], Awaitable[None]]) -> None:
         while self.is_leading:  # also when all is done: a mirror that joins then has to be told
-            await self._look_again()
-            await self._tick()
-            await self._catch_up()
-            await self._take_back()
+            for step in steps:
+                await step()
             await self._node.clock.sleep(TICK_S)
 
     async def stop(self) -> None:
@@ -188,13 +192,13 @@ class ModuleOwner:
         """By contribution: of the open round and the ones before."""
         return self._intake.receipts if self.is_leading else {}
 
-    def _judge(self, sender: PeerId, sealed: Sealed[Contribution]) -> None:
-        self._require_leading()
-        self._intake.judge(sender, sealed)
-
     def _require_leading(self) -> None:
         if not self.is_leading:
             raise Refused(f"{self.module} is not led here any more", reason=Reason.NOT_LEADER)
+
+    def _judge(self, sender: PeerId, sealed: Sealed[Contribution]) -> None:
+        self._require_leading()
+        self._intake.judge(sender, sealed)
 
     async def _receive(self, sender: PeerId, sealed: Sealed[Contribution]) -> tuple[PeerId, ...]:
         """Measure it, keep it, admit it; who holds it."""
@@ -231,28 +235,26 @@ class ModuleOwner:
             )
 
     def _learn_pace(self, document: Contribution) -> None:
-        now_s, base = self._node.clock.now_s(), document.base_version
-        self._arrivals = self._arrivals.arrived(document.path, document.author, base=base, now_s=now_s)
+        path, author, base = document.path, document.author, document.base_version
+        self._arrivals = self._arrivals.arrived(path, author, base=base, now_s=self._node.clock.now_s())
 
     # -- rounds and versions
 
     async def _look_again(self) -> None:
         """After a freeze our claim to lead may be over: look before anything is done that only a leader may do."""
         last_s, self._seen_s = self._seen_s, self._node.clock.now_s()
-        if self._seen_s - last_s > self._node.run.config.liveness.heartbeat_ttl_s:
-            log.warning("%s: nothing was done here for %.0f s", self.module, self._seen_s - last_s)
+        if (slept_s := self._seen_s - last_s) > self._node.run.config.liveness.heartbeat_ttl_s:
+            log.warning("%s: nothing was done here for %.0f s", self.module, slept_s)
             await self._node.watch.read_heads(self.module)
-            if self._node.watch.mandates.newest(self.module) != self._mandate:
-                self._is_leading = False
+            self._is_leading &= self._node.watch.mandates.newest(self.module) == self._mandate
 
     def _deadline_s(self) -> float:
-        config = self._node.run.config
-        return self._arrivals.deadline_s(config.rounds, config.liveness)
+        return self._arrivals.deadline_s(self._node.run.config.rounds, self._node.run.config.liveness)
 
     def _ticked(self, now_s: float) -> Round:
-        claims, config = self._node.watch.claims, self._node.run.config.rounds
-        uploads_s = self._node.uploads_s
-        return self._round.tick(claims, config, now_s=now_s, deadline_s=self._deadline_s(), uploads_s=uploads_s)
+        node, deadline_s = self._node, self._deadline_s()
+        claims, config, uploads_s = node.watch.claims, node.run.config.rounds, node.uploads_s
+        return self._round.tick(claims, config, now_s=now_s, deadline_s=deadline_s, uploads_s=uploads_s)
 
     async def _tick(self) -> None:
         now_s = self._node.clock.now_s()
@@ -270,12 +272,8 @@ class ModuleOwner:
         now_s = self._node.clock.now_s()
         if now_s >= self._catch_up_s and not (self._custody.is_final and self._custody.is_told):
             self._catch_up_s = now_s + CATCH_UP_S
-            async with self._lock:
-                try:
-                    await self._custody.hand_in()
-                except Refused as refused:
-                    self._depose(refused)
-                await self._go_back()
+            await self._or_stop(self._custody.hand_in())  # without the lock: a frozen mirror keeps it waiting
+            await self._go_back()
             self._mirror.settle(self.module)
 
     async def _take_back(self) -> None:
@@ -297,30 +295,28 @@ class ModuleOwner:
         self._unprovable_s = now_s if self._unprovable_s is None else self._unprovable_s
         if now_s - self._unprovable_s >= LOST_TTLS * ttl_s:
             self._unprovable_s = None
-            self._mirror.give_up(self.module)
-            await self._reopen()
-            await self._announce()
-            self._custody.begin_anew()
+            async with self._lock:
+                if self.is_leading:
+                    self._mirror.give_up(self.module)
+                    await self._reopen()
+                    await self._announce()
+                    self._custody.begin_anew()
 
     def _new_round(self) -> Round:
-        expected = frozenset(self._node.run.topology.paths_through(self.module))
-        return Round(number=self.head.version, expected=expected)
+        paths = self._node.run.topology.paths_through(self.module)
+        return Round(number=self.head.version, expected=frozenset(paths))
 
     async def _close(self) -> None:
         made = await make_next(self._node, self._mirror, self._ledger, self._intake, self._make)
         if made is None:
             self._round = self._new_round()
-            return
-        if not self.is_leading:  # who leads now makes it, of the same contributions
+        if made is None or not self.is_leading:  # who leads now makes it, of the same contributions
             return
         reach("owner: averaged, version not on disk")
         self._mirror.append(seal(self._node.swarm.signer, made.version), made)
         reach("owner: version on disk, not cosigned")
         self._next_round(made)
-        try:
-            await self._custody.publish()
-        except Refused as refused:
-            self._depose(refused)
+        await self._or_stop(self._custody.publish())
         self._mirror.settle(self.module)
         reach("owner: version cosigned, not announced")
         await self._announce()
@@ -348,6 +344,12 @@ class ModuleOwner:
         self._round = self._new_round()
         self._node.history.add("version", **told_version(version))
 
+    async def _or_stop(self, custody: Coroutine[Any, Any, None]) -> None:
+        try:
+            await custody
+        except Refused as refused:
+            self._depose(refused)
+
     def _depose(self, refused: Refused) -> None:
         log.warning("%s: a mirror refused: %s", self.module, refused)
         if refused.reason == Reason.NOT_LEADER:
@@ -368,9 +370,9 @@ class ModuleOwner:
         holders = [self.head.author, *self._node.watch.heartbeats]
         self._state = await self._mirror.states.read_patiently(self.head, holders=holders)
         self._is_fresh = self._state is None
+        if self._is_fresh and is_patient:
+            raise Unreachable(f"the outer state of {self.module} is not to be had")
         if self._state is None:
-            if is_patient:
-                raise Unreachable(f"the outer state of {self.module} is not to be had")
             self._state = await self._mirror.states.read_params(self.head, holders=holders)
         self._intake = Intake(self._node.run, self._node.store, self._ledger)
         self._intake.recall()
@@ -386,8 +388,7 @@ class ModuleOwner:
             norm = await self._measure_or_recover(sealed)
         except (Refused, PayloadLost) as error:
             log.warning("%s: cannot take over %s: %s", self.module, sealed.id[:8], error)
-            reason = error.reason if isinstance(error, Refused) else PAYLOAD_LOST
-            self._mirror.expire(sealed, str(reason))
+            self._mirror.expire(sealed, str(error.reason if isinstance(error, Refused) else PAYLOAD_LOST))
             return
         self._admit(sealed, norm)
 

@@ -24,7 +24,7 @@ from .granting import Granting
 from .mirror import Mirror
 from .mirror_calls import MirrorCalls
 from .module_calls import ModuleCalls
-from .node import CALL_TIMEOUT_S, Node
+from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Node
 from .owner import LOST_TTLS, ModuleOwner
 from .rejections import Rejections
 from .remote import RemoteLedger
@@ -264,28 +264,34 @@ class Ownership:
         return True
 
     async def _pass_on(self, module: ModuleId) -> None:
-        """Tell the next leader at once, rather than let it find out."""
+        """Tell the next leader at once, rather than let it find out. If none is seen to live, its heartbeat may only be
+        late: who owns the module with us is told all the same, and the coordinator."""
         watch = self._node.watch
         watch.heads[module].pop(self._node.peer, None)
         watch.heartbeats.pop(self._node.peer, None)
-        successor = next(iter(watch.successors(module)), None)
-        if successor is None or successor == self._node.peer:
-            return
-        try:
+        alive = [peer for peer in watch.successors(module) if peer != self._node.peer]
+        if alive:
             if not watch.seeds() and self.mirror.is_owner(module):
                 # Nobody else may be able to: our last act as a member of the group.
-                watch.mandates.grant_next(self._node.swarm.signer, module, leader=successor, mirrors=())
-            mandate = [sealed.to_dict() for sealed in watch.mandates.newest(module)]
-            await self._node.swarm.call(
-                successor,
-                "module.take",
-                {"module": str(module), "mandate": mandate},
-                timeout_s=CALL_TIMEOUT_S,
-                addresses=watch.addresses(successor),
-            )
-            self._node.history.add("handed_over", module=str(module), to=successor)
+                watch.mandates.grant_next(self._node.swarm.signer, module, leader=alive[0], mirrors=())
+            await self._hand_over(module, alive[0], timeout_s=CALL_TIMEOUT_S)
+            return
+        for absent in owners.absent(watch.mandates.grant(module), coordinator=self._node.run.manifest.author):
+            if absent != self._node.peer and await self._hand_over(module, absent, timeout_s=CONTROL_TIMEOUT_S):
+                return
+
+    async def _hand_over(self, module: ModuleId, successor: PeerId, *, timeout_s: float) -> bool:
+        """Whether it says that it leads."""
+        watch = self._node.watch
+        header = {"module": str(module), "mandate": [sealed.to_dict() for sealed in watch.mandates.newest(module)]}
+        addresses = watch.addresses(successor)
+        try:
+            await self._node.swarm.call(successor, "module.take", header, timeout_s=timeout_s, addresses=addresses)
         except (SwarmError, Refused, IntegrityError) as error:
             log.info("%s did not take %s over: %s", short(successor), module, error)
+            return False
+        self._node.history.add("handed_over", module=str(module), to=successor)
+        return True
 
     def _say_group(self, owner: ModuleOwner) -> None:
         grant = owner.grant

@@ -17,7 +17,7 @@ from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import BlobRef, is_cosigned, seal
 from dipaco_p2p.protocol.versions import Known
 from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import CONTROL_TIMEOUT_S, Node
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.api import Reply
 
@@ -154,6 +154,23 @@ def test_what_is_on_its_way_to_a_holder_is_not_sent_once_more(tmp_path: Path) ->
         may_arrive.set()
         receipt = await offer(author, group.leader.peer, sealed, payload)
         assert len(receipt.document.holders) == 2 and receipt.document.contribution == sealed.id
+
+    of_group(tmp_path, scene)
+
+
+def test_a_mirror_that_never_answers_holds_up_no_receipt_no_round_and_no_successor(tmp_path: Path) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        leader, clock = group.leader, world.network.clock
+        never, begun = asyncio.Event(), list[str]()
+        slow(group.mirrors[0], "mirror.version", never, begun)
+        for seed in (1, 2, 3):
+            began_s = clock.now_s()
+            await make_versions(world, leader, author, seed=seed)
+            assert clock.now_s() - began_s < CONTROL_TIMEOUT_S
+            await eventually(lambda: len(begun) > 0)
+        began_s = clock.now_s()
+        await leader.ownership.drop(MODULE)
+        assert clock.now_s() - began_s < CONTROL_TIMEOUT_S
 
     of_group(tmp_path, scene)
 

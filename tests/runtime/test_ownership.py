@@ -223,6 +223,18 @@ def test_leaving_hands_over_without_the_seed_as_well(tmp_path: Path) -> None:
     on_stage(tmp_path, scene)
 
 
+def test_leaving_hands_over_though_no_heartbeat_came_in_time(tmp_path: Path) -> None:
+    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+        await first.lead(MODULE)
+        await make_versions(world, first, author)
+        first.node.watch.heartbeats.clear()
+        await first.ownership.leave()
+        assert [event["to"] for event in first.events if event["ev"] == "handed_over"] == [world.seed.node.peer]
+        assert MODULE in world.seed.ownership.modules
+
+    on_stage(tmp_path, scene)
+
+
 def test_nobody_leads_without_a_grant(tmp_path: Path) -> None:
     async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
         await seed_away(world, first, second)

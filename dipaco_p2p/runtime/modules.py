@@ -26,7 +26,7 @@ from ..topology import ModuleId, PathId
 from .items import read_items
 from .mirror import Mirror
 from .module_calls import WAIT_MAX_S
-from .node import CALL_TIMEOUT_S, Node
+from .node import CONTROL_TIMEOUT_S, Node
 from .transfer import fetch
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class ModuleReader:
         if leader is not None:
             try:
                 known = {"digest": version.digest, "weight": version.weight, "wait_s": wait_s}
-                found = await self._call(leader, "module.next", header | known)
+                found = await self._call(leader, "module.next", header | known, wait_s=wait_s)
                 self._unknown_since_s = None
                 return found
             except (SwarmError, Refused, IntegrityError) as error:
@@ -153,8 +153,10 @@ class ModuleReader:
         self.shares = {}
         self._is_on_lost_branch, self._unknown_since_s = False, None
 
-    async def _call(self, peer: PeerId, method: str, header: dict[str, Any]) -> list[Sealed[ModuleVersion]]:
-        versions = read_items(ModuleVersion, await self._ask(peer, method, header))
+    async def _call(
+        self, peer: PeerId, method: str, header: dict[str, Any], *, wait_s: float = 0.0
+    ) -> list[Sealed[ModuleVersion]]:
+        versions = read_items(ModuleVersion, await self._ask(peer, method, header, wait_s=wait_s))
         parent = self.version
         is_next = bool(versions) and versions[0].document.version == parent.version + 1
         if is_next and parent.version and not _is_after(versions[0].document, parent):
@@ -164,9 +166,9 @@ class ModuleReader:
             parent = sealed.document
         return versions
 
-    async def _ask(self, peer: PeerId, method: str, header: dict[str, Any]) -> Reply:
-        addresses = self._node.watch.addresses(peer)
-        return await self._node.swarm.call(peer, method, header, timeout_s=CALL_TIMEOUT_S, addresses=addresses)
+    async def _ask(self, peer: PeerId, method: str, header: dict[str, Any], *, wait_s: float = 0.0) -> Reply:
+        timeout_s, addresses = wait_s + CONTROL_TIMEOUT_S, self._node.watch.addresses(peer)
+        return await self._node.swarm.call(peer, method, header, timeout_s=timeout_s, addresses=addresses)
 
     async def _try_advance(self, versions: list[Sealed[ModuleVersion]]) -> bool:
         try:

@@ -12,12 +12,15 @@ from pathlib import Path
 
 from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.runtime.console import log_to, on_signals
+from dipaco_p2p.runtime.control.server import listening
 from dipaco_p2p.runtime.join import Doorplate, Stages, tell_address
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import folder_lock
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.libp2p import open_libp2p
 
+from .control.control import Control
+from .control.requests import Request
 from .earlier import serve_earlier
 from .folder import GRID, WARMUP, RunFolder
 from .prepare import fork, prepare
@@ -33,10 +36,12 @@ async def start(file: RunFile, folder: Path, *, verbose: bool) -> None:
     """Prepare the run if need be, then serve it until a signal says stop. Raises DipacoError."""
     with folder_lock(folder, hint="end it, or choose another --dir"):
         log_to(folder / "seed.log", verbose=verbose)
-        await _serve(file, RunFolder(folder), verbose=verbose)
+        control = Control()
+        async with listening(folder, Request, control.answer):
+            await _serve(file, RunFolder(folder), control, verbose=verbose)
 
 
-async def _serve(file: RunFile, folder: RunFolder, *, verbose: bool) -> None:
+async def _serve(file: RunFile, folder: RunFolder, control: Control, *, verbose: bool) -> None:
     # The port comes first: to learn after minutes of preparation that it is taken would be a pity.
     swarm = await open_libp2p(
         folder.root / "identity.key",

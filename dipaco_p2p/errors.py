@@ -45,7 +45,7 @@ class CorpusError(DipacoError):
 
 
 class NotRunning(DipacoError):
-    """No volunteer runs on this machine that could be asked."""
+    """No program runs on this machine that could be asked."""
 
     exit_code = 3
 

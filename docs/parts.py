@@ -27,7 +27,8 @@ CODE = ("dipaco_p2p", "peers", "bootstrap")
 
 PASSING_FILE = "dipaco_p2p/protocol/admission.py"
 LIMIT_FOLDERS = ("dipaco_p2p/protocol", "dipaco_p2p/swarm", "dipaco_p2p/runtime")
-NOT_LIMITS = {"memory.py"}  # the swarm of the tests
+NOT_LIMITS = ("dipaco_p2p/swarm/memory.py", "dipaco_p2p/runtime/control/")
+"""Not between peers: the swarm of the tests, and what a command says to the program beside it."""
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -187,7 +188,7 @@ def _limits(root: Path, known: dict[str, float]) -> Iterator[tuple[str, str, str
             for statement, text in documented(tree.body):
                 name = ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
                 value = _number(statement.value, known) if name.isupper() else None  # type: ignore[attr-defined]
-                if value is not None and not name.startswith("_") and Path(file).name not in NOT_LIMITS:
+                if value is not None and not name.startswith("_") and not file.startswith(NOT_LIMITS):
                     known[name] = value
                     yield f"`{name}`", _readable(name, value), file.removeprefix("dipaco_p2p/"), text
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dipaco_p2p.runtime.history import History
+from dipaco_p2p.runtime.words import duration
 
 from .status import Status
 
@@ -90,17 +91,6 @@ def _rows(status: Status) -> list[tuple[str, str]]:
         ("time left", duration(status.eta_s)),
         *([("limits", status.limited)] if status.limited else []),
     ]
-
-
-def duration(seconds: float | None) -> str:
-    """`1 h 05 min`, `3 min 20 s`, `12 s`; `-` for None."""
-    if seconds is None:
-        return "-"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 async def _live(status: Status, console: Console) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.runtime.console import on_signals
+from dipaco_p2p.runtime.control.server import listening
 from dipaco_p2p.runtime.entry import Entry, read_entry
 from dipaco_p2p.runtime.join import tell_address
 from dipaco_p2p.runtime.run import Run
@@ -17,7 +18,7 @@ from .acquaintances import Acquaintances
 from .arrival import arrive
 from .config import PeerConfig, check_engine, torch_device
 from .control.control import Control
-from .control.server import listening
+from .control.requests import Request
 from .display import tell
 from .governor.governing import check_before, governed
 from .machine import use_threads
@@ -38,7 +39,7 @@ async def join(text: str, config: PeerConfig, *, expected_run: str | None, verbo
     entry = read_entry(text, run=expected_run)
     control = Control(config, SystemClock())
     with folder_lock(config.home, hint=LOCKED_HINT):
-        async with listening(config.home, control.answer):
+        async with listening(config.home, Request, control.answer):
             await _join(entry, config, control, device=device, verbose=verbose, is_dry=is_dry)
 
 

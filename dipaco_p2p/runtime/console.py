@@ -44,6 +44,21 @@ def run_program(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     return 0
 
 
+def run_command(work: Callable[[], None]) -> int:
+    """The exit code of `work`, which asks and prints, and needs no event loop: what it raises is said as above."""
+    try:
+        work()
+        sys.stdout.flush()
+    except DipacoError as error:
+        print_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_SECOND_INTERRUPT
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
 async def _stoppable(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None

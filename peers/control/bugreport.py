@@ -24,12 +24,12 @@ from typing import Any
 
 from dipaco_p2p import __version__
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit
+from dipaco_p2p.runtime.control.client import ask
 
-from .client import ask
 from .keys import KEY_NAME, secrets_of
 from .logs import last_lines, newest_log
-from .messages import Request
 from .redact import Redactor
+from .requests import Request
 
 SCHEMA = "dipaco.bugreport/1"
 LOG_LINES = 500

@@ -5,44 +5,26 @@ went wrong is an error of errors.py.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 
-from dipaco_p2p.errors import EXIT_SECOND_INTERRUPT, DipacoError, NotRunning
-from dipaco_p2p.runtime.console import print_error
+from dipaco_p2p.errors import NotRunning
+from dipaco_p2p.runtime.control.client import ask, wait_end
+from dipaco_p2p.runtime.words import printable, size
 
 from . import keys, logs, places
 from .bugreport import write_report
-from .client import ask, wait_end
 from .durations import read_duration
-from .messages import Request
-from .screen import lines, panel, printable, rows, show, size
+from .requests import Request
+from .screen import lines, panel, rows, show
 
 WATCH_S = 1.0
 WATCH_PLAIN_S = 10.0
 """Between two looks; longer where no terminal shows only the last."""
-
-
-def run_command(work: Callable[[], None]) -> int:
-    """The exit code of `work`: what it raises becomes one line and a hint."""
-    try:
-        work()
-        sys.stdout.flush()
-    except DipacoError as error:
-        print_error(error)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return EXIT_SECOND_INTERRUPT
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 def status(home: Path, *, is_json: bool, is_watched: bool) -> None:

@@ -12,8 +12,8 @@ from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import Unreachable
 
 from ..config import PeerConfig
-from .messages import Request
 from .report import report
+from .requests import Request
 
 if TYPE_CHECKING:
     from ..tour import Tour

@@ -6,7 +6,7 @@ import re
 
 from dipaco_p2p.errors import ConfigError
 
-from .messages import PAUSE_S_MAX
+from .requests import PAUSE_S_MAX
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _PATTERN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])")

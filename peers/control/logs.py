@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dipaco_p2p.errors import ConfigError
-
-from .screen import printable
+from dipaco_p2p.runtime.words import printable
 
 LOG_NAME = "peer.log"
 BLOCK_BYTES = 65_536

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dipaco_p2p.runtime.control.place import POINTER_NAME, SOCKET_NAME, find_socket
+
 from .logs import LOG_NAME
-from .place import POINTER_NAME, SOCKET_NAME, find_socket
 
 SCHEMA = "dipaco.paths/1"
 NAMES = {

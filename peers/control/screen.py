@@ -10,10 +10,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ..display import PANEL_COLUMNS, duration
-from ..pausing import in_words
+from dipaco_p2p.runtime.words import duration, printable, size
 
-UNITS = ("B", "kB", "MB", "GB", "TB")
+from ..display import PANEL_COLUMNS
+from ..pausing import in_words
 
 
 def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -59,19 +59,6 @@ def show(report: dict[str, Any], console: Console) -> None:
         console.print(panel(report, columns=console.width))
     else:
         print("\n".join(lines(report)), flush=True)
-
-
-def size(count: int) -> str:
-    """`512 B`, `1.2 MB`."""
-    value, unit = float(count), 0
-    while value >= 1000 and unit < len(UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{value:.1f} {UNITS[unit]}" if unit else f"{count} B"
-
-
-def printable(text: str) -> str:
-    """Without what would move a terminal's cursor: some words are other peers'."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _state(report: dict[str, Any]) -> str:

@@ -17,6 +17,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dipaco_p2p.clock import ManualClock
+from dipaco_p2p.runtime.control.client import Answered, not_running
+from dipaco_p2p.runtime.control.server import listening
 from dipaco_p2p.swarm import identity
 from dipaco_p2p.swarm.api import SwarmStatistics
 from dipaco_p2p.topology import ModuleId, PathId
@@ -24,11 +26,9 @@ from peers.cli import app
 from peers.config import PeerConfig
 from peers.control import screen
 from peers.control.cli import add_commands
-from peers.control.client import Answered
 from peers.control.control import Control
-from peers.control.messages import Request
 from peers.control.report import report
-from peers.control.server import listening
+from peers.control.requests import VOLUNTEER, Request
 from peers.status import Status
 
 KEYS = {
@@ -105,7 +105,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
     loop, ready, leave = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
 
     async def live() -> None:
-        async with listening(tmp_path, control.answer):
+        async with listening(tmp_path, Request, control.answer):
             ready.set()
             await leave.wait()
 
@@ -183,13 +183,13 @@ def test_words_of_others_move_no_cursor(running: Running) -> None:
 
 
 def test_watching_ends_with_the_volunteer(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    from peers.control import client, commands
+    from peers.control import commands
 
     answers = [running.control.answer(Request(ask="status"))]
 
     def ask(home: Path, request: Request) -> Answered:
         if not answers:
-            raise client._not_running(home)
+            raise not_running(home, VOLUNTEER)
         return Answered(body=answers.pop(), pid=1)
 
     monkeypatch.setattr(commands, "ask", ask)
@@ -262,7 +262,7 @@ def test_a_volunteer_of_another_version_is_code_6_and_ctrl_c_130(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("peers.control.messages.SCHEMA", "dipaco.control/2")
+        patch.setattr(Request, "program", replace(VOLUNTEER, schema="dipaco.control/2"))
         assert "dipaco.control/2" in run("status", "--home", running.home, code=6)
     monkeypatch.setattr("peers.control.commands.ask", interrupted)
     run("status", "--home", running.home, code=130)

@@ -16,22 +16,21 @@ from typing import Any
 import pytest
 
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, NotRunning, Unreachable, WrongRun
-from peers.control import client, credentials, place
-from peers.control.client import ask, wait_end
-from peers.control.credentials import Credentials
-from peers.control.durations import read_duration
-from peers.control.messages import (
+from dipaco_p2p.runtime.control import client, credentials, place
+from dipaco_p2p.runtime.control.client import ask, wait_end
+from dipaco_p2p.runtime.control.credentials import Credentials
+from dipaco_p2p.runtime.control.messages import (
     ANSWER_BYTES_MAX,
     REQUEST_BYTES_MAX,
-    SCHEMA,
-    Request,
     encode_answer,
     encode_error,
     encode_request,
     read_answer,
     read_request,
 )
-from peers.control.server import CLIENTS_MAX, ControlServer, listening
+from dipaco_p2p.runtime.control.server import CLIENTS_MAX, ControlServer, listening
+from peers.control.durations import read_duration
+from peers.control.requests import SCHEMA, VOLUNTEER, Request
 
 GIVEN: list[Request] = []
 
@@ -52,7 +51,7 @@ def running(home: Path) -> Iterator[None]:
     loop, ready, leave = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
 
     async def live() -> None:
-        async with listening(home, answer):
+        async with listening(home, Request, answer):
             ready.set()
             await leave.wait()
 
@@ -140,7 +139,7 @@ def test_a_silent_client_is_hung_up_on() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         reader, writer = await asyncio.open_connection(sock=ours)
         server_reader, server_writer = await asyncio.open_connection(sock=theirs)
-        await ControlServer(answer, idle_s=0.01)._on_client(server_reader, server_writer)
+        await ControlServer(Request, answer, idle_s=0.01)._on_client(server_reader, server_writer)
         assert await reader.read() == b""
         writer.close()
 
@@ -244,7 +243,7 @@ def test_a_volunteer_runs_on_where_there_can_be_no_socket(tmp_path: Path, monkey
     def refuse(home: Path) -> Any:
         raise EnvironmentUnfit("no sockets here")
 
-    monkeypatch.setattr("peers.control.server.open_socket", refuse)
+    monkeypatch.setattr("dipaco_p2p.runtime.control.server.open_socket", refuse)
     with running(tmp_path):
         assert place.find_socket(tmp_path) is None
 
@@ -264,7 +263,7 @@ def test_the_end_of_a_process_is_noticed() -> None:
 @pytest.mark.parametrize("request_", [Request(ask="pause", for_s=7200.0), Request(ask="stop", now=True)], ids=str)
 def test_a_request_is_read_as_it_was_written(request_: Request) -> None:
     line = encode_request(request_)
-    assert line.endswith(b"\n") and line.count(b"\n") == 1 and read_request(line) == request_
+    assert line.endswith(b"\n") and line.count(b"\n") == 1 and read_request(line, Request) == request_
     assert json.loads(line)["schema"] == SCHEMA == "dipaco.control/1"
 
 
@@ -276,21 +275,21 @@ def test_a_request_is_read_as_it_was_written(request_: Request) -> None:
 def test_a_request_that_is_none_is_refused(changes: dict[str, Any]) -> None:
     line = json.dumps({"schema": SCHEMA, "ask": "pause"} | changes).encode()
     with pytest.raises(ConfigError):
-        read_request(line)
+        read_request(line, Request)
 
 
 def test_an_answer_and_an_error_are_read_as_they_were_written() -> None:
-    assert read_answer(encode_answer({"a": [1, None]})) == {"a": [1, None]}
+    assert read_answer(encode_answer({"a": [1, None]}, VOLUNTEER), VOLUNTEER) == {"a": [1, None]}
     for error in (WrongRun("another", hint="do this"), ConfigError("wrong"), EnvironmentUnfit("full")):
         with pytest.raises(type(error)) as found:
-            read_answer(encode_error(error))
+            read_answer(encode_error(error, VOLUNTEER), VOLUNTEER)
         assert (str(found.value), found.value.hint) == (str(error), error.hint)
 
 
 @pytest.mark.parametrize("line", [b"", b"{}", b'{"schema":"dipaco.control/1"}', b"x" * (ANSWER_BYTES_MAX + 1)], ids=len)
 def test_an_answer_that_is_none_is_an_error(line: bytes) -> None:
     with pytest.raises(DipacoError):
-        read_answer(line)
+        read_answer(line, VOLUNTEER)
 
 
 @pytest.mark.parametrize(

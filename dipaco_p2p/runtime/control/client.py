@@ -11,32 +11,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError, NotRunning, Unreachable
-
+from ...errors import EnvironmentUnfit, IntegrityError, NotRunning, Unreachable
 from .credentials import credentials_of
-from .messages import ANSWER_BYTES_MAX, Request, encode_request, read_answer
+from .messages import ANSWER_BYTES_MAX, Asking, Program, encode_request, read_answer
 from .place import find_socket
 
 TIMEOUT_S = 5.0
 """The program answers between two turns of its event loop; one that does not is frozen."""
 CHUNK_BYTES = 65_536
-START_HINT = "start it with `dipaco-peer join`, or name its folder with --home"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What a running volunteer said, and which process it is."""
+    """What a running program said, and which process it is."""
 
     body: dict[str, Any]
     pid: int
 
 
-def ask(home: Path, request: Request, *, timeout_s: float = TIMEOUT_S) -> Answered:
-    """Ask the volunteer that runs in `home`.
+def ask(home: Path, request: Asking, *, timeout_s: float = TIMEOUT_S) -> Answered:
+    """Ask the program that runs in `home`.
 
     Raises NotRunning if none does, Unreachable if it does not answer in time, and what it refuses with.
     """
-    with _connected(home, timeout_s) as connection:
+    program = request.program
+    with _connected(home, program, timeout_s) as connection:
         who = credentials_of(connection)
         if not who.is_ours:
             raise EnvironmentUnfit(f"the control socket of `{home}` belongs to another user", hint="remove it")
@@ -45,12 +44,14 @@ def ask(home: Path, request: Request, *, timeout_s: float = TIMEOUT_S) -> Answer
             line = _read_line(connection)
         except TimeoutError:
             hint = f"it may be frozen, or its disk: look at process {who.pid}"
-            raise Unreachable(f"the volunteer in `{home}` does not answer within {timeout_s:g} s", hint=hint) from None
+            raise Unreachable(
+                f"the {program.noun} in `{home}` does not answer within {timeout_s:g} s", hint=hint
+            ) from None
         except OSError as error:
-            raise NotRunning(f"the volunteer in `{home}` has just ended ({error.strerror})", hint=START_HINT) from None
+            raise _ended(home, program, f" ({error.strerror})") from None
     if not line.endswith(b"\n"):
-        raise NotRunning(f"the volunteer in `{home}` has just ended", hint=START_HINT)
-    return Answered(body=read_answer(line), pid=who.pid)
+        raise _ended(home, program)
+    return Answered(body=read_answer(line, program), pid=who.pid)
 
 
 def wait_end(pid: int, *, timeout_s: float | None = None) -> bool:
@@ -66,21 +67,21 @@ def wait_end(pid: int, *, timeout_s: float | None = None) -> bool:
 
 
 @contextlib.contextmanager
-def _connected(home: Path, timeout_s: float) -> Iterator[socket.socket]:
+def _connected(home: Path, program: Program, timeout_s: float) -> Iterator[socket.socket]:
     path = find_socket(home)
     if path is None:
-        raise _not_running(home)
+        raise not_running(home, program)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
             connection.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):  # of a process that was killed
-            raise _not_running(home) from None
+            raise not_running(home, program) from None
         except PermissionError:
-            message = f"the volunteer in `{home}` belongs to another user"
+            message = f"the {program.noun} in `{home}` belongs to another user"
             raise EnvironmentUnfit(message, hint="ask as the user who started it") from None
         except OSError as error:
-            raise Unreachable(f"the volunteer in `{home}` does not answer: {error}", hint="try again") from None
+            raise Unreachable(f"the {program.noun} in `{home}` does not answer: {error}", hint="try again") from None
         yield connection
 
 
@@ -96,5 +97,10 @@ def _read_line(connection: socket.socket) -> bytes:
     return data
 
 
-def _not_running(home: Path) -> NotRunning:
-    return NotRunning(f"no volunteer runs in `{home}`", hint=START_HINT)
+def not_running(home: Path, program: Program) -> NotRunning:
+    """Nobody is there to be asked."""
+    return NotRunning(f"no {program.noun} runs in `{home}`", hint=program.start_hint)
+
+
+def _ended(home: Path, program: Program, why: str = "") -> NotRunning:
+    return NotRunning(f"the {program.noun} in `{home}` has just ended{why}", hint=program.start_hint)

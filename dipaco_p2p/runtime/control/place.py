@@ -1,4 +1,4 @@
-"""Where the control socket of a home is: in the home, readable and writable by its owner only.
+"""Where the control socket of a program is: in its home (a volunteer's home, a run's folder), for its owner only.
 
     control.sock     the socket; absent when it has to be elsewhere
     control.json     {"socket": path} when its path would be longer than a socket's may be (107 bytes on Linux), or the
@@ -19,8 +19,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-from dipaco_p2p.errors import EnvironmentUnfit
-from dipaco_p2p.runtime.store import write_atomically
+from ...errors import EnvironmentUnfit
+from ..store import write_atomically
 
 SOCKET_NAME, POINTER_NAME = "control.sock", "control.json"
 PATH_BYTES_MAX = 107
@@ -123,4 +123,4 @@ def _is_socket(path: Path) -> bool:
 
 
 def _unfit(path: Path, error: OSError) -> EnvironmentUnfit:
-    return EnvironmentUnfit(f"cannot open the control socket {path}: {error.strerror}", hint="choose another --home")
+    return EnvironmentUnfit(f"cannot open the control socket {path}: {error.strerror}", hint="choose another folder")

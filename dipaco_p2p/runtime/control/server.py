@@ -1,4 +1,4 @@
-"""The end of the control socket that is in the running volunteer. Nobody but its own user is answered, and what any
+"""The end of the control socket that is in the running program. Nobody but its own user is answered, and what any
 client does or leaves undone costs the others nothing.
 """
 
@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, Unreachable
-
+from ...errors import DipacoError, EnvironmentUnfit, IntegrityError, Unreachable
 from .credentials import Socket, credentials_of
-from .messages import REQUEST_BYTES_MAX, Request, encode_answer, encode_error, read_request
+from .messages import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX, Asking, encode_answer, encode_error, read_request
 from .place import open_socket, remove_socket
 
 log = logging.getLogger(__name__)
@@ -30,22 +30,24 @@ ACCEPT_TURNS = 8
 """Of the event loop, until a connection that was just accepted has come to us: Python 3.11 loses those that it accepts
 for a server that is closed meanwhile."""
 
-Answer = Callable[[Request], dict[str, Any]]
+R = TypeVar("R", bound=Asking)
+Answer = Callable[[R], dict[str, Any] | Awaitable[dict[str, Any]]]
 
 
 @asynccontextmanager
-async def listening(home: Path, answer: Answer) -> AsyncIterator[None]:
+async def listening(home: Path, kind: type[R], answer: Answer[R]) -> AsyncIterator[None]:
     """Answer the commands for `home` while the block runs, whose lock is held; without a socket it runs all the same.
 
-    `answer` is asked in the event loop, and must not wait.
+    `answer` is asked in the event loop for each request of this `kind`, and must not wait; but it may return something
+    to be awaited, which goes on when its client hangs up, and is cancelled when the block ends.
     """
     try:
         made, path = open_socket(home)
     except EnvironmentUnfit as error:
-        log.warning("nobody can control this volunteer but with signals: %s", error)
+        log.warning("nobody can control this %s but with signals: %s", kind.program.noun, error)
         yield
         return
-    server = ControlServer(answer)
+    server = ControlServer(kind, answer)
     try:
         await server.start(made)
         log.info("commands are answered at %s", path)
@@ -55,10 +57,12 @@ async def listening(home: Path, answer: Answer) -> AsyncIterator[None]:
         remove_socket(home)
 
 
-class ControlServer:
+class ControlServer(Generic[R]):
     """Answers every line that is a request."""
 
-    def __init__(self, answer: Answer, *, idle_s: float = IDLE_S) -> None:
+    def __init__(self, kind: type[R], answer: Answer[R], *, idle_s: float = IDLE_S) -> None:
+        self._kind = kind
+        self._program = kind.program
         self._answer = answer
         self._idle_s = idle_s
         self._made: socket.socket | None = None
@@ -109,27 +113,33 @@ class ControlServer:
                 problem = EnvironmentUnfit(f"a request of more than {REQUEST_BYTES_MAX} bytes")
             if line is None or problem is not None:
                 assert problem is not None
-                return await self._send(writer, encode_error(problem))
-            await self._send(writer, self._reply(line))
+                return await self._send(writer, encode_error(problem, self._program))
+            await self._send(writer, await self._reply(line))
 
     def _refusal(self, connection: Socket) -> DipacoError | None:
         """Why this client is not answered at all."""
         asked_by = credentials_of(connection)
         if not asked_by.is_ours:
-            log.warning("user %d wanted to control this volunteer", asked_by.uid)
-            return EnvironmentUnfit("this volunteer belongs to another user", hint="ask as the user who started it")
+            log.warning("user %d wanted to control this program", asked_by.uid)
+            message = f"this {self._program.noun} belongs to another user"
+            return EnvironmentUnfit(message, hint="ask as the user who started it")
         if len(self._clients) > CLIENTS_MAX:
             return Unreachable(f"{CLIENTS_MAX} commands are being answered already", hint="try again in a moment")
         return None
 
-    def _reply(self, line: bytes) -> bytes:
+    async def _reply(self, line: bytes) -> bytes:
         try:
-            return encode_answer(self._answer(read_request(line)))
+            found = self._answer(read_request(line, self._kind))
+            data = encode_answer(await found if inspect.isawaitable(found) else found, self._program)
+            if len(data) > ANSWER_BYTES_MAX:
+                raise IntegrityError(f"the answer has {len(data)} bytes, of {ANSWER_BYTES_MAX} at most")
+            return data
         except DipacoError as error:
-            return encode_error(error)
+            return encode_error(error, self._program)
         except Exception as error:
             log.exception("a request of a command failed")
-            return encode_error(DipacoError(f"the volunteer failed to answer: {error!r}", hint="its log says more"))
+            message = f"the {self._program.noun} failed to answer: {error!r}"
+            return encode_error(DipacoError(message, hint="its log says more"), self._program)
 
     async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         async with asyncio.timeout(self._idle_s):

@@ -1,0 +1,1 @@
+"""What a coordinator's owner asks of the running program."""

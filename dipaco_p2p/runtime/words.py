@@ -1,0 +1,29 @@
+"""Figures and others' words as both programs write them for people."""
+
+from __future__ import annotations
+
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def size(count: int) -> str:
+    """`512 B`, `1.2 MB`."""
+    value, unit = float(count), 0
+    while value >= 1000 and unit < len(UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.1f} {UNITS[unit]}" if unit else f"{count} B"
+
+
+def duration(seconds: float | None) -> str:
+    """`1 h 05 min`, `3 min 20 s`, `12 s`; `-` for None."""
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def printable(text: str) -> str:
+    """Without what would move a terminal's cursor: some words are other peers'."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

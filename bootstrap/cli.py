@@ -10,6 +10,8 @@ import typer
 from dipaco_p2p import __version__
 from leaderboard.cli import app as leaderboard_app
 
+from .control.cli import add_commands
+
 EPILOG = """Exit codes: 0 done; 1 the demo's promises do not all hold; 2 a wrong flag, run file or corpus;
 4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version; 8 damaged data;
 130 stopped: the demo by Ctrl-C, others by a second one."""
@@ -205,6 +207,9 @@ def demo(
 
     code = run_program(main)
     raise typer.Exit(code or (1 if failed else 0))
+
+
+add_commands(app)
 
 
 def main() -> None:

@@ -305,8 +305,13 @@ def write_template(path: Path, name: str) -> None:
 
 def run_folder(file: RunFile) -> Path:
     """Where a run is kept unless the user says otherwise."""
-    import platformdirs
-
     if file.node.directory:
         return Path(file.node.directory).expanduser()
-    return platformdirs.user_data_path("dipaco-p2p") / "coordinator" / file.run.name
+    return runs_folder() / file.run.name
+
+
+def runs_folder() -> Path:
+    """Where the runs of this user are, each in a folder with its name."""
+    import platformdirs
+
+    return platformdirs.user_data_path("dipaco-p2p") / "coordinator"

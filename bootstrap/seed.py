@@ -21,6 +21,7 @@ from dipaco_p2p.swarm.libp2p import open_libp2p
 
 from .control.control import Control
 from .control.requests import Request
+from .control.view import Seen, View
 from .earlier import serve_earlier
 from .folder import GRID, WARMUP, RunFolder
 from .prepare import fork, prepare
@@ -37,11 +38,13 @@ async def start(file: RunFile, folder: Path, *, verbose: bool) -> None:
     with folder_lock(folder, hint="end it, or choose another --dir"):
         log_to(folder / "seed.log", verbose=verbose)
         control = Control()
+        view = View(folder, SystemClock())
+        view.add_verbs(control)
         async with listening(folder, Request, control.answer):
-            await _serve(file, RunFolder(folder), control, verbose=verbose)
+            await _serve(file, RunFolder(folder), view, verbose=verbose)
 
 
-async def _serve(file: RunFile, folder: RunFolder, control: Control, *, verbose: bool) -> None:
+async def _serve(file: RunFile, folder: RunFolder, view: View, *, verbose: bool) -> None:
     # The port comes first: to learn after minutes of preparation that it is taken would be a pity.
     swarm = await open_libp2p(
         folder.root / "identity.key",
@@ -54,6 +57,7 @@ async def _serve(file: RunFile, folder: RunFolder, control: Control, *, verbose:
     try:
         run = await asyncio.to_thread(prepare, file, folder, swarm.signer)
         seed = Seed(file, folder, swarm, clock=SystemClock(), on_open=page.begin)
+        view.stage = seed.stage
         on_signals(seed.stop)
         await seed.run(run)
     finally:
@@ -111,6 +115,10 @@ class Seed:
     def stop(self) -> None:
         """Hand over soon, and end."""
         self._stopped.set()
+
+    def stage(self) -> Seen | None:
+        """How the open stage stands; None before there is one."""
+        return self._opened[-1].seen() if self._opened else None
 
     def _open(self, run: Run) -> SeedStage:
         name = run.manifest.stage

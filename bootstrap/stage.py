@@ -35,6 +35,7 @@ from dipaco_p2p.topology import ModuleId
 from .archive import ArchiveMirror, SeedArchive
 from .best import METHOD, serving_header
 from .checks import Checks
+from .control.view import Seen
 from .evaluator import Evaluator, RoundEvaluation, append_evaluation, read_evaluations
 from .finished import judge_finished
 from .records import PublicRecords
@@ -99,6 +100,10 @@ class SeedStage:
         """Every module of this stage has its last version, and it is in the archive."""
         self._tasks: list[asyncio.Task[Any]] = []
         self._serving = serving_header([])
+        self._judged: dict[str, Any] | None = None
+        """The evaluator's newest row."""
+        self._advanced_s = clock.now_s()
+        self._round = self._complete_version()
 
     def begin(self) -> None:
         """Answer, lead, evaluate."""
@@ -126,6 +131,19 @@ class SeedStage:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._node.presence.leave()
 
+    def seen(self) -> Seen:
+        """How this stage stands now, for whoever asks its coordinator."""
+        return Seen(
+            run=self.run,
+            watch=self._node.watch,
+            ledgers=self._archive.ledgers,
+            judged=self._judged,
+            round=self._round,
+            round_age_s=self._node.clock.now_s() - self._advanced_s,
+            line=self._node.swarm.statistics(),
+            now_s=self._node.clock.now_s(),
+        )
+
     @property
     def failure(self) -> EnvironmentUnfit | None:
         """What the disk refused, if it did."""
@@ -145,8 +163,14 @@ class SeedStage:
         self._node.history.add(
             "archived", module=str(version.module), version=version.version, digest=version.digest, term=version.term
         )
+        if (complete := self._complete_version()) > self._round:
+            self._round, self._advanced_s = complete, self._node.clock.now_s()
         self._new_version.set()
         self._note_complete()
+
+    def _complete_version(self) -> int:
+        """The newest version that all modules have."""
+        return min(ledger.head.version for ledger in self._archive.ledgers.values())
 
     def _note_complete(self) -> None:
         if all(ledger.is_complete for ledger in self._archive.ledgers.values()):
@@ -177,6 +201,7 @@ class SeedStage:
         rows = read_evaluations(path)
         judged = {row["version"] for row in rows}
         self._serving = serving_header(rows)
+        self._judged = rows[-1] if rows else None
         if rows:
             self._print_judged(rows[-1]["version"], rows[-1]["perplexity"])
         while True:
@@ -187,7 +212,7 @@ class SeedStage:
                     append_evaluation(path, evaluation)
                     self._sign(evaluation)
                     rows.append(evaluation.to_dict())
-                    self._serving = serving_header(rows)
+                    self._serving, self._judged = serving_header(rows), rows[-1]
                     self._print_judged(version, evaluation.routed.perplexity)
                 except IntegrityError as error:
                     log.warning("round %d was not evaluated: %s", version, error)

@@ -45,6 +45,8 @@ class Watch:
         self._mandate_gate = asyncio.Semaphore(ASKED_AT_ONCE)
         self._asking: set[asyncio.Task[None]] = set()
         self.heartbeats: dict[PeerId, Heartbeat] = {}
+        self._beaten: dict[PeerId, tuple[float, float]] = {}
+        """Of each live peer: until when its heartbeat holds, and when that one was first seen here."""
         self.claims: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in run.topology.paths()}
         self.heads: dict[ModuleId, dict[PeerId, Head]] = {module: {} for module in run.topology.modules()}
         self.mandates = Mandates(run) if mandates is None else mandates
@@ -75,8 +77,15 @@ class Watch:
             task.cancel()
 
     async def read_peers(self) -> None:
-        beats = read_all(Heartbeat, await self._bodies(peers_key(self._run.id)))
+        async with self._gate:
+            records = await self._swarm.get(peers_key(self._run.id))
+        beats = read_all(Heartbeat, {peer: record.body for peer, record in records.items()})
         self.heartbeats = {peer: beat for peer, beat in beats.items() if not beat.left}
+        known, now_s = self._beaten, self._clock.now_s()
+        self._beaten = {}
+        for peer in self.heartbeats:
+            until_s, before = records[peer].expires_s, known.get(peer)
+            self._beaten[peer] = before if before is not None and before[0] == until_s else (until_s, now_s)
 
     async def read_claims(self, paths: Iterable[PathId] | None = None) -> None:
         await asyncio.gather(*map(self._read_claims_of, self.claims if paths is None else list(paths)))
@@ -139,6 +148,10 @@ class Watch:
         """Where `peer` answers, by its last heartbeat."""
         beat, typed = self.heartbeats.get(peer), self.typed.get(peer, ())
         return (*typed, *beat.addresses) if beat else typed
+
+    def beaten_s(self, peer: PeerId) -> float | None:
+        """When the newest heartbeat of a live peer was first seen here; None for a peer that is gone."""
+        return self._beaten[peer][1] if peer in self._beaten else None
 
     def seeds(self) -> list[PeerId]:
         return sorted(peer for peer, beat in self.heartbeats.items() if beat.role == "seed")

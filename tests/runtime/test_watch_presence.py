@@ -61,6 +61,25 @@ def test_what_is_said_is_seen(tmp_path: Path) -> None:
     between_two(tmp_path, scene)
 
 
+def test_a_heartbeat_is_as_old_as_the_newest_that_came(tmp_path: Path) -> None:
+    async def scene(world: World, one: Node, other: Node) -> None:
+        assert other.watch.beaten_s(one.peer) is None
+        await one.presence.say(doing="training")
+        said_s = other.clock.now_s()
+        for _ in range(2):
+            await other.watch.read_peers()
+            assert other.watch.beaten_s(one.peer) == said_s
+            await other.clock.sleep(1.0)
+        await one.presence.say()
+        await other.watch.read_peers()
+        assert other.watch.beaten_s(one.peer) == said_s + 2.0
+        await one.presence.say(left=True)
+        await other.watch.read_peers()
+        assert other.watch.beaten_s(one.peer) is None
+
+    between_two(tmp_path, scene)
+
+
 def test_a_note_waits_for_the_next_heartbeat(tmp_path: Path) -> None:
     async def scene(world: World, one: Node, other: Node) -> None:
         await one.presence.say(doing="training")

@@ -1,0 +1,76 @@
+"""The commands of `dipaco-bootstrap` about a coordinator that runs on this machine. Heavy imports stay inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Folder = Annotated[
+    Path | None,
+    typer.Argument(help="The run's folder, or its run file. Default: this folder, else the only coordinator of yours."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+
+CODES = """Exit codes: 0 done; 2 a wrong flag, folder or run file; 3 no coordinator runs there; 4 it does not answer;
+5 this user may not ask it; 6 it is of another version; 8 its answer is damaged; 130 Ctrl-C."""
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put them among the program's own."""
+    for command in (status, peers, paths, modules):
+        app.command(epilog=CODES)(command)
+
+
+def end(work: Callable[[], None]) -> None:
+    """Leave with the exit code of `work`."""
+    from dipaco_p2p.runtime.console import run_command
+
+    raise typer.Exit(run_command(work))
+
+
+def status(
+    folder: Folder = None,
+    is_json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until it ends.")] = False,
+) -> None:
+    """Say how the run stands: round, perplexity, volunteers, paths and modules, line and disk.
+
+    Exit code 3 if no coordinator runs. With --watch and --json, one document a line.
+    Example: dipaco-bootstrap status my-run --watch
+    """
+    from . import commands
+
+    end(lambda: commands.status(folder, is_json=is_json, is_watched=watch))
+
+
+def peers(folder: Folder = None, is_json: Json = False) -> None:
+    """List who is alive: role, path, round, what each does, tokens/s, when it was last heard, what it leads.
+
+    All of it is their own word. Example: dipaco-bootstrap peers my-run
+    """
+    from . import commands, screen
+
+    end(lambda: commands.show_list(folder, "peers", screen.PEERS, is_json=is_json))
+
+
+def paths(folder: Folder = None, is_json: Json = False) -> None:
+    """List the paths: who claims each, whether any of them is alive, its round and its last judged loss.
+
+    Example: dipaco-bootstrap paths my-run
+    """
+    from . import commands, screen
+
+    end(lambda: commands.show_list(folder, "paths", screen.PATHS, is_json=is_json))
+
+
+def modules(folder: Folder = None, is_json: Json = False) -> None:
+    """List the modules: newest and final version, how far each is behind the furthest, leader, term, mirrors.
+
+    Example: dipaco-bootstrap modules my-run --json
+    """
+    from . import commands, screen
+
+    end(lambda: commands.show_list(folder, "modules", screen.MODULES, is_json=is_json))

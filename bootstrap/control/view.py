@@ -1,0 +1,267 @@
+"""What a running coordinator says of its run, as plain JSON values: the same keys always, null for what is not known.
+
+Who lives, claims and leads is what the coordinator sees of the swarm (runtime/watch.py): hints. Versions that are final
+and what was counted are its archive's. Lists are bounded, and say how many they leave out: identities cost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dipaco_p2p import __version__
+from dipaco_p2p.clock import Clock
+from dipaco_p2p.protocol.liveness import Heartbeat
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.topology import ModuleId, PathId
+
+from .control import Control
+from .requests import Request
+
+if TYPE_CHECKING:
+    from dipaco_p2p.runtime.ledger import Ledger
+    from dipaco_p2p.runtime.run import Run
+    from dipaco_p2p.runtime.watch import Watch
+    from dipaco_p2p.swarm.api import SwarmStatistics
+
+STATUS, PEERS, PATHS, MODULES = (f"dipaco.coordinator.{name}/1" for name in ("status", "peers", "paths", "modules"))
+PEERS_SHOWN_MAX = 2000
+CLAIMANTS_SHOWN_MAX = 16
+"""Of one path."""
+TOKENS_PER_S_MAX = 1e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The open stage, now."""
+
+    run: Run
+    watch: Watch
+    ledgers: Mapping[ModuleId, Ledger]
+    judged: Mapping[str, Any] | None
+    """The newest row of the evaluator."""
+    round: int
+    """The version that every module has, in the archive."""
+    round_age_s: float
+    """Since that version was complete, or the stage was opened."""
+    line: SwarmStatistics
+    now_s: float
+
+
+class View:
+    """Of one running coordinator; `stage` tells of the stage that is open, as soon as one is."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._began_s = clock.now_s()
+        self.stage: Callable[[], Seen | None] = lambda: None
+
+    def add_verbs(self, control: Control) -> None:
+        """Answer to `status`, `peers`, `paths` and `modules`."""
+        control.on("status", lambda request: self.status())
+        control.on("peers", self._list(PEERS, "peers", list_peers))
+        control.on("paths", self._list(PATHS, "paths", list_paths))
+        control.on("modules", self._list(MODULES, "modules", list_modules))
+
+    async def status(self) -> dict[str, Any]:
+        """The answer to `status`; the disk is looked at in a thread."""
+        used, free = await asyncio.to_thread(_disk, self._folder)
+        return {
+            "schema": STATUS,
+            "version": __version__,
+            "pid": os.getpid(),
+            "folder": str(self._folder.absolute()),
+            "running_s": round(self._clock.now_s() - self._began_s, 1),
+            **summary(self.stage()),
+            "disk_used_bytes": used,
+            "disk_free_bytes": free,
+        }
+
+    def modules(self) -> list[dict[str, Any]]:
+        """Those of the open stage."""
+        seen = self.stage()
+        return [] if seen is None else list_modules(seen)["modules"]
+
+    def _list(self, schema: str, name: str, make: Callable[[Seen], dict[str, Any]]) -> Callable[[Request], Any]:
+        def answer(request: Request) -> dict[str, Any]:
+            seen = self.stage()
+            found = {name: [], "left_out": 0} if seen is None else make(seen)
+            return {"schema": schema, **_run(seen), **found}
+
+        return answer
+
+
+def summary(seen: Seen | None) -> dict[str, Any]:
+    """The stage in figures."""
+    return {"state": _state(seen), **_run(seen), **_rounds(seen), **_swarm(seen), **_archive(seen)}
+
+
+def _state(seen: Seen | None) -> str:
+    """In one word: `preparing` (no stage is open), `waiting` (nobody trains), `training` or `complete`."""
+    if seen is None:
+        return "preparing"
+    if seen.run.is_last_stage and seen.round >= seen.run.config.rounds.rounds:
+        return "complete"
+    return "training" if any(_covering(seen, path) for path in seen.watch.claims) else "waiting"
+
+
+def _run(seen: Seen | None) -> dict[str, Any]:
+    return {
+        "run": None if seen is None else seen.run.name,
+        "run_id": None if seen is None else seen.run.origin,
+        "stage": None if seen is None else seen.run.manifest.stage,
+    }
+
+
+def _rounds(seen: Seen | None) -> dict[str, Any]:
+    judged = None if seen is None else seen.judged
+    return {
+        "round": None if seen is None else seen.round,
+        "rounds": None if seen is None else seen.run.config.rounds.rounds,
+        "round_age_s": None if seen is None else round(seen.round_age_s, 1),
+        "judged_round": None if judged is None else judged["version"],
+        "judged_loss": None if judged is None else _finite(judged["loss"]),
+        "judged_perplexity": None if judged is None else _finite(judged["perplexity"]),
+    }
+
+
+def _swarm(seen: Seen | None) -> dict[str, Any]:
+    beats = {} if seen is None else seen.watch.heartbeats
+    volunteers = [beat for beat in beats.values() if beat.role == "volunteer"]
+    covered = [] if seen is None else [path for path in seen.watch.claims if _covering(seen, path)]
+    return {
+        "volunteers_alive": len(volunteers),
+        "volunteers_training": 0 if seen is None else len({peer for path in covered for peer in _covering(seen, path)}),
+        "seeds_alive": len(beats) - len(volunteers),
+        "tokens_per_s": round(sum(map(_pace, volunteers)), 1),
+        "paths": 0 if seen is None else seen.run.topology.path_count,
+        "paths_covered": len(covered),
+        "bytes_up": 0 if seen is None else seen.line.bytes_sent,
+        "bytes_down": 0 if seen is None else seen.line.bytes_received,
+    }
+
+
+def _archive(seen: Seen | None) -> dict[str, Any]:
+    modules = [] if seen is None else list(seen.ledgers)
+    led = [] if seen is None else [module for module in modules if seen.watch.leader(module) is not None]
+    ledgers = [] if seen is None else list(seen.ledgers.values())
+    return {
+        "modules": len(modules),
+        "modules_led": len(led),
+        "versions_archived": sum(ledger.head.version for ledger in ledgers),
+        "contributions_counted": sum(len(ledger.counted) for ledger in ledgers),
+        "contributions_open": sum(len(ledger.open) for ledger in ledgers),
+    }
+
+
+def list_peers(seen: Seen) -> dict[str, Any]:
+    """Volunteers before seed nodes; those who claim a path first."""
+    watch = seen.watch
+    claimed = {peer: path for path, claims in watch.claims.items() for peer in claims}
+    leads: dict[PeerId, list[str]] = {}
+    for module in watch.heads:
+        if (leader := watch.leader(module)) is not None:
+            leads.setdefault(leader, []).append(str(module))
+    beats = watch.heartbeats
+    order = sorted(beats, key=lambda peer: (beats[peer].role == "seed", peer not in claimed, peer))
+    shown = [_peer(seen, peer, claimed.get(peer), leads.get(peer, [])) for peer in order[:PEERS_SHOWN_MAX]]
+    return {"peers": shown, "left_out": len(order) - len(shown)}
+
+
+def _peer(seen: Seen, peer: PeerId, path: PathId | None, leads: list[str]) -> dict[str, Any]:
+    beat, beaten_s = seen.watch.heartbeats[peer], seen.watch.beaten_s(peer)
+    return {
+        "peer": peer,
+        "role": beat.role,
+        "doing": beat.doing,
+        "path": None if path is None else str(path),
+        "round": beat.round,
+        "tokens_per_s": round(_pace(beat), 1),
+        "heartbeat_age_s": None if beaten_s is None else round(seen.now_s - beaten_s, 1),
+        "is_reachable": bool(beat.addresses),
+        "leads": leads,
+    }
+
+
+def list_paths(seen: Seen) -> dict[str, Any]:
+    return {"paths": [_path(seen, path) for path in seen.watch.claims], "left_out": 0}
+
+
+def _path(seen: Seen, path: PathId) -> dict[str, Any]:
+    claims = seen.watch.claims[path]
+    order = sorted(claims, key=lambda peer: (claims[peer].since_s, peer))[:CLAIMANTS_SHOWN_MAX]
+    losses = {} if seen.judged is None else seen.judged.get("paths", {})
+    return {
+        "path": str(path),
+        "round": min(seen.watch.reached(module) for module in path.modules()),
+        "is_covered": bool(_covering(seen, path)),
+        "claimants": [
+            {
+                "peer": peer,
+                "round": claims[peer].round,
+                "since_s": claims[peer].since_s,
+                "is_alive": peer in seen.watch.heartbeats,
+            }
+            for peer in order
+        ],
+        "claimants_left_out": len(claims) - len(order),
+        "judged_loss": _finite(losses.get(str(path), {}).get("loss")),
+    }
+
+
+def list_modules(seen: Seen) -> dict[str, Any]:
+    newest = {module: max(seen.watch.reached(module), ledger.head.version) for module, ledger in seen.ledgers.items()}
+    furthest = max(newest.values())
+    return {"modules": [_module(seen, module, newest[module], furthest) for module in newest], "left_out": 0}
+
+
+def _module(seen: Seen, module: ModuleId, newest: int, furthest: int) -> dict[str, Any]:
+    watch, ledger = seen.watch, seen.ledgers[module]
+    leader, grant = watch.leader(module), watch.mandates.grant(module)
+    head = None if leader is None else watch.heads[module][leader]
+    return {
+        "module": str(module),
+        "leader": leader,
+        "term": watch.mandates.term(module) if head is None else head.term,
+        "mirrors": list(head.mirrors if head else grant.mirrors if grant else ()),
+        "newest": newest,
+        "final": ledger.final,
+        "behind": furthest - newest,
+        "leaderless_s": 0.0 if head else round(seen.now_s - watch.led_s[module], 1),
+        "contributions_counted": len(ledger.counted),
+        "paths": len(seen.run.topology.paths_through(module)),
+    }
+
+
+def _covering(seen: Seen, path: PathId) -> list[PeerId]:
+    """Those who claim a path and are alive."""
+    return [peer for peer in seen.watch.claims[path] if peer in seen.watch.heartbeats]
+
+
+def _pace(beat: Heartbeat) -> float:
+    """Anybody may say anything of itself; a sum of it must stay a number."""
+    return min(beat.tokens_per_s, TOKENS_PER_S_MAX)
+
+
+def _finite(value: float | None) -> float | None:
+    """What JSON can say."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _disk(folder: Path) -> tuple[int, int]:
+    """Bytes of all files of the run, and those that are free."""
+    used = 0
+    for root, _, files in os.walk(folder):
+        for name in files:
+            try:
+                used += os.lstat(os.path.join(root, name)).st_size
+            except OSError:  # it went away meanwhile
+                continue
+    return used, shutil.disk_usage(folder).free

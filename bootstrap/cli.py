@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dipaco_p2p import __version__
+from dipaco_p2p.runtime.logs import LogFormat
 from leaderboard.cli import app as leaderboard_app
 
 from .control.cli import add_commands
@@ -62,7 +63,12 @@ def start(
         Path | None,
         typer.Option("--dir", help="Where the run is kept. Default: the run file's, else the user's data folder."),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="Metrics for Prometheus at this port, or HOST:PORT. Default: the run file's, or none."),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details to seed.log.")] = False,
+    log_format: Annotated[LogFormat, typer.Option(help="Of seed.log; json is one object a line.")] = LogFormat.TEXT,
 ) -> None:
     """Prepare the run (corpus, tokenizer, warm-up, router, shards), then serve it as the seed node.
 
@@ -71,13 +77,15 @@ def start(
     from dipaco_p2p.runtime.console import run_program
 
     async def main() -> None:
+        from .control.metrics_page import read_place
         from .runfile import load_run_file, run_folder
 
         file = load_run_file(run_file)  # before the imports that take seconds
+        place = read_place(file.node.metrics if metrics is None else metrics)
 
         from .seed import start as start_seed
 
-        await start_seed(file, folder or run_folder(file), verbose=verbose)
+        await start_seed(file, folder or run_folder(file), metrics=place, verbose=verbose, log_format=log_format)
 
     raise typer.Exit(run_program(main))
 

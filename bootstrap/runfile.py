@@ -37,6 +37,8 @@ from dipaco_p2p.swarm.line import Line
 from leaderboard.places import DEFAULT_PORT as DEFAULT_PAGE_PORT
 from leaderboard.places import check_base
 
+from .control.metrics_page import read_place
+
 DEFAULT_PORT = 31337
 
 
@@ -68,6 +70,8 @@ class NodeConfig:
     up_mbit: float = bounded(0.0, low=0.0)
     down_mbit: float = bounded(0.0, low=0.0)
     """What blobs may take of the line, in Mbit/s; 0 is all of it."""
+    metrics: str = ""
+    """Where Prometheus finds its metrics: a port of this machine alone, or host:port; empty: nowhere."""
     directory: str = ""
     """Empty: the platform's folder for program data."""
 
@@ -158,6 +162,7 @@ def _run_file(mapping: object, *, where: str) -> RunFile:
         if corpus.validation_share + corpus.holdout_share + corpus.router_share > 0.5:
             raise ConfigError("validation, holdout and router shares leave less than half of the text for training")
         layout.node.line()
+        read_place(layout.node.metrics)
         run = _run_config(layout)
     except ConfigError as error:
         message = str(error) if where in str(error) else f"{where}: {error}"
@@ -281,6 +286,7 @@ host = "127.0.0.1"      # the address others reach; "0.0.0.0" listens everywhere
 port = 31337            # 0: any free port
 up_mbit = 0.0           # the most that blobs may take of the uplink, in Mbit/s; 0: no limit
 down_mbit = 0.0         # the same of the downlink
+metrics = ""            # where Prometheus finds metrics: a port of this machine alone, or "host:port"; empty: nowhere
 directory = ""          # where the run is kept; empty: the platform's folder for program data
 
 [leaderboard]           # the run's public page

@@ -14,12 +14,14 @@ from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.runtime.console import log_to, on_signals
 from dipaco_p2p.runtime.control.server import listening
 from dipaco_p2p.runtime.join import Doorplate, Stages, tell_address
+from dipaco_p2p.runtime.logs import LogFormat
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import folder_lock
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.libp2p import open_libp2p
 
 from .control.control import Control
+from .control.metrics_page import Place, metrics_served
 from .control.requests import Request
 from .control.view import Seen, View
 from .earlier import serve_earlier
@@ -33,14 +35,24 @@ from .stage import SeedStage
 TTL_MAX_S = 3600.0
 
 
-async def start(file: RunFile, folder: Path, *, verbose: bool) -> None:
-    """Prepare the run if need be, then serve it until a signal says stop. Raises DipacoError."""
+async def start(
+    file: RunFile,
+    folder: Path,
+    *,
+    metrics: Place | None = None,
+    verbose: bool,
+    log_format: LogFormat = LogFormat.TEXT,
+) -> None:
+    """Prepare the run if need be, then serve it until a signal says stop; its figures at `metrics`. Raises
+    DipacoError."""
     with folder_lock(folder, hint="end it, or choose another --dir"):
-        log_to(folder / "seed.log", verbose=verbose)
+        log_to(folder / "seed.log", verbose=verbose, kind=log_format)
         control = Control()
         view = View(folder, SystemClock())
         view.add_verbs(control)
-        async with listening(folder, Request, control.answer):
+        async with listening(folder, Request, control.answer), metrics_served(metrics, view.metrics) as address:
+            if address:
+                print(f"metrics: {address}", flush=True)
             await _serve(file, RunFolder(folder), view, verbose=verbose)
 
 

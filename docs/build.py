@@ -27,7 +27,7 @@ from peers.preferences.template import template as preferences
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 LINE_CHARS_MAX = 118
 NAME_CHARS = 24
-TOP_FILES = ("Makefile", "pyproject.toml", "constraints.txt", "mkdocs.yml", "CONTRIBUTING.md", ".ci/run")
+TOP_FILES = ("Makefile", "pyproject.toml", "constraints.txt", "mkdocs.yml", "CONTRIBUTING.md", "deploy/", ".ci/run")
 
 NOTES = {
     "Makefile": "demo, test, lint, types, docs; every target makes its environment",
@@ -38,6 +38,8 @@ NOTES = {
     "bootstrap/runs": "run files to start from",
     "leaderboard/web/static": "the style, the one script, the icon",
     "leaderboard/web/templates": "the pages",
+    "deploy/": "for whoever runs a coordinator: a dashboard for Grafana, alerts for Prometheus",
+    "docs/coordinator.md": "a coordinator's day: commands to look, metrics, alerts, logs",
     "docs/design.md": "what is built and why",
     "docs/experiment.md": "DiPaCo against its controls, and the paper's claims one by one",
     "docs/experiment/": "the plots of that page",

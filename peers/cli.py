@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dipaco_p2p import __version__
+from dipaco_p2p.runtime.logs import LogFormat
 
 from .control.cli import add_commands
 from .preferences.commands import config_app
@@ -49,6 +50,7 @@ def join(
         bool, typer.Option("--dry-run", help="Say what would be used and which path claimed, and leave.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details to peer.log.")] = False,
+    log_format: Annotated[LogFormat, typer.Option(help="Of peer.log; json is one object a line.")] = LogFormat.TEXT,
     **flags: Any,
 ) -> None:
     """Join a run: claim a path, train it on its shard, push outer gradients, follow new versions.
@@ -71,7 +73,7 @@ def join(
 
         from .join import join as join_run
 
-        await join_run(ticket, wishes, expected_run=run, verbose=verbose, is_dry=dry_run)
+        await join_run(ticket, wishes, expected_run=run, verbose=verbose, is_dry=dry_run, log_format=log_format)
 
     raise typer.Exit(run_program(main))
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.runtime.console import on_signals
+from dipaco_p2p.runtime.console import log_to, on_signals
 from dipaco_p2p.runtime.control.server import listening
 from dipaco_p2p.runtime.entry import Entry, read_entry
 from dipaco_p2p.runtime.join import tell_address
+from dipaco_p2p.runtime.logs import LogFormat
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import folder_lock
 from dipaco_p2p.swarm.addresses import read_address
@@ -23,15 +25,24 @@ from .display import tell
 from .governor.governing import check_before, governed
 from .machine import use_threads
 from .preview import take_preview
-from .tour import Tour
+from .tour import Parts, Tour
 
 DAMAGED_HINT = "its holders' data is damaged or forged, not yours: tell whoever runs the coordinator, then join again"
 LOCKED_HINT = "one identity cannot be in two places: give this volunteer another --home, or end the other one"
 
 
-async def join(text: str, config: PeerConfig, *, expected_run: str | None, verbose: bool, is_dry: bool = False) -> None:
+async def join(
+    text: str,
+    config: PeerConfig,
+    *,
+    expected_run: str | None,
+    verbose: bool,
+    is_dry: bool = False,
+    log_format: LogFormat = LogFormat.TEXT,
+) -> None:
     """Take part in the run that `text` leads to (runtime/entry.py) until it is complete or a signal says stop; with
     `is_dry` only say what that would take. Raises DipacoError."""
+    parts = Parts(log_to=partial(log_to, kind=log_format))
     check_before(config, SystemClock())
     device = torch_device(config.device)
     check_engine(config.engine)
@@ -40,11 +51,11 @@ async def join(text: str, config: PeerConfig, *, expected_run: str | None, verbo
     control = Control(config, SystemClock())
     with folder_lock(config.home, hint=LOCKED_HINT):
         async with listening(config.home, Request, control.answer):
-            await _join(entry, config, control, device=device, verbose=verbose, is_dry=is_dry)
+            await _join(entry, config, control, parts, device=device, verbose=verbose, is_dry=is_dry)
 
 
 async def _join(
-    entry: Entry, config: PeerConfig, control: Control, *, device: str, verbose: bool, is_dry: bool
+    entry: Entry, config: PeerConfig, control: Control, parts: Parts, *, device: str, verbose: bool, is_dry: bool
 ) -> None:
     friends = Acquaintances(config.home)
     arrival = await arrive(entry, config, friends, tell=tell)
@@ -67,7 +78,15 @@ async def _join(
         if swarm.addresses:  # others can join through us, should the coordinator's address not answer
             tell_address(config.home, swarm, opened.stages[-1])
         tour = Tour(
-            swarm, config, SystemClock(), device=device, verbose=verbose, dial=dial, coordinator=opened.host, meet=meet
+            swarm,
+            config,
+            SystemClock(),
+            device=device,
+            verbose=verbose,
+            dial=dial,
+            coordinator=opened.host,
+            meet=meet,
+            parts=parts,
         )
         for address in dict.fromkeys([opened.address, *entry.addresses]):
             peer = read_address(address).peer

@@ -59,7 +59,7 @@ async def _prepare(options: Options, work: Path) -> LocalSwarm:
 
 
 async def _run(options: Options, prepared: LocalSwarm, work: Path, schedule: tuple[Action, ...]) -> Outcome:
-    ignored = shutil.ignore_patterns("address.json", "history.jsonl", "*.tmp")
+    ignored = shutil.ignore_patterns("address.json", "history.jsonl", "*.tmp", "control.*")
     shutil.copytree(prepared.folder, work / SEED_NODE, ignore=ignored)
     swarm = LocalSwarm(work, prepared.run_file)
     duration_s = options.plan.duration_s + options.calm_s

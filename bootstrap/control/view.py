@@ -22,6 +22,7 @@ from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .control import Control
+from .metrics import metrics_text
 from .requests import Request
 
 if TYPE_CHECKING:
@@ -84,10 +85,10 @@ class View:
             "disk_free_bytes": free,
         }
 
-    def modules(self) -> list[dict[str, Any]]:
-        """Those of the open stage."""
+    async def metrics(self) -> str:
+        """The same for Prometheus."""
         seen = self.stage()
-        return [] if seen is None else list_modules(seen)["modules"]
+        return metrics_text(await self.status(), [] if seen is None else list_modules(seen)["modules"])
 
     def _list(self, schema: str, name: str, make: Callable[[Seen], dict[str, Any]]) -> Callable[[Request], Any]:
         def answer(request: Request) -> dict[str, Any]:

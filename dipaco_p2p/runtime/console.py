@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import EXIT_SECOND_INTERRUPT, DipacoError, EnvironmentUnfit, Interrupted
+from .logs import LogFormat, formatter_of
 
 SHOW_CURSOR = "\x1b[?25h"
 """Progress bars and panels hide it."""
@@ -102,13 +103,13 @@ def on_signals(stop: Callable[[], None]) -> None:
         loop.add_signal_handler(number, handle, number)
 
 
-def log_to(path: Path, *, verbose: bool) -> None:
+def log_to(path: Path, *, verbose: bool, kind: LogFormat = LogFormat.TEXT) -> None:
     """Our own log goes to a file, after what is there; beyond a size that file becomes `<name>.1`, in place of an
     earlier one. What the user must see is printed by the program itself."""
     path.parent.mkdir(parents=True, exist_ok=True)
     logging.raiseExceptions = False  # on a full disk the log is the least loss, and says nothing new
     handler = RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(formatter_of(kind))
     for name in ("dipaco_p2p", "peers", "bootstrap", "leaderboard"):
         logger = logging.getLogger(name)
         logger.addHandler(handler)

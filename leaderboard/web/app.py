@@ -24,6 +24,7 @@ from starlette.staticfiles import StaticFiles
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.runtime.exposition import CONTENT_TYPE
 
 from ..model import Snapshot
 from .api import csv_document, json_document, pages_of, rows_of, schema_document
@@ -32,7 +33,7 @@ from .book import Book
 from .columns import TABLES
 from .guard import Guard
 from .links import Links
-from .metrics import CONTENT_TYPE, metrics_text
+from .metrics import metrics_text
 from .query import page_of
 from .site import STATIC, Site, empty_page, is_stale
 

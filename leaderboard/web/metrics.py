@@ -1,41 +1,23 @@
-"""The run as metrics for Prometheus, in its text format: base units, and `_total` at the end of what only grows."""
+"""The run as metrics for Prometheus."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+
+from dipaco_p2p.runtime.exposition import Metric, exposition
+from dipaco_p2p.runtime.exposition import counter as plain_counter
+from dipaco_p2p.runtime.exposition import gauge as plain_gauge
+from dipaco_p2p.runtime.exposition import one as _one
 
 from ..model import Mark
 from .book import Book
 from .text import word
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One value of a metric."""
-
-    value: float
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One metric with all its values."""
-
-    name: str
-    kind: str
-    """`gauge` or `counter`."""
-    about: str
-    samples: tuple[Sample, ...]
-
 
 def metrics_text(book: Book) -> str:
     """All metrics; those without a value are left out."""
-    return "".join(line + "\n" for metric in metrics(book) if metric.samples for line in _lines(metric))
+    return exposition(metrics(book))
 
 
 def metrics(book: Book) -> Iterator[Metric]:
@@ -71,37 +53,15 @@ def metrics(book: Book) -> Iterator[Metric]:
     yield _gauge("module_loss_nats", "Loss of a module's newest judged version.", losses)
 
 
-def _one(name: str, about: str, value: float | None) -> Metric:
-    return _gauge(name, about, [] if value is None else [(value, {})])
-
-
 def _gauge(name: str, about: str, values: Iterable[tuple[float, Mapping[str, str]]]) -> Metric:
-    samples = tuple(Sample(value=value, labels=labels) for value, labels in values)
-    return Metric(name=f"dipaco_{name}", kind="gauge", about=about, samples=samples)
+    return plain_gauge(name, about, _cleaned(values))
 
 
 def _counter(name: str, about: str, values: Iterable[tuple[float, Mapping[str, str]]]) -> Metric:
-    samples = tuple(Sample(value=value, labels=labels) for value, labels in values)
-    return Metric(name=f"dipaco_{name}", kind="counter", about=about, samples=samples)
+    return plain_counter(name, about, _cleaned(values))
 
 
-def _lines(metric: Metric) -> Iterator[str]:
-    yield f"# HELP {metric.name} {metric.about}"
-    yield f"# TYPE {metric.name} {metric.kind}"
-    merged: Counter[tuple[tuple[str, str], ...]] = Counter()
-    for sample in metric.samples:
-        # Two reasons may read the same once they are cleaned, and one series may stand here only once.
-        merged[tuple((name, word(value)) for name, value in sample.labels.items())] += sample.value  # type: ignore[assignment] # a float
-    for labels, value in merged.items():
-        named = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels)
-        yield f"{metric.name}{f'{{{named}}}' if named else ''} {_number(value)}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _number(value: float) -> str:
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-    return repr(int(value)) if value == int(value) else repr(float(value))
+def _cleaned(values: Iterable[tuple[float, Mapping[str, str]]]) -> Iterator[tuple[float, Mapping[str, str]]]:
+    """Labels may be words of peers."""
+    for value, labels in values:
+        yield value, {name: word(text) for name, text in labels.items()}

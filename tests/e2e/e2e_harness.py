@@ -354,7 +354,8 @@ def breaches(folder: Path, *volunteers: Program) -> list[str]:
 
 def copy_prepared(source: Path, target: Path) -> Path:
     """The folder of a prepared run that nobody has joined yet; the same run, at a port of its own."""
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns("address.json", "history.jsonl", "*.tmp"))
+    ignored = shutil.ignore_patterns("address.json", "history.jsonl", "*.tmp", "control.*")
+    shutil.copytree(source, target, ignore=ignored)
     return target
 
 

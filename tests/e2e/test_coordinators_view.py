@@ -1,0 +1,91 @@
+"""A coordinator and a volunteer as processes: what the commands say of both, the metrics, the logs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import stat
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e_harness import Program, Programs, eventually, refused, write_run
+
+from dipaco_p2p.runtime.control.place import find_socket
+
+pytestmark = pytest.mark.libp2p
+
+
+def asked(programs: Programs, coordinator: Program, what: str) -> dict[str, Any]:
+    """The document that `dipaco-bootstrap WHAT --json` prints."""
+    done = programs.run("dipaco-bootstrap", what, coordinator.home, "--json")
+    assert done.wait() == 0, done.complaint
+    found: dict[str, Any] = json.loads(done.said)
+    assert found["schema"] == f"dipaco.coordinator.{what}/1"
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def scraped(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        return str(answer.read().decode())
+
+
+def test_a_coordinator_is_looked_at_scraped_and_read(programs: Programs, corpus: Path) -> None:
+    run_file = write_run(programs.folder / "seen.toml", corpus, rounds=100_000, min_paths=1)
+    port = free_port()
+    more = ("--metrics", str(port), "--log-format", "json")
+    coordinator = programs.coordinator(run_file, programs.folder / "seen", *more)
+    peer = coordinator.wait_address()["peer"]
+    assert f"metrics: http://127.0.0.1:{port}/metrics" in coordinator.said
+    path = find_socket(coordinator.home)
+    assert path is not None and stat.S_IMODE(path.stat().st_mode) == 0o600
+
+    alone = asked(programs, coordinator, "status")
+    assert (alone["state"], alone["pid"], alone["volunteers_alive"]) == ("waiting", coordinator.process.pid, 0)
+    assert alone["folder"] == str(coordinator.home) and alone["disk_used_bytes"] > 0
+    volunteer = programs.volunteer(coordinator.wait_address()["ticket"], "one", "--log-format", "json")
+    volunteer.wait_event("leads")
+    volunteer.wait_event("receipt", count=4)
+
+    def is_seen() -> dict[str, Any] | None:
+        found = asked(programs, coordinator, "status")
+        is_there = found["volunteers_training"] and found["modules_led"] == found["modules"] == 3
+        return found if is_there and found["contributions_counted"] and found["judged_round"] else None
+
+    found = eventually(is_seen, what=lambda: volunteer.complaint[-2000:])
+    assert (found["state"], found["paths"], found["paths_covered"], found["seeds_alive"]) == ("training", 2, 1, 1)
+    assert found["round"] > 0 and found["judged_perplexity"] > 1 and found["bytes_down"] > 0
+
+    peers = {each["role"]: each for each in asked(programs, coordinator, "peers")["peers"]}
+    assert peers["seed"]["peer"] == peer and peers["volunteer"]["peer"] != peer
+    one = peers["volunteer"]
+    assert one["path"] and one["heartbeat_age_s"] < 10 and len(one["leads"]) == 3
+    paths = asked(programs, coordinator, "paths")["paths"]
+    [claimed] = [each for each in paths if each["is_covered"]]
+    assert claimed["claimants"][0]["peer"] == one["peer"] and len(paths) == 2
+    modules = asked(programs, coordinator, "modules")["modules"]
+    assert {each["leader"] for each in modules} == {one["peer"]} and all(each["newest"] > 0 for each in modules)
+
+    text = scraped(port)
+    assert (
+        "dipaco_coordinator_volunteers_alive 1\n" in text and 'dipaco_coordinator_module_final_version{module="' in text
+    )
+    if promtool := shutil.which("promtool"):
+        done = subprocess.run([promtool, "check", "metrics"], input=text.encode(), capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+
+    assert volunteer.end() == 0 and coordinator.end() == 0, coordinator.complaint
+    for log in (coordinator.home / "seed.log", *volunteer.home.glob("runs/*/peer.log")):
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        assert lines and all(list(line)[:4] == ["time", "level", "logger", "message"] for line in lines)
+    refused(programs.run("dipaco-bootstrap", "status", coordinator.home), 3, "no coordinator runs", "start")
+    assert find_socket(coordinator.home) is None

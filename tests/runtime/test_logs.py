@@ -1,0 +1,64 @@
+"""The lines of our own log, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dipaco_p2p.runtime.console import log_to
+from dipaco_p2p.runtime.logs import JsonLines, LogFormat
+
+NAMES = ("dipaco_p2p", "peers", "bootstrap", "leaderboard")
+
+
+@pytest.fixture
+def loggers() -> Iterator[None]:
+    """Puts back what `log_to` changes for a whole process."""
+    before = [(logging.getLogger(name), list(logging.getLogger(name).handlers)) for name in NAMES]
+    levels = [(logger, logger.level, logger.propagate) for logger, _ in before]
+    raises = logging.raiseExceptions
+    yield
+    for logger, handlers in before:
+        for handler in set(logger.handlers) - set(handlers):
+            logger.removeHandler(handler)
+            handler.close()
+    for logger, level, propagate in levels:
+        logger.level, logger.propagate = level, propagate
+        logger.manager._clear_cache()  # type: ignore[attr-defined] # what is enabled at which level
+    logging.raiseExceptions = raises
+
+
+def test_a_json_log_has_one_object_a_line_whatever_is_said(tmp_path: Path, loggers: None) -> None:
+    path = tmp_path / "seed.log"
+    log_to(path, verbose=False, kind=LogFormat.JSON)
+    log = logging.getLogger("bootstrap.seed")
+    log.info("round %d of %s\n\x1b[2J\u202e", 3, "P0-1")
+    log.debug("a detail")
+    try:
+        raise ValueError("a mistake\nof two lines")
+    except ValueError:
+        log.exception("it failed")
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert list(first) == ["time", "level", "logger", "message"]
+    assert (first["level"], first["logger"]) == ("INFO", "bootstrap.seed")
+    assert first["message"] == "round 3 of P0-1\n\x1b[2J\u202e" and path.read_text().isascii()
+    assert "\x1b" not in path.read_text()
+    assert (second["level"], second["message"]) == ("ERROR", "it failed")
+    assert second["traceback"].startswith("Traceback") and second["traceback"].endswith("of two lines")
+
+
+def test_a_log_is_for_people_unless_asked_otherwise(tmp_path: Path, loggers: None) -> None:
+    path = tmp_path / "peer.log"
+    log_to(path, verbose=True)
+    logging.getLogger("peers.tour").debug("a detail")
+    assert path.read_text().endswith(" DEBUG peers.tour: a detail\n")
+
+
+def test_the_time_is_of_one_zone_and_sorts_as_text() -> None:
+    record = logging.LogRecord("peers", logging.INFO, "x.py", 1, "said", None, None)
+    record.created = 1_700_000_000.25
+    assert json.loads(JsonLines().format(record))["time"] == "2023-11-14T22:13:20.250Z"

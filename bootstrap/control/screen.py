@@ -116,12 +116,15 @@ MODULES = (
 
 
 def show_list(found: list[dict[str, Any]], columns: tuple[Column, ...], console: Console, *, left_out: int) -> None:
-    """A table: drawn on a terminal, with cells folded where it is narrow; else columns that only spaces keep apart."""
+    """A table, in columns that only spaces keep apart; on a terminal too narrow for that a block for each row."""
     cells = [[printable(column.cell(row)) for column in columns] for row in found]
-    if console.is_terminal:
+    plain = _aligned([[column.head for column in columns], *cells], columns)
+    if not console.is_terminal:
+        print("\n".join(plain), flush=True)
+    elif max(map(len, plain)) <= console.width:
         console.print(_drawn(cells, columns))
     else:
-        print("\n".join(_aligned([[column.head for column in columns], *cells], columns)), flush=True)
+        console.print(_blocks(cells, columns))
     if left_out:
         print(f"and {left_out} more", flush=True)
 
@@ -132,6 +135,19 @@ def _drawn(cells: list[list[str]], columns: tuple[Column, ...]) -> Table:
         table.add_column(column.head, overflow="fold", justify="right" if column.is_number else "left")
     for row in cells:
         table.add_row(*map(Text, row))
+    return table
+
+
+def _blocks(cells: list[list[str]], columns: tuple[Column, ...]) -> Table:
+    """Each row as names and values, below one another, with an empty line between two rows."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for number, row in enumerate(cells):
+        if number:
+            table.add_row("", "")
+        for column, cell in zip(columns, row, strict=True):
+            table.add_row(column.head, Text(cell))
     return table
 
 

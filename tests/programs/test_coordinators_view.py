@@ -217,7 +217,9 @@ def test_on_a_terminal_all_of_it_fits(seen: Seen, tmp_path: Path, columns: int, 
     for rows, drawn in ((list_peers(seen)["peers"], screen.PEERS), (list_modules(seen)["modules"], screen.MODULES)):
         screen.show_list(rows, drawn, console, left_out=0)
     lines = out.getvalue().splitlines()
-    if no_color:
+    if no_color:  # a table where there is room, else names and values below one another, with whole words
+        assert any(line.split() == ["tokens/s", "1,235"] for line in lines) is (columns < 200)
+        assert any("none for 2 s" in line for line in lines)
         assert "\x1b" not in out.getvalue() and max(map(len, lines)) <= columns
         assert len(lines[0]) == min(columns, 78)
 

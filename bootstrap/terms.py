@@ -64,7 +64,9 @@ class Terms(Granting):
 
         Raises Refused unless it is the next term (or the very grant that was given) and the last leader is gone.
         """
-        mandates = self._node.watch.mandates
+        mandates, reason = self._node.watch.mandates, self._node.watch.decrees.reason(peer)
+        if reason is not None:
+            raise Refused(f"banned by the coordinator: {reason}", reason=Reason.BANNED)
         async with self._granting:
             newest = mandates.grant(module)
             if newest is not None and (newest.term, newest.leader, newest.mirrors) == (term, peer, mirrors):

@@ -1,4 +1,5 @@
-"""Recompute every chain from genesis to head: parent and contributions must give each version, to the bit.
+"""Recompute every chain from genesis to head: parent and contributions must give each version, to the bit;
+a rollback is what its decree says.
 
 And the grid must begin where the warm-up ended.
 """
@@ -15,6 +16,7 @@ from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.versions import check_chain, genesis_version
 from dipaco_p2p.runtime.payloads import stored
 from dipaco_p2p.runtime.recompute import make_again
+from dipaco_p2p.runtime.rollbacks import make_rollback_again
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
@@ -82,6 +84,8 @@ def recompute(
     run: Run, store: Store, archive: SeedArchive, parent: ModuleVersion, state: OuterState, version: ModuleVersion
 ) -> OuterState:
     """Make `version` again from its parent; raises IntegrityError if anything about it comes out differently."""
+    if version.rollback is not None:  # of which version, the chain was checked for
+        return make_rollback_again(run, parent, _blob(store, version.digest), version).state
     admitted = [
         stored(run, store, version.module, archive.contribution(share.contribution)) for share in version.shares
     ]

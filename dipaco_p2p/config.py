@@ -12,7 +12,7 @@ from .errors import ConfigError
 from .strict import bounded
 from .topology import Topology
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Raised when two versions of the program could misunderstand each other."""
 
 PREFIX_TOKENS = 32

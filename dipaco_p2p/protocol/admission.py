@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ..topology import PathId
+from .decrees import Decreed
 from .documents import Contribution, ModuleVersion
 from .signing import PeerId
 
@@ -38,9 +39,14 @@ class Reason(StrEnum):
     COMPLETE = "complete"
     NO_MIRROR = "no-mirror"
     """It is on no second disk yet, so there is no receipt."""
+    BANNED = "banned"
+    """By the coordinator's decree, as the next two."""
+    FROZEN = "frozen"
+    ROLLED_BACK = "rolled-back"
+    """It began from a version that was undone since: nobody's fault."""
 
 
-PASSING = {Reason.NOT_LEADER, Reason.NO_MIRROR, "payload-missing", "busy", "internal", "offset"}
+PASSING = {Reason.NOT_LEADER, Reason.NO_MIRROR, Reason.FROZEN, "payload-missing", "busy", "internal", "offset"}
 """Refusals that another try, or another leader, can cure."""
 
 
@@ -76,6 +82,8 @@ class AdmissionRules:
     tokens_max: int
     contributed: Mapping[tuple[PeerId, PathId, int], str]
     """Contribution id by author, path and base version, for the bases above."""
+    base_min: int = 0
+    """The newest rollback: what began before it is undone."""
 
 
 def judge(contribution: Contribution, *, sender: PeerId, contribution_id: str, rules: AdmissionRules) -> Verdict:
@@ -102,10 +110,22 @@ def judge(contribution: Contribution, *, sender: PeerId, contribution_id: str, r
     return ADMITTED
 
 
+def judge_decreed(author: PeerId, decreed: Decreed) -> Verdict:
+    """Whether a new contribution of `author` is taken at all by the coordinator's decrees. Not asked of one that has a
+    receipt: that is a promise."""
+    if author in decreed.banned:
+        return Verdict(Reason.BANNED, f"banned by the coordinator: {decreed.banned[author]}")
+    if decreed.frozen is not None:
+        return Verdict(Reason.FROZEN, f"frozen by the coordinator: {decreed.frozen}")
+    return ADMITTED
+
+
 def _judge_base(contribution: Contribution, rules: AdmissionRules) -> Verdict:
     base, head = contribution.base_version, rules.head.version
     if head >= rules.rounds:
         return Verdict(Reason.COMPLETE, f"{contribution.module} has its last version, {head}")
+    if base < rules.base_min:
+        return Verdict(Reason.ROLLED_BACK, f"based on version {base}, which version {rules.base_min} undid by decree")
     if base not in rules.bases:
         reason = Reason.STALE_BASE if base < head else Reason.UNKNOWN_BASE
         return Verdict(reason, f"based on version {base}, but the head is {head} and only {sorted(rules.bases)} count")

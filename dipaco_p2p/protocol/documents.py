@@ -1,7 +1,6 @@
 """The signed documents: contribution, receipt, rejection, version, sharding, scores, manifest; one canonical form each.
 
-The coordinator's judgements are in judgement.py, what others measured again in checks.py.
-
+The coordinator's judgements are in judgement.py, its decrees in decrees.py; what others measured again in checks.py.
 
 - A document's `id` is the digest of its canonical bytes; the signature is over the same bytes, under its `KIND`.
 - `unseal` is the only door for a document from outside: schema, bounds, then signature. What comes out is safe to use.
@@ -25,6 +24,7 @@ from .checks import Check
 from .contribution import BlobRef as BlobRef  # told on: these are documents, too
 from .contribution import Contribution as Contribution
 from .contribution import Rejection as Rejection
+from .decrees import Decree, Rollback
 from .judgement import Judgement
 from .signing import PeerId, Signer, public_key_of, verify
 
@@ -124,6 +124,8 @@ class ModuleVersion:
     """Outer momentum and the residual of the update's quantisation: what the next leader needs."""
     is_fresh: bool = False
     """Made without the parent's outer state, since all who had it were lost: momentum and residual began anew."""
+    rollback: Rollback | None = None
+    """Made by decree, of an earlier version's parameters: no update, no shares, and momentum begins anew."""
     shares: tuple[Share, ...]
     """In the order of the average: by path, then by contribution id."""
     clip_norm: float | None
@@ -259,8 +261,11 @@ class Manifest:
         return 0 if self.stage == "warmup" else self.config.warmup_steps
 
 
-Document = Contribution | Receipt | Grant | ModuleVersion | Sharding | Scores | Judgement | Check | Rejection | Manifest
-D = TypeVar("D", Contribution, Receipt, Grant, ModuleVersion, Sharding, Scores, Judgement, Check, Rejection, Manifest)
+_Traded = Contribution | Receipt | Grant | ModuleVersion | Sharding | Scores
+Document = _Traded | Judgement | Check | Rejection | Decree | Manifest
+D = TypeVar(
+    "D", Contribution, Receipt, Grant, ModuleVersion, Sharding, Scores, Judgement, Check, Rejection, Decree, Manifest
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +326,11 @@ def is_signed(sealed: Sealed[D]) -> bool:
 def rejected(rejection: Rejection) -> Sealed[Contribution]:
     """The contribution that a rejection names, not checked yet: `is_signed` says whether its author wrote it."""
     return Sealed(rejection.contribution, rejection.signature)
+
+
+def decreed_by(rollback: Rollback) -> Sealed[Decree]:
+    """The decree that a version shows, not checked yet: `is_signed` says whether its author wrote it."""
+    return Sealed(rollback.decree, rollback.signature)
 
 
 def cosign(signer: Signer, sealed: Sealed[ModuleVersion]) -> str:

@@ -17,6 +17,7 @@ from ..strict import bounded
 from ..topology import PathId
 from .bounds import VALUES_MAX
 from .branches import Branch
+from .decrees import DECREES_MAX
 from .documents import MIRRORS_MAX, PROBLEM_CHARS_MAX
 from .grants import Seniority, seniority
 from .signing import PeerId
@@ -38,6 +39,8 @@ class Heartbeat:
     path: PathId | None = None
     round: int = bounded(0, low=0, high=VALUES_MAX)
     tokens_per_s: float = bounded(0.0, low=0.0)
+    decrees: int = bounded(0, low=0, high=DECREES_MAX)
+    """How many of the coordinator's decrees this peer has: who has fewer asks it for the others."""
     left: bool = False
     """Said once on leaving. A record cannot be taken back from a DHT, only replaced by a newer one."""
 

@@ -140,6 +140,10 @@ class Round:
         state = follow(ROUND_TRANSITIONS, self.state, event)
         return replace(self, state=state, grace_from_s=now_s if state is RoundState.GRACE else self.grace_from_s)
 
+    def resumed(self, *, now_s: float) -> Round:
+        """Nothing could come for a while, since the run was frozen: what is missing has its time anew."""
+        return replace(self, last_s=now_s, grace_from_s=now_s)
+
     def is_complete(self, claims: PathClaims) -> bool:
         """Whether every path is in, and every live claimant that trains this round."""
         return self.expected <= self.paths and not any(

@@ -2,6 +2,8 @@
 
 - A chain starts at the genesis that the manifest names; version n + 1 names the digest of version n as its parent.
 - A contribution counts at most once on a chain, and an author at most once per path and base.
+- A rollback is a version like others, after the ones that it undoes: it shows the coordinator's decree, has the
+  parameters of an earlier version of its chain, and no contribution counts after it that began before it.
 - Who was entitled to make a version is not said by the chain, but by its maker's mandate (grants.py) and by those who
   made it again and co-signed; how it follows from its contributions, anybody can check.
 """
@@ -14,7 +16,8 @@ from dataclasses import dataclass
 
 from ..errors import IntegrityError
 from ..topology import ModuleId, PathId
-from .documents import Manifest, ModuleVersion, Sealed, document_id
+from .decrees import ROLLBACK
+from .documents import Manifest, ModuleVersion, Sealed, decreed_by, document_id, is_signed
 from .signing import PeerId
 
 
@@ -72,9 +75,28 @@ def check_successor(parent: ModuleVersion, child: ModuleVersion, manifest: Manif
         raise IntegrityError(f"{name} has term {child.term}, after term {parent.term}")
     if child.weight != parent.weight + sum(share.tokens for share in child.shares):
         raise IntegrityError(f"{name} says that its chain weighs {child.weight}, after {parent.weight}")
+    if child.rollback is not None:
+        _check_rollback(child, name, manifest)
+        return
     if child.update is None or child.state is None:
         raise IntegrityError(f"{name} names no update or no state")
     _check_shares(child, name, staleness=manifest.config.rounds.staleness)
+
+
+def _check_rollback(version: ModuleVersion, name: str, manifest: Manifest) -> None:
+    """That the coordinator wants it; whether the parameters are those, `Tally` says, which knows the chain."""
+    assert version.rollback is not None
+    decree = version.rollback.decree
+    if version.update is not None or version.state is None or version.shares or version.is_fresh:
+        raise IntegrityError(f"{name} is a rollback, and names an update, contributions, or no state")
+    if version.clip_norm is not None:
+        raise IntegrityError(f"{name} is a rollback, and names a norm to clip at")
+    said = (decree.act, decree.stage, decree.module, decree.run)
+    run = manifest.origin or version.run
+    if said != (ROLLBACK, version.run, version.module, run) or not decree.after < version.version:
+        raise IntegrityError(f"{name} shows decree {decree.number}, which is about something else")
+    if decree.author != manifest.author or not is_signed(decreed_by(version.rollback)):
+        raise IntegrityError(f"{name} shows a decree that is not the coordinator's")
 
 
 def _check_shares(version: ModuleVersion, name: str, *, staleness: int) -> None:
@@ -92,38 +114,69 @@ def _check_shares(version: ModuleVersion, name: str, *, staleness: int) -> None:
 
 
 class Tally:
-    """What a chain has counted: no contribution twice, and no second one of an author for the same path and base."""
+    """What a chain has counted: no contribution twice, and no second one of an author for the same path and base; and
+    what was rolled back on it."""
 
     def __init__(self) -> None:
         self.counted: dict[str, int] = {}
         """Contribution id to the version that counts it."""
         self._bases: dict[tuple[PeerId, PathId, int], str] = {}
+        self._digests: dict[int, str] = {}
+        self._rollbacks: dict[int, int] = {}
+        """Version to the number of the decree that it was made by."""
+
+    @property
+    def base_min(self) -> int:
+        """The newest rollback on the chain: nothing counts that began from a version before it; 0 without one."""
+        return max(self._rollbacks, default=0)
+
+    @property
+    def rolled_back_by(self) -> int:
+        """The number of the newest decree that was carried out on the chain; 0 for none."""
+        return max(self._rollbacks.values(), default=0)
+
+    def digest(self, version: int) -> str:
+        """Of a version on the chain, 0 too; empty if it has none of that number."""
+        return self._digests.get(version, "")
 
     def check(self, version: ModuleVersion) -> None:
-        """Raise IntegrityError if `version` counts something that may not count (any more)."""
+        """Raise IntegrityError if `version` counts something that may not count (any more), or goes back to another
+        version than its decree says, or to none that is newer than the last decree's."""
         fresh: set[tuple[PeerId, PathId, int]] = set()
         for share in version.shares:
             base = (share.peer, share.path, share.base_version)
             if share.contribution in self.counted or base in self._bases or base in fresh:
                 raise IntegrityError(f"{share.contribution[:8]} counts twice in the chain of {version.module}")
+            if share.base_version < self.base_min:
+                raise IntegrityError(f"{share.contribution[:8]} began from what was rolled back of {version.module}")
             fresh.add(base)
+        if version.rollback is not None:
+            decree = version.rollback.decree
+            if decree.number <= self.rolled_back_by or self.digest(decree.to) != version.digest:
+                raise IntegrityError(f"version {version.version} of {version.module} is not what its decree says")
 
     def add(self, version: ModuleVersion) -> None:
         """`version` is on the chain now."""
         for share in version.shares:
             self.counted[share.contribution] = version.version
             self._bases[share.peer, share.path, share.base_version] = share.contribution
+        self._digests |= {version.version - 1: version.parent, version.version: version.digest}
+        if version.rollback is not None:
+            self._rollbacks[version.version] = version.rollback.decree.number
 
     def copy(self) -> Tally:
         """The same, to try something with."""
         other = Tally()
         other.counted, other._bases = dict(self.counted), dict(self._bases)
+        other._digests, other._rollbacks = dict(self._digests), dict(self._rollbacks)
         return other
 
     def drop_after(self, version: int) -> None:
         """The versions after this one are on the chain no more."""
         self.counted = {id_: number for id_, number in self.counted.items() if number <= version}
         self._bases = {base: id_ for base, id_ in self._bases.items() if id_ in self.counted}
+        self._digests = {number: digest for number, digest in self._digests.items() if number <= version}
+        self._rollbacks = {number: decree for number, decree in self._rollbacks.items() if number <= version}
 
 
 def check_chain(versions: Sequence[Sealed[ModuleVersion]], manifest: Manifest, module: ModuleId) -> None:

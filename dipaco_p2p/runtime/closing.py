@@ -78,4 +78,4 @@ def told_version(version: ModuleVersion) -> dict[str, Any]:
         "contributions": [share.contribution for share in version.shares],
         "weights": [round(share.weight, 4) for share in version.shares],
         "term": version.term,
-    }
+    } | ({} if version.rollback is None else {"rollback": version.rollback.decree.to})

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+LOST_TTLS = 3.0
+"""Lives of a heartbeat after which contributions that nobody has count as lost."""
+
 
 class Custody:
     """One leader's dealings with its mirrors and the archive."""
@@ -38,6 +41,8 @@ class Custody:
         self._mirror = mirror
         self._ledger = ledger
         self._replicas: dict[PeerId, Replica] = {}
+        self._unprovable_s: float | None = None
+        """Since when contributions of our chain are not to be had by the archive, nor by us."""
         self._absent_until_s = 0.0
         """Until when those without a heartbeat are not tried again."""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -112,7 +117,8 @@ class Custody:
         """Those who should be there, and from whom no heartbeat came."""
         grant = self._node.watch.mandates.grant(self._ledger.module)
         peers = {*(grant.mirrors if grant is not None else ()), self._node.run.manifest.author}
-        return [self._replica(peer) for peer in sorted(peers - {self._node.peer})]
+        banned = self._node.watch.decrees.state.banned.keys()
+        return [self._replica(peer) for peer in sorted(peers - banned - {self._node.peer})]
 
     def _replica(self, peer: PeerId) -> Replica:
         grant = self._node.watch.mandates.grant(self._ledger.module)
@@ -137,8 +143,18 @@ class Custody:
         """Whether the archive lacks contributions of our chain that nobody alive has: it can never sign that chain."""
         return any(replica.is_unprovable for replica in self._replicas.values())
 
+    def is_hopeless(self) -> bool:
+        """Whether that has been so for long enough that nobody who has them will come back."""
+        now_s, ttl_s = self._node.clock.now_s(), self._node.run.config.liveness.heartbeat_ttl_s
+        if not self.is_unprovable:
+            self._unprovable_s = None
+            return False
+        self._unprovable_s = now_s if self._unprovable_s is None else self._unprovable_s
+        return now_s - self._unprovable_s >= LOST_TTLS * ttl_s
+
     def begin_anew(self) -> None:
         """Another branch is ours now: those who have the last one take it over, too."""
+        self._unprovable_s = None
         for replica in self._replicas.values():
             replica.reset()
         self.welcome()

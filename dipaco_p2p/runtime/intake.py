@@ -109,6 +109,11 @@ class Intake:
         self.receipts.pop(sealed.id, None)
         self._contributed.pop(_key(sealed), None)
 
+    def undo(self) -> None:
+        """What is admitted began from what is rolled back: it will be in no version."""
+        for item in list(self.admitted.values()):
+            self.expel(item.sealed)
+
     def clear(self) -> None:
         """The ledger has the version that counts what was admitted: the next round is open."""
         # In the order of the average, not of arrival: which norms are still remembered must not depend on the network.
@@ -155,6 +160,7 @@ def admission_rules(run: Run, ledger: Ledger, *, contributed: Mapping[Key, str])
         payload_bytes_max=run.payload_bytes_max(ledger.module),
         tokens_max=run.tokens_full,
         contributed=contributed,
+        base_min=ledger.base_min,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError
 from ..protocol.checks import Check
+from ..protocol.decrees import Decree
 from ..protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Rejection, Sealed, Sharding, unseal
 from ..protocol.judgement import Judgement
 from ..swarm.api import BODY_BYTES_MAX, Reply
@@ -16,7 +17,7 @@ from ..swarm.api import BODY_BYTES_MAX, Reply
 ITEMS_BYTES_MAX = BODY_BYTES_MAX // 2
 """Of one page; a single document is at most 192 KiB, so a page always holds some."""
 
-D = TypeVar("D", Check, Contribution, Grant, Judgement, ModuleVersion, Receipt, Rejection, Sharding)
+D = TypeVar("D", Check, Contribution, Decree, Grant, Judgement, ModuleVersion, Receipt, Rejection, Sharding)
 
 
 def items_reply(documents: Iterable[Sealed[D]]) -> Reply:

@@ -74,6 +74,25 @@ class Ledger:
         return self._tally.counted
 
     @property
+    def base_min(self) -> int:
+        """The newest rollback: nothing counts that began before it."""
+        return self._tally.base_min
+
+    @property
+    def rolled_back_by(self) -> int:
+        """The number of the newest decree that was carried out here."""
+        return self._tally.rolled_back_by
+
+    @property
+    def undone(self) -> list[Sealed[Contribution]]:
+        """What is open, and cannot count since a rollback."""
+        return [sealed for sealed in self.open.values() if sealed.document.base_version < self.base_min]
+
+    def at(self, version: int) -> ModuleVersion:
+        """A version that is on the chain, 0 too."""
+        return self.versions[version - 1].document if version else self.genesis
+
+    @property
     def kept(self) -> dict[str, Sealed[Contribution]]:
         """All contributions that are here."""
         return self.spent | self.open

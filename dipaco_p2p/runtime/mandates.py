@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError
@@ -36,13 +36,15 @@ class Mandates:
         self._run = run
         self._store = store
         self._coordinator = run.manifest.author
+        self.is_banned: Callable[[PeerId], bool] = lambda peer: False
+        """By the coordinator's decrees: who is leads nothing while there is anybody else's mandate."""
         self._known: dict[ModuleId, list[Mandate]] = {module: [] for module in run.topology.modules()}
         for module in self._known:
             self._load(module)
 
     def newest(self, module: ModuleId) -> Mandate:
         """The mandate of the leader to follow; empty before anybody ever led."""
-        return max(self._known[module], key=self._seniority, default=())
+        return max(self._known[module], key=self._precedence, default=())
 
     def grant(self, module: ModuleId) -> Grant | None:
         """The newest grant."""
@@ -118,6 +120,9 @@ class Mandates:
             self.learn(module, [unseal(Grant, item) for item in json.loads(data)])
         except (ValueError, TypeError, IntegrityError) as error:  # heads in the DHT say it again
             log.warning("the mandate for %s was damaged on disk: %s", module, error)
+
+    def _precedence(self, mandate: Mandate) -> tuple[bool, Seniority]:
+        return not self.is_banned(mandate[-1].document.leader), self._seniority(mandate)
 
     def _seniority(self, mandate: Mandate) -> Seniority:
         grant = mandate[-1].document

@@ -31,6 +31,7 @@ from .payloads import PayloadLost, stored
 from .pruning import Pruning
 from .recompute import Admitted, Made, make_again
 from .remote import RemoteLedger
+from .rollbacks import undo_again
 from .shardings import learn_shardings
 from .transfer import fetch_kept
 
@@ -83,8 +84,8 @@ class Mirror:
         if self.is_owner(module):
             return
         ledger = self.ledger(module)
-        known = {sealed.document.digest for sealed in ledger.versions}
-        versions = [sealed for sealed in versions if sealed.document.digest not in known]
+        known = {(sealed.document.version, sealed.document.digest) for sealed in ledger.versions}
+        versions = [one for one in versions if (one.document.version, one.document.digest) not in known]
         begin = versions[0].document.version - 1 if versions else 0
         if not versions or begin > ledger.head.version or begin < ledger.final:
             return
@@ -110,6 +111,8 @@ class Mirror:
     def settle(self, module: ModuleId) -> None:
         """Drop what is final, and what no base needs any more. An archive keeps it."""
         ledger = self.ledger(module)
+        for sealed in ledger.undone:
+            self.expire(sealed, Reason.ROLLED_BACK)
         payloads = ledger.settle()
         if not self.keeps_everything:
             self._pruning.payloads(payloads, self._ledgers.values())
@@ -210,6 +213,8 @@ class Mirror:
     # -- versions of others
 
     def _require_leader(self, module: ModuleId, sender: PeerId) -> None:
+        if (reason := self._node.watch.decrees.reason(sender)) is not None:
+            raise Refused(f"banned by the coordinator: {reason}", reason=Reason.BANNED)
         leader = self._led_by(module)
         if leader != sender:
             term = self._node.watch.mandates.term(module)
@@ -258,6 +263,8 @@ class Mirror:
 
     async def _make_again(self, ledger: Ledger, version: ModuleVersion, *, source: PeerId) -> Made:
         parent, state = ledger.head, None
+        if version.rollback is not None:
+            return await undo_again(self._node, parent, version, source=source)
         if not version.is_fresh:
             state = await self.states.read(parent, holders=[source])
         if state is None:

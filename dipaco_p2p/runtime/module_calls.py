@@ -8,7 +8,7 @@ from typing import Any
 
 from ..canonical import is_digest
 from ..errors import ConfigError, Refused
-from ..protocol.admission import Reason
+from ..protocol.admission import Reason, judge_decreed
 from ..protocol.documents import Contribution, Grant, Sealed, unseal
 from ..protocol.signing import PeerId
 from ..protocol.versions import Known
@@ -59,6 +59,7 @@ class ModuleCalls:
         sealed = unseal(Contribution, header.get("contribution"))
         owner = self._owner_of(sealed.document.module)
         with self._noting(sealed):
+            self._require_decreed(owner, sealed)
             receipt = await owner.contribute(sender, sealed)
         return Reply({"receipt": receipt.to_dict()})
 
@@ -67,9 +68,18 @@ class ModuleCalls:
         learn_attached(self._node, header.get("sharding"))
         sealed = unseal(Contribution, header.get("contribution"))
         owner = self._owner_of(sealed.document.module)
-        with self._noting(sealed):
+        known = self._node.watch.mandates.peers(owner.module)
+        with self._noting(sealed):  # who owned the module keeps what has a receipt, which a ban does not take back
+            self._require_decreed(owner, sealed, is_promised=sender in known)
             receipt = await owner.contribute(sealed.document.author, sealed, is_forwarded=True)
         return Reply({"receipt": receipt.to_dict()})
+
+    def _require_decreed(self, owner: ModuleOwner, sealed: Sealed[Contribution], *, is_promised: bool = False) -> None:
+        """Raise Refused for a new one whose author is banned, and for any while the run is frozen."""
+        verdict = judge_decreed(sealed.document.author, self._node.watch.decrees.state)
+        is_excused = owner.has(sealed.id) or (is_promised and verdict.reason is Reason.BANNED)
+        if verdict.reason is not None and not is_excused:
+            raise Refused(verdict.detail, reason=verdict.reason)
 
     @contextlib.contextmanager
     def _noting(self, sealed: Sealed[Contribution]) -> Iterator[None]:

@@ -274,4 +274,6 @@ def _is_after(version: ModuleVersion, parent: ModuleVersion) -> bool:
 def _is_snapshot_smaller(versions: list[Sealed[ModuleVersion]]) -> bool:
     """Whether the newest snapshot is fewer bytes than all the updates up to it."""
     updates = [sealed.document.update for sealed in versions]
+    if any(sealed.document.rollback is not None for sealed in versions):  # no update leads there
+        return True
     return bool(versions) and sum(ref.size for ref in updates if ref) >= versions[-1].document.snapshot.size

@@ -26,12 +26,13 @@ class OuterStates:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._newest: dict[ModuleId, tuple[str, OuterState]] = {}
-        """After the newest version that was made here, by its digest."""
+        self._newest: dict[ModuleId, tuple[ModuleVersion, OuterState]] = {}
+        """After the newest version that was made here: its digest alone would not do, for a rollback has an earlier
+        version's."""
 
     def note(self, version: ModuleVersion, state: OuterState) -> None:
         """This is the state after `version`."""
-        self._newest[version.module] = (version.digest, state)
+        self._newest[version.module] = (version, state)
 
     def is_here(self, version: ModuleVersion) -> bool:
         """Whether momentum and residual after `version` are on this disk."""
@@ -42,8 +43,12 @@ class OuterStates:
 
         Raises BlobMissing if even the parameters are not.
         """
-        digest, known = self._newest.get(version.module, ("", None))
-        if known is not None and digest == version.digest:
+        made, known = self._newest.get(version.module, (None, None))
+        if made is not None and (made.version, made.digest, made.state) == (
+            version.version,
+            version.digest,
+            version.state,
+        ):
             return known
         params = await self._params(version, holders)
         if version.state is None:

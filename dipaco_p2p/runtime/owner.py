@@ -27,7 +27,7 @@ from ..protocol.rounds import OpenRound, Round
 from ..protocol.signing import PeerId
 from ..protocol.versions import Known
 from ..topology import ModuleId
-from .closing import PAYLOAD_LOST, make_next, recover, told_round, told_version
+from .closing import make_next, told_round, told_version
 from .custody import Custody
 from .faults import reach
 from .intake import Intake, receipt_for
@@ -36,16 +36,15 @@ from .mirror import Mirror
 from .node import Node
 from .payloads import PayloadLost
 from .recompute import Made, make_version
+from .rollbacks import due, undo
 from .shardings import learn_shardings
-from .takeover import Takeover
+from .takeover import Takeover, judged_again
 from .tasks import changed_or_later
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 CATCH_UP_S = 5.0
-LOST_TTLS = 3.0
-"""Lives of a heartbeat after which contributions that nobody has count as lost."""
 
 
 class ModuleOwner:
@@ -68,9 +67,7 @@ class ModuleOwner:
         self._changed = asyncio.Condition()
         self._catch_up_s = 0.0
         self._seen_s = node.clock.now_s()
-        self._unprovable_s: float | None = None
-        """Since when contributions of our chain are not to be had by the archive, nor by us."""
-        self._is_leading = False
+        self._is_leading = self._was_frozen = False
         self._published = 0
         """What trainers may see: a version is cosigned first, if anybody lives who can."""
 
@@ -91,7 +88,6 @@ class ModuleOwner:
 
     @property
     def diverged_archives(self) -> list[PeerId]:
-        """Archives that have another branch than we lead."""
         return self._custody.diverged
 
     @property
@@ -116,7 +112,7 @@ class ModuleOwner:
     async def run(self) -> None:
         """Close rounds as they become ready, until cancelled or stopped."""
         async with asyncio.TaskGroup() as tasks:  # side by side: no round waits for a mirror that is frozen
-            tasks.create_task(self._repeat(self._look_again, self._tick, self._take_back))
+            tasks.create_task(self._repeat(self._look_again, self._roll_back, self._tick, self._take_back))
             tasks.create_task(self._repeat(self._catch_up))
 
     async def _repeat(self, *steps: Callable[[], Awaitable[None]]) -> None:
@@ -171,14 +167,17 @@ class ModuleOwner:
         reach("owner: receipt signed, not sent")
         return receipt
 
+    def has(self, contribution: str) -> bool:
+        return self._intake.has(contribution)
+
     async def versions_after(self, known: Known, *, wait_s: float) -> list[Sealed[ModuleVersion]]:
         """What follows `known`, as far as it is published; waits up to `wait_s` seconds for there to be something.
 
         Raises Refused for what this chain does not have: the caller followed a branch that was given up."""
         self._ledger.require(known)
-        deadline_s = self._node.clock.now_s() + wait_s
-        while self._published <= known.version and self.is_leading and self._node.clock.now_s() < deadline_s:
-            await changed_or_later(self._changed, self._node.clock, deadline_s - self._node.clock.now_s())
+        clock, deadline_s = self._node.clock, self._node.clock.now_s() + wait_s
+        while self._published <= known.version and self.is_leading and clock.now_s() < deadline_s:
+            await changed_or_later(self._changed, clock, deadline_s - clock.now_s())
         self._require_leading()
         self._ledger.require(known)  # still: the branch may have changed meanwhile
         return self._ledger.versions[known.version : self._published]
@@ -256,9 +255,17 @@ class ModuleOwner:
         claims, config, uploads_s = node.watch.claims, node.run.config.rounds, node.uploads_s
         return self._round.tick(claims, config, now_s=now_s, deadline_s=deadline_s, uploads_s=uploads_s)
 
+    def _is_frozen(self, now_s: float) -> bool:
+        """Whether the coordinator wants no versions; after that, who waited has the time of a round that begins."""
+        was_frozen, self._was_frozen = self._was_frozen, self._node.watch.decrees.is_frozen
+        if was_frozen and not self._was_frozen:
+            self._round = self._round.resumed(now_s=now_s)
+            self._arrivals = self._arrivals.opened(self.head.version, now_s=now_s)
+        return self._was_frozen
+
     async def _tick(self) -> None:
         now_s = self._node.clock.now_s()
-        if not self.is_leading or self._ticked(now_s) is self._round:
+        if not self.is_leading or self._is_frozen(now_s) or self._ticked(now_s) is self._round:
             return
         # Closing too early costs a path its round, so look at the claims once more before.
         await self._node.watch.read_claims(self._round.expected)
@@ -288,13 +295,7 @@ class ModuleOwner:
     async def _go_back(self) -> None:
         """Versions whose contributions are lost with all who had them can never be final: after a while, in which one
         of these may come back, the chain goes on from the last one that is."""
-        now_s, ttl_s = self._node.clock.now_s(), self._node.run.config.liveness.heartbeat_ttl_s
-        if not self._custody.is_unprovable:
-            self._unprovable_s = None
-            return
-        self._unprovable_s = now_s if self._unprovable_s is None else self._unprovable_s
-        if now_s - self._unprovable_s >= LOST_TTLS * ttl_s:
-            self._unprovable_s = None
+        if self._custody.is_hopeless():
             async with self._lock:
                 if self.is_leading:
                     self._mirror.give_up(self.module)
@@ -310,7 +311,22 @@ class ModuleOwner:
         made = await make_next(self._node, self._mirror, self._ledger, self._intake, self._make)
         if made is None:
             self._round = self._new_round()
-        if made is None or not self.is_leading:  # who leads now makes it, of the same contributions
+            return
+        await self._append(made)
+
+    async def _roll_back(self) -> None:
+        """Carry the coordinator's newest decree on this module out, also while the run is frozen."""
+        if due(self._node, self._ledger) is None:
+            return
+        async with self._lock:
+            made = await undo(self._node, self._ledger, self._mandate[-1])
+            if made is not None:
+                self._intake.undo()
+                await self._append(made)
+
+    async def _append(self, made: Made) -> None:
+        """Have the next version on disk, cosigned and announced, in this order."""
+        if not self.is_leading:  # who leads now makes it, of the same contributions
             return
         reach("owner: averaged, version not on disk")
         self._mirror.append(seal(self._node.swarm.signer, made.version), made)
@@ -362,8 +378,6 @@ class ModuleOwner:
         async with self._changed:
             self._changed.notify_all()
 
-    # -- taking over
-
     async def _reopen(self, *, is_patient: bool = False) -> None:
         """Begin the round after the head anew, with all that is open here."""
         await learn_shardings(self._node)  # what is taken over may be of any
@@ -382,19 +396,7 @@ class ModuleOwner:
         self._mirror.lost.pop(self.module, None)
 
     async def _take_over(self, sealed: Sealed[Contribution]) -> None:
-        """Admit an open contribution of a former leader, under the same rules; what may not count is reported."""
-        try:
-            self._intake.judge(sealed.document.author, sealed)
-            norm = await self._measure_or_recover(sealed)
-        except (Refused, PayloadLost) as error:
-            log.warning("%s: cannot take over %s: %s", self.module, sealed.id[:8], error)
-            self._mirror.expire(sealed, str(error.reason if isinstance(error, Refused) else PAYLOAD_LOST))
-            return
-        self._admit(sealed, norm)
-
-    async def _measure_or_recover(self, sealed: Sealed[Contribution]) -> float:
-        try:
-            return (await self._measure(sealed))[1]
-        except PayloadLost:
-            await recover(self._node, self._mirror, self._ledger, sealed)
-            return (await self._measure(sealed))[1]
+        """Admit an open contribution of a former leader."""
+        norm = await judged_again(self._node, self._mirror, self._intake, sealed, measure=self._measure)
+        if norm is not None:
+            self._admit(sealed, norm)

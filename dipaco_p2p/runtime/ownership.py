@@ -20,12 +20,13 @@ from ..protocol.documents import Grant
 from ..protocol.liveness import heartbeat_interval_s
 from ..protocol.signing import PeerId, short
 from ..topology import ModuleId
+from .custody import LOST_TTLS
 from .granting import Granting
 from .mirror import Mirror
 from .mirror_calls import MirrorCalls
 from .module_calls import ModuleCalls
 from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Node
-from .owner import LOST_TTLS, ModuleOwner
+from .owner import ModuleOwner
 from .rejections import Rejections
 from .remote import RemoteLedger
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 
-from ..errors import DipacoError, SwarmError
+from ..errors import DipacoError, Refused, SwarmError
 from ..protocol.branches import Branch
-from ..protocol.documents import BlobRef
+from ..protocol.documents import BlobRef, Contribution, Sealed
 from ..protocol.signing import PeerId, short
+from .closing import PAYLOAD_LOST, recover
+from .intake import Intake
 from .ledger import Ledger
 from .mirror import Mirror
 from .node import Node
+from .payloads import PayloadLost
 from .remote import RemoteLedger
 from .transfer import fetch
 
@@ -25,6 +28,29 @@ log = logging.getLogger(__name__)
 
 TRIES = 5
 RETRY_S = 0.5
+
+
+async def judged_again(
+    node: Node,
+    mirror: Mirror,
+    intake: Intake,
+    sealed: Sealed[Contribution],
+    *,
+    measure: Callable[[Sealed[Contribution]], Awaitable[tuple[bytes, float]]],
+) -> float | None:
+    """The norm of an open contribution of a former leader, under the same rules; None if it may not count, which is
+    reported."""
+    try:
+        intake.judge(sealed.document.author, sealed)
+        try:
+            return (await measure(sealed))[1]
+        except PayloadLost:
+            await recover(node, mirror, mirror.ledger(sealed.document.module), sealed)
+            return (await measure(sealed))[1]
+    except (Refused, PayloadLost) as error:
+        log.warning("%s: cannot take over %s: %s", sealed.document.module, sealed.id[:8], error)
+        mirror.expire(sealed, str(error.reason if isinstance(error, Refused) else PAYLOAD_LOST))
+        return None
 
 
 class Takeover:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
 
 from ..clock import Clock
-from ..errors import ConfigError, IntegrityError, Refused, SwarmError
+from ..errors import ConfigError, EnvironmentUnfit, IntegrityError, Refused, SwarmError
 from ..protocol import owners
+from ..protocol.decrees import Decree
 from ..protocol.documents import Grant
 from ..protocol.keys import claims_key, heads_key, peers_key
 from ..protocol.liveness import Claim, Head, Heartbeat, best_head, read_all
@@ -20,6 +22,7 @@ from ..protocol.rounds import OpenRound, Standing, read_open_round, standing
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
 from ..topology import ModuleId, PathId
+from .decrees import METHOD, Decrees
 from .items import read_items
 from .mandates import Mandates, grant_of
 from .run import Run
@@ -29,6 +32,8 @@ log = logging.getLogger(__name__)
 GETS_AT_ONCE = 8
 ASKED_AT_ONCE = 4
 """Peers that are asked for a mandate."""
+DECREES_ASKED = 2
+"""Peers that are asked at once for the coordinator's decrees that we lack."""
 ROUND_TIMEOUT_S = 5.0
 """For the answer to `module.round`: who looks around for work must not wait long for a frozen leader."""
 
@@ -36,8 +41,15 @@ ROUND_TIMEOUT_S = 5.0
 class Watch:
     """Reads the records of a run. `refresh` reads all; the single reads are for who needs to know now."""
 
-    def __init__(self, run: Run, swarm: Swarm, clock: Clock, mandates: Mandates | None = None) -> None:
-        """`mandates` are those of this peer's store; a peer that only reads needs none."""
+    def __init__(
+        self,
+        run: Run,
+        swarm: Swarm,
+        clock: Clock,
+        mandates: Mandates | None = None,
+        decrees: Decrees | None = None,
+    ) -> None:
+        """`mandates` and `decrees` are those of this peer's store; a peer that only reads needs none."""
         self._run = run
         self._swarm = swarm
         self._clock = clock
@@ -50,6 +62,9 @@ class Watch:
         self.claims: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in run.topology.paths()}
         self.heads: dict[ModuleId, dict[PeerId, Head]] = {module: {} for module in run.topology.modules()}
         self.mandates = Mandates(run) if mandates is None else mandates
+        self.decrees = Decrees(run) if decrees is None else decrees
+        self.mandates.is_banned = self._is_banned
+        self.decrees.listen(self._obey)
         self.seen: dict[ModuleId, int] = dict.fromkeys(self.heads, 0)
         """The newest version of each module that any leader ever announced."""
         self.typed: dict[PeerId, tuple[str, ...]] = {}
@@ -64,6 +79,10 @@ class Watch:
         """When each module was last seen to be led."""
         self._doubtful: dict[tuple[ModuleId, PeerId, int], float] = {}
         """Heads that their peers could show no mandate for, and until when they are not asked again."""
+        self._silent: dict[PeerId, float] = {}
+        """Peers that did not give the decrees that they said they have, and until when they are not asked again."""
+        self.failure: EnvironmentUnfit | None = None
+        """What the disk refused to keep of the coordinator's decrees."""
         self.rounds: dict[ModuleId, OpenRound] = {}
         """The open rounds of the modules whose leaders answered last time."""
 
@@ -80,12 +99,13 @@ class Watch:
         async with self._gate:
             records = await self._swarm.get(peers_key(self._run.id))
         beats = read_all(Heartbeat, {peer: record.body for peer, record in records.items()})
-        self.heartbeats = {peer: beat for peer, beat in beats.items() if not beat.left}
+        self.heartbeats = {peer: beat for peer, beat in beats.items() if not beat.left and not self._is_banned(peer)}
         known, now_s = self._beaten, self._clock.now_s()
         self._beaten = {}
         for peer in self.heartbeats:
             until_s, before = records[peer].expires_s, known.get(peer)
             self._beaten[peer] = before if before is not None and before[0] == until_s else (until_s, now_s)
+        self._ask_decrees()
 
     async def read_claims(self, paths: Iterable[PathId] | None = None) -> None:
         await asyncio.gather(*map(self._read_claims_of, self.claims if paths is None else list(paths)))
@@ -176,7 +196,7 @@ class Watch:
     def _is_leading(self, module: ModuleId, peer: PeerId, head: Head) -> bool:
         """Whether `peer` leads or led, by its own word and a mandate's. For a mandate that is news it is asked, and
         believed when the heads are read again."""
-        if head.resigned:
+        if head.resigned or self._is_banned(peer):
             return False
         try:
             sealed = grant_of(head, run=self._run.id, module=module, leader=peer)
@@ -195,9 +215,7 @@ class Watch:
         self._doubtful = {known: until_s for known, until_s in self._doubtful.items() if until_s > now_s}
         if key not in self._doubtful and len(self._asking) < ASKED_AT_ONCE:
             self._doubtful[key] = now_s + self._run.config.liveness.heartbeat_ttl_s
-            task = asyncio.create_task(self._try_learn(module, peer))
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+            self._begin(self._try_learn(module, peer))
 
     async def _try_learn(self, module: ModuleId, peer: PeerId) -> None:
         try:
@@ -216,9 +234,65 @@ class Watch:
         if grants:
             self.mandates.learn(module, grants)
 
+    # -- the coordinator's decrees
+
+    def _is_banned(self, peer: PeerId) -> bool:
+        return peer in self.decrees.state.banned
+
+    def _obey(self) -> None:
+        """What the banned said counts from now on for nothing; who is admitted again is seen with the next look."""
+        for peer in self.decrees.state.banned:
+            self.heartbeats.pop(peer, None)
+            for claims in self.claims.values():
+                claims.pop(peer, None)
+            for heads in self.heads.values():
+                heads.pop(peer, None)
+
+    def _ask_decrees(self) -> None:
+        """Ask a few of those who have more decrees than we, the seed nodes first; who brings none waits for a while."""
+        now_s, ttl_s = self._clock.now_s(), self._run.config.liveness.heartbeat_ttl_s
+        self._silent = {peer: until_s for peer, until_s in self._silent.items() if until_s > now_s}
+        ahead = [
+            peer
+            for peer, beat in sorted(self.heartbeats.items(), key=lambda item: (item[1].role != "seed", item[0]))
+            if beat.decrees > self.decrees.count and peer != self._swarm.peer and peer not in self._silent
+        ]
+        for peer in ahead[:DECREES_ASKED]:
+            self._silent[peer] = now_s + ttl_s
+            self._begin(self._try_decrees(peer))
+
+    async def _try_decrees(self, peer: PeerId) -> None:
+        try:
+            await self.learn_decrees(peer)
+        except (SwarmError, Refused, IntegrityError) as error:
+            log.info("%s told no decrees: %s", peer, error)
+        except EnvironmentUnfit as error:
+            self.failure = error
+        else:
+            self._silent.pop(peer, None)
+
+    async def learn_decrees(self, peer: PeerId) -> None:
+        """Learn all that `peer` has and we lack; raises what the call does, IntegrityError, and EnvironmentUnfit."""
+        while True:
+            header, addresses = {"after": self.decrees.count}, self.addresses(peer)
+            reply = await self._swarm.call(peer, METHOD, header, timeout_s=ROUND_TIMEOUT_S, addresses=addresses)
+            found, before = read_items(Decree, reply), self.decrees.count
+            self.decrees.learn_all(found)
+            if self.decrees.count == before:
+                return
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
     async def _read_claims_of(self, path: PathId) -> None:
         claims = read_all(Claim, await self._bodies(claims_key(self._run.id, path)))
-        self.claims[path] = {peer: claim for peer, claim in claims.items() if claim.path == path and not claim.released}
+        self.claims[path] = {
+            peer: claim
+            for peer, claim in claims.items()
+            if claim.path == path and not claim.released and not self._is_banned(peer)
+        }
 
     async def _read_round(self, module: ModuleId) -> None:
         self.rounds.pop(module, None)

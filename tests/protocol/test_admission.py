@@ -12,12 +12,15 @@ from dipaco_p2p.canonical import digest
 from dipaco_p2p.protocol.admission import (
     NORM_MULTIPLE_MAX,
     NORM_SAMPLES_MIN,
+    PASSING,
     AdmissionRules,
     Reason,
     Verdict,
     judge,
+    judge_decreed,
     judge_norm,
 )
+from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, document_id
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.topology import ModuleId, PathId, Topology
@@ -197,6 +200,26 @@ def test_a_short_history_judges_nobody() -> None:
     assert judge_norm(1e9, [1.0] * NORM_SAMPLES_MIN).reason is Reason.NORM
 
 
+def test_what_began_before_a_rollback_is_refused_as_that_and_what_began_from_it_counts() -> None:
+    def on_base(base: int) -> Reason | None:
+        return reason(**on(base), rules={"base_min": HEAD_VERSION})
+
+    assert on_base(HEAD_VERSION) is None
+    assert on_base(HEAD_VERSION - 1) is Reason.ROLLED_BACK
+
+
+def test_the_banned_are_refused_with_the_reason_and_while_frozen_everybody_is() -> None:
+    decreed = Decreed(banned={BOB: "spam"})
+    assert judge_decreed(ALICE, decreed).is_admitted
+    verdict = judge_decreed(BOB, decreed)
+    assert (verdict.reason, verdict.detail) == (Reason.BANNED, "banned by the coordinator: spam")
+    frozen = Decreed(banned={BOB: "spam"}, frozen="a bad shard")
+    assert judge_decreed(ALICE, frozen).reason is Reason.FROZEN
+    assert judge_decreed(BOB, frozen).reason is Reason.BANNED, "to try again would not help"
+    assert Reason.FROZEN in PASSING and not PASSING & {Reason.BANNED, Reason.ROLLED_BACK}
+
+
 def test_every_reason_is_met_here_or_given_by_the_leader_itself() -> None:
     met = {expected for expected, _ in FAULTS} | {Reason.UNKNOWN_BASE, Reason.UNKNOWN_SHARDING, Reason.NORM}
+    met |= {Reason.BANNED, Reason.FROZEN, Reason.ROLLED_BACK}
     assert set(Reason) - met == {Reason.NOT_LEADER, Reason.NO_MIRROR}

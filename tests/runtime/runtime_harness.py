@@ -16,6 +16,7 @@ from dipaco_p2p.config import RunConfig
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.decrees import Decrees, serve_decrees
 from dipaco_p2p.runtime.granting import Electing
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import Stages
@@ -40,15 +41,17 @@ GRACE_S = 30.0
 def node_of(run: Run, swarm: MemorySwarm, folder: Path, clock: Any, heartbeat: Heartbeat) -> Node:
     """A peer as the programs build it; `events` of its history are in memory."""
     store = Store(folder)
-    return Node(
+    node = Node(
         run=run,
         swarm=swarm,
         store=store,
         clock=clock,
-        watch=Watch(run, swarm, clock, Mandates(run, store)),
+        watch=Watch(run, swarm, clock, Mandates(run, store), Decrees(run, store)),
         presence=Presence(run, swarm, clock, heartbeat),
         history=History(None, clock),
     )
+    serve_decrees(node)
+    return node
 
 
 def with_uploads(node: Node) -> Node:

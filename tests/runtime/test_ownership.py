@@ -17,9 +17,9 @@ from virtual_time import eventually, play
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.versions import Known
+from dipaco_p2p.runtime.custody import LOST_TTLS
 from dipaco_p2p.runtime.modules import ModuleReader
 from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Node
-from dipaco_p2p.runtime.owner import LOST_TTLS
 from dipaco_p2p.runtime.transfer import UNUSED_UPLOADS_MAX
 from dipaco_p2p.swarm.api import Reply
 

@@ -1,0 +1,131 @@
+"""The coordinator's decrees: who is banned, whether the run is frozen, which module goes back to which version.
+
+- They are one chain for the whole run: numbered from 1 on, each names the one before, so a peer that has a decree and
+  all that it names lacks none before it. Only the coordinator's signature counts.
+- What holds is a fold over the chain: later decrees change what earlier ones said, nothing is ever taken back from it.
+- A ban is about what comes after it: receipts that were given before stay good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from ..errors import ConfigError, IntegrityError
+from ..strict import bounded
+from ..topology import ModuleId
+from .bounds import VALUES_MAX, require_digest
+from .signing import PeerId, public_key_of
+
+DECREES_MAX = 1024
+"""Of one run: every peer keeps all of them, at most 1 kB each."""
+REASON_CHARS_MAX = 200
+"""Of the coordinator's words: they stand on terminals of people."""
+
+BAN, ADMIT, FREEZE, UNFREEZE, ROLLBACK = ACTS = ("ban", "admit", "freeze", "unfreeze", "rollback")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decree:
+    """The coordinator's word on a run that goes on; what it needs besides depends on the act."""
+
+    KIND: ClassVar[str] = "decree"
+    run: str
+    """The id of the run's first stage: a decree holds in all of them."""
+    number: int = bounded(low=1, high=DECREES_MAX)
+    previous: str
+    """The id of the decree before; empty for number 1."""
+    at_s: float = bounded(low=0.0, high=float(VALUES_MAX))
+    """Unix time on the coordinator's clock; for display only."""
+    act: str = bounded(choices=ACTS)
+    reason: str
+    """For people; may be empty where something is undone."""
+    peer: PeerId | None = None
+    """Who is banned or admitted again."""
+    stage: str = ""
+    """Of a rollback: the id of the stage that the module is of."""
+    module: ModuleId | None = None
+    to: int = bounded(0, low=0, high=VALUES_MAX)
+    """Of a rollback: the version whose parameters come back."""
+    after: int = bounded(0, low=0, high=VALUES_MAX)
+    """Of a rollback: the newest version when it was decreed; the one that undoes is greater."""
+    author: PeerId
+
+    def __post_init__(self) -> None:
+        require_digest(self.run, *([self.previous] if self.number > 1 else []))
+        if self.number == 1 and self.previous:
+            raise ConfigError("the first decree has none before it")
+        if len(self.reason) > REASON_CHARS_MAX or not self.reason.isprintable():
+            raise ConfigError(f"a reason is one line of up to {REASON_CHARS_MAX} characters")
+        if not self.reason.strip() and self.act in (BAN, FREEZE, ROLLBACK):
+            raise ConfigError(f"a {self.act} needs a reason")
+        self._check_peer()
+        self._check_rollback()
+
+    def _check_peer(self) -> None:
+        if (self.peer is not None) != (self.act in (BAN, ADMIT)):
+            raise ConfigError("a peer is banned or admitted, and named in no other decree")
+        if self.peer is not None:
+            try:
+                public_key_of(self.peer)
+            except IntegrityError as error:
+                raise ConfigError(str(error)) from None
+        if self.peer == self.author:
+            raise ConfigError("the coordinator cannot ban or admit itself")
+
+    def _check_rollback(self) -> None:
+        if self.act == ROLLBACK:
+            require_digest(self.stage)
+            if self.module is None or not self.to < self.after:
+                raise ConfigError("a rollback names a module, and a version before its newest")
+        elif self.stage or self.module is not None or self.to or self.after:
+            raise ConfigError(f"a {self.act} names no module and no version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """What a version shows that was made by decree, not of contributions: the decree as the coordinator signed it."""
+
+    decree: Decree
+    signature: str
+    """The coordinator's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decreed:
+    """What holds by all decrees so far."""
+
+    banned: Mapping[PeerId, str] = field(default_factory=dict)
+    """With the reason of each."""
+    frozen: str | None = None
+    """Why nothing is trained; None while the run goes on."""
+    rollbacks: Mapping[tuple[str, ModuleId], int] = field(default_factory=dict)
+    """By stage and module the number of the newest decree."""
+
+    def after(self, decree: Decree) -> Decreed:
+        """The same with one decree more."""
+        if decree.act in (FREEZE, UNFREEZE):
+            return replace(self, frozen=decree.reason if decree.act == FREEZE else None)
+        if decree.act == ROLLBACK:
+            assert decree.module is not None, "checked when it was made"
+            return replace(self, rollbacks={**self.rollbacks, (decree.stage, decree.module): decree.number})
+        assert decree.peer is not None, "checked when it was made"
+        others = {peer: reason for peer, reason in self.banned.items() if peer != decree.peer}
+        return replace(self, banned=others | ({decree.peer: decree.reason} if decree.act == BAN else {}))
+
+
+def decreed(decrees: Iterable[Decree]) -> Decreed:
+    """What holds by these, the oldest first."""
+    state = Decreed()
+    for decree in decrees:
+        state = state.after(decree)
+    return state
+
+
+def check_next(decree: Decree, *, number: int, previous: str, run: str, coordinator: PeerId) -> None:
+    """Raise IntegrityError unless it is the coordinator's, and follows decree `number`, whose id is `previous`."""
+    if decree.run != run or decree.author != coordinator:
+        raise IntegrityError(f"decree {decree.number} is not this run's coordinator's")
+    if decree.number != number + 1 or decree.previous != previous:
+        raise IntegrityError(f"decree {decree.number} does not follow decree {number}")

@@ -1,0 +1,121 @@
+"""A rollback: the coordinator's decree becomes a version, made by the module's leader as any other.
+
+It follows the head and has the parameters of an earlier version, as `git revert` does: nothing is taken from the chain.
+Outer momentum and residual begin at zero, since what they remember is what was wrong. What is open and began before it
+expires. The version shows the decree, so that whoever makes it again needs nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ..core.codec import decode_module, encode_module
+from ..core.outer import OuterState, encode_state
+from ..errors import IntegrityError, SwarmError
+from ..protocol.decrees import Decree, Rollback
+from ..protocol.documents import BlobRef, Grant, ModuleVersion, Sealed
+from ..protocol.signing import PeerId
+from .ledger import Ledger
+from .node import Node
+from .recompute import Made
+from .run import Run
+from .transfer import fetch_kept
+
+log = logging.getLogger(__name__)
+
+
+def due(node: Node, ledger: Ledger) -> Sealed[Decree] | None:
+    """The decree that is to be carried out next: the newest, if the chain has what it undoes and has not undone it.
+    The last version of a run is never undone."""
+    sealed = node.watch.decrees.rollback(node.run.id, ledger.module)
+    if sealed is None or sealed.document.number <= ledger.rolled_back_by:
+        return None
+    is_time = sealed.document.after <= ledger.head.version < node.run.config.rounds.rounds
+    return sealed if is_time else None
+
+
+async def undo(node: Node, ledger: Ledger, grant: Sealed[Grant]) -> Made | None:
+    """The version that carries out what is due, not signed yet; its blobs are kept. None if nothing is, or nobody gives
+    the parameters of the version that comes back."""
+    sealed, parent = due(node, ledger), ledger.head
+    if sealed is None:
+        return None
+    holders = [*node.watch.seeds(), *sorted(node.watch.heartbeats.keys() - {node.peer})]
+    try:
+        snapshot = await fetch_kept(node, ledger.at(sealed.document.to).snapshot, holders=holders)
+    except SwarmError as error:
+        log.warning("%s cannot go back yet: %s", ledger.module, error)
+        return None
+    rollback = Rollback(decree=sealed.document, signature=sealed.signature)
+
+    def make() -> Made:
+        term, author = grant.document.term, node.peer
+        made = make_rollback(node.run, parent, snapshot, rollback=rollback, term=term, grant=grant.id, author=author)
+        return made.kept_in(node.store)
+
+    async with node.averaging:
+        return await asyncio.to_thread(make)
+
+
+async def undo_again(node: Node, parent: ModuleVersion, version: ModuleVersion, *, source: PeerId) -> Made:
+    """The same version once more, for whoever signs that it follows; that its parameters are those of the version that
+    its decree names, the ledger has checked. Raises BlobMissing, and IntegrityError if anything is different."""
+    snapshot = await fetch_kept(node, version.snapshot, holders=[source])
+    async with node.averaging:
+        return await asyncio.to_thread(
+            lambda: make_rollback_again(node.run, parent, snapshot, version).kept_in(node.store)
+        )
+
+
+def make_rollback(
+    run: Run,
+    parent: ModuleVersion,
+    snapshot: bytes,
+    *,
+    rollback: Rollback,
+    term: int,
+    grant: str,
+    author: PeerId,
+) -> Made:
+    """The version after `parent` with the parameters in `snapshot`; raises IntegrityError if that is none."""
+    layout, settings = run.layout(parent.module), run.config.outer
+    state = OuterState.fresh(decode_module(snapshot, layout))
+    snapshot, state_blob = encode_module(state.params, layout), encode_state(state)
+    version = ModuleVersion(
+        run=run.id,
+        module=parent.module,
+        version=parent.version + 1,
+        parent=parent.digest,
+        snapshot=BlobRef.of(snapshot),
+        update=None,
+        state=BlobRef.of(state_blob),
+        rollback=rollback,
+        shares=(),
+        clip_norm=None,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        norm_rule=settings.norm_rule,
+        weight=parent.weight,
+        term=term,
+        grant=grant,
+        author=author,
+    )
+    return Made(version=version, state=state, snapshot=snapshot, update=b"", state_blob=state_blob)
+
+
+def make_rollback_again(run: Run, parent: ModuleVersion, snapshot: bytes, version: ModuleVersion) -> Made:
+    """`version` once more; raises IntegrityError if anything comes out different."""
+    assert version.rollback is not None, "only a rollback is made so"
+    made = make_rollback(
+        run,
+        parent,
+        snapshot,
+        rollback=version.rollback,
+        term=version.term,
+        grant=version.grant,
+        author=version.author,
+    )
+    if made.version != version:
+        raise IntegrityError(f"version {version.version} of {version.module} does not follow from its decree")
+    return made

@@ -1,0 +1,234 @@
+"""The coordinator's decrees: what a decree may say, how they follow each other, what holds, what a version shows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from version_harness import COORDINATOR, GENESIS, LEADER, MANIFEST, MODULE, blob, chain, child, shares
+
+from dipaco_p2p.canonical import digest
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.protocol.decrees import (
+    DECREES_MAX,
+    REASON_CHARS_MAX,
+    Decree,
+    Decreed,
+    Rollback,
+    check_next,
+    decreed,
+)
+from dipaco_p2p.protocol.documents import DOCUMENT_BYTES_MAX, ModuleVersion, document_id, seal, unseal
+from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.protocol.versions import Tally, check_chain, check_successor
+from dipaco_p2p.strict import plain
+
+RUN = document_id(MANIFEST)
+BOB = Signer(bytes([3]) * 32).peer
+
+
+def decree(act: str = "freeze", /, number: int = 1, **changes: Any) -> Decree:
+    """A good one, but for the changes."""
+    of_act: dict[str, dict[str, Any]] = {
+        "ban": {"peer": BOB},
+        "admit": {"peer": BOB},
+        "rollback": {"stage": RUN, "module": MODULE, "to": 1, "after": 2},
+    }
+    good: dict[str, Any] = {
+        "run": RUN,
+        "number": number,
+        "previous": digest(b"the one before") if number > 1 else "",
+        "at_s": 100.0,
+        "act": act,
+        "reason": "a test",
+        "author": COORDINATOR.peer,
+        **of_act.get(act, {}),
+    }
+    return Decree(**{**good, **changes})
+
+
+def undoing(parent: ModuleVersion, to: ModuleVersion, /, signer: Signer = COORDINATOR, **changes: Any) -> ModuleVersion:
+    """A version that carries a rollback to `to` out."""
+    wanted = decree("rollback", **{"to": to.version, "after": parent.version, **changes})
+    rollback = Rollback(decree=wanted, signature=seal(Signer(bytes([1]) * 32), wanted).signature)
+    if signer is not COORDINATOR:
+        rollback = dataclasses.replace(rollback, signature=signer.sign("decree", b"something"))
+    return child(parent, snapshot=to.snapshot, update=None, shares=(), rollback=rollback)
+
+
+@pytest.mark.parametrize("act", ["ban", "admit", "freeze", "unfreeze", "rollback"])
+def test_a_decree_comes_back_from_the_wire_and_is_small(act: str) -> None:
+    sealed = seal(COORDINATOR, decree(act, reason="x" * REASON_CHARS_MAX))
+    assert unseal(Decree, sealed.to_dict()) == sealed
+    assert len(str(sealed.to_dict())) < 1536 < DOCUMENT_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"act": "pardon"}, "act"),
+        ({"number": 0}, "number"),
+        ({"number": DECREES_MAX + 1, "previous": digest(b"x")}, "number"),
+        ({"number": 2, "previous": ""}, "no digest"),
+        ({"previous": digest(b"x")}, "none before it"),
+        ({"reason": ""}, "needs a reason"),
+        ({"reason": "x" * (REASON_CHARS_MAX + 1)}, "characters"),
+        ({"reason": "\x1b[2J"}, "one line"),
+        ({"peer": str(BOB)}, "named in no other"),
+        ({"to": 1}, "no module and no version"),
+        ({"act": "ban"}, "named in no other"),
+        ({"act": "ban", "peer": "nobody"}, "not an Ed25519"),
+        ({"act": "ban", "peer": str(COORDINATOR.peer)}, "itself"),
+        ({"act": "rollback", "stage": RUN, "module": str(MODULE), "to": 2, "after": 2}, "before its newest"),
+        ({"act": "rollback", "module": str(MODULE), "to": 1, "after": 2}, "no digest"),
+        ({"act": "rollback", "stage": RUN, "to": 1, "after": 2}, "names a module"),
+    ],
+)
+def test_a_decree_that_says_nonsense_is_none_though_it_is_signed(changes: dict[str, Any], why: str) -> None:
+    from dipaco_p2p.canonical import canonical_bytes
+
+    document = {**plain(decree()), **changes}
+    signature = COORDINATOR.sign("decree", canonical_bytes(document))
+    with pytest.raises(IntegrityError, match=why):
+        unseal(Decree, {"document": document, "signature": signature})
+
+
+def test_a_forged_decree_is_refused() -> None:
+    """Signed by another than it names; and who signs for itself is not the coordinator."""
+    sealed = seal(COORDINATOR, decree())
+    with pytest.raises(IntegrityError, match="signature"):
+        unseal(Decree, {**sealed.to_dict(), "signature": LEADER.sign("decree", b"x")})
+    own = decree(author=LEADER.peer)
+    with pytest.raises(IntegrityError, match="not this run's coordinator's"):
+        check_next(own, number=0, previous="", run=RUN, coordinator=COORDINATOR.peer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"number": 3}, "does not follow decree 1"),
+        ({"previous": digest(b"another")}, "does not follow decree 1"),
+        ({"run": digest(b"another run")}, "not this run's"),
+    ],
+)
+def test_decrees_are_one_chain_without_a_gap(changes: dict[str, Any], why: str) -> None:
+    first = decree()
+    good: dict[str, Any] = {"number": 2, "previous": document_id(first)}
+
+    def check(**values: Any) -> None:
+        check_next(
+            decree("unfreeze", **values), number=1, previous=document_id(first), run=RUN, coordinator=COORDINATOR.peer
+        )
+
+    check(**good)
+    with pytest.raises(IntegrityError, match=why):
+        check(**{**good, **changes})
+
+
+def test_what_holds_is_what_was_said_last() -> None:
+    carol = PeerId(Signer(bytes([4]) * 32).peer)
+    said = [decree("ban"), decree("freeze", 2), decree("ban", 3, peer=carol, reason="spam"), decree("admit", 4)]
+    state = decreed(said)
+    assert (state.banned, state.frozen) == ({carol: "spam"}, "a test")
+    assert decreed([*said, decree("unfreeze", 5)]).frozen is None
+    assert decreed([*said, decree("ban", 5, reason="again")]).banned[BOB] == "again"
+    undone = decreed([decree("rollback"), decree("rollback", 2), decree("rollback", 3, module=type(MODULE)(0, 0))])
+    assert undone.rollbacks == {(RUN, MODULE): 2, (RUN, type(MODULE)(0, 0)): 3}
+    assert decreed([]) == Decreed()
+
+
+# -- rollbacks as versions
+
+
+FIRST = child()
+SECOND = child(FIRST)
+
+
+def test_a_rollback_follows_as_any_version_and_brings_earlier_parameters_back() -> None:
+    """In a run of three rounds the third may be one; also to the genesis."""
+    for back in (GENESIS, FIRST):
+        third = undoing(SECOND, back)
+        check_chain(chain(FIRST, SECOND, third), MANIFEST, MODULE)
+        assert (third.digest, third.weight) == (back.digest, SECOND.weight)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"update": blob("update")}, "names an update"),
+        ({"state": None}, "no state"),
+        ({"shares": shares("a")}, "contributions"),
+        ({"is_fresh": True}, "contributions"),
+        ({"clip_norm": 1.0}, "clip"),
+        ({"weight": 7}, "weighs"),
+    ],
+)
+def test_a_rollback_counts_nothing(changes: dict[str, Any], why: str) -> None:
+    good = undoing(SECOND, FIRST)
+    check_successor(SECOND, good, MANIFEST)
+    with pytest.raises(IntegrityError, match=why):
+        changed = dataclasses.replace(good, **changes)
+        weight = SECOND.weight + sum(one.tokens for one in changed.shares) if "weight" not in changes else 7
+        check_successor(SECOND, dataclasses.replace(changed, weight=weight), MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"stage": digest(b"another stage")}, "something else"),
+        ({"run": digest(b"another run")}, "something else"),
+        ({"module": type(MODULE)(0, 0)}, "something else"),
+        ({"after": 3}, "something else"),
+        ({"signer": LEADER}, "not the coordinator's"),
+    ],
+)
+def test_a_rollback_shows_the_coordinators_decree_about_it(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(IntegrityError, match=why):
+        check_successor(SECOND, undoing(SECOND, FIRST, **changes), MANIFEST)
+
+
+def test_a_rollback_to_other_parameters_than_decreed_is_refused() -> None:
+    honest = undoing(SECOND, FIRST)
+    lie = dataclasses.replace(honest, snapshot=blob("something of the leader's own"))
+    check_successor(SECOND, lie, MANIFEST)
+    with pytest.raises(IntegrityError, match="not what its decree says"):
+        check_chain(chain(FIRST, SECOND, lie), MANIFEST, MODULE)
+
+
+def tally_of(*versions: ModuleVersion) -> Tally:
+    tally = Tally()
+    for version in versions:
+        tally.check(version)
+        tally.add(version)
+    return tally
+
+
+def test_a_decree_is_carried_out_once_and_not_after_a_newer_one() -> None:
+    """Played again by a leader that would like to have an old version back."""
+    third = undoing(SECOND, FIRST, number=2)
+    fourth = child(third)
+    tally = tally_of(FIRST, SECOND, third, fourth)
+    assert (tally.rolled_back_by, tally.base_min, tally.digest(0)) == (2, 3, GENESIS.digest)
+    for number in (2, 1):
+        with pytest.raises(IntegrityError, match="not what its decree says"):
+            tally.check(undoing(fourth, FIRST, number=number, after=2))
+    tally.check(undoing(fourth, FIRST, number=3))
+
+
+def test_nothing_counts_after_a_rollback_that_began_before_it() -> None:
+    third = undoing(SECOND, FIRST)
+    tally = tally_of(FIRST, SECOND, third)
+    tally.check(child(third))
+    for late in (2, 1):
+        with pytest.raises(IntegrityError, match="rolled back"):
+            tally.check(child(third, shares=shares("late", base=late)))
+
+
+def test_on_another_branch_a_rollback_has_not_been() -> None:
+    tally = tally_of(FIRST, SECOND, undoing(SECOND, FIRST))
+    copy = tally.copy()
+    tally.drop_after(2)
+    assert (tally.base_min, tally.rolled_back_by, tally.digest(3)) == (0, 0, "")
+    assert copy.base_min == 3, "a copy keeps its own"
+    tally.check(undoing(SECOND, GENESIS))

@@ -12,6 +12,7 @@ from dipaco_p2p.runtime.logs import LogFormat
 from leaderboard.cli import app as leaderboard_app
 
 from .control.cli import add_commands
+from .control.decree_cli import add_decrees
 
 EPILOG = """Exit codes: 0 done; 1 the demo's promises do not all hold; 2 a wrong flag, run file or corpus;
 4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version; 8 damaged data;
@@ -218,6 +219,7 @@ def demo(
 
 
 add_commands(app)
+add_decrees(app)
 
 
 def main() -> None:

@@ -7,12 +7,17 @@ end of the warm-up and the opening of the grid.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from dipaco_p2p.clock import Clock, SystemClock
+from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.protocol.decrees import ACTS
 from dipaco_p2p.runtime.console import log_to, on_signals
 from dipaco_p2p.runtime.control.server import listening
+from dipaco_p2p.runtime.decrees import Decrees
 from dipaco_p2p.runtime.join import Doorplate, Stages, tell_address
 from dipaco_p2p.runtime.logs import LogFormat
 from dipaco_p2p.runtime.run import Run
@@ -24,6 +29,7 @@ from .control.control import Control
 from .control.metrics_page import Place, metrics_served
 from .control.requests import Request
 from .control.view import Seen, View
+from .decreeing import Decreeing, Order, decrees_in
 from .earlier import serve_earlier
 from .folder import GRID, WARMUP, RunFolder
 from .prepare import fork, prepare
@@ -31,6 +37,8 @@ from .public_page import PublicPage
 from .runfile import RunFile
 from .sequences import Sequences, prepare_sequences
 from .stage import SeedStage
+
+log = logging.getLogger(__name__)
 
 TTL_MAX_S = 3600.0
 
@@ -53,10 +61,10 @@ async def start(
         async with listening(folder, Request, control.answer), metrics_served(metrics, view.metrics) as address:
             if address:
                 print(f"metrics: {address}", flush=True)
-            await _serve(file, RunFolder(folder), view, verbose=verbose)
+            await _serve(file, RunFolder(folder), control, view, verbose=verbose)
 
 
-async def _serve(file: RunFile, folder: RunFolder, view: View, *, verbose: bool) -> None:
+async def _serve(file: RunFile, folder: RunFolder, control: Control, view: View, *, verbose: bool) -> None:
     # The port comes first: to learn after minutes of preparation that it is taken would be a pity.
     swarm = await open_libp2p(
         folder.root / "identity.key",
@@ -70,6 +78,7 @@ async def _serve(file: RunFile, folder: RunFolder, view: View, *, verbose: bool)
         run = await asyncio.to_thread(prepare, file, folder, swarm.signer)
         seed = Seed(file, folder, swarm, clock=SystemClock(), on_open=page.begin)
         view.stage = seed.stage
+        seed.add_verbs(control)
         on_signals(seed.stop)
         await seed.run(run)
     finally:
@@ -97,6 +106,8 @@ class Seed:
         self._on_open = on_open
         self._stages = Stages(swarm)
         self._opened: list[SeedStage] = []
+        self._decrees: Decrees | None = None
+        """Of all stages; None before the first is open."""
         self._stopped = asyncio.Event()
 
     async def run(self, run: Run) -> None:
@@ -132,7 +143,37 @@ class Seed:
         """How the open stage stands; None before there is one."""
         return self._opened[-1].seen() if self._opened else None
 
+    # -- what its owner decrees
+
+    def add_verbs(self, control: Control) -> None:
+        """Answer to the acts of a decree, and to `decrees`."""
+        for act in ACTS:
+            control.on(act, self._decree)
+        control.on("decrees", lambda request: self._decreeing().listed())
+
+    async def _decree(self, request: Request) -> dict[str, Any]:
+        order = Order(
+            act=request.ask,
+            reason=request.reason,
+            peer=request.peer,
+            module=request.module,
+            version=request.version,
+        )
+        row = self._decreeing().issue(order, at_s=self._clock.now_s())
+        log.warning("decreed: %s", row)
+        await asyncio.gather(*(stage.say() for stage in self._opened))
+        return row
+
+    def _decreeing(self) -> Decreeing:
+        if self._decrees is None or not self._opened:
+            raise ConfigError("the run is still being prepared", hint="wait until its line to join with is printed")
+        seen = self._opened[-1].seen()
+        alive = list(seen.watch.heartbeats)
+        return Decreeing(self._decrees, self._swarm.signer, seen.run, seen.ledgers, alive)
+
     def _open(self, run: Run) -> SeedStage:
+        if self._decrees is None:
+            self._decrees = decrees_in(self._folder, run)
         name = run.manifest.stage
         store = self._folder.store(name)
         folder = self._folder.stage(name)
@@ -144,6 +185,7 @@ class Seed:
             sequences=self._sequences,
             clock=self._clock,
             on_failure=self.stop,
+            decrees=self._decrees,
         )
         stage.begin()
         self._opened.append(stage)

@@ -18,6 +18,7 @@ from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.decrees import Decrees, serve_decrees
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.mandates import Mandates
 from dipaco_p2p.runtime.node import Node
@@ -60,8 +61,10 @@ class SeedStage:
         clock: Clock,
         make_evaluator: Callable[..., Evaluator] = Evaluator,
         on_failure: Callable[[], None] = lambda: None,
+        decrees: Decrees | None = None,
     ) -> None:
-        """`on_failure` is called when the disk has refused a write: `failure` says what."""
+        """`on_failure` is called when the disk has refused a write: `failure` says what. `decrees` are those of the
+        whole run; without, those that this stage's store keeps."""
         self.run = run
         self._on_failure = on_failure
         self._folder = folder
@@ -73,7 +76,7 @@ class SeedStage:
             swarm=scoped,
             store=store,
             clock=clock,
-            watch=Watch(run, scoped, clock, Mandates(run, store)),
+            watch=Watch(run, scoped, clock, Mandates(run, store), decrees or Decrees(run, store)),
             presence=Presence(run, scoped, clock, Heartbeat(role="seed", owns=True, doing="serving")),
             history=History(folder / "history.jsonl", clock),
             keep_upload=self._uploads.claim,
@@ -108,6 +111,7 @@ class SeedStage:
     def begin(self) -> None:
         """Answer, lead, evaluate."""
         serve_store(self._node.swarm, self._node.store)
+        serve_decrees(self._node)
         self._terms.serve()
         self._mirror.listen(self._on_version)
         self._resharding.serve()
@@ -130,6 +134,10 @@ class SeedStage:
         self.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._node.presence.leave()
+
+    async def say(self) -> None:
+        """Put our heartbeat out now: it tells that there is a further decree."""
+        await self._node.presence.say()
 
     def seen(self) -> Seen:
         """How this stage stands now, for whoever asks its coordinator."""

@@ -24,6 +24,7 @@ from .control.requests import Request
 from .display import tell
 from .governor.governing import check_before, governed
 from .machine import use_threads
+from .obeying import check_ban
 from .preview import take_preview
 from .tour import Parts, Tour
 
@@ -71,7 +72,10 @@ async def _join(
     try:
         preview = await take_preview(arrival, config, device=device, with_path=is_dry)
         if is_dry:
-            print("\n".join([*preview.lines(), "nothing was claimed or sent: without --dry-run it starts"]), flush=True)
+            print("\n".join(preview.lines()), flush=True)
+        check_ban(preview.decreed, swarm.peer)
+        if is_dry:
+            print("nothing was claimed or sent: without --dry-run it starts", flush=True)
             return
         tell("\n".join(preview.lines()))
         meet(opened.stages[-1], friends.of(entry.key)[1])

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.protocol.claims import choose_path
+from dipaco_p2p.protocol.decrees import Decreed
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
@@ -25,6 +27,7 @@ from .arrival import Arrival
 from .config import PeerConfig
 from .machine import free_bytes, training_threads
 from .needs import Needs, needs_of
+from .obeying import decrees_at
 
 UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
@@ -58,6 +61,8 @@ class Preview:
     """None: not asked for, or there is nothing left to train."""
     is_asked: bool
     """Whether the path was asked for."""
+    decreed: Decreed = Decreed()
+    """By the coordinator: its reasons are told before the start."""
 
     @property
     def fits(self) -> bool:
@@ -81,6 +86,10 @@ class Preview:
         yield "disk", f"up to {in_bytes(needs.disk)} of {in_bytes(machine.disk_bytes)} free{fits}"
         yield "at first", f"{in_bytes(needs.first_down)} down"
         yield "each round", f"{in_bytes(needs.round_up)} up, {in_bytes(needs.round_down)} down; {self._limits()}"
+        if self.peer in self.decreed.banned:
+            yield "banned", f"by the coordinator: {self.decreed.banned[PeerId(self.peer)]}"
+        if self.decreed.frozen is not None:
+            yield "frozen", f"by the coordinator: {self.decreed.frozen}"
         if self.is_asked:
             yield "path", f"{self.path} would be claimed" if self.path else "all paths are finished"
 
@@ -110,6 +119,7 @@ async def take_preview(arrival: Arrival, config: PeerConfig, *, device: str, wit
         down_mbit=config.down_mbit,
         path=path,
         is_asked=with_path,
+        decreed=(await decrees_at(run, arrival.swarm, arrival.opened.host)).state,
     )
 
 

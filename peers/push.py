@@ -36,7 +36,7 @@ async def push(
     while True:
         on_progress()
         leader = node.watch.leader(contribution.module)
-        if leader is not None:
+        if leader is not None and not node.watch.decrees.is_frozen:
             try:
                 return await _push_once(node, leader, sealed, payload, on_progress)
             except Refused as refused:

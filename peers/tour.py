@@ -15,6 +15,7 @@ from dipaco_p2p.errors import DipacoError, SwarmError, WrongRun
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.console import log_to
+from dipaco_p2p.runtime.decrees import Decrees, serve_decrees
 from dipaco_p2p.runtime.granting import Electing
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import Stages, check_next_stage, fetch_stages
@@ -35,6 +36,7 @@ from .config import PeerConfig
 from .display import show
 from .governor.governing import between_steps
 from .machine import give_memory_back, trainer_settings
+from .obeying import ask_first
 from .pausing import Pausing, in_words
 from .status import Status
 from .trainer import PathTrainer
@@ -210,7 +212,10 @@ class Tour:
         """Open what is kept here, answer others, and look around."""
         clock, store = self._clock, Store(self._config.run_folder(run.id))
         store.write_document("manifest", canonical_bytes(run.sealed.to_dict()))
-        watch = Watch(run, scope, clock, Mandates(run, store))
+        decrees = Decrees(run, store)
+        if self.node is not None:  # they hold in all stages, and after a rest
+            decrees.learn_all(self.node.watch.decrees.log)
+        watch = Watch(run, scope, clock, Mandates(run, store), decrees)
         watch.typed.update(self.typed)
         size_max = max(map(run.payload_bytes_max, run.topology.modules()))
         uploads = Uploads(scope, store, size_max=size_max, clock=clock)
@@ -226,8 +231,10 @@ class Tour:
             uploads_s=uploads.progress_s,
         )
         serve_store(scope, store)
+        serve_decrees(node)
         history.add("joined", run=run.origin, stage=run.manifest.stage, peer=scope.peer)
         await watch.refresh()
+        await ask_first(watch, but=scope.peer)
         await withdraw_claims(watch, node.presence, scope.peer)
 
     async def _live(self, status: Status) -> None:

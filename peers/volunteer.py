@@ -26,6 +26,7 @@ from .claiming import Claiming
 from .contribute import Contributor
 from .engines import Engines
 from .evaluating import Evaluating
+from .obeying import Obeying
 from .scoring import Scoring
 from .states import PathStates
 from .status import Status
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 
 STAND_BY_S = 0.5
 BESIDE_STEPS = ("pushing", "waiting")
+ENDING = ("finishing", "leaving")
 
 
 class Volunteer:
@@ -62,6 +64,7 @@ class Volunteer:
         self._device = device
         self._engines = Engines(device, wanted=engine, on_choice=self._say_engine)
         self._make_trainer = partial(make_trainer, device=device, engines=self._engines)
+        self._obeying = Obeying(node, on_change=self._obey, is_ending=lambda: self._is_ending)
         states = PathStates(node)
         self._supplies = Supplies(node, on_wait=lambda: self._say("waiting", waits_for="the seed node"))
         self._watchdog = Watchdog(node.clock, deadline_s=node.run.config.rounds.deadline_s)
@@ -93,7 +96,9 @@ class Volunteer:
 
     async def run(self, *, grace_s: float) -> None:
         """Take part until the run is complete or `stop`; then leave in good order. Raises EnvironmentUnfit when the
-        disk refused a write, even one on behalf of others: who cannot keep things must not be trusted with them."""
+        disk refused a write, even one on behalf of others: who cannot keep things must not be trusted with them. Raises
+        Refused when the coordinator bans us."""
+        self._obeying.check()
         self._grace_s = grace_s
         background = [asyncio.create_task(part) for part in self._background()]
         self._work = asyncio.create_task(self._take_part())
@@ -105,6 +110,7 @@ class Volunteer:
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # it was not only our work that was ended
             raise asyncio.CancelledError
+        self._obeying.check()
         if self._node.store.failure is not None:
             raise self._node.store.failure
 
@@ -130,9 +136,12 @@ class Volunteer:
     # -- the story
 
     async def _take_part(self) -> None:
+        await self._obeying.thawed()
         await self._contributor.resume(within_s=self._node.run.config.rounds.deadline_s)
         while not self._is_ending and not self._is_over():
-            if self._has_work():
+            if self._obeying.is_frozen:
+                await self._obeying.thawed()
+            elif self._has_work():
                 self._say("claiming a path")
                 path = self._status.path = await self._claiming.claim()
                 if path is not None:
@@ -166,7 +175,8 @@ class Volunteer:
         try:
             tenure = await self._begin(path)
             while not self._is_stopping and not tenure.is_complete:
-                if tenure.standing.is_due:
+                await self._obeying.thawed()
+                if tenure.standing.is_due and not self._obeying.is_frozen:
                     await self._route(tenure)
                     await self._training.round(tenure)
                 self._claiming.note_round(tenure.standing.progress)
@@ -353,6 +363,12 @@ class Volunteer:
             self._node.history.add("stalled", path=str(path), silent_s=self._watchdog.limit_s)
             await self._claiming.release(ClaimEvent.EXPIRED)
 
+    def _obey(self) -> None:
+        """The coordinator has decreed something."""
+        self._say_again()
+        if self._obeying.is_banned and self._work is not None:
+            self._work.cancel()
+
     def _say_engine(self, engine: Engine) -> None:
         self._node.history.add("engine", is_fast=engine.is_fast, detail=str(engine))
 
@@ -366,7 +382,7 @@ class Volunteer:
         self._say("evaluating", waits_for=f"a second measurement of how well {path} predicts")
 
     def _say(self, doing: str, *, waits_for: str = "") -> None:
-        if self._is_stopping and doing not in ("finishing", "leaving", "pushing"):
+        if self._is_stopping and doing not in (*ENDING, "pushing"):
             return
         self._said = (doing, waits_for)
         self._say_again()
@@ -376,7 +392,9 @@ class Volunteer:
         doing, waits_for = self._said
         if self._training.is_ahead and doing in BESIDE_STEPS:
             doing, waits_for = "training", ""
+        if self._obeying.is_frozen and doing not in ENDING:
+            doing, waits_for = self._obeying.words, ""
         if (self._status.doing, self._status.waits_for) != (doing, waits_for):
             self._status.doing, self._status.waits_for = doing, waits_for
-            self._node.presence.note(doing=doing)
+            self._node.presence.note(doing=doing.partition(":")[0])
             self._node.history.add("doing", doing=doing, waits_for=waits_for)

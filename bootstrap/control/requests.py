@@ -26,3 +26,8 @@ class Request:
     schema: str = SCHEMA
     ask: str = bounded()
     """The verb."""
+    reason: str = ""
+    """Of a decree, as what follows (decreeing.py)."""
+    peer: str = ""
+    module: str = ""
+    version: int = 0

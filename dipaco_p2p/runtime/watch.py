@@ -81,8 +81,6 @@ class Watch:
         """Heads that their peers could show no mandate for, and until when they are not asked again."""
         self._silent: dict[PeerId, float] = {}
         """Peers that did not give the decrees that they said they have, and until when they are not asked again."""
-        self.failure: EnvironmentUnfit | None = None
-        """What the disk refused to keep of the coordinator's decrees."""
         self.rounds: dict[ModuleId, OpenRound] = {}
         """The open rounds of the modules whose leaders answered last time."""
 
@@ -264,10 +262,8 @@ class Watch:
     async def _try_decrees(self, peer: PeerId) -> None:
         try:
             await self.learn_decrees(peer)
-        except (SwarmError, Refused, IntegrityError) as error:
+        except (SwarmError, Refused, IntegrityError, EnvironmentUnfit) as error:  # a full disk the store has noted
             log.info("%s told no decrees: %s", peer, error)
-        except EnvironmentUnfit as error:
-            self.failure = error
         else:
             self._silent.pop(peer, None)
 

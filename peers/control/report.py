@@ -54,6 +54,7 @@ def _run(node: Node | None, status: Status) -> dict[str, Any]:
         "run_id": None if node is None else node.run.origin,
         "stage": None if node is None else node.run.manifest.stage,
         "peer": status.peer or None,
+        "frozen": None if node is None else node.watch.decrees.state.frozen,
     }
 
 

@@ -34,13 +34,16 @@ from peers.status import Status
 KEYS = {
     "schema", "version", "pid", "home", "running_s", "state", "pauses", "run", "run_id", "stage", "peer", "doing",
     "waits_for", "path", "round", "rounds", "step", "steps", "is_cut", "loss", "tokens_per_s", "eta_s", "receipts",
-    "last_receipt", "leads", "modules", "peers_alive", "peers_training", "paths_covered", "paths", "bytes_up",
+    "last_receipt", "leads", "frozen", "modules", "peers_alive", "peers_training", "paths_covered", "paths", "bytes_up",
     "bytes_down",
 }  # fmt: skip
 PATH = PathId.parse("P0-1")
 
 
 class Watching:
+    def __init__(self) -> None:
+        self.decrees = Anything(state=Anything(frozen=None))
+
     def reached(self, module: ModuleId) -> int:
         return 7 if module.level else 5
 

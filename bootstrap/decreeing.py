@@ -1,0 +1,170 @@
+"""The coordinator's decrees, from what somebody typed to what is signed: checked against the run before anything is
+written. A running coordinator does it when it is asked; without one the command does, in the run's folder.
+
+    <dir>/decrees/documents/decree-00000001.json     the log (dipaco_p2p/runtime/decrees.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.protocol.decrees import ADMIT, BAN, FREEZE, ROLLBACK, Decree
+from dipaco_p2p.protocol.documents import Sealed
+from dipaco_p2p.protocol.signing import PeerId, Signer, public_key_of, short
+from dipaco_p2p.runtime.decrees import Decrees
+from dipaco_p2p.runtime.ledger import Ledger
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.swarm.identity import load_or_create
+from dipaco_p2p.topology import ModuleId
+
+from .archive import SeedArchive
+from .folder import RunFolder
+
+SCHEMA = "dipaco.coordinator.decrees/1"
+STORE = "decrees"
+ABBREVIATION_CHARS_MIN = 4
+AMBIGUOUS_SHOWN_MAX = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the coordinator's owner wants, as it was typed."""
+
+    act: str
+    reason: str = ""
+    peer: str = ""
+    """A peer's id, or how it ends."""
+    module: str = ""
+    version: int = 0
+
+
+class Decreeing:
+    """Of one open stage: what may be decreed about it."""
+
+    def __init__(
+        self,
+        decrees: Decrees,
+        signer: Signer,
+        run: Run,
+        ledgers: Mapping[ModuleId, Ledger],
+        alive: Iterable[PeerId] = (),
+    ) -> None:
+        """`alive` are peers that are heard of now."""
+        self._decrees = decrees
+        self._signer = signer
+        self._run = run
+        self._ledgers = ledgers
+        self._alive = alive
+
+    def issue(self, order: Order, *, at_s: float) -> dict[str, Any]:
+        """Sign it and keep it; how it is listed. Raises ConfigError for what makes no sense, and nothing is written."""
+        values = self._of_peer(order) if order.act in (BAN, ADMIT) else {}
+        if order.act == ROLLBACK:
+            values = self._of_module(order)
+        elif order.act == FREEZE and self._decrees.is_frozen:
+            raise ConfigError(f"the run is frozen already: {self._decrees.state.frozen}")
+        elif order.act not in (BAN, ADMIT, FREEZE) and not self._decrees.is_frozen:
+            raise ConfigError("the run is not frozen")
+        return self._row(self._decrees.issue(self._signer, order.act, at_s=at_s, reason=order.reason, **values))
+
+    def listed(self) -> dict[str, Any]:
+        """All of them, and what holds."""
+        state = self._decrees.state
+        return {
+            "schema": SCHEMA,
+            "run": self._run.name,
+            "frozen": state.frozen,
+            "banned": [{"peer": peer, "reason": reason} for peer, reason in sorted(state.banned.items())],
+            "decrees": [self._row(sealed) for sealed in self._decrees.log],
+        }
+
+    def _row(self, sealed: Sealed[Decree]) -> dict[str, Any]:
+        decree = sealed.document
+        is_rollback = decree.act == ROLLBACK
+        return {
+            "number": decree.number,
+            "at_s": decree.at_s,
+            "act": decree.act,
+            "peer": decree.peer,
+            "module": str(decree.module) if is_rollback else None,
+            "to": decree.to if is_rollback else None,
+            "after": decree.after if is_rollback else None,
+            "version": self._version_of(decree) if is_rollback else None,
+            "reason": decree.reason,
+            "id": sealed.id,
+        }
+
+    def _version_of(self, decree: Decree) -> int | None:
+        """The version that carried a rollback out; None while none has, or one of another stage."""
+        assert decree.module is not None
+        ledger = self._ledgers.get(decree.module) if decree.stage == self._run.id else None
+        found = (one.document for one in (ledger.versions if ledger is not None else ()))
+        return next((one.version for one in found if one.rollback is not None and one.rollback.decree == decree), None)
+
+    # -- whether it makes sense
+
+    def _of_peer(self, order: Order) -> dict[str, Any]:
+        peer, banned = self._peer(order.peer), self._decrees.state.banned
+        if peer == self._run.manifest.author:
+            raise ConfigError("this is the coordinator itself: it can be neither banned nor admitted")
+        if order.act == BAN and peer in banned:
+            raise ConfigError(f"...{short(peer)} is banned already: {banned[peer]}")
+        if order.act == ADMIT and peer not in banned:
+            raise ConfigError(f"...{short(peer)} is not banned", hint="`dipaco-bootstrap decrees` lists who is")
+        return {"peer": peer}
+
+    def _peer(self, text: str) -> PeerId:
+        """Whom `text` means: an id, known or not, or the end of one that is known."""
+        try:
+            public_key_of(PeerId(text))
+            return PeerId(text)
+        except IntegrityError:
+            end = text.lstrip(".")
+        found = sorted({peer for peer in self._known() if peer.endswith(end)})
+        hint = "give the whole id; `dipaco-bootstrap peers` lists those that are alive"
+        if len(end) < ABBREVIATION_CHARS_MIN or not found:
+            raise ConfigError(f"`{text[:80]}` is no peer id, nor the end of a known one", hint=hint)
+        if len(found) > 1:
+            shown = ", ".join(found[:AMBIGUOUS_SHOWN_MAX])
+            raise ConfigError(f"{len(found)} peers end with `{end}`: {shown}", hint=hint)
+        return found[0]
+
+    def _known(self) -> Iterator[PeerId]:
+        yield from self._alive
+        yield from self._decrees.state.banned
+        yield self._run.manifest.author
+        for ledger in self._ledgers.values():
+            for sealed in ledger.versions:
+                yield from (share.peer for share in sealed.document.shares)
+
+    def _of_module(self, order: Order) -> dict[str, Any]:
+        module = ModuleId.parse(order.module)
+        if module not in self._run.topology:
+            known = ", ".join(map(str, self._run.topology.modules()))
+            raise ConfigError(f"this run has no {module}", hint=f"its modules are {known[:200]}")
+        head, rounds = self._ledgers[module].head.version, self._run.config.rounds.rounds
+        if head >= rounds:
+            raise ConfigError(f"{module} has its last version, {head}: there is no further one to go back with")
+        if order.version >= head:
+            hint = "`dipaco-bootstrap modules` lists them"
+            raise ConfigError(f"{module} is at version {head}: it cannot go back to {order.version}", hint=hint)
+        return {"stage": self._run.id, "module": module, "to": order.version, "after": head}
+
+
+def decrees_in(folder: RunFolder, run: Run) -> Decrees:
+    """The coordinator's own; raises IntegrityError if they were damaged."""
+    return Decrees(run, folder.store(STORE), must_be_whole=True)
+
+
+def offline(root: Path) -> Decreeing:
+    """For a run whose coordinator does not run, and whose lock is held. Raises ConfigError where there is no run."""
+    folder = RunFolder(root)
+    run, store = folder.require()
+    signer = load_or_create(root / "identity.key")
+    if signer.peer != run.manifest.author:
+        raise IntegrityError(f"the key in `{root}` is not this run's coordinator's", hint="bring its identity.key back")
+    return Decreeing(decrees_in(folder, run), signer, run, SeedArchive(run, store).ledgers)

@@ -27,6 +27,7 @@ from .folder import RunFolder
 SCHEMA = "dipaco.coordinator.decrees/1"
 STORE = "decrees"
 ABBREVIATION_CHARS_MIN = 4
+HOLDS_HINT = "`dipaco-bootstrap decrees` lists what was decreed, and what holds"
 AMBIGUOUS_SHOWN_MAX = 4
 
 
@@ -66,9 +67,9 @@ class Decreeing:
         if order.act == ROLLBACK:
             values = self._of_module(order)
         elif order.act == FREEZE and self._decrees.is_frozen:
-            raise ConfigError(f"the run is frozen already: {self._decrees.state.frozen}")
+            raise ConfigError(f"the run is frozen already: {self._decrees.state.frozen}", hint=HOLDS_HINT)
         elif order.act not in (BAN, ADMIT, FREEZE) and not self._decrees.is_frozen:
-            raise ConfigError("the run is not frozen")
+            raise ConfigError("the run is not frozen", hint=HOLDS_HINT)
         return self._row(self._decrees.issue(self._signer, order.act, at_s=at_s, reason=order.reason, **values))
 
     def listed(self) -> dict[str, Any]:
@@ -110,11 +111,11 @@ class Decreeing:
     def _of_peer(self, order: Order) -> dict[str, Any]:
         peer, banned = self._peer(order.peer), self._decrees.state.banned
         if peer == self._run.manifest.author:
-            raise ConfigError("this is the coordinator itself: it can be neither banned nor admitted")
+            raise ConfigError("the coordinator itself can be neither banned nor admitted", hint="name a volunteer")
         if order.act == BAN and peer in banned:
-            raise ConfigError(f"...{short(peer)} is banned already: {banned[peer]}")
+            raise ConfigError(f"...{short(peer)} is banned already: {banned[peer]}", hint=HOLDS_HINT)
         if order.act == ADMIT and peer not in banned:
-            raise ConfigError(f"...{short(peer)} is not banned", hint="`dipaco-bootstrap decrees` lists who is")
+            raise ConfigError(f"...{short(peer)} is not banned", hint=HOLDS_HINT)
         return {"peer": peer}
 
     def _peer(self, text: str) -> PeerId:
@@ -148,7 +149,8 @@ class Decreeing:
             raise ConfigError(f"this run has no {module}", hint=f"its modules are {known[:200]}")
         head, rounds = self._ledgers[module].head.version, self._run.config.rounds.rounds
         if head >= rounds:
-            raise ConfigError(f"{module} has its last version, {head}: there is no further one to go back with")
+            hint = "the stage is over for it; generate and export take an earlier `--version`"
+            raise ConfigError(f"{module} has its last version, {head}: none may follow to go back with", hint=hint)
         if order.version >= head:
             hint = "`dipaco-bootstrap modules` lists them"
             raise ConfigError(f"{module} is at version {head}: it cannot go back to {order.version}", hint=hint)

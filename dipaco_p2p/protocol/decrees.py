@@ -57,9 +57,10 @@ class Decree:
         if self.number == 1 and self.previous:
             raise ConfigError("the first decree has none before it")
         if len(self.reason) > REASON_CHARS_MAX or not self.reason.isprintable():
-            raise ConfigError(f"a reason is one line of up to {REASON_CHARS_MAX} characters")
+            hint = "say it shorter, without control characters"
+            raise ConfigError(f"a reason is one line of up to {REASON_CHARS_MAX} characters", hint=hint)
         if not self.reason.strip() and self.act in (BAN, FREEZE, ROLLBACK):
-            raise ConfigError(f"a {self.act} needs a reason")
+            raise ConfigError(f"a {self.act} needs a reason", hint="the volunteers read it")
         self._check_peer()
         self._check_rollback()
 

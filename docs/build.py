@@ -18,7 +18,7 @@ from parts import CODE, REPO, exit_codes, fields, limits, machine, refusals
 
 from bootstrap.cli import app as bootstrap_app
 from bootstrap.runfile import template
-from dipaco_p2p.protocol import checks, documents, judgement, liveness, records
+from dipaco_p2p.protocol import checks, decrees, documents, judgement, liveness, records
 from dipaco_p2p.protocol.claims import CLAIM_TRANSITIONS
 from dipaco_p2p.protocol.rounds import ROUND_TRANSITIONS
 from peers.cli import app as peer_app
@@ -135,6 +135,8 @@ DOCUMENTS = (
     judgement.PathLoss,
     checks.Check,
     documents.Rejection,
+    decrees.Decree,
+    decrees.Rollback,
     documents.Manifest,
     documents.ShardRef,
     documents.GenesisRef,

@@ -17,7 +17,7 @@ from .service.commands import service_app
 
 EPILOG = """Exit codes: 0 finished; 1 a published loss is not what was measured here; 2 a wrong flag or value;
 3 no volunteer runs here; 4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version;
-7 refused by the run; 8 damaged or forged data; 130 second Ctrl-C."""
+7 refused or banned by the run; 8 damaged or forged data; 130 second Ctrl-C."""
 
 EXAMPLE = "Example: dipaco-peer join --help"
 

@@ -79,7 +79,8 @@ async def ask_first(watch: Watch, *, but: PeerId) -> None:
     """Learn the decrees that others have before anything is done; the seed nodes know best, and may be away."""
     others = sorted(watch.heartbeats.keys() - {but}, key=lambda peer: -watch.heartbeats[peer].decrees)
     for peer in list(dict.fromkeys([*watch.seeds(), *others]))[:ASKED_FIRST]:
-        if watch.heartbeats[peer].decrees > watch.decrees.count:
+        beat = watch.heartbeats.get(peer)  # what was learnt from the first may be that the second is banned
+        if beat is not None and beat.decrees > watch.decrees.count:
             await _learn(watch, peer)
 
 

@@ -23,9 +23,11 @@ from dipaco_p2p.runtime.join import Stages, fetch_stages
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.memory import MemorySwarm
+from dipaco_p2p.topology import ModuleId
 from peers.config import PeerConfig
 from peers.tour import Parts, Tour
 
+from .disk import Crashed
 from .training import FakeTrainer, NoEvaluator
 from .virtual_time import Process, VirtualClock, waits_in
 
@@ -194,6 +196,35 @@ class SeedMachine(Machine):
 
     def __init__(self, world: World, signer: Signer) -> None:
         super().__init__(world, "seed", signer)
+        self._open: tuple[Process | None, SeedStage] | None = None
+
+    @property
+    def stage(self) -> SeedStage | None:
+        """Of the program that runs now."""
+        is_now = self._open is not None and self._open[0] is self.process and self.is_running
+        return self._open[1] if self._open is not None and is_now else None
+
+    def release(self) -> None:
+        super().release()
+        self._open = None
+
+    def decree(self, act: str, **values: Any) -> bool:
+        """What a command in its folder would; whether there was somebody to ask."""
+        if self.stage is None:
+            return False
+        assert self.process is not None
+        decrees, reason = self.stage.seen().watch.decrees, "" if act in ("admit", "unfreeze") else "a simulation"
+        with contextlib.suppress(Crashed):
+            self.process.context.copy().run(
+                lambda: decrees.issue(self.signer, act, at_s=self.clock.now_s(), reason=reason, **values)
+            )
+            self.world.note(self.name, "decreed", act=act)
+        return True
+
+    def archived(self) -> dict[ModuleId, int]:
+        """The newest version of each module in its archive."""
+        ledgers = {} if self.stage is None else self.stage.seen().ledgers
+        return {module: ledger.head.version for module, ledger in ledgers.items()}
 
     async def _program(self, swarm: MemorySwarm) -> None:
         store = Store(self.folder)
@@ -204,6 +235,7 @@ class SeedMachine(Machine):
             run, swarm, store, self.folder, sequences=_no_text, clock=self.clock, make_evaluator=cast(Any, NoEvaluator)
         )
         stage.begin()
+        self._open = self.process, stage
         await asyncio.Event().wait()
 
 

@@ -107,8 +107,12 @@ def nothing_counts_twice(outcome: Outcome) -> Iterator[Broken]:
 def bases_are_fresh(outcome: Outcome) -> Iterator[Broken]:
     """2: what counts has a base within the staleness limit, and goes through the module."""
     for module, chain in outcome.chains.items():
+        undone = 0
         for link in chain:
+            undone = link.version if link.is_rollback else undone
             for each in link.counts:
+                if each.base < undone:
+                    yield Broken(2, f"version {link.version} of {module} counts {each.id[:8]} from before a rollback")
                 if not 0 < link.version - each.base <= 1 + outcome.staleness:
                     yield Broken(2, f"version {link.version} of {module} counts {each.id[:8]} from {each.base}")
                 digests = [outcome.genesis[module], *(earlier.digest for earlier in chain)]
@@ -125,7 +129,12 @@ def versions_only_grow(outcome: Outcome) -> Iterator[Broken]:
     for module, chain in outcome.chains.items():
         parent, term = outcome.genesis[module], 0
         for number, link in enumerate(chain, start=1):
-            if link.version != number or link.parent != parent or link.term < term or not link.counts:
+            if (
+                link.version != number
+                or link.parent != parent
+                or link.term < term
+                or not (link.counts or link.is_rollback)
+            ):
                 yield Broken(3, f"version {link.version} of {module} does not follow")
             parent, term = link.digest, link.term
     yield from _one_digest_each(outcome)

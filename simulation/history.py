@@ -40,6 +40,8 @@ class Link:
     parent: str
     term: int
     counts: tuple[Counted, ...]
+    is_rollback: bool = False
+    """Made by the coordinator's decree: it counts nothing, and what began before it counts no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

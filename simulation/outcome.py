@@ -101,7 +101,14 @@ def _others(world: World, chains: dict[str, tuple[Link, ...]]) -> Iterator[str]:
 def _link(sealed: Sealed[ModuleVersion], archive: SeedArchive) -> Link:
     version = sealed.document
     counts = tuple(_counted(share, archive) for share in version.shares)
-    return Link(version=version.version, digest=version.digest, parent=version.parent, term=version.term, counts=counts)
+    return Link(
+        version=version.version,
+        digest=version.digest,
+        parent=version.parent,
+        term=version.term,
+        counts=counts,
+        is_rollback=version.rollback is not None,
+    )
 
 
 def _counted(share: Share, archive: SeedArchive) -> Counted:

@@ -25,6 +25,10 @@ STEPS = 2
 FAULTY_S = (20.0, 60.0)
 LOSSES = (0.0, 0.0, 0.02, 0.05)
 OVERLAPS = (False, False, False, True)
+DECREES = ("ban", "halt", "rollback")
+"""What the coordinator may decree, by its names among the faults (strokes_decrees.py)."""
+DECREED_SHARE = 0.3
+"""Of the seeds that may, if they may have other faults as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,9 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
     count = volunteers or chance.choice((4, 4, 4, 5, 5, 5, 6, 6, 8, 12))
     is_large = count > 20
     faulty_s = chance.uniform(*FAULTY_S)
-    strokes = sorted(_strokes(chance, faults, until_s=faulty_s), key=lambda stroke: stroke.at_s)
+    others, decrees = [name for name in faults if name not in DECREES], [name for name in faults if name in DECREES]
+    found = _strokes(chance, others, until_s=faulty_s) + _decrees(seed, decrees, is_all=not others, until_s=faulty_s)
+    strokes = sorted(found, key=lambda stroke: stroke.at_s)
     return Plan(
         seed=seed,
         config=_config(chance, is_large=is_large, overlap=_has_overlap(seed)),
@@ -79,11 +85,22 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
 
 
 def _strokes(chance: random.Random, faults: Sequence[str], *, until_s: float) -> list[Stroke]:
-    count = chance.randint(3, 10) if faults else 0
+    return _strokes_of(chance, faults, chance.randint(3, 10) if faults else 0, until_s=until_s)
+
+
+def _strokes_of(chance: random.Random, faults: Sequence[str], count: int, *, until_s: float) -> list[Stroke]:
     return [
         Stroke(at_s=chance.uniform(3.0, until_s), fault=chance.choice(faults), seed=chance.randrange(2**31))
         for _ in range(count)
     ]
+
+
+def _decrees(seed: int, names: Sequence[str], *, is_all: bool, until_s: float) -> list[Stroke]:
+    """By a lot of their own, as the overlap, so that other seeds are what they were."""
+    chance = random.Random(f"decrees {seed}")
+    if not names or (chance.random() >= DECREED_SHARE and not is_all):
+        return []
+    return _strokes_of(chance, names, chance.randint(1, 3), until_s=until_s)
 
 
 def _has_overlap(seed: int) -> bool:

@@ -38,12 +38,12 @@ def fault(name: str) -> Callable[[Stroke], Stroke]:
     return register
 
 
-def _away_s(world: World, chance: random.Random) -> float:
+def away_s(world: World, chance: random.Random) -> float:
     """How long somebody is away: shorter or longer than a heartbeat lives."""
     return chance.uniform(0.3, 3.0) * world.plan.ttl_s
 
 
-def _some(world: World, chance: random.Random) -> VolunteerMachine:
+def some(world: World, chance: random.Random) -> VolunteerMachine:
     up = [volunteer for volunteer in world.volunteers if volunteer.is_running]
     return chance.choice(up or world.volunteers)
 
@@ -53,9 +53,9 @@ def _any(world: World, chance: random.Random) -> Machine:
 
 
 async def _strike_dead(world: World, chance: random.Random, *, power: bool) -> None:
-    victim = _some(world, chance)
+    victim = some(world, chance)
     victim.crash(power=power)
-    await asyncio.sleep(_away_s(world, chance))
+    await asyncio.sleep(away_s(world, chance))
     victim.start()
 
 
@@ -70,7 +70,7 @@ async def _lay_trap(
         await asyncio.sleep(0.2)
     for victim in victims:
         world.traps.pop(victim.name, None)
-    await asyncio.sleep(_away_s(world, chance))
+    await asyncio.sleep(away_s(world, chance))
     for victim in victims:
         victim.start()
 
@@ -106,17 +106,17 @@ async def freeze(world: World, chance: random.Random) -> None:
     """SIGSTOP, and SIGCONT later."""
     victim = _any(world, chance)
     victim.freeze()
-    await asyncio.sleep(_away_s(world, chance))
+    await asyncio.sleep(away_s(world, chance))
     victim.thaw()
 
 
 @fault("slow")
 async def slow(world: World, chance: random.Random) -> None:
     """A machine far away, or with a poor line, that also trains slowly."""
-    victim = _some(world, chance)
+    victim = some(world, chance)
     world.network.slow(victim.peer, chance.uniform(0.2, 2.0))
     before, victim.step_s = victim.step_s, victim.step_s * chance.uniform(2.0, 10.0)
-    await asyncio.sleep(2 * _away_s(world, chance))
+    await asyncio.sleep(2 * away_s(world, chance))
     world.network.slow(victim.peer, 0.0)
     victim.step_s = before
 
@@ -130,9 +130,9 @@ async def join(world: World, chance: random.Random) -> None:
 @fault("leave")
 async def leave(world: World, chance: random.Random) -> None:
     """Ctrl-C: in good order; and back again later."""
-    victim = _some(world, chance)
+    victim = some(world, chance)
     victim.stop()
-    await asyncio.sleep(2 * _away_s(world, chance))
+    await asyncio.sleep(2 * away_s(world, chance))
     victim.start()
 
 
@@ -154,14 +154,14 @@ async def one_way_cut(world: World, chance: random.Random) -> None:
     for other in world.machines:
         if other is not victim and chance.random() < 0.7:
             world.network.cut(victim.peer, other.peer)
-    await asyncio.sleep(_away_s(world, chance))
+    await asyncio.sleep(away_s(world, chance))
     world.network.heal()
 
 
 async def _for_a_while(world: World, chance: random.Random, name: str, probability: float) -> None:
     before = getattr(world.network, name)
     setattr(world.network, name, probability)
-    await asyncio.sleep(2 * _away_s(world, chance))
+    await asyncio.sleep(2 * away_s(world, chance))
     setattr(world.network, name, before)
 
 
@@ -186,13 +186,13 @@ async def reordering(world: World, chance: random.Random) -> None:
 @fault("bit rot")
 async def bit_rot(world: World, chance: random.Random) -> None:
     """The disk of a volunteer changes a byte of a blob, or of a document, while its program is down."""
-    victim = _some(world, chance)
+    victim = some(world, chance)
     victim.crash()
     files = sorted(path for path in victim.folder.rglob("*") if path.is_file() and _may_rot(path))
     for path in chance.sample(files, min(len(files), chance.randint(1, 3))):
         flip(path, chance)
         world.note(victim.name, "bit rot", file=path.name)
-    await asyncio.sleep(_away_s(world, chance))
+    await asyncio.sleep(away_s(world, chance))
     victim.start()
 
 
@@ -214,7 +214,7 @@ async def clock_skew(world: World, chance: random.Random) -> None:
     victim = _any(world, chance)
     most_s = chance.choice((CLOCK_SKEW_MAX_S, 20.0))
     victim.clock.skew_s = chance.uniform(-most_s, most_s)
-    await asyncio.sleep(3 * _away_s(world, chance))
+    await asyncio.sleep(3 * away_s(world, chance))
     victim.clock.skew_s = 0.0
 
 
@@ -234,7 +234,7 @@ async def hostile_peer(world: World, chance: random.Random) -> None:
 async def gone_for_good(world: World, chance: random.Random) -> None:
     """A volunteer dies and is never seen again; two at least stay that have not come to the end."""
     if sum(not (volunteer.is_gone or volunteer.is_done) for volunteer in world.volunteers) > 2:
-        victim = _some(world, chance)
+        victim = some(world, chance)
         victim.crash()
         victim.is_gone = True
         world.note(victim.name, "disk lost", peer=victim.peer)
@@ -258,7 +258,7 @@ async def idle_claimant(world: World, chance: random.Random) -> None:
 async def seed_death(world: World, chance: random.Random) -> None:
     """The coordinator dies, and comes back."""
     world.seed.crash(power=chance.random() < 0.5)
-    await asyncio.sleep(3 * _away_s(world, chance))
+    await asyncio.sleep(3 * away_s(world, chance))
     world.seed.start()
 
 
@@ -267,9 +267,9 @@ async def disk_loss(world: World, chance: random.Random) -> None:
     """A volunteer's disk is gone, and it begins anew, as the peer that it was. At most one in a run."""
     if any(event.ev == "disk lost" for event in world.events):
         return  # who is gone for good takes its disk along
-    victim = _some(world, chance)
+    victim = some(world, chance)
     victim.lose_disk()
-    await asyncio.sleep(_away_s(world, chance))
+    await asyncio.sleep(away_s(world, chance))
     victim.start()
 
 
@@ -281,7 +281,7 @@ async def total_outage(world: World, chance: random.Random) -> None:
     machines = list(world.machines)
     for machine in machines:
         machine.crash(power=is_power_cut)
-    await asyncio.sleep(_away_s(world, chance))
+    await asyncio.sleep(away_s(world, chance))
     chance.shuffle(machines)
     for machine in machines:
         machine.start()

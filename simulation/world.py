@@ -33,6 +33,7 @@ from .plan import Plan
 from .shelves import Shelves
 from .speed import remembered_signatures
 from .strokes import STROKES
+from .strokes_decrees import pardon
 from .training import make_run
 from .virtual_time import WHO, VirtualClock, VirtualLoop
 
@@ -160,6 +161,7 @@ class World:
             machine.clock.skew_s = 0.0
             machine.thaw()
             machine.start()
+        self.stayers.append(asyncio.create_task(pardon(self)))
         self.note("", "faults over")
 
     async def _strike(self, at_s: float, name: str, seed: int) -> None:

@@ -330,6 +330,10 @@ class Mirror:
                 break
             if not self.adopt(ledger, sealed):
                 self._truncate(ledger, number - 1)
+        told = [one.document.version for one in theirs if is_final(one, coordinator=self._node.run.manifest.author)]
+        for seed in self._node.watch.seeds()[:1] if max(told, default=0) > ledger.final else ():
+            if seed != remote.peer:  # who told may lack signatures in between, as we do: the archive has all
+                await self._adopt_final(ledger, RemoteLedger(self._node, seed, ledger.module))
 
     def _vouched(self, versions: list[Sealed[ModuleVersion]]) -> list[Sealed[ModuleVersion]]:
         """Those of a chain that somebody besides their maker has made again, who was entitled to: the others have to be

@@ -15,7 +15,7 @@ from simulation.history import Event
 from simulation.outcome import outcome_of
 from simulation.plan import Plan, make_plan
 from simulation.speed import remembered_signatures
-from simulation.strokes import STROKES, _away_s, _some
+from simulation.strokes import STROKES, away_s, some
 from simulation.virtual_time import eventually
 from simulation.world import World, perform, simulate
 
@@ -183,8 +183,8 @@ def test_who_rests_can_be_stopped_and_finishes_at_once(tmp_path: Path) -> None:
 
 async def _rest(world: World, chance: Any) -> None:
     """A volunteer rests, shorter or longer than a heartbeat lives, also beyond the faults."""
-    sleeper = _some(world, chance)
-    until_s = sleeper.clock.now_s() + _away_s(world, chance)
+    sleeper = some(world, chance)
+    until_s = sleeper.clock.now_s() + away_s(world, chance)
     sleeper.tell(lambda tour: tour.pause("user", until_s=until_s))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import plants, plants_owners
+from . import plants, plants_decrees, plants_owners
 from .mutants import MUTANTS, planted
 
-__all__ = ["MUTANTS", "planted", "plants", "plants_owners"]
+__all__ = ["MUTANTS", "planted", "plants", "plants_decrees", "plants_owners"]

@@ -80,6 +80,14 @@ def chained(evidence: Evidence, *links: Link) -> Evidence:
     return replace(evidence, chains=chains)
 
 
+def test_a_rollback_is_no_breach_and_what_expires_with_it_is_no_loss() -> None:
+    """Version 3 has the digest of version 1 and counts nothing; the open contribution was reported."""
+    evidence = chained(good(), *good().chains[MODULE], link(3, digest="digest-1"))
+    told = (event("version", 60, **made(3, digest="digest-1")), event("expired", 61, id="b2", reason="rolled-back"))
+    seed = event("archived", 62, **made(3, digest="digest-1"))
+    assert check(replace(saying(saying(evidence, "bob", *told), SEED_NODE, seed), kept=frozenset())) == []
+
+
 Planted = Callable[[Evidence], Evidence]
 BAD: dict[str, tuple[str, Planted]] = {
     "a receipt that no version counts": ("lost", lambda e: saying(e, "ann", receipt("x", 6, base=0))),

@@ -76,6 +76,18 @@ def test_a_chain_only_grows(changes: dict[str, object]) -> None:
     assert 3 in promises(outcome)
 
 
+def test_a_rollback_counts_nothing_and_what_began_before_it_counts_no_more() -> None:
+    undone = link(2, digest="digest-1", is_rollback=True)
+    events = (receipt("one"), archived(1), archived(2, "digest-1", t_s=12.0), archived(3, t_s=14.0))
+
+    def after(base: int, digest: str) -> set[int]:
+        third = link(3, counted("three", base=base, base_digest=digest), parent="digest-1")
+        return promises(good(chains={MODULE: (link(1, counted("one")), undone, third)}, events=events, rounds=3))
+
+    assert after(2, "digest-1") == set()
+    assert after(1, "digest-1") == {2}
+
+
 def test_the_archive_never_takes_a_version_back() -> None:
     assert promises(with_events(archived(2, "another"))) == {3}
     assert promises(with_events(archived(3, t_s=20.0))) == {3}

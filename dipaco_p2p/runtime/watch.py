@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
@@ -79,8 +80,8 @@ class Watch:
         """When each module was last seen to be led."""
         self._doubtful: dict[tuple[ModuleId, PeerId, int], float] = {}
         """Heads that their peers could show no mandate for, and until when they are not asked again."""
-        self._silent: dict[PeerId, float] = {}
-        """Peers that did not give the decrees that they said they have, and until when they are not asked again."""
+        self._asked_s: dict[PeerId, float] = {}
+        """When peers were last asked for decrees that they said they have; those that gave some are not in here."""
         self.rounds: dict[ModuleId, OpenRound] = {}
         """The open rounds of the modules whose leaders answered last time."""
 
@@ -247,25 +248,28 @@ class Watch:
                 heads.pop(peer, None)
 
     def _ask_decrees(self) -> None:
-        """Ask a few of those who have more decrees than we, the seed nodes first; who brings none waits for a while."""
+        """Ask a few of those who say that they have more decrees than we, first who was not asked yet, of these the seed
+        nodes: anybody may say so, and a crowd that lies must not hide the one that does not."""
         now_s, ttl_s = self._clock.now_s(), self._run.config.liveness.heartbeat_ttl_s
-        self._silent = {peer: until_s for peer, until_s in self._silent.items() if until_s > now_s}
+        self._asked_s = {peer: at_s for peer, at_s in self._asked_s.items() if peer in self.heartbeats}
         ahead = [
-            peer
-            for peer, beat in sorted(self.heartbeats.items(), key=lambda item: (item[1].role != "seed", item[0]))
-            if beat.decrees > self.decrees.count and peer != self._swarm.peer and peer not in self._silent
+            (self._asked_s.get(peer, -math.inf), beat.role != "seed", peer)
+            for peer, beat in self.heartbeats.items()
+            if beat.decrees > self.decrees.count and peer != self._swarm.peer
         ]
-        for peer in ahead[:DECREES_ASKED]:
-            self._silent[peer] = now_s + ttl_s
-            self._begin(self._try_decrees(peer))
+        for asked_s, _, peer in sorted(ahead)[:DECREES_ASKED]:
+            if now_s - asked_s >= ttl_s:
+                self._asked_s[peer] = now_s
+                self._begin(self._try_decrees(peer))
 
     async def _try_decrees(self, peer: PeerId) -> None:
+        before = self.decrees.count
         try:
             await self.learn_decrees(peer)
         except (SwarmError, Refused, IntegrityError, EnvironmentUnfit) as error:  # a full disk the store has noted
             log.info("%s told no decrees: %s", peer, error)
-        else:
-            self._silent.pop(peer, None)
+        if self.decrees.count > before:
+            self._asked_s.pop(peer, None)
 
     async def learn_decrees(self, peer: PeerId) -> None:
         """Learn all that `peer` has and we lack; raises what the call does, IntegrityError, and EnvironmentUnfit."""

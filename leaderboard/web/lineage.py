@@ -94,6 +94,9 @@ def _parent(book: Book, row: VersionRow) -> VersionRow | None:
     """The version that `row` names; for the first one of a later stage, the one with the same parameters before it."""
     if not row.parent:
         return next((each for each in book.same(row) if each.version), None)
+    before = (each for each in book.by_module.get(str(row.module), ()) if _follows(row, each))
+    if (found := next(before, None)) is not None:  # by its place: a rollback has the digest of an earlier version
+        return found
     begun = (each for each in book.begun.get(row.parent, ()) if each.module == row.module and _follows(row, each))
     return next(begun, None) or book.by_digest.get(row.parent)
 

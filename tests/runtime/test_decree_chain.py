@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -116,6 +117,31 @@ def test_a_liar_with_more_decrees_than_there_are_keeps_nobody_from_the_true_ones
             issue(world.seed.node.watch.decrees, "ban", peer=BOB)
             await eventually(lambda: honest.node.watch.decrees.count == 1)
             assert not honest.node.watch.decrees.is_frozen
+
+    play(scenario)
+
+
+def test_a_crowd_of_liars_does_not_hide_the_one_that_has_them(tmp_path: Path) -> None:
+    """While the coordinator is away; they say that they are seed nodes, have more, and have nothing."""
+
+    async def scenario() -> None:
+        async with World(tmp_path) as world:
+            honest = world.leader(1)
+            issue(world.seed.node.watch.decrees, "ban", peer=BOB)
+            await eventually(lambda: honest.node.watch.decrees.count == 1)
+            await world.kill_seed()
+            liars = [world.peer(number) for number in range(60, 84)]
+
+            async def lie() -> None:
+                for liar in liars:
+                    await liar.presence.say(role="seed", decrees=900)
+
+            await lie()
+            newcomer = world.leader(2)
+            for _ in range(20):
+                await lie()
+                await asyncio.sleep(1.0)
+            assert newcomer.node.watch.decrees.count == 1
 
     play(scenario)
 

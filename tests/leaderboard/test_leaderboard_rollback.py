@@ -1,0 +1,59 @@
+"""A run in which a module was taken back, as the leaderboard reads it from the coordinator's folder."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from runtime_harness import World
+from tiny_run import SEED_NUMBER, signer, tiny_config
+from virtual_time import eventually, play
+
+from bootstrap.folder import write_stage
+from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.topology import ModuleId
+from leaderboard.model import Mark
+from leaderboard.program import export
+from leaderboard.web.book import Book
+from leaderboard.web.lineage import lineage
+
+ROUNDS, MODULE = 6, ModuleId(1, 0)
+
+
+def rolled_back(folder: Path) -> Path:
+    """A complete run, whose module went back to version 1 once."""
+
+    async def scenario() -> None:
+        async with World(folder, config=tiny_config(rounds=ROUNDS)) as world:
+            volunteers = [world.join(number) for number in (1, 2, 3, 4)]
+            ledger = world.seed.archive.ledgers[MODULE]
+            await eventually(lambda: ledger.head.version >= 2)
+            values = {"stage": world.run.id, "module": MODULE, "to": 1, "after": ledger.head.version}
+            decrees = world.seed.node.watch.decrees
+            decrees.issue(signer(SEED_NUMBER), "rollback", at_s=0.0, reason="a test", **values)
+            for volunteer in volunteers:
+                await volunteer.done()
+            write_stage(Store(folder / "grid"), world.run.sealed)
+
+    play(scenario)
+    for kind in ("documents", "blobs"):
+        for path in (folder / "seed" / kind).rglob("*"):
+            target = folder / "grid" / kind / path.relative_to(folder / "seed" / kind)
+            if path.is_file() and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(path.read_bytes())
+    return folder
+
+
+def test_a_version_that_took_a_module_back_is_verified_and_pages_are_drawn(tmp_path: Path) -> None:
+    folder = rolled_back(tmp_path / "run")
+    snapshot = asyncio.run(export(str(folder), tmp_path / "page", expected=None))
+    rows = {row.version: row for row in snapshot.versions if row.module == MODULE}
+    assert sorted(rows) == list(range(ROUNDS + 1)) and {row.mark for row in rows.values()} == {Mark.VERIFIED}
+    [undone] = [row for row in rows.values() if row.version and not row.shares]
+    assert undone.version > 2 and undone.digest == rows[1].digest and undone.tokens == 0
+    if undone.version < ROUNDS:
+        graph = lineage(Book(snapshot), rows[undone.version + 1])
+        around = [node.row.version for node in graph.versions]
+        assert around == sorted(around, reverse=True) and undone.version in around, "none is skipped"
+    assert (tmp_path / "page" / "lineage" / f"{undone.digest}.html").exists()

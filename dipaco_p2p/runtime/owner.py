@@ -251,9 +251,9 @@ class ModuleOwner:
         return self._arrivals.deadline_s(self._node.run.config.rounds, self._node.run.config.liveness)
 
     def _ticked(self, now_s: float) -> Round:
-        node, deadline_s = self._node, self._deadline_s()
-        claims, config, uploads_s = node.watch.claims, node.run.config.rounds, node.uploads_s
-        return self._round.tick(claims, config, now_s=now_s, deadline_s=deadline_s, uploads_s=uploads_s)
+        node, config = self._node, self._node.run.config.rounds
+        deadline_s, uploads_s = self._deadline_s(), node.uploads_s
+        return self._round.tick(node.watch.claims, config, now_s=now_s, deadline_s=deadline_s, uploads_s=uploads_s)
 
     def _is_frozen(self, now_s: float) -> bool:
         """Whether the coordinator wants no versions; after that, who waited has the time of a round that begins."""
@@ -295,24 +295,22 @@ class ModuleOwner:
     async def _go_back(self) -> None:
         """Versions whose contributions are lost with all who had them can never be final: after a while, in which one
         of these may come back, the chain goes on from the last one that is."""
-        if self._custody.is_hopeless():
-            async with self._lock:
-                if self.is_leading:
-                    self._mirror.give_up(self.module)
-                    await self._reopen()
-                    await self._announce()
-                    self._custody.begin_anew()
+        async with self._lock:
+            if self.is_leading and self._custody.is_hopeless():
+                self._mirror.give_up(self.module)
+                await self._reopen()
+                await self._announce()
+                self._custody.begin_anew()
 
     def _new_round(self) -> Round:
         paths = self._node.run.topology.paths_through(self.module)
         return Round(number=self.head.version, expected=frozenset(paths))
 
     async def _close(self) -> None:
-        made = await make_next(self._node, self._mirror, self._ledger, self._intake, self._make)
-        if made is None:
+        if made := await make_next(self._node, self._mirror, self._ledger, self._intake, self._make):
+            await self._append(made)
+        else:
             self._round = self._new_round()
-            return
-        await self._append(made)
 
     async def _roll_back(self) -> None:
         """Carry the coordinator's newest decree on this module out, also while the run is frozen."""

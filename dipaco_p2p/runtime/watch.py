@@ -248,8 +248,8 @@ class Watch:
                 heads.pop(peer, None)
 
     def _ask_decrees(self) -> None:
-        """Ask a few of those who say that they have more decrees than we, first who was not asked yet, of these the seed
-        nodes: anybody may say so, and a crowd that lies must not hide the one that does not."""
+        """Ask a few of those who say that they have more decrees than we, first who was not asked yet, of these the
+        seed nodes: anybody may say so, and a crowd that lies must not hide the one that does not."""
         now_s, ttl_s = self._clock.now_s(), self._run.config.liveness.heartbeat_ttl_s
         self._asked_s = {peer: at_s for peer, at_s in self._asked_s.items() if peer in self.heartbeats}
         ahead = [

@@ -50,25 +50,6 @@ def test_the_same_version_twice_changes_nothing(tmp_path: Path, keeps_everything
     on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
 
 
-def test_an_archive_that_crashes_after_it_kept_a_version_has_signed_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who has the signature of the next version never asks for this one: it would be final to nobody."""
-
-    def crash(*_: object) -> None:
-        raise OSError("the machine is off")
-
-    async def scene(shelf: Shelf) -> None:
-        shelf.adopt(ONE, term=1)
-        version, _ = shelf.version(1)
-        monkeypatch.setattr(Ledger, "cosign", crash)
-        with pytest.raises(OSError, match="off"):
-            await shelf.keep(version)
-        assert Ledger(shelf.run, shelf.node.store, MODULE).final == 1
-
-    on_shelf(tmp_path, scene, keeps_everything=True)
-
-
 Lie = Callable[[Shelf, ModuleVersion], ModuleVersion]
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.protocol.claims import choose_path
 from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.needs import Needs, needs_of
+from dipaco_p2p.runtime.room import free_disk, in_bytes
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
@@ -26,10 +27,7 @@ from dipaco_p2p.topology import PathId
 from .arrival import Arrival
 from .config import PeerConfig
 from .machine import free_bytes, training_threads
-from .needs import Needs, needs_of
 from .obeying import decrees_at
-
-UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,26 +150,8 @@ def this_machine(device: str, config: PeerConfig) -> Machine:
     return Machine(device=words, is_cpu=True, memory_bytes=free_bytes(), disk_bytes=disk_bytes)
 
 
-def existing(folder: Path) -> Path:
-    """`folder`, or the nearest one above it that is there."""
-    return next((each for each in (folder, *folder.absolute().parents) if each.is_dir()), Path("/"))
-
-
-def free_disk(folder: Path) -> int:
-    """Bytes that may be written where `folder` is, or would be made."""
-    return shutil.disk_usage(existing(folder)).free
-
-
 def reach_words(reach: Reach, *, is_listening: bool) -> str:
     """Whether others can dial this machine, for people."""
     if not is_listening:
         return "nobody dials it: trains, leads no module"
     return "can be reached from outside" if reach is Reach.YES else "whether it can be reached is not known"
-
-
-def in_bytes(count: int) -> str:
-    """`1.5 GiB`, `20 MiB`, `700 B`."""
-    for unit, size in UNITS:
-        if count >= size:
-            return f"{count / size:,.1f} {unit}" if count < 10 * size else f"{count / size:,.0f} {unit}"
-    return f"{count} B"

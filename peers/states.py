@@ -14,12 +14,13 @@ from dipaco_p2p.canonical import is_digest
 from dipaco_p2p.errors import IntegrityError, SwarmError
 from dipaco_p2p.protocol.documents import BlobRef, Share
 from dipaco_p2p.protocol.signing import PeerId, short
+from dipaco_p2p.runtime.needs import state_bytes_max
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.transfer import fetch
 from dipaco_p2p.topology import PathId
 
 from .kept import read_checked, write_checked
-from .trainer import PathTrainer, state_bytes_max
+from .trainer import PathTrainer
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class PathStates:
         return -share.base_version, share.peer != self._node.peer, -share.tokens, share.contribution
 
     async def _try(self, trainer: PathTrainer, ref: BlobRef, peer: PeerId) -> bool:
-        limit = state_bytes_max(self._node.run, trainer.path)
+        limit = state_bytes_max(self._node.run.config, trainer.path)
         holders = [peer] if peer in self._node.watch.heartbeats else []
         try:
             if ref.size > limit:

@@ -32,9 +32,6 @@ Flat = NDArray[np.float32]
 
 RESIDUAL = "residual/"
 """What the names of residuals begin with in a path's state; no parameter of a model has this name."""
-BYTES_A_VALUE = 12
-"""Of a path's state: two moments and a residual, in float32."""
-HEADER_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +41,6 @@ class OuterGradient:
     module: ModuleId
     payload: bytes
     residual: Flat
-
-
-def state_bytes_max(run: Run, path: PathId) -> int:
-    """Size of the largest state that a path can have, beyond which nobody fetches it."""
-    return BYTES_A_VALUE * sum(run.layout(module).size for module in path.modules()) + HEADER_BYTES_MAX
 
 
 class PathTrainer:

@@ -14,15 +14,15 @@ from rich.text import Text
 
 from dipaco_p2p.errors import EnvironmentUnfit, WrongRun
 from dipaco_p2p.runtime.entry import Entry, read_entry
+from dipaco_p2p.runtime.findings import Finding, Level, document, exit_code, failure, told, worst
+from dipaco_p2p.runtime.needs import needs_of
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.swarm.addresses import read_address, read_place
 from dipaco_p2p.swarm.libp2p import Libp2pSwarm
 
 from ..arrival import open_swarm
 from ..config import PeerConfig
-from ..needs import needs_of
 from ..preview import this_machine
-from .findings import Finding, Level, document, exit_code, failure, worst
 from .judge_machine import judge_disk, judge_leftovers, judge_memory
 from .judge_network import judge_clock, judge_reach, judge_seeds, judge_speed
 from .leftovers import find_leftovers, remove
@@ -30,7 +30,7 @@ from .probe_machine import chosen_device, machine_findings, port_finding, probe_
 from .probe_network import probe_reach, probe_seeds, probe_speed
 
 STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
-CHECK_CHARS = 10
+SCHEMA = "dipaco.doctor/1"
 
 
 async def examine(text: str | None, config: PeerConfig, *, run: str | None, is_fixing: bool) -> list[Finding]:
@@ -100,14 +100,11 @@ async def _visitor(config: PeerConfig) -> AsyncIterator[Libp2pSwarm]:
 def show(findings: Sequence[Finding], *, is_json: bool) -> int:
     """Print them on the standard output; the exit code."""
     if is_json:
-        print(json.dumps(document(findings), indent=2))
+        print(json.dumps(document(findings, schema=SCHEMA), indent=2))
         return exit_code(findings)
     console = Console(highlight=False, soft_wrap=True)
-    for each in findings:
-        level = (f"{each.level:<5}", STYLES[each.level])
-        console.print(Text.assemble(level, f"{each.check:<{CHECK_CHARS}} {each.found}"))
-        if each.remedy:
-            console.print(Text(f"{'':5}{'':{CHECK_CHARS}} -> {each.remedy}"))
+    for level, line in told(findings):
+        console.print(Text.assemble((f"{level or '':<5}", STYLES[level] if level else ""), line))
     console.print(_verdict(worst(findings)))
     return exit_code(findings)
 

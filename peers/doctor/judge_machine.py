@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from dipaco_p2p.runtime.findings import DAMAGED, Finding, failure, fine, warning
+from dipaco_p2p.runtime.needs import Needs
+from dipaco_p2p.runtime.room import in_bytes
 from dipaco_p2p.version_gate import PACKAGE
 
-from ..needs import Needs
-from ..preview import Machine, in_bytes
+from ..preview import Machine
 from .facts import GpuFacts, HomeFacts, Leftovers
-from .findings import DAMAGED, Finding, failure, fine, warning
 
 PYTHON_MIN = (3, 11)
 PINS: Mapping[str, tuple[str, str]] = {

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError, WrongRun
 from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S
+from dipaco_p2p.runtime.findings import DAMAGED, MISMATCH, SILENT, UNFIT, Finding, Level, failure, fine, milder, warning
+from dipaco_p2p.runtime.needs import Needs
 from dipaco_p2p.swarm.dialback import Reach
 from dipaco_p2p.swarm.line import MBIT_BYTES
 
-from ..needs import Needs
 from .facts import SeedFacts, SpeedFacts
-from .findings import DAMAGED, MISMATCH, SILENT, UNFIT, Finding, Level, failure, fine, milder, warning
 
 SLOW_LATENCY_S = 1.0
 CLOCK_REMEDY = "set the clock: timedatectl set-ntp true, or an NTP service of your system"

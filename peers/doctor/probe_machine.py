@@ -13,15 +13,15 @@ from importlib import metadata
 from pathlib import Path
 
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit
+from dipaco_p2p.runtime.findings import Finding, failure
+from dipaco_p2p.runtime.room import existing, free_disk
+from dipaco_p2p.runtime.tools import output_of
 from dipaco_p2p.swarm.addresses import read_place
 from dipaco_p2p.swarm.daemon import wait_port_free
 from dipaco_p2p.swarm.identity import load_or_create
 
 from ..config import PeerConfig, torch_device
-from ..preview import existing, free_disk
-from ..tools import output_of
 from .facts import GpuFacts, HomeFacts
-from .findings import Finding, failure
 from .judge_machine import PINS, judge_files, judge_gpu, judge_identity, judge_packages, judge_port, judge_python
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 
 from dipaco_p2p.errors import EnvironmentUnfit
-
-from ..tools import output_of
+from dipaco_p2p.runtime.tools import output_of
 
 TOOL = "nvidia-smi"
 

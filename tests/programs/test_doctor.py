@@ -12,11 +12,12 @@ import pytest
 
 from dipaco_p2p.core.microbatch import Need
 from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError, Unreachable, WrongRun
+from dipaco_p2p.runtime.findings import Finding, Level, document, exit_code, failure, fine, warning, worst
+from dipaco_p2p.runtime.needs import PROGRAM_BYTES, Needs
 from dipaco_p2p.swarm.dialback import Reach
 from dipaco_p2p.swarm.line import MBIT_BYTES
 from peers.doctor.examine import show
 from peers.doctor.facts import GpuFacts, HomeFacts, Leftovers, SeedFacts, SpeedFacts
-from peers.doctor.findings import Finding, Level, document, exit_code, failure, fine, warning, worst
 from peers.doctor.judge_machine import (
     PINS,
     judge_disk,
@@ -31,7 +32,6 @@ from peers.doctor.judge_machine import (
 )
 from peers.doctor.judge_network import judge_clock, judge_reach, judge_seeds, judge_speed
 from peers.doctor.probe_machine import _is_built_for, probe_home
-from peers.needs import PROGRAM_BYTES, Needs
 from peers.preview import Machine
 
 GIB = 2**30
@@ -263,7 +263,7 @@ def test_the_gravest_failure_decides_and_warnings_cost_nothing() -> None:
 
 
 def test_the_document_has_this_form() -> None:
-    assert document([failure("clock", "600 s behind", "set it")]) == {
+    assert document([failure("clock", "600 s behind", "set it")], schema="dipaco.doctor/1") == {
         "schema": "dipaco.doctor/1",
         "outcome": "fail",
         "exit_code": 5,

@@ -13,11 +13,12 @@ from virtual_time import play
 
 from dipaco_p2p.core.shards import decode_shard
 from dipaco_p2p.protocol.documents import BlobRef, Share
+from dipaco_p2p.runtime.needs import state_bytes_max
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.topology import PathId
 from peers.states import KEPT, PathStates
-from peers.trainer import PathTrainer, state_bytes_max
+from peers.trainer import PathTrainer
 
 PATH = PathId((0, 1, 0))
 
@@ -136,7 +137,7 @@ def test_a_bad_state_is_refused_and_the_next_best_taken(tmp_path: Path, kind: st
         good = PathStates(stage.author).keep(PATH, stage.state(1))
         bad = stage.author.store.put({"junk": b"no tensors", "another path": stage.state(1)[:-4]}.get(kind, b"x"))
         if kind == "too large":
-            bad = replace(bad, size=state_bytes_max(stage.world.run, PATH) + 1)
+            bad = replace(bad, size=state_bytes_max(stage.world.run.config, PATH) + 1)
         if kind == "not there":
             stage.author.store.drop(bad.digest)
         assert await stage.restored(stage.share(bad, base=1), stage.share(good)) == (stage.state(1), True)

@@ -17,11 +17,12 @@ from dipaco_p2p.core.inner import InnerResult, StepReport
 from dipaco_p2p.core.microbatch import MicroBatch
 from dipaco_p2p.core.shards import decode_shard
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.runtime.needs import STATE_HEADER_BYTES_MAX, state_bytes_max
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import PathId
 from peers.engines import Engines
-from peers.trainer import HEADER_BYTES_MAX, PathTrainer, state_bytes_max
+from peers.trainer import PathTrainer
 
 PATH = PathId((0, 1, 0))
 BEFORE = initial()[0]
@@ -119,7 +120,7 @@ def test_a_state_fits_its_bound(bench: Bench) -> None:
     trainer = bench.trainer()
     sent = trainer.outer_gradients(BEFORE, train(trainer).flats)
     size = len(trainer.state_bytes(sent))
-    assert size < state_bytes_max(bench.run, PATH) < size + 2 * HEADER_BYTES_MAX
+    assert size < state_bytes_max(bench.run.config, PATH) < size + 2 * STATE_HEADER_BYTES_MAX
 
 
 MODULE = PATH.modules()[1]

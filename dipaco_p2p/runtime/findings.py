@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from dipaco_p2p.errors import EXIT_OK, EnvironmentUnfit, IntegrityError, Unreachable, WrongRun
+from ..errors import EXIT_OK, ConfigError, EnvironmentUnfit, IntegrityError, Unreachable, WrongRun
 
-SCHEMA = "dipaco.doctor/1"
 UNFIT = EnvironmentUnfit.exit_code
 SILENT = Unreachable.exit_code
 MISMATCH = WrongRun.exit_code
 DAMAGED = IntegrityError.exit_code
-GRAVEST_FIRST = (MISMATCH, DAMAGED, UNFIT, SILENT)
-"""Of several exit codes: a wrong version makes the rest moot, and a silent seed is not for this machine to mend."""
+WRONG = ConfigError.exit_code
+GRAVEST_FIRST = (MISMATCH, WRONG, DAMAGED, UNFIT, SILENT)
+"""Of several exit codes: a wrong version or file makes the rest moot, and a silent seed is not for this machine to
+mend."""
+CHECK_CHARS = 10
 
 
 class Level(StrEnum):
@@ -69,7 +71,15 @@ def exit_code(findings: Sequence[Finding]) -> int:
     return next((code for code in GRAVEST_FIRST if code in codes), EXIT_OK)
 
 
-def document(findings: Sequence[Finding]) -> dict[str, Any]:
+def told(findings: Sequence[Finding]) -> Iterator[tuple[Level | None, str]]:
+    """For people: each finding behind its level, its remedy on a line of its own that has none."""
+    for each in findings:
+        yield each.level, f"{each.check:<{CHECK_CHARS}} {each.found}"
+        if each.remedy:
+            yield None, f"{'':{CHECK_CHARS}} -> {each.remedy}"
+
+
+def document(findings: Sequence[Finding], *, schema: str) -> dict[str, Any]:
     """The JSON document."""
     checks = [{key: value for key, value in asdict(each).items() if key != "exit_code"} for each in findings]
-    return {"schema": SCHEMA, "outcome": worst(findings), "exit_code": exit_code(findings), "checks": checks}
+    return {"schema": schema, "outcome": worst(findings), "exit_code": exit_code(findings), "checks": checks}

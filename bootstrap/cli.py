@@ -13,6 +13,7 @@ from leaderboard.cli import app as leaderboard_app
 
 from .control.cli import add_commands
 from .control.decree_cli import add_decrees
+from .planning.cli import add_commands as add_planning
 
 EPILOG = """Exit codes: 0 done; 1 the demo's promises do not all hold; 2 a wrong flag, run file or corpus;
 4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version; 8 damaged data;
@@ -220,6 +221,7 @@ def demo(
 
 add_commands(app)
 add_decrees(app)
+add_planning(app)
 
 
 def main() -> None:

@@ -79,6 +79,16 @@ def open_stage(store: Store) -> Run | None:
     return run
 
 
+def read_stage(path: Path) -> Run | None:
+    """The stage of a manifest's file, without its shardings and without opening the store: its owner may be at work."""
+    try:
+        return open_run(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, IntegrityError) as error:
+        raise IntegrityError(f"{path} was damaged on disk: {error}", hint=DAMAGED_HINT) from None
+
+
 def write_stage(store: Store, sealed: Sealed[Manifest]) -> Run:
     """From here on the stage is there."""
     store.write_document(MANIFEST, canonical_bytes(sealed.to_dict()))

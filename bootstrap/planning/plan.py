@@ -1,0 +1,273 @@
+"""What a run will take, worked out from its run file alone: parameters, bytes on the line, memory, disk.
+
+Sizes of modules, payloads, updates and states come from the functions that the programs use themselves, so they hold;
+the amount of text is an estimate, and time is that of the line alone: how fast volunteers train is not known here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dipaco_p2p.config import RunConfig
+from dipaco_p2p.core.compress import CODECS, bytes_max
+from dipaco_p2p.runtime.needs import (
+    FLOAT_BYTES,
+    PROGRAM_BYTES,
+    led_bytes,
+    memory_of,
+    module_size,
+    outer_state_bytes,
+    path_needs,
+    snapshot_bytes,
+)
+from dipaco_p2p.swarm.line import MBIT_BYTES
+from dipaco_p2p.topology import ModuleId
+
+from ..prepare import WARMUP_REPLICAS
+
+SCHEMA = "dipaco.plan/1"
+TEXT_BYTES_A_TOKEN = (2048, 2.6)
+"""Of the demo, with its vocabulary: 94.97 of perplexity are 2.472 bits a byte. With one of bytes alone it is 1."""
+TOKEN_BYTES = 4
+MOMENT_BYTES = 2 * FLOAT_BYTES
+EIGHT_BIT_MOMENT_BYTES = 2
+STATE_BYTES_A_VALUE = MOMENT_BYTES
+"""Of the optimizer's state that a stage begins with; the text around it is small."""
+DOWNLINKS = ("int8", "int4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """What a volunteer's line is taken to be."""
+
+    up_mbit: float
+    down_mbit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """The modules of one level."""
+
+    level: int
+    modules: int
+    parameters: int
+    """Of each, as all that follows."""
+    up_bytes: int
+    """A contribution, at most."""
+    down_bytes: int
+    """An update, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round of one volunteer."""
+
+    steps: int
+    tokens: int
+    up_bytes: int
+    down_bytes: int
+    up_bytes_by_codec: dict[str, int]
+    down_bytes_by_codec: dict[str, int]
+    line_s: float
+    """On a line of the stated speed, both ways one after the other."""
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Of one volunteer, in bytes."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    optimizer_8bit: int
+    copies: int
+    """The modules before, after and on their way."""
+    sequence_float32: int
+    """What one sequence keeps on its way forward."""
+    sequence_bfloat16: int
+    least: int
+    """One sequence at a time with checkpointing."""
+    program: int
+    """Python, torch and the network, before any model; on a CPU beside all of this."""
+    batch_float32: int
+    batch_bfloat16: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """In bytes; the seed's over the whole run, since an archive drops nothing."""
+
+    volunteer: int
+    owner: int
+    """What leading a module takes, at most; a mirror of it as much. One module is in a volunteer's."""
+    seed_text: int
+    seed_versions: int
+    seed_contributions: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All figures of a run."""
+
+    name: str
+    grid: str
+    paths: int
+    modules: int
+    volunteers: int
+    rounds: int
+    warmup_rounds: int
+    levels: tuple[Level, ...]
+    path_parameters: int
+    all_parameters: int
+    text_tokens: int
+    """About."""
+    passes: float
+    """How often a path reads its shard in the grid's rounds."""
+    first_down_bytes: int
+    round: Round
+    memory: Memory
+    disk: Disk
+    line: Line
+
+    @property
+    def line_s(self) -> float:
+        """What one volunteer's line is busy over the whole run."""
+        first_s = self.first_down_bytes / (self.line.down_mbit * MBIT_BYTES)
+        return first_s + (self.rounds + self.warmup_rounds) * self.round.line_s
+
+    def document(self) -> dict[str, Any]:
+        """For programs."""
+        return {"schema": SCHEMA, **asdict(self), "line_s": self.line_s}
+
+
+def plan(config: RunConfig, *, text_bytes: int, line: Line, volunteers: int = 0) -> Plan:
+    """`text_bytes` is what the corpus has, at most; `volunteers` 0: as many as there are paths."""
+    grid, tokens = config.topology, tokens_of(text_bytes, config.model.vocab_size)
+    volunteers = volunteers or grid.path_count
+    levels = _levels(config)
+    path = sum(level.parameters for level in levels)
+    shard = min(tokens, math.ceil(tokens * config.routing.overlap / grid.path_count))
+    needs = path_needs(config, grid.path(0), shard_bytes=TOKEN_BYTES * shard, start_bytes=STATE_BYTES_A_VALUE * path)
+    disk = Disk(
+        volunteer=needs.disk,
+        owner=max(led_bytes(config, ModuleId(level.level, 0)) for level in levels),
+        **_seed_disk(config, tokens=tokens, volunteers=volunteers),
+    )
+    return Plan(
+        name=config.name,
+        grid=str(grid),
+        paths=grid.path_count,
+        modules=sum(grid.widths),
+        volunteers=volunteers,
+        rounds=config.rounds.rounds,
+        warmup_rounds=config.warmup.rounds,
+        levels=levels,
+        path_parameters=path,
+        all_parameters=sum(level.modules * level.parameters for level in levels),
+        text_tokens=tokens,
+        passes=config.rounds.rounds * _tokens_a_round(config) / shard,
+        first_down_bytes=needs.first_down,
+        round=_round(config, levels, up=needs.round_up, down=needs.round_down, line=line),
+        memory=_memory(config, path, least=needs.least_memory(is_cpu=False)),
+        disk=disk,
+        line=line,
+    )
+
+
+def tokens_of(text_bytes: int, vocab_size: int) -> int:
+    """About; the text of a token grows with the logarithm of the vocabulary."""
+    known_size, known = TEXT_BYTES_A_TOKEN
+    bytes_a_token = 1 + (known - 1) * math.log(vocab_size / 256) / math.log(known_size / 256)
+    return max(1, int(text_bytes / bytes_a_token))
+
+
+def _levels(config: RunConfig) -> tuple[Level, ...]:
+    sizes = [module_size(config, ModuleId(level, 0)) for level in range(len(config.topology.widths))]
+    codecs = config.compression
+    return tuple(
+        Level(
+            level=level,
+            modules=width,
+            parameters=size,
+            up_bytes=bytes_max(size, codecs.uplink),
+            down_bytes=bytes_max(size, codecs.downlink),
+        )
+        for level, (width, size) in enumerate(zip(config.topology.widths, sizes, strict=True))
+    )
+
+
+def _tokens_a_round(config: RunConfig) -> int:
+    return config.inner.steps * config.inner.batch * config.model.context
+
+
+def _round(config: RunConfig, levels: tuple[Level, ...], *, up: int, down: int, line: Line) -> Round:
+    def sent(codec: str) -> int:
+        return sum(bytes_max(level.parameters, codec) for level in levels)
+
+    return Round(
+        steps=config.inner.steps,
+        tokens=_tokens_a_round(config),
+        up_bytes=up,
+        down_bytes=down,
+        up_bytes_by_codec={codec: sent(codec) for codec in CODECS},
+        down_bytes_by_codec={codec: sent(codec) for codec in DOWNLINKS},
+        line_s=up / (line.up_mbit * MBIT_BYTES) + down / (line.down_mbit * MBIT_BYTES),
+        deadline_s=config.rounds.deadline_s,
+    )
+
+
+def _memory(config: RunConfig, parameters: int, *, least: int) -> Memory:
+    need, batch = memory_of(config.model, parameters), config.inner.batch
+    weights, moments = FLOAT_BYTES * parameters, MOMENT_BYTES * parameters
+    half = need.sequence // 2
+    return Memory(
+        weights=weights,
+        gradients=weights,
+        optimizer=moments,
+        optimizer_8bit=EIGHT_BIT_MOMENT_BYTES * parameters,
+        copies=need.fixed - 2 * weights - moments,
+        sequence_float32=need.sequence,
+        sequence_bfloat16=half,
+        least=least,
+        program=PROGRAM_BYTES,
+        batch_float32=need.fixed + batch * need.sequence,
+        batch_bfloat16=need.fixed + batch * half,
+    )
+
+
+def _seed_disk(config: RunConfig, *, tokens: int, volunteers: int) -> dict[str, int]:
+    """What the coordinator's folder grows to: text, and of both stages every version and contribution."""
+    text = TOKEN_BYTES * tokens
+    shards = text * min(config.routing.overlap, config.topology.path_count)
+    cuts = 1 + sum(number < config.rounds.rounds for number in config.routing.reshard_rounds)
+    warmed = min(text, WARMUP_REPLICAS * config.warmup.rounds * _tokens_a_round(config) * TOKEN_BYTES)
+    stages = [config, *([config.for_warmup()] if config.warmup.rounds else [])]
+    versions = sum(_versions(stage) for stage in stages)
+    contributions = sum(_contributions(stage, volunteers) for stage in stages)
+    found = {"seed_text": text + shards * cuts + warmed, "seed_versions": versions, "seed_contributions": contributions}
+    return {**found, "seed": sum(found.values())}
+
+
+def _versions(config: RunConfig) -> int:
+    """Of one stage: each version's parameters, its update and its outer state, and what the stage began with."""
+    found = 0
+    for module in config.topology.modules():
+        size = module_size(config, module)
+        update = bytes_max(size, config.compression.downlink)
+        found += config.rounds.rounds * (snapshot_bytes(size) + update + outer_state_bytes(size))
+    path = sum(module_size(config, module) for module in config.topology.path(0).modules())
+    return found + snapshot_bytes(path) + STATE_BYTES_A_VALUE * path
+
+
+def _contributions(config: RunConfig, volunteers: int) -> int:
+    """Of one stage: each path at least once a round, replicas as often as there are volunteers for them."""
+    rounds, paths = config.rounds.rounds, config.topology.path_count
+    a_path = sum(
+        bytes_max(module_size(config, module), config.compression.uplink)
+        for module in config.topology.path(0).modules()
+    )
+    return rounds * max(paths, volunteers) * a_path

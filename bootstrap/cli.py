@@ -14,6 +14,7 @@ from leaderboard.cli import app as leaderboard_app
 from .control.cli import add_commands
 from .control.decree_cli import add_decrees
 from .planning.cli import add_commands as add_planning
+from .recovery.cli import add_commands as add_recovery
 
 EPILOG = """Exit codes: 0 done; 1 the demo's promises do not all hold; 2 a wrong flag, run file or corpus;
 4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version; 8 damaged data;
@@ -69,6 +70,10 @@ def start(
         str | None,
         typer.Option(help="Metrics for Prometheus at this port, or HOST:PORT. Default: the run file's, or none."),
     ] = None,
+    through: Annotated[
+        list[str] | None,
+        typer.Option(help="A peer of the run, as address or ticket, if nobody knows this one's address; repeat it."),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details to seed.log.")] = False,
     log_format: Annotated[LogFormat, typer.Option(help="Of seed.log; json is one object a line.")] = LogFormat.TEXT,
 ) -> None:
@@ -85,9 +90,11 @@ def start(
         file = load_run_file(run_file)  # before the imports that take seconds
         place = read_place(file.node.metrics if metrics is None else metrics)
 
+        from .seed import Wishes
         from .seed import start as start_seed
 
-        await start_seed(file, folder or run_folder(file), metrics=place, verbose=verbose, log_format=log_format)
+        wishes = Wishes(through=through or [], metrics=place, log_format=log_format)
+        await start_seed(file, folder or run_folder(file), wishes, verbose=verbose)
 
     raise typer.Exit(run_program(main))
 
@@ -222,6 +229,7 @@ def demo(
 add_commands(app)
 add_decrees(app)
 add_planning(app)
+add_recovery(app)
 
 
 def main() -> None:

@@ -46,7 +46,8 @@ class PublicRecords:
     def judge(self, signer: Signer, evaluator: Evaluator, evaluation: RoundEvaluation, *, at_s: float) -> None:
         """Sign and keep what was measured, if it is a figure: a model that diverged has none."""
         losses = [evaluation.routed.loss, *(found.loss for found in evaluation.modules.values())]
-        if all(map(math.isfinite, losses)):
+        is_known = self._store.read_document(_name(evaluation.version)) is not None  # signed before a disk was lost
+        if all(map(math.isfinite, losses)) and not is_known:
             sealed = seal(signer, judgement_of(evaluator, evaluation, at_s=at_s, signer=signer))
             self._store.write_document(_name(evaluation.version), canonical_bytes(sealed.to_dict()))
 

@@ -28,8 +28,8 @@ from dipaco_p2p.errors import CorpusError, DipacoError, Refused
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Scores, Sealed, Sharding, ShardRef, seal, unseal
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.items import items_reply
 from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.shardings import serve_shardings
 from dipaco_p2p.runtime.transfer import Uploads
 from dipaco_p2p.strict import plain
 from dipaco_p2p.swarm.api import Reply
@@ -70,7 +70,7 @@ class Resharding:
 
     def serve(self) -> None:
         """Tell of shardings, and take scores."""
-        self._node.swarm.serve("run.shardings", self._on_shardings)
+        serve_shardings(self._node)
         self._node.swarm.serve("run.work", self._on_work)
         self._node.swarm.serve("run.scores", self._on_scores)
 
@@ -94,7 +94,7 @@ class Resharding:
             await clock.sleep(POLL_S)
 
     def _has_volunteers(self) -> bool:
-        return any(beat.role != "seed" for beat in self._node.watch.heartbeats.values())
+        return any(beat.role == "volunteer" for beat in self._node.watch.heartbeats.values())
 
     async def _publish(self, number: int, round_number: int) -> None:
         sealed = await asyncio.to_thread(self._make, number, round_number)
@@ -161,12 +161,6 @@ class Resharding:
         return None if data is None else unseal(Scores, json.loads(data))
 
     # -- over the swarm
-
-    async def _on_shardings(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        after = header.get("after")
-        if type(after) is not int:
-            raise Refused(f"`after` is {after!r}", reason=Reason.MALFORMED)
-        return items_reply(sealed for sealed in self._run.shardings if sealed.document.number > after)
 
     async def _on_work(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         """A path to score and its snapshots, the asker's own if that is missing; `wait` while others are at it."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from .earlier import serve_earlier
 from .folder import GRID, WARMUP, RunFolder
 from .prepare import fork, prepare
 from .public_page import PublicPage
+from .recovery.rejoin import find_swarm
 from .runfile import RunFile
 from .sequences import Sequences, prepare_sequences
 from .stage import SeedStage
@@ -43,28 +45,36 @@ log = logging.getLogger(__name__)
 TTL_MAX_S = 3600.0
 
 
-async def start(
-    file: RunFile,
-    folder: Path,
-    *,
-    metrics: Place | None = None,
-    verbose: bool,
-    log_format: LogFormat = LogFormat.TEXT,
-) -> None:
-    """Prepare the run if need be, then serve it until a signal says stop; its figures at `metrics`. Raises
-    DipacoError."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What a start may be asked for besides."""
+
+    through: Sequence[str] = ()
+    """Addresses or tickets of peers that are in the run: for a coordinator at an address that nobody knows."""
+    metrics: Place | None = None
+    """Where to serve its figures."""
+    log_format: LogFormat = LogFormat.TEXT
+
+
+async def start(file: RunFile, folder: Path, wishes: Wishes, *, verbose: bool) -> None:
+    """Prepare the run if need be, then serve it until a signal says stop. Raises DipacoError."""
     with folder_lock(folder, hint="end it, or choose another --dir"):
-        log_to(folder / "seed.log", verbose=verbose, kind=log_format)
+        log_to(folder / "seed.log", verbose=verbose, kind=wishes.log_format)
         control = Control()
         view = View(folder, SystemClock())
         view.add_verbs(control)
-        async with listening(folder, Request, control.answer), metrics_served(metrics, view.metrics) as address:
+        async with (
+            listening(folder, Request, control.answer),
+            metrics_served(wishes.metrics, view.metrics) as address,
+        ):
             if address:
                 print(f"metrics: {address}", flush=True)
-            await _serve(file, RunFolder(folder), control, view, verbose=verbose)
+            await _serve(file, RunFolder(folder), control, view, through=wishes.through, verbose=verbose)
 
 
-async def _serve(file: RunFile, folder: RunFolder, control: Control, view: View, *, verbose: bool) -> None:
+async def _serve(
+    file: RunFile, folder: RunFolder, control: Control, view: View, *, through: Sequence[str], verbose: bool
+) -> None:
     # The port comes first: to learn after minutes of preparation that it is taken would be a pity.
     swarm = await open_libp2p(
         folder.root / "identity.key",
@@ -75,6 +85,7 @@ async def _serve(file: RunFile, folder: RunFolder, control: Control, view: View,
     )
     page = PublicPage(file.leaderboard, folder.root, verbose=verbose)
     try:
+        await find_swarm(swarm, folder, through)
         run = await asyncio.to_thread(prepare, file, folder, swarm.signer)
         seed = Seed(file, folder, swarm, clock=SystemClock(), on_open=page.begin)
         view.stage = seed.stage

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ from .control.view import Seen
 from .evaluator import Evaluator, RoundEvaluation, append_evaluation, read_evaluations
 from .finished import judge_finished
 from .records import PublicRecords
+from .recovery.catching_up import CatchingUp
+from .recovery.met import Met
 from .resharding import Resharding
 from .sequences import Sequences
 from .terms import Terms
@@ -84,10 +87,13 @@ class SeedStage:
         )
         self._archive = SeedArchive(run, store)
         self._mirror = ArchiveMirror(self._node, self._archive)
-        self._terms = Terms(self._node, on_deposed=self._on_deposed)
+        self._catching_up = CatchingUp(self._node, self._mirror, self._archive, folder.parent, tell=_print)
+        self._mirror.is_closed = lambda: self._catching_up.is_going_on
+        self._terms = Terms(self._node, on_deposed=self._on_deposed, is_closed=lambda: self._catching_up.is_going_on)
         self._ownership = Ownership(
             self._node, self._mirror, self._terms, may_take=lambda: not self._terms.is_catching_up
         )
+        self._met = Met(folder.parent, scoped.peer)
         self._new_version = asyncio.Event()
         self._evaluator = make_evaluator(run, store, self._archive)
         self._records = PublicRecords(store, self._archive)
@@ -122,8 +128,9 @@ class SeedStage:
             self._node.presence.run,
             self._watch_swarm,
             self._ownership.run,
-            self._evaluate,
-            self._resharding.run,
+            self._catching_up.run,
+            partial(self._once_caught_up, self._evaluate),
+            partial(self._once_caught_up, self._resharding.run),
         )
         self._tasks = [asyncio.create_task(keep_going(loop, self._node.clock)) for loop in loops]
         self._note_complete()
@@ -181,12 +188,13 @@ class SeedStage:
         return min(ledger.head.version for ledger in self._archive.ledgers.values())
 
     def _note_complete(self) -> None:
-        if all(ledger.is_complete for ledger in self._archive.ledgers.values()):
+        is_whole = all(ledger.is_complete for ledger in self._archive.ledgers.values())
+        if is_whole and not self._catching_up.is_going_on:  # what follows a stage is signed
             self.complete.set()
 
     def _print_judged(self, version: int, perplexity: float) -> None:
         node, rounds = self._node, self.run.config.rounds.rounds
-        alive = sum(beat.role != "seed" for beat in node.watch.heartbeats.values())
+        alive = sum(beat.role == "volunteer" for beat in node.watch.heartbeats.values())
         covered = sum(bool(claims) for claims in node.watch.claims.values())
         name = "warm-up round" if not self.run.is_last_stage else "round"
         when = f"{name} {version} of {rounds}" if version else f"before {name} 1"
@@ -196,9 +204,16 @@ class SeedStage:
             end = f"{rounds} rounds, perplexity {perplexity:.1f}"
             print(f"the run is complete: {end}; still serving, Ctrl-C stops", flush=True)
 
+    async def _once_caught_up(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """What signs waits until a coordinator that came out of a backup knows what it has signed."""
+        await self._catching_up.is_over.wait()
+        self._note_complete()
+        await loop()
+
     async def _watch_swarm(self) -> None:
         while True:
             await self._node.watch.refresh()
+            self._met.note(self._node.watch)
             if self._node.store.failure is not None:
                 self._on_failure()
             await self._node.clock.sleep(heartbeat_interval_s(self.run.config.liveness) / 2)
@@ -248,3 +263,7 @@ class SeedStage:
         write_atomically(path, json.dumps(finished, indent=1).encode())
         for name, found in finished["routing"].items():
             print(f"finished model, {name}: validation perplexity {found['perplexity']:.1f}", flush=True)
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)

@@ -33,8 +33,10 @@ OnDeposed = Callable[[ModuleId, PeerId], Awaitable[None]]
 class Terms(Granting):
     """The seed node's grants, to others and to itself."""
 
-    def __init__(self, node: Node, *, on_deposed: OnDeposed) -> None:
-        """`on_deposed` is told before a term goes to somebody else than the last leader."""
+    def __init__(self, node: Node, *, on_deposed: OnDeposed, is_closed: Callable[[], bool] = lambda: False) -> None:
+        """`on_deposed` is told before a term goes to somebody else than the last leader; while `is_closed` nothing is
+        granted."""
+        self._is_closed = is_closed
         self._node = node
         self._deposed = on_deposed
         self._granting = asyncio.Lock()
@@ -53,6 +55,8 @@ class Terms(Granting):
         if self._was_open and self._met_s is None:
             beats = self._node.watch.heartbeats.values()
             self._met_s = self._node.clock.now_s() if any(beat.role == "volunteer" for beat in beats) else None
+        if self._is_closed():
+            return True
         quiet_s = max(QUIET_HEARTBEATS * self._node.run.config.liveness.heartbeat_ttl_s, QUIET_S_MIN)
         return self._was_open and (self._met_s is None or self._node.clock.now_s() < self._met_s + quiet_s)
 
@@ -67,6 +71,8 @@ class Terms(Granting):
         mandates, reason = self._node.watch.mandates, self._node.watch.decrees.reason(peer)
         if reason is not None:
             raise Refused(f"banned by the coordinator: {reason}", reason=Reason.BANNED)
+        if self._is_closed():
+            raise Refused("this seed node came out of a backup, and catches up first", reason="busy")
         async with self._granting:
             newest = mandates.grant(module)
             if newest is not None and (newest.term, newest.leader, newest.mirrors) == (term, peer, mirrors):

@@ -25,6 +25,7 @@ from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.ownership import Ownership
 from dipaco_p2p.runtime.presence import Presence
 from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.shardings import serve_shardings
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.runtime.transfer import Uploads, serve_store
 from dipaco_p2p.runtime.watch import Watch
@@ -232,6 +233,7 @@ class Tour:
         )
         serve_store(scope, store)
         serve_decrees(node)
+        serve_shardings(node)
         history.add("joined", run=run.origin, stage=run.manifest.stage, peer=scope.peer)
         await watch.refresh()
         await ask_first(watch, but=scope.peer)

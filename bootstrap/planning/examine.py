@@ -17,6 +17,7 @@ from dipaco_p2p.runtime.tools import output_of
 from dipaco_p2p.swarm.daemon import wait_port_free
 
 from ..folder import GRID, MANIFEST, WARMUP, read_stage
+from ..recovery.marker import NAME as RESTORED
 from ..runfile import RunFile, load_run_file, run_folder
 from .judge import (
     CorpusFacts,
@@ -35,8 +36,6 @@ from .plan import Line, Plan, plan, tokens_of
 
 LINE = Line(up_mbit=10.0, down_mbit=50.0)
 """Of a volunteer at home, as a stated assumption."""
-RESTORED = "restored.json"
-"""In a folder that came out of a backup, until its coordinator has caught up (recovery/)."""
 
 
 async def examine(path: Path, folder: Path | None) -> list[Finding]:

@@ -240,6 +240,8 @@ class Replica:
         """The newest version that it has, once it is known."""
         self._branch = 0
         """Counts the branches that were ours."""
+        self._is_last_word = is_archive and peer == node.run.manifest.author
+        """Only the coordinator's archive can make a version final; another one may lack what it likes."""
         self._lock = asyncio.Lock()
 
     async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> None:
@@ -290,7 +292,7 @@ class Replica:
         theirs = await self._remote.chain(after=self._ledger.final)
         for sealed in theirs:
             if not self._mirror.adopt(self._ledger, sealed):
-                self.is_diverged = True
+                self.is_diverged = self._is_last_word
                 raise Refused(f"the archive has another version {sealed.document.version}", reason=Reason.STALE_BASE)
         self.is_diverged = False
         return self._ledger.final if not theirs else theirs[-1].document.version
@@ -306,7 +308,7 @@ class Replica:
         except DipacoError as error:
             self._version, self.is_welcome = None, False
             if self.is_archive and isinstance(error, Refused) and error.reason == Reason.MALFORMED:
-                self.is_unprovable = True  # such as one that says its outer state is lost, when it is not
+                self.is_unprovable = self._is_last_word  # such as one that says its outer state is lost, when it is not
             raise
         if not is_cosigned(sealed, self.peer, signature):
             raise IntegrityError(f"the cosignature of ...{short(self.peer)} is none")
@@ -324,7 +326,7 @@ class Replica:
         for share in sealed.document.shares:
             contribution = self._ledger.kept.get(share.contribution)
             payload = self._node.store.get(contribution.document.payload.digest) if contribution else None
-            self.is_unprovable = self.is_archive and (contribution is None or payload is None)
+            self.is_unprovable = self._is_last_word and (contribution is None or payload is None)
             if contribution is None or payload is None:
                 raise IntegrityError(f"contribution {share.contribution[:8]}, which it lacks, is not here either")
             await self._remote.keep(contribution, payload)

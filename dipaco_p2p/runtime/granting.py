@@ -38,7 +38,7 @@ class Electing(Granting):
 
     async def obtain(self, module: ModuleId, *, mirrors: tuple[PeerId, ...]) -> None:
         mandates = self._node.watch.mandates
-        for seed in self._node.watch.seeds():
+        for seed in self._node.watch.coordinators():
             try:
                 await self._ask(seed, module, mirrors)
                 return

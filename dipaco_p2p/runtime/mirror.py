@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -76,6 +77,10 @@ class Mirror:
             self._node.keep_upload(ref.digest)  # somebody may have sent it before
         self.ledger(sealed.document.module).append(sealed)
         self.states.note(sealed.document, made.state)
+
+    def append_vouched(self, ledger: Ledger, sealed: Sealed[ModuleVersion]) -> None:
+        """Keep the next version as somebody else has made it again."""
+        ledger.append(sealed)
 
     def note(self, versions: Sequence[Sealed[ModuleVersion]], snapshot: bytes, update: bytes | None = None) -> None:
         """What we have fetched as a trainer, the parameters of the last of it, and if it was fetched its update: kept
@@ -298,7 +303,7 @@ class Mirror:
         ledger, led_by = self.ledger(remote.module), self._led_by(remote.module)
         common, theirs = await self._meet(ledger, remote, until)
         vouched = self._vouched(theirs)
-        if not self.keeps_everything:  # first: who stops here still has a whole chain
+        if vouched or not self.keeps_everything:  # first: who stops here still has a whole chain
             await self._fetch_head(vouched[-1].document if vouched else ledger.head, remote.peer)
         kept = await remote.kept()
         self._require_led_by(led_by, ledger)
@@ -310,7 +315,7 @@ class Mirror:
             await self._adopt_final(ledger, remote)
             self._require_led_by(led_by, ledger)
         for sealed in vouched:
-            ledger.append(sealed)
+            self.append_vouched(ledger, sealed)
         await self._copy(ledger, kept, remote.peer)
         for sealed in theirs[len(vouched) :]:
             await self._take(ledger, sealed, source=remote.peer)
@@ -331,27 +336,30 @@ class Mirror:
             if not self.adopt(ledger, sealed):
                 self._truncate(ledger, number - 1)
         told = [one.document.version for one in theirs if is_final(one, coordinator=self._node.run.manifest.author)]
-        for seed in self._node.watch.seeds()[:1] if max(told, default=0) > ledger.final else ():
+        for seed in self._node.watch.coordinators()[:1] if max(told, default=0) > ledger.final else ():
             if seed != remote.peer:  # who told may lack signatures in between, as we do: the archive has all
                 await self._adopt_final(ledger, RemoteLedger(self._node, seed, ledger.module))
 
     def _vouched(self, versions: list[Sealed[ModuleVersion]]) -> list[Sealed[ModuleVersion]]:
         """Those of a chain that somebody besides their maker has made again, who was entitled to: the others have to be
-        made again here. An archive makes everything again, and leaves nothing out."""
+        made again here. An archive makes everything again and leaves nothing out, but for what the coordinator had made
+        again before: its disk was lost, or this archive is a later one."""
+        coordinator = self._node.run.manifest.author
         if self.keeps_everything:
-            return []
+            return list(itertools.takewhile(lambda sealed: is_final(sealed, coordinator=coordinator), versions))
         for count in range(len(versions), 0, -1):
             sealed = versions[count - 1]
             known = self._node.watch.mandates.peers(sealed.document.module)
             if (sealed.cosignatures.keys() - {sealed.document.author}) & known or is_final(
-                sealed, coordinator=self._node.run.manifest.author
+                sealed, coordinator=coordinator
             ):
                 return versions[:count]
         return []
 
     def _truncate(self, ledger: Ledger, version: int) -> None:
         """Leave our branch. What the coordinator has signed is never left: then it is theirs that has to end."""
-        if self.keeps_everything or version < ledger.final:
+        is_last_word = self.keeps_everything and self._node.peer == self._node.run.manifest.author
+        if is_last_word or version < ledger.final:
             raise Refused(f"version {ledger.final} of {ledger.module} here is final", reason=Reason.STALE_BASE)
         log.warning("%s: versions %d to %d were given up", ledger.module, version + 1, ledger.head.version)
         self._node.history.add("gave_up", module=str(ledger.module), after=version)

@@ -272,7 +272,7 @@ class Ownership:
         watch.heartbeats.pop(self._node.peer, None)
         alive = [peer for peer in watch.successors(module) if peer != self._node.peer]
         if alive:
-            if not watch.seeds() and self.mirror.is_owner(module):
+            if not watch.coordinators() and self.mirror.is_owner(module):
                 # Nobody else may be able to: our last act as a member of the group.
                 watch.mandates.grant_next(self._node.swarm.signer, module, leader=alive[0], mirrors=())
             await self._hand_over(module, alive[0], timeout_s=CALL_TIMEOUT_S)

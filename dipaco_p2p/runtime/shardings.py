@@ -6,37 +6,54 @@ All of it goes on without the coordinator: then paths stay on the shards they ha
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .. import strict
 from ..canonical import canonical_bytes
 from ..errors import ConfigError, IntegrityError, Refused, SwarmError
+from ..protocol.admission import Reason
 from ..protocol.documents import BlobRef, Scores, Sharding, seal, unseal
 from ..protocol.signing import PeerId
 from ..swarm.api import Reply
 from ..swarm.blobs import send_blob
 from ..topology import PathId
-from .items import read_items
+from .items import items_reply, read_items
 from .node import CALL_TIMEOUT_S, Node
 
 log = logging.getLogger(__name__)
 
 
-async def learn_shardings(node: Node) -> None:
-    """Ask the seed nodes for what was published since; nothing if none of them answers."""
+async def learn_shardings(node: Node, *, of: Sequence[PeerId] | None = None) -> None:
+    """Ask the seed nodes, or those named, for what was published since; nothing if none of them answers."""
     known = max((sealed.document.number for sealed in node.run.shardings), default=0)
     if known == len(node.run.config.routing.reshard_rounds):
         return
-    for seed in node.watch.seeds():
+    for seed in node.watch.seeds() if of is None else of:
+        if seed == node.peer:
+            continue
         try:
-            reply = await _ask(node, seed, "run.shardings", {"after": known})
-            for sealed in read_items(Sharding, reply):
+            found = read_items(Sharding, await _ask(node, seed, "run.shardings", {"after": known}))
+            for sealed in found:
                 node.run.learn(sealed)
                 node.store.write_document(f"sharding-{sealed.document.number:04d}", canonical_bytes(sealed.to_dict()))
-            return
+            if found or seed == node.run.manifest.author:  # another one may not have heard of it yet
+                return
         except (SwarmError, Refused, IntegrityError) as error:
             log.info("no shardings from a seed node: %s", error)
+
+
+def serve_shardings(node: Node) -> None:
+    """Tell whoever asks what we have learnt: a seed node that came out of a backup may have forgotten it."""
+
+    async def answer(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        after = header.get("after")
+        if type(after) is not int:
+            raise Refused(f"`after` is {after!r}", reason=Reason.MALFORMED)
+        return items_reply(sealed for sealed in node.run.shardings if sealed.document.number > after)
+
+    node.swarm.serve("run.shardings", answer)
 
 
 def attached(node: Node, number: int) -> dict[str, Any]:

@@ -173,7 +173,14 @@ class Watch:
         return self._beaten[peer][1] if peer in self._beaten else None
 
     def seeds(self) -> list[PeerId]:
-        return sorted(peer for peer, beat in self.heartbeats.items() if beat.role == "seed")
+        """Those who keep everything: the coordinator's seed node first, then others that copy its archive."""
+        found = sorted(peer for peer, beat in self.heartbeats.items() if beat.role == "seed")
+        return sorted(found, key=lambda peer: peer != self._run.manifest.author)
+
+    def coordinators(self) -> list[PeerId]:
+        """The one seed node that signs for the run, while it lives: whoever else says that it is a seed grants
+        nothing, and must not keep anybody from going on."""
+        return [peer for peer in self.seeds() if peer == self._run.manifest.author]
 
     def round(self, path: PathId) -> int:
         """How far `path` is: the oldest head among its modules."""

@@ -1,0 +1,153 @@
+"""A copy of a coordinator's folder as one tar file, made while the coordinator is at work.
+
+The copy is a state that a crash could have left. What a document names is on disk before the document, and an archive
+drops nothing: so documents are copied before blobs, and those that name others before those they name. Histories only
+tell of what is on disk, and go first.
+
+    histories -> version -> open -> contribution -> mandate, sharding and the rest -> manifest -> blobs
+
+A stage whose manifest is not there yet is left out: it is prepared again, as after a crash. A chain ends at its first
+gap. The last member, `backup.json`, has the digest of every other one. The key is inside: whoever has the file *is* the
+coordinator, so only its owner may read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import re
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.runtime.store import unfit
+
+from ..folder import GRID, MANIFEST, WARMUP, read_stage
+
+SCHEMA = "dipaco.backup/1"
+CONTENTS = "backup.json"
+KEY = "identity.key"
+ROOT_FILES = (KEY, "tokenizer.json", "sequences.safetensors", "address.json", "met.json")
+FIRST = ("version-", "open-", "contribution-")
+"""In this order, before all other documents."""
+APPENDED = (".jsonl",)
+VERSION = re.compile(r"version-(.+)-(\d{8})\.json")
+RUN_HINT = "give the folder that `start --dir` was given"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What a backup came to."""
+
+    path: Path
+    run: str
+    files: int
+    bytes: int
+
+
+def back_up(root: Path, to: Path, *, now_s: float) -> Written:
+    """Copy the run in `root` to the new file `to`, or to one in the folder `to`.
+
+    Raises ConfigError for a folder without a run and for a file that is there, EnvironmentUnfit for a disk that will
+    not, IntegrityError for damaged files.
+    """
+    stages = [name for name in (WARMUP, GRID) if _manifest(root, name).exists()]
+    if not (root / KEY).exists() or not stages:
+        raise ConfigError(f"`{root}` holds no run that was prepared here", hint=RUN_HINT)
+    run = read_stage(_manifest(root, stages[0]))
+    assert run is not None
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
+    path = to / f"{run.manifest.config.name}-{stamp}.tar" if to.is_dir() else to
+    if path.exists():
+        raise ConfigError(f"`{path}` is there already", hint="name another file: a backup replaces nothing")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        written = _write(root, stages, temporary, made_s=now_s, run=run.id)
+        os.link(temporary, path)  # fails if somebody else has made one of this name meanwhile
+    except FileExistsError:
+        raise ConfigError(f"`{path}` is there already", hint="name another file") from None
+    except OSError as error:
+        raise unfit(error, path) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Written(path=path, run=run.name, files=written, bytes=path.stat().st_size)
+
+
+def _write(root: Path, stages: list[str], path: Path, *, made_s: float, run: str) -> int:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as raw:
+        with tarfile.open(fileobj=raw, mode="w") as tar:
+            digests: dict[str, str] = {}
+            for name in _names(root, stages):
+                data = _read(root / name)
+                if data is not None:
+                    digests[name] = _checked_digest(name, data)
+                    _add(tar, name, data, made_s=made_s)
+            contents = {"schema": SCHEMA, "made_s": made_s, "run": run, "stages": stages, "files": digests}
+            _add(tar, CONTENTS, json.dumps(contents, sort_keys=True).encode(), made_s=made_s)
+        raw.flush()
+        os.fsync(raw.fileno())
+    return len(digests)
+
+
+def _names(root: Path, stages: list[str]) -> Iterator[str]:
+    """Everything that belongs to the run, in the order that the header explains. A generator: a folder is listed when
+    what stands before it was read."""
+    for stage in stages:
+        plain = (path for path in (root / stage).iterdir() if path.suffix in {".json", ".jsonl"})
+        yield from sorted(path.relative_to(root).as_posix() for path in plain)
+        documents = root / stage / "documents"
+        yield from (f"{stage}/documents/{name}" for name in _documents(documents))
+        yield f"{stage}/documents/{MANIFEST}.json"
+    for stage in stages:
+        blobs = (path for path in (root / stage / "blobs").glob("??/*") if not path.suffix)
+        yield from sorted(path.relative_to(root).as_posix() for path in blobs)
+    yield from ROOT_FILES
+
+
+def _documents(folder: Path) -> Iterator[str]:
+    for prefix in FIRST:
+        names = sorted(path.name for path in folder.glob(f"{prefix}*.json"))
+        yield from _chains(names) if prefix == "version-" else names
+    others = sorted(path.name for path in folder.glob("*.json"))
+    yield from (name for name in others if name != f"{MANIFEST}.json" and not name.startswith(FIRST))
+
+
+def _chains(names: list[str]) -> Iterator[str]:
+    """The versions of each module up to the first that is not listed: it came while the folder was read."""
+    matches = [found for name in names if (found := VERSION.fullmatch(name))]
+    for _, chain in itertools.groupby(matches, key=lambda found: found[1]):
+        yield from (found[0] for number, found in enumerate(chain, start=1) if int(found[2]) == number)
+
+
+def _read(path: Path) -> bytes | None:
+    """None for what was dropped meanwhile; of a file that grows, its whole lines."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return data[: data.rfind(b"\n") + 1] if path.suffix in APPENDED else data
+
+
+def _checked_digest(name: str, data: bytes) -> str:
+    found, digest = hashlib.sha256(data).hexdigest(), name.rpartition("/")[2]
+    if "/blobs/" in name and found != digest:
+        message = f"{name} was damaged on disk"
+        raise IntegrityError(message, hint="`dipaco-bootstrap verify` says what else is; an older backup may have it")
+    return found
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes, *, made_s: float) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = len(data), 0o600, int(made_s)
+    tar.addfile(info, io.BytesIO(data))
+
+
+def _manifest(root: Path, stage: str) -> Path:
+    return root / stage / "documents" / f"{MANIFEST}.json"

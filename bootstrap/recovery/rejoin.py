@@ -1,0 +1,125 @@
+"""How a coordinator finds the swarm of its run from an address that nobody knows, and what the run is by now.
+
+It joins the DHT through peers that are named, or that it met before; others then find it there by its peer id. A folder
+out of a backup of the warm-up may be behind: if the grid was opened since, its manifest and all that this names are
+fetched before anything is served. To fork once more could make another grid, with the same signature.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from dipaco_p2p.clock import Clock, SystemClock
+from dipaco_p2p.errors import DipacoError, Unreachable
+from dipaco_p2p.protocol.liveness import Heartbeat
+from dipaco_p2p.runtime.entry import read_entry
+from dipaco_p2p.runtime.history import History
+from dipaco_p2p.runtime.join import fetch_stages
+from dipaco_p2p.runtime.mandates import Mandates
+from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.presence import Presence
+from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.runtime.transfer import fetch
+from dipaco_p2p.runtime.watch import Watch
+from dipaco_p2p.swarm.addresses import read_address
+from dipaco_p2p.swarm.api import Swarm
+from dipaco_p2p.swarm.libp2p import Libp2pSwarm
+from dipaco_p2p.swarm.scope import ScopedSwarm
+
+from ..archive import ArchiveMirror, SeedArchive
+from ..folder import RunFolder, write_stage
+from .catching_up import CatchingUp
+from .filling import refs_of
+from .marker import read_marker
+from .met import read_met
+
+log = logging.getLogger(__name__)
+
+GRID_HINT = "name a peer that has all of it, best a second seed node: --through ADDRESS; or restore a newer backup"
+
+
+async def find_swarm(swarm: Libp2pSwarm, folder: RunFolder, through: Sequence[str]) -> None:
+    """Join through those named, who must answer, else those met before, who need not; raises DipacoError."""
+    named = {address: read_address(address) for text in through for address in read_entry(text).addresses}
+    met = {address: read_address(address) for address in read_met(folder.root)}
+    known = {text: address for text, address in (named or met).items() if address.peer != swarm.peer}
+    if not known:
+        return
+    try:
+        await swarm.join(known)
+    except DipacoError:
+        if named:
+            raise
+        log.info("none of those met before answers: others have to find this seed node")
+        return
+    marker = read_marker(folder.root)
+    if marker is not None and not marker.is_caught_up:
+        await learn_stages(swarm, folder, list(known), SystemClock())
+
+
+async def learn_stages(swarm: Swarm, folder: RunFolder, addresses: Sequence[str], clock: Clock) -> None:
+    """Take over a stage that was opened after the backup, if one of the peers at `addresses` shows it.
+
+    Raises Unreachable if not all that it needs is to be had: then nothing of it is taken.
+    """
+    known = folder.newest()
+    if known is None or known[0].is_last_stage:
+        return
+    run = known[0]
+    for text in addresses:
+        try:
+            peer = read_address(text).peer
+            stages = await fetch_stages(swarm, peer, expected=run.id, author=run.manifest.author, addresses=[text])
+        except DipacoError as error:
+            log.info("%s does not tell the stages of %s: %s", text, run.name, error)
+            continue
+        if stages[-1].id != run.id:
+            await _take_over(swarm, folder, run, stages[-1], text, clock)
+            return
+
+
+async def _take_over(swarm: Swarm, folder: RunFolder, before: Run, run: Run, address: str, clock: Clock) -> None:
+    store = folder.store(run.manifest.stage)
+    node = await _reader(swarm, run, store, address, clock)
+    missing = 0
+    for ref in set(refs_of(run)):
+        try:
+            holders = dict.fromkeys([read_address(address).peer, *node.watch.seeds(), *sorted(node.watch.heartbeats)])
+            await fetch(node, ref, holders=list(holders), keep=True)
+        except DipacoError as error:
+            log.info("blob %s of the %s: %s", ref.digest[:8], run.manifest.stage, error)
+            missing += 1
+    if missing:
+        message = (
+            f"{run.name} has gone on to its grid since the backup, and {missing} of its files are nowhere to be had"
+        )
+        raise Unreachable(message, hint=GRID_HINT)
+    await _end_warmup(await _reader(swarm, before, folder.store(before.manifest.stage), address, clock), folder)
+    write_stage(store, run.sealed)
+
+
+async def _end_warmup(node: Node, folder: RunFolder) -> None:
+    """The chain of the warm-up from whoever still serves it; without it the grid goes on all the same."""
+    archive = SeedArchive(node.run, node.store)
+    catching_up = CatchingUp(node, ArchiveMirror(node, archive), archive, folder.root, tell=log.info)
+    await catching_up.learn_once()
+
+
+async def _reader(swarm: Swarm, run: Run, store: Store, address: str, clock: Clock) -> Node:
+    """A node that only asks; it knows where the peer at `address` is."""
+    scoped = ScopedSwarm(swarm, run.id)
+    watch = Watch(run, scoped, clock, Mandates(run, store))
+    watch.typed[read_address(address).peer] = (address,)
+    await asyncio.wait_for(watch.read_peers(), timeout=60.0)
+    return Node(
+        run=run,
+        swarm=scoped,
+        store=store,
+        clock=clock,
+        watch=watch,
+        presence=Presence(run, scoped, clock, Heartbeat(owns=False)),  # never put out
+        history=History(None, clock),
+    )

@@ -86,9 +86,11 @@ def recompute(
     """Make `version` again from its parent; raises IntegrityError if anything about it comes out differently."""
     if version.rollback is not None:  # of which version, the chain was checked for
         return make_rollback_again(run, parent, _blob(store, version.digest), version).state
-    admitted = [
-        stored(run, store, version.module, archive.contribution(share.contribution)) for share in version.shares
-    ]
+    contributions = [archive.contribution(share.contribution) for share in version.shares]
+    for number in {sealed.document.sharding for sealed in contributions}:
+        if number and run.sharding(number) is None:
+            raise IntegrityError(f"sharding {number} is not in the archive")
+    admitted = [stored(run, store, version.module, sealed) for sealed in contributions]
     made = make_again(run, parent, state, admitted, version)
     return made.state
 

@@ -7,13 +7,15 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from runtime_harness import finished_run
-from tiny_run import SEED_NUMBER, signer
+from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 
 from bootstrap.archive import SeedArchive
-from bootstrap.verify import ChainReport, verify_run
+from bootstrap.verify import ChainReport, recompute, verify_run
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.protocol.documents import ModuleVersion, Share, seal, unseal
@@ -151,3 +153,13 @@ def test_a_damaged_genesis_is_found_in_every_module_that_starts_from_it(run: Run
 def test_versions_can_be_read_by_anybody(run: Run, store: Store) -> None:
     for name in store.documents("version-"):
         unseal(ModuleVersion, json.loads(store.read_document(name) or b""))
+
+
+def test_a_sharding_that_the_archive_lacks_is_named(tmp_path: Path) -> None:
+    """As one published in the seconds before a disk was lost may be lacking."""
+    run: Any = make_run(Store(tmp_path), tiny_config())
+    counted = SimpleNamespace(document=SimpleNamespace(sharding=1))
+    archive: Any = SimpleNamespace(contribution=lambda id_: counted)
+    version: Any = SimpleNamespace(shares=[SimpleNamespace(contribution="0" * 64)])
+    with pytest.raises(IntegrityError, match="sharding 1 is not in the archive"):
+        recompute(run, Store(tmp_path), archive, version, version, version)

@@ -22,10 +22,9 @@ from dipaco_p2p.swarm.identity import load_or_create
 from dipaco_p2p.topology import ModuleId
 
 from .archive import SeedArchive
-from .folder import RunFolder
+from .folder import DECREES, RunFolder
 
 SCHEMA = "dipaco.coordinator.decrees/1"
-STORE = "decrees"
 ABBREVIATION_CHARS_MIN = 4
 HOLDS_HINT = "`dipaco-bootstrap decrees` lists what was decreed, and what holds"
 AMBIGUOUS_SHOWN_MAX = 4
@@ -159,7 +158,7 @@ class Decreeing:
 
 def decrees_in(folder: RunFolder, run: Run) -> Decrees:
     """The coordinator's own; raises IntegrityError if they were damaged."""
-    return Decrees(run, folder.store(STORE), must_be_whole=True)
+    return Decrees(run, folder.store(DECREES), must_be_whole=True)
 
 
 def offline(root: Path) -> Decreeing:

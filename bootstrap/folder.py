@@ -19,6 +19,8 @@ from dipaco_p2p.runtime.run import Run, open_run
 from dipaco_p2p.runtime.store import Store
 
 WARMUP, GRID = "warmup", "grid"
+DECREES = "decrees"
+"""The store of what the coordinator decreed, beside those of the stages."""
 MANIFEST = "manifest"
 
 

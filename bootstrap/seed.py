@@ -35,6 +35,7 @@ from .earlier import serve_earlier
 from .folder import GRID, WARMUP, RunFolder
 from .prepare import fork, prepare
 from .public_page import PublicPage
+from .recovery.marker import require_caught_up
 from .recovery.rejoin import find_swarm
 from .runfile import RunFile
 from .sequences import Sequences, prepare_sequences
@@ -170,6 +171,7 @@ class Seed:
             module=request.module,
             version=request.version,
         )
+        require_caught_up(self._folder.root)
         row = self._decreeing().issue(order, at_s=self._clock.now_s())
         log.warning("decreed: %s", row)
         await asyncio.gather(*(stage.say() for stage in self._opened))

@@ -12,6 +12,7 @@ from dipaco_p2p.runtime.store import folder_lock
 from dipaco_p2p.runtime.words import printable
 
 from ..decreeing import Order, offline
+from ..recovery.marker import require_caught_up
 from .commands import TIMEOUT_S, chosen_folder, print_json
 from .requests import Request
 
@@ -28,6 +29,7 @@ def decree(given: Path | None, order: Order) -> None:
     except NotRunning:
         _require_run(folder)
         with folder_lock(folder, hint=LOCKED_HINT):
+            require_caught_up(folder)
             row = offline(folder).issue(order, at_s=time.time())
         print(told(row), "the coordinator does not run: peers hear of it when it is started again", sep="\n")
 

@@ -4,7 +4,7 @@ The copy is a state that a crash could have left. What a document names is on di
 drops nothing: so documents are copied before blobs, and those that name others before those they name. Histories only
 tell of what is on disk, and go first.
 
-    histories -> version -> open -> contribution -> mandate, sharding and the rest -> manifest -> blobs
+    histories -> version -> open -> contribution -> mandate, sharding and the rest -> manifest -> decrees -> blobs
 
 A stage whose manifest is not there yet is left out: it is prepared again, as after a crash. A chain ends at its first
 gap. The last member, `backup.json`, has the digest of every other one. The key is inside: whoever has the file *is* the
@@ -28,7 +28,7 @@ from pathlib import Path
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.runtime.store import unfit
 
-from ..folder import GRID, MANIFEST, WARMUP, read_stage
+from ..folder import DECREES, GRID, MANIFEST, WARMUP, read_stage
 
 SCHEMA = "dipaco.backup/1"
 CONTENTS = "backup.json"
@@ -105,6 +105,7 @@ def _names(root: Path, stages: list[str]) -> Iterator[str]:
         documents = root / stage / "documents"
         yield from (f"{stage}/documents/{name}" for name in _documents(documents))
         yield f"{stage}/documents/{MANIFEST}.json"
+    yield from (f"{DECREES}/documents/{path.name}" for path in sorted((root / DECREES / "documents").glob("*.json")))
     for stage in stages:
         blobs = (path for path in (root / stage / "blobs").glob("??/*") if not path.suffix)
         yield from sorted(path.relative_to(root).as_posix() for path in blobs)

@@ -1,8 +1,8 @@
 """A coordinator that came out of a backup learns what it signed after it, before it signs anything.
 
-It signs one grant for a term, one version of a number, one sharding of a number: who forgets what it signed could sign
-another, and split the run for good. So it asks everybody alive for mandates, shardings and chains, and waits two lives
-of a heartbeat from the first peer that it sees: whoever is in the swarm has said so by then.
+It signs one grant for a term, one version, one sharding and one decree of a number: who forgets what it signed could
+sign another, and split the run for good. So it asks everybody alive for mandates, shardings, decrees and chains, and
+waits two lives of a heartbeat from the first peer that it sees: whoever is in the swarm has said so by then.
 
 What nobody alive knows is forgotten: a term of a leader that is away with its whole group and with all who ever saw it
 lead.
@@ -92,6 +92,7 @@ class CatchingUp:
     async def learn(self, others: list[PeerId]) -> None:
         """What these peers know: who leads, which shardings there are, which versions are final."""
         for peer in others:
+            await self._node.watch.try_decrees(peer)
             await learn_shardings(self._node, of=[peer])
         await asyncio.gather(*(self._learn_module(module, others) for module in self._node.run.topology.modules()))
         await self._filling.copy_judgements()

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError
 from dipaco_p2p.runtime.store import write_atomically
 
 NAME = "restored.json"
@@ -36,6 +36,14 @@ def read_marker(root: Path) -> Marker | None:
     except (OSError, ValueError, TypeError, KeyError) as error:
         message = f"{root / NAME} cannot be read: {error}"
         raise IntegrityError(message, hint="restore the backup once more, into another folder") from None
+
+
+def require_caught_up(root: Path) -> None:
+    """Raise EnvironmentUnfit while this coordinator may have forgotten what it has signed."""
+    marker = read_marker(root)
+    if marker is not None and not marker.is_caught_up:
+        message = f"`{root}` came out of a backup, and does not know yet what was signed after it"
+        raise EnvironmentUnfit(message, hint="let `dipaco-bootstrap start` catch up with the swarm first")
 
 
 def write_marker(root: Path, marker: Marker) -> None:

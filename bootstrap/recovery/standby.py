@@ -19,6 +19,7 @@ from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.console import log_to, on_signals
+from dipaco_p2p.runtime.decrees import Decrees, serve_decrees
 from dipaco_p2p.runtime.entry import Entry, read_entry
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import Stages, fetch_stages, make_ticket, tell_address
@@ -68,7 +69,7 @@ class StandbyStage:
             swarm=scoped,
             store=store,
             clock=clock,
-            watch=Watch(run, scoped, clock, Mandates(run, store)),
+            watch=Watch(run, scoped, clock, Mandates(run, store), Decrees(run, store)),
             presence=Presence(run, scoped, clock, Heartbeat(role="seed", owns=False, doing="keeping an archive")),
             history=History(folder / "history.jsonl", clock),
             keep_upload=uploads.claim,
@@ -86,6 +87,7 @@ class StandbyStage:
         """Answer, and copy."""
         swarm, store = self.node.swarm, self.node.store
         serve_store(swarm, store)
+        serve_decrees(self.node)
         serve_shardings(self.node)
         MirrorCalls(self.node, self._mirror).serve()
         PublicRecords(store, self._archive).serve(swarm)

@@ -301,7 +301,7 @@ class Mirror:
 
     async def _follow(self, remote: RemoteLedger, *, until: int | None) -> None:
         ledger, led_by = self.ledger(remote.module), self._led_by(remote.module)
-        common, theirs = await self._meet(ledger, remote, until)
+        common, theirs = await remote.meet(ledger.versions, until=until)
         vouched = self._vouched(theirs)
         if vouched or not self.keeps_everything:  # first: who stops here still has a whole chain
             await self._fetch_head(vouched[-1].document if vouched else ledger.head, remote.peer)
@@ -367,25 +367,6 @@ class Mirror:
         ledger.truncate(version)
         self.lost[ledger.module].update(ledger.open)
         reach("mirror: branch left, contributions not submitted again")
-
-    async def _meet(
-        self, ledger: Ledger, remote: RemoteLedger, until: int | None
-    ) -> tuple[int, list[Sealed[ModuleVersion]]]:
-        """The newest version that is the same in both, and what they have after it, up to `until`."""
-        ours, theirs = ledger.versions, (await remote.branch()).version
-        end = theirs if until is None else min(theirs, until)
-        common, step = min(len(ours), end), 1
-        while common:
-            page = await remote.page(after=common - 1)
-            if page and page[0].document.digest == ours[common - 1].document.digest:
-                break
-            common, step = max(common - step, 0), 2 * step
-        chain = await remote.chain(after=common, until=end)
-        for sealed in list(chain):
-            if len(ours) > common and ours[common].document.digest == sealed.document.digest:
-                common += 1
-                chain.pop(0)
-        return common, chain
 
     async def _copy(self, ledger: Ledger, contributions: Iterable[Sealed[Contribution]], peer: PeerId) -> None:
         """Keep what another holder keeps and we lack, so that two have it again."""

@@ -6,6 +6,7 @@ A leader shows its grant with every call, so that whoever still follows an older
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import IntegrityError, SwarmError
@@ -51,6 +52,25 @@ class RemoteLedger:
     async def page(self, *, after: int) -> list[Sealed[ModuleVersion]]:
         """The first few versions that follow `after`."""
         return read_items(ModuleVersion, await self._ask("mirror.chain", after=after))
+
+    async def meet(
+        self, ours: Sequence[Sealed[ModuleVersion]], *, until: int | None
+    ) -> tuple[int, list[Sealed[ModuleVersion]]]:
+        """The newest version that is the same here and there, and what follows it there, up to `until`."""
+        theirs = (await self.branch()).version
+        end = theirs if until is None else min(theirs, until)
+        common, step = min(len(ours), end), 1
+        while common:
+            page = await self.page(after=common - 1)
+            if page and page[0].document.digest == ours[common - 1].document.digest:
+                break
+            common, step = max(common - step, 0), 2 * step
+        chain = await self.chain(after=common, until=end)
+        for sealed in list(chain):
+            if len(ours) > common and ours[common].document.digest == sealed.document.digest:
+                common += 1
+                chain.pop(0)
+        return common, chain
 
     async def kept(self) -> list[Sealed[Contribution]]:
         """The contributions that are open or not final yet."""

@@ -267,9 +267,10 @@ class Watch:
         for asked_s, _, peer in sorted(ahead)[:DECREES_ASKED]:
             if now_s - asked_s >= ttl_s:
                 self._asked_s[peer] = now_s
-                self._begin(self._try_decrees(peer))
+                self._begin(self.try_decrees(peer))
 
-    async def _try_decrees(self, peer: PeerId) -> None:
+    async def try_decrees(self, peer: PeerId) -> None:
+        """As `learn_decrees`, as far as it goes."""
         before = self.decrees.count
         try:
             await self.learn_decrees(peer)

@@ -61,6 +61,7 @@ class Home:
     """A coordinator that can die, and volunteers that live through it."""
 
     def __init__(self, folder: Path, file: RunFile) -> None:
+        self.seed: Seed | None = None
         self.file = file
         self.folder = folder / "run"
         self.homes = folder
@@ -79,7 +80,8 @@ class Home:
         folder = RunFolder(self.folder)
         self.folder.mkdir(exist_ok=True)
         run = prepare(self.file, folder, swarm.signer)
-        self._task = asyncio.create_task(Seed(self.file, folder, swarm, clock=self.clock).run(run))
+        self.seed = Seed(self.file, folder, swarm, clock=self.clock)
+        self._task = asyncio.create_task(self.seed.run(run))
 
     async def seed_done(self) -> None:
         """Until the coordinator ends by itself; raises what it ends with."""

@@ -16,6 +16,7 @@ from stages_harness import RESHARDED_ONCE, Home, run_file
 from tiny_run import SEED_NUMBER, signer
 from virtual_time import end, eventually, play
 
+from bootstrap.control.requests import Request
 from bootstrap.folder import GRID, WARMUP, RunFolder
 from bootstrap.recovery.backup import back_up
 from bootstrap.recovery.marker import read_marker
@@ -24,7 +25,7 @@ from bootstrap.recovery.restore import restore
 from bootstrap.recovery.standby import Standby
 from bootstrap.report import verify_stages
 from dipaco_p2p.config import RoundsConfig, WarmupConfig
-from dipaco_p2p.errors import Refused, Unreachable
+from dipaco_p2p.errors import EnvironmentUnfit, Refused, Unreachable
 from dipaco_p2p.protocol.documents import Grant, ModuleVersion, Sealed, unseal
 from dipaco_p2p.runtime.history import read_history
 from dipaco_p2p.runtime.join import fetch_stages
@@ -51,6 +52,12 @@ class Lost(Home):
     def save(self) -> None:
         write_key(self.folder / "identity.key", bytes([SEED_NUMBER]) * 32)
         back_up(self.folder, self.saved, now_s=self.clock.now_s())
+
+    async def decree(self, number: int) -> int:
+        """Ban a peer that nobody has heard of; the number of that decree."""
+        assert self.seed is not None
+        row = await self.seed._decree(Request(ask="ban", peer=signer(number).peer, reason="a test"))
+        return int(row["number"])
 
     async def lose(self) -> None:
         await self.die()
@@ -145,7 +152,9 @@ def test_after_a_restore_the_run_goes_on_and_nothing_is_signed_twice(lost: Lost,
             assert standby is not None
             await eventually(lambda: len(standby.opened) == 2 and standby.opened[1].run.sharding(1) is not None)
             await eventually(lambda: standby.opened[1].missing == 0)
+        await lost.decree(11)
         lost.save()
+        await lost.decree(12)
         before = lost.head()
         await eventually(lambda: lost.head() >= before + 2)
         reached["lost"] = lost.head()
@@ -154,7 +163,10 @@ def test_after_a_restore_the_run_goes_on_and_nothing_is_signed_twice(lost: Lost,
         reached["restored"] = lost.head()
         assert read_marker(lost.folder) is not None
         lost.start()
+        with pytest.raises(EnvironmentUnfit, match="came out of a backup"):
+            await lost.decree(13)
         await eventually(lambda: bool(lost.events("caught_up")))
+        assert await lost.decree(13) == 3, "decree 2 came after the backup"
         known = lost.head()
         assert known >= reached["lost"]
         await eventually(lambda: lost.head() >= known + 2)

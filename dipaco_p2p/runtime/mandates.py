@@ -1,8 +1,9 @@
 """The mandates that this peer believes: of each module the newest, on disk, and a few others while branches compete.
 
-    documents/mandate-L1.M0.json     the newest mandate of a module: a list of sealed grants
+    documents/mandate-L1.M0.json     the most senior mandate of a module: a list of sealed grants
+    documents/followed-L1.M0.json    the one to follow, while that is another: the senior one's leader is banned
 
-A member of a group writes down a grant before it uses it, so that it never signs two for one term.
+Who signs a grant writes it down before it uses it, so that it never signs two for one term.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .store import Store
 
 log = logging.getLogger(__name__)
 
+SENIOR, FOLLOWED = "mandate-{}", "followed-{}"
 KNOWN_MAX = 16
 """Mandates per module that are remembered besides the newest."""
 
@@ -38,6 +40,8 @@ class Mandates:
         self._coordinator = run.manifest.author
         self.is_banned: Callable[[PeerId], bool] = lambda peer: False
         """By the coordinator's decrees: who is leads nothing while there is anybody else's mandate."""
+        self._on_disk: dict[str, Mandate] = {}
+        """By name of its document."""
         self._known: dict[ModuleId, list[Mandate]] = {module: [] for module in run.topology.modules()}
         for module in self._known:
             self._load(module)
@@ -89,10 +93,12 @@ class Mandates:
         Raises IntegrityError if `signer` is neither.
         """
         is_coordinator = signer.peer == self._coordinator
+        # The coordinator has signed terms of the banned as well, and signs none again.
+        last = max((mandate[-1].document.term for mandate in self._known[module]), default=0)
         grant = Grant(
             run=self._run.id,
             module=module,
-            term=self.term(module) + 1,
+            term=(last if is_coordinator else self.term(module)) + 1,
             leader=leader,
             mirrors=mirrors,
             after=0 if is_coordinator else self.term(module),
@@ -104,22 +110,32 @@ class Mandates:
         known = self._known[module]
         if mandate in known:
             return
-        newest = self.newest(module)
         known.append(mandate)
-        known.sort(key=self._seniority)
+        known.sort(key=self._precedence)
         del known[: max(0, len(known) - KNOWN_MAX)]
-        if self._store is not None and self.newest(module) != newest:
-            data = canonical_bytes([sealed.to_dict() for sealed in self.newest(module)])
-            self._store.write_document(_name(module), data)
+        if self._store is not None:
+            for name, kept in self._kept(module).items():
+                if self._on_disk.get(name) != kept:
+                    self._store.write_document(name, canonical_bytes([sealed.to_dict() for sealed in kept]))
+                    self._on_disk[name] = kept
+
+    def _kept(self, module: ModuleId) -> dict[str, Mandate]:
+        """What belongs on disk, by the names of documents."""
+        known = self._known[module]
+        if not known:
+            return {}
+        senior, followed = max(known, key=self._seniority), self.newest(module)
+        kept = {SENIOR.format(module): senior}
+        return kept if followed == senior else kept | {FOLLOWED.format(module): followed}
 
     def _load(self, module: ModuleId) -> None:
-        data = self._store.read_document(_name(module)) if self._store is not None else None
-        if data is None:
-            return
-        try:
-            self.learn(module, [unseal(Grant, item) for item in json.loads(data)])
-        except (ValueError, TypeError, IntegrityError) as error:  # heads in the DHT say it again
-            log.warning("the mandate for %s was damaged on disk: %s", module, error)
+        for name in (SENIOR.format(module), FOLLOWED.format(module)):
+            data = self._store.read_document(name) if self._store is not None else None
+            try:
+                if data is not None:
+                    self.learn(module, [unseal(Grant, item) for item in json.loads(data)])
+            except (ValueError, TypeError, IntegrityError) as error:  # heads in the DHT say it again
+                log.warning("the mandate for %s was damaged on disk: %s", module, error)
 
     def _precedence(self, mandate: Mandate) -> tuple[bool, Seniority]:
         return not self.is_banned(mandate[-1].document.leader), self._seniority(mandate)
@@ -157,7 +173,3 @@ def head_record(ledger: Ledger, mandate: Mandate) -> Head:
         granted_by=grant.author,
         grant=mandate[-1].signature,
     )
-
-
-def _name(module: ModuleId) -> str:
-    return f"mandate-{module}"

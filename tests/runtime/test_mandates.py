@@ -149,6 +149,30 @@ def test_the_coordinator_grants_without_a_chain(run: Run, mandates: Mandates) ->
     assert (sealed.document.term, sealed.document.leader, sealed.document.after) == (3, STRANGER.peer, 0)
 
 
+def test_a_term_of_a_banned_leader_is_neither_followed_nor_forgotten_nor_granted_again(
+    run: Run, store: Store, mandates: Mandates
+) -> None:
+    mandates.grant_next(COORDINATOR, MODULE, leader=STRANGER.peer, mirrors=())
+    mandates.grant_next(COORDINATOR, MODULE, leader=LEADER.peer, mirrors=())
+    mandates.is_banned = lambda peer: peer == LEADER.peer
+    assert mandates.term(MODULE) == 1, "the leader to follow is the one before"
+    assert mandates.believes(MODULE, granted(run, MODULE, term=1, leader=MIRROR.peer))
+    again = Mandates(run, Store(store.folder))
+    again.is_banned = mandates.is_banned
+    assert again.newest(MODULE) == mandates.newest(MODULE)
+    for known in (again, mandates):
+        known.grant_next(COORDINATOR, MODULE, leader=STRANGER.peer, mirrors=())
+        assert known.term(MODULE) == 3, "the coordinator has signed term 2, for the banned one"
+
+
+def test_the_banned_crowd_does_not_push_out_whom_to_follow(run: Run, mandates: Mandates) -> None:
+    mandates.is_banned = lambda peer: peer not in (LEADER.peer, COORDINATOR.peer)
+    mandates.learn(MODULE, [first(run)])
+    for number in range(2 * KNOWN_MAX):
+        mandates.believes(MODULE, granted(run, MODULE, term=2 + number, leader=signer(20 + number).peer))
+    assert mandates.newest(MODULE) == (first(run),) and len(mandates._known[MODULE]) <= KNOWN_MAX
+
+
 def test_a_peer_that_only_reads_writes_nothing(run: Run, store: Store) -> None:
     reader = Mandates(run)
     reader.learn(MODULE, [first(run)])

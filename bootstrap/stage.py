@@ -157,6 +157,7 @@ class SeedStage:
             round_age_s=self._node.clock.now_s() - self._advanced_s,
             line=self._node.swarm.statistics(),
             now_s=self._node.clock.now_s(),
+            is_catching_up=self._catching_up.is_going_on,
         )
 
     @property

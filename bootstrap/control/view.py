@@ -53,6 +53,8 @@ class Seen:
     """Since that version was complete, or the stage was opened."""
     line: SwarmStatistics
     now_s: float
+    is_catching_up: bool = False
+    """Whether it came out of a backup, and learns first what it has signed since."""
 
 
 class View:
@@ -105,11 +107,16 @@ def summary(seen: Seen | None) -> dict[str, Any]:
 
 
 def _state(seen: Seen | None) -> str:
-    """In one word: `preparing` (no stage is open), `waiting` (nobody trains), `training` or `complete`."""
+    """In one word: `preparing` (no stage is open), `catching-up` (out of a backup), `complete`, `frozen` (by decree),
+    `waiting` (nobody trains) or `training`."""
     if seen is None:
         return "preparing"
+    if seen.is_catching_up:
+        return "catching-up"
     if seen.run.is_last_stage and seen.round >= seen.run.config.rounds.rounds:
         return "complete"
+    if seen.watch.decrees.is_frozen:
+        return "frozen"
     return "training" if any(_covering(seen, path) for path in seen.watch.claims) else "waiting"
 
 

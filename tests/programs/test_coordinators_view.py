@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from view_harness import SILENT, WORKER, answering, beat, run, seen_with
+from view_harness import SEED, SILENT, WORKER, answering, beat, run, seen_with
 
 from bootstrap.control import commands, screen, view
 from bootstrap.control.control import Control
@@ -149,6 +149,10 @@ def test_the_state_in_one_word(tmp_path: Path) -> None:
     seen = seen_with(tmp_path, beat())
     assert summary(seen)["state"] == "training"
     assert summary(replace(seen, round=2))["state"] == "complete"
+    assert summary(replace(seen, is_catching_up=True))["state"] == "catching-up"
+    seen.watch.decrees.issue(SEED, "freeze", at_s=0.0, reason="a bug")
+    assert summary(seen)["state"] == "frozen"
+    seen.watch.decrees.issue(SEED, "unfreeze", at_s=0.0, reason="")
     seen.watch.heartbeats.clear()
     assert summary(seen)["state"] == "waiting" and summary(seen)["paths_covered"] == 0
 

@@ -1,7 +1,7 @@
 """The mandates that this peer believes: of each module the newest, on disk, and a few others while branches compete.
 
     documents/mandate-L1.M0.json     the most senior mandate of a module: a list of sealed grants
-    documents/followed-L1.M0.json    the one to follow, while that is another: the senior one's leader is banned
+    documents/followed-L1.M0.json    the one to follow, while that is another: the senior one is of somebody banned
 
 Who signs a grant writes it down before it uses it, so that it never signs two for one term.
 """
@@ -39,7 +39,8 @@ class Mandates:
         self._store = store
         self._coordinator = run.manifest.author
         self.is_banned: Callable[[PeerId], bool] = lambda peer: False
-        """By the coordinator's decrees: who is leads nothing while there is anybody else's mandate."""
+        """By the coordinator's decrees: what such a member granted counts while there is nothing else. A term that the
+        coordinator granted to one that it banned since stays the newest: nobody leads in it, and none before it."""
         self._on_disk: dict[str, Mandate] = {}
         """By name of its document."""
         self._known: dict[ModuleId, list[Mandate]] = {module: [] for module in run.topology.modules()}
@@ -93,7 +94,7 @@ class Mandates:
         Raises IntegrityError if `signer` is neither.
         """
         is_coordinator = signer.peer == self._coordinator
-        # The coordinator has signed terms of the banned as well, and signs none again.
+        # Also above those that banned members granted: one of these may have got as far.
         last = max((mandate[-1].document.term for mandate in self._known[module]), default=0)
         grant = Grant(
             run=self._run.id,
@@ -138,7 +139,7 @@ class Mandates:
                 log.warning("the mandate for %s was damaged on disk: %s", module, error)
 
     def _precedence(self, mandate: Mandate) -> tuple[bool, Seniority]:
-        return not self.is_banned(mandate[-1].document.leader), self._seniority(mandate)
+        return not self.is_banned(mandate[-1].document.author), self._seniority(mandate)
 
     def _seniority(self, mandate: Mandate) -> Seniority:
         grant = mandate[-1].document

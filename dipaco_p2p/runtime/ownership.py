@@ -133,7 +133,8 @@ class Ownership:
         mandates = self._node.watch.mandates
         last = mandates.grant(module)
         last_group = last.group if last is not None else ()
-        if last is None or self._granted.get(module) != last:
+        is_over = last is not None and last.term < self.mirror.ledger(module).head.term  # by a member banned since
+        if last is None or is_over or self._granted.get(module) != last:
             await self._granting.obtain(module, mirrors=self._mirrors(module, last_group))
             self._groups[module] = last_group
             self._granted[module] = mandates.newest(module)[-1].document

@@ -160,6 +160,6 @@ def test_a_sharding_that_the_archive_lacks_is_named(tmp_path: Path) -> None:
     run: Any = make_run(Store(tmp_path), tiny_config())
     counted = SimpleNamespace(document=SimpleNamespace(sharding=1))
     archive: Any = SimpleNamespace(contribution=lambda id_: counted)
-    version: Any = SimpleNamespace(shares=[SimpleNamespace(contribution="0" * 64)])
+    version: Any = SimpleNamespace(shares=[SimpleNamespace(contribution="0" * 64)], rollback=None)
     with pytest.raises(IntegrityError, match="sharding 1 is not in the archive"):
         recompute(run, Store(tmp_path), archive, version, version, version)

@@ -114,6 +114,27 @@ def test_a_banned_leader_is_replaced_and_loses_nothing_that_has_a_receipt(tmp_pa
     of_group(tmp_path, scene)
 
 
+def test_who_led_before_the_banned_one_leads_again_in_a_new_term_only(tmp_path: Path) -> None:
+    async def scene(world: World, group: Group, author: Node) -> None:
+        first = group.leader
+        first.freeze()
+        await eventually(lambda: any(member.leads for member in group.members if member is not first))
+        [second] = [member for member in group.members if member is not first]
+        await make_versions(world, second, author)
+        term = second.ledger.head.term
+        first.thaw()
+        await eventually(lambda: first.ledger.head == second.ledger.head)
+        decrees = world.seed.node.watch.decrees
+        decrees.issue(signer(SEED_NUMBER), "ban", at_s=0.0, reason="a test", peer=second.peer)
+        await eventually(lambda: first.leads and first.node.watch.decrees.count == 1)
+        await make_versions(world, first, author, seed=9)
+        assert first.ledger.head.term > term
+        group.members.remove(second)
+        await second.die(world)
+
+    of_group(tmp_path, scene, numbers=(50, 51))
+
+
 # -- freezes
 
 

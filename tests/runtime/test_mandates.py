@@ -152,24 +152,35 @@ def test_the_coordinator_grants_without_a_chain(run: Run, mandates: Mandates) ->
 def test_a_term_of_a_banned_leader_is_neither_followed_nor_forgotten_nor_granted_again(
     run: Run, store: Store, mandates: Mandates
 ) -> None:
-    mandates.grant_next(COORDINATOR, MODULE, leader=STRANGER.peer, mirrors=())
-    mandates.grant_next(COORDINATOR, MODULE, leader=LEADER.peer, mirrors=())
-    mandates.is_banned = lambda peer: peer == LEADER.peer
-    assert mandates.term(MODULE) == 1, "the leader to follow is the one before"
-    assert mandates.believes(MODULE, granted(run, MODULE, term=1, leader=MIRROR.peer))
+    mandates.learn(MODULE, [first(run)])
+    assert mandates.believes(MODULE, by_member(run, MIRROR))
+    mandates.is_banned = lambda peer: peer == MIRROR.peer
+    assert mandates.term(MODULE) == 1, "who granted term 2 is banned"
+    mandates.learn(MODULE, [first(run), by_member(run, MIRROR, leader=STRANGER)])
     again = Mandates(run, Store(store.folder))
     again.is_banned = mandates.is_banned
-    assert again.newest(MODULE) == mandates.newest(MODULE)
+    assert again.newest(MODULE) == mandates.newest(MODULE) == (first(run),)
     for known in (again, mandates):
         known.grant_next(COORDINATOR, MODULE, leader=STRANGER.peer, mirrors=())
-        assert known.term(MODULE) == 3, "the coordinator has signed term 2, for the banned one"
+        assert known.term(MODULE) == 3, "versions of term 2 may be on the chain"
+
+
+def test_after_a_ban_no_leader_before_the_banned_one_leads_again(run: Run, mandates: Mandates) -> None:
+    mandates.learn(MODULE, [granted(run, MODULE, term=1, leader=STRANGER.peer)])
+    mandates.learn(MODULE, [first(run, term=2)])
+    mandates.is_banned = lambda peer: peer == LEADER.peer
+    assert mandates.term(MODULE) == 2
+    mandates.grant_next(COORDINATOR, MODULE, leader=STRANGER.peer, mirrors=())
+    assert mandates.term(MODULE) == 3
 
 
 def test_the_banned_crowd_does_not_push_out_whom_to_follow(run: Run, mandates: Mandates) -> None:
     mandates.is_banned = lambda peer: peer not in (LEADER.peer, COORDINATOR.peer)
     mandates.learn(MODULE, [first(run)])
     for number in range(2 * KNOWN_MAX):
-        mandates.believes(MODULE, granted(run, MODULE, term=2 + number, leader=signer(20 + number).peer))
+        grants = mandates.newest(MODULE)
+        mandates.believes(MODULE, by_member(run, MIRROR, leader=signer(20 + number)))
+        assert mandates.newest(MODULE) == grants
     assert mandates.newest(MODULE) == (first(run),) and len(mandates._known[MODULE]) <= KNOWN_MAX
 
 

@@ -237,7 +237,7 @@ def _codecs(summary: Summary) -> tuple[bool | None, str]:
         return None, ""
     text = f"to fp32: int8 {shown(full)}, " + ", ".join(f"{name} {shown(values)}" for name, values in found.items())
     free = all(abs(value) < NOISE for value in [*full, *found["int4"]])
-    needed = fmean(found["int2"]) < fmean(found["int2 without feedback"])
+    needed = all(fmean(found[name]) < fmean(found[f"{name} without feedback"]) for name in ("int2", "top 3 %"))
     return free and needed, text
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tiny_run import SEED_NUMBER, signer
-from virtual_time import VirtualClock, end
+from virtual_time import VirtualClock, end, eventually, play
 
 from bootstrap.folder import GRID, RunFolder
 from bootstrap.prepare import prepare
@@ -123,3 +123,17 @@ class Home:
 
     def is_over(self) -> bool:
         return (self.folder / GRID / "finished.json").exists()
+
+
+def play_whole(home: Home) -> None:
+    """Two volunteers take part, from the corpus to the end of the run."""
+
+    async def scenario() -> None:
+        home.start()
+        await home.join(1)
+        await home.join(2)
+        await home.volunteers_done()
+        await eventually(home.is_over)
+        await home.close()
+
+    play(scenario)

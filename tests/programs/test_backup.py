@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from e2e_harness import write_corpus
-from stages_harness import Home, run_file
+from stages_harness import Home, play_whole, run_file
 from tiny_run import SEED_NUMBER, signer
 from typer.testing import CliRunner
-from virtual_time import eventually, play
 
 import bootstrap.recovery.backup as backup_module
 from bootstrap.cli import app
@@ -36,16 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """The folder of a run of two volunteers, from its corpus to its end, with the coordinator's key."""
     folder = tmp_path_factory.mktemp("made")
     home = Home(folder, run_file(write_corpus(folder / "corpus.jsonl")))
-
-    async def scenario() -> None:
-        home.start()
-        await home.join(1)
-        await home.join(2)
-        await home.volunteers_done()
-        await eventually(home.is_over)
-        await home.close()
-
-    play(scenario)
+    play_whole(home)
     write_key(home.folder / "identity.key", bytes([SEED_NUMBER]) * 32)
     return home
 

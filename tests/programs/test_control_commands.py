@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,12 +11,12 @@ from typing import Any
 
 import pytest
 import typer
+from control_harness import answered
 from rich.console import Console
 from typer.testing import CliRunner
 
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.runtime.control.client import Answered, not_running
-from dipaco_p2p.runtime.control.server import listening
 from dipaco_p2p.swarm import identity
 from dipaco_p2p.swarm.api import SwarmStatistics
 from dipaco_p2p.topology import ModuleId, PathId
@@ -105,20 +103,8 @@ def running(tmp_path: Path) -> Iterator[Running]:
     """A volunteer's end of the socket, in a thread."""
     control, tour = Control(PeerConfig(home=tmp_path), ManualClock()), tour_at_work()
     control.tour = tour  # type: ignore[assignment]
-    loop, ready, leave = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-
-    async def live() -> None:
-        async with listening(tmp_path, Request, control.answer):
-            ready.set()
-            await leave.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=[live()])
-    thread.start()
-    assert ready.wait(20)
-    yield Running(tmp_path, control, tour)
-    loop.call_soon_threadsafe(leave.set)
-    thread.join()
-    loop.close()
+    with answered(tmp_path, Request, control.answer):
+        yield Running(tmp_path, control, tour)
 
 
 def run(*words: str | Path, code: int = 0) -> str:

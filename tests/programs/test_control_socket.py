@@ -7,13 +7,13 @@ import json
 import os
 import socket
 import stat
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from control_harness import answered
 
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, NotRunning, Unreachable, WrongRun
 from dipaco_p2p.runtime.control import client, credentials, place
@@ -28,7 +28,7 @@ from dipaco_p2p.runtime.control.messages import (
     read_answer,
     read_request,
 )
-from dipaco_p2p.runtime.control.server import CLIENTS_MAX, ControlServer, listening
+from dipaco_p2p.runtime.control.server import CLIENTS_MAX, ControlServer
 from peers.control.durations import read_duration
 from peers.control.requests import SCHEMA, VOLUNTEER, Request
 
@@ -48,22 +48,8 @@ def answer(request: Request) -> dict[str, Any]:
 @contextmanager
 def running(home: Path) -> Iterator[None]:
     """A volunteer that answers, in a thread."""
-    loop, ready, leave = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-
-    async def live() -> None:
-        async with listening(home, Request, answer):
-            ready.set()
-            await leave.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=[live()])
-    thread.start()
-    assert ready.wait(20)
-    try:
+    with answered(home, Request, answer):
         yield
-    finally:
-        loop.call_soon_threadsafe(leave.set)
-        thread.join()
-        loop.close()
 
 
 def exchange(home: Path, data: bytes) -> list[dict[str, Any]]:

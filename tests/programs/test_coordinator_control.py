@@ -10,35 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from control_harness import answered
 
 from bootstrap.control.control import Control
 from bootstrap.control.requests import Request
 from dipaco_p2p.errors import ConfigError, IntegrityError, NotRunning, Refused, WrongRun
 from dipaco_p2p.runtime.control import server
 from dipaco_p2p.runtime.control.client import ask
-from dipaco_p2p.runtime.control.server import listening
 from peers.control.requests import Request as OfAVolunteer
 
 
 @contextmanager
 def running(folder: Path, control: Control) -> Iterator[None]:
     """A coordinator that answers, in a thread."""
-    loop, ready, leave = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-
-    async def live() -> None:
-        async with listening(folder, Request, control.answer):
-            ready.set()
-            await leave.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=[live()])
-    thread.start()
-    assert ready.wait(20)
-    try:
+    with answered(folder, Request, control.answer):
         yield
-    finally:
-        loop.call_soon_threadsafe(leave.set)
-        thread.join()
-        loop.close()
 
 
 def test_a_verb_may_take_time_and_others_are_answered_meanwhile(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from e2e_harness import write_corpus
-from stages_harness import Home, run_file
+from stages_harness import Home, play_whole, run_file
 from typer.testing import CliRunner
-from virtual_time import eventually, play
 
 from bootstrap.archive import SeedArchive
 from bootstrap.cli import app
@@ -30,16 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A run of two volunteers, from its corpus to its end."""
     folder = tmp_path_factory.mktemp("made")
     home = Home(folder, run_file(write_corpus(folder / "corpus.jsonl")))
-
-    async def scenario() -> None:
-        home.start()
-        await home.join(1)
-        await home.join(2)
-        await home.volunteers_done()
-        await eventually(home.is_over)
-        await home.close()
-
-    play(scenario)
+    play_whole(home)
     return home
 
 

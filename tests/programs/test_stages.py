@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from e2e_harness import write_corpus
-from stages_harness import RESHARDED_ONCE, Home, run_file
+from stages_harness import RESHARDED_ONCE, Home, play_whole, run_file
 from tiny_run import SEED_NUMBER, signer
 from virtual_time import eventually, play
 
@@ -45,16 +45,7 @@ def test_volunteers_go_from_the_warm_up_into_the_grid_and_to_new_shards_without_
     tmp_path: Path, corpus: Path
 ) -> None:
     home = Home(tmp_path, run_file(corpus))
-
-    async def scenario() -> None:
-        home.start()
-        await home.join(1)
-        await home.join(2)
-        await home.volunteers_done()
-        await eventually(home.is_over)
-        await home.close()
-
-    play(scenario)
+    play_whole(home)
     assert set(home.heads(WARMUP).values()) == {2} and set(home.heads(GRID).values()) == {3}
     folder = RunFolder(home.folder)
     grid = folder.open(GRID)

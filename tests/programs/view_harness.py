@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from control_harness import answered
 from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 from typer.testing import CliRunner
 from virtual_time import VirtualClock, play
@@ -21,7 +20,6 @@ from bootstrap.control.view import Seen, View
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.protocol.keys import claims_key, heads_key, peers_key
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat
-from dipaco_p2p.runtime.control.server import listening
 from dipaco_p2p.runtime.ledger import Ledger
 from dipaco_p2p.runtime.mandates import Mandates
 from dipaco_p2p.runtime.store import Store
@@ -105,23 +103,8 @@ def answering(folder: Path, seen: Seen) -> Iterator[None]:
     control, shown = Control(), View(folder, ManualClock())
     shown.stage = lambda: seen
     shown.add_verbs(control)
-    loop, ready, leave = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-
-    async def live() -> None:
-        async with listening(folder, Request, control.answer):
-            ready.set()
-            await leave.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=[live()])
-    thread.start()
-    assert ready.wait(20)
-    try:
+    with answered(folder, Request, control.answer):
         yield
-    finally:
-        loop.call_soon_threadsafe(leave.set)
-        thread.join()
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
 
 
 def run(*words: str | Path, code: int = 0) -> str:

@@ -1,7 +1,8 @@
 """Judging published versions: every path on the held-out sequences that are routed to it, round by round.
 
-Round v is judged when every module has version v, with the router whose shards its last step was trained on: that is
-the same whenever it is judged, also after a restart. What would go to a path that nobody has trained until then goes to
+Round v is judged when every module has version v, with the newest router that is known by then of those that held in
+round v - 1. A sharding can be published rounds after the one that it is for, so what is said of a round names its
+sharding, and whoever measures again goes by that. What would go to a path that nobody has trained until then goes to
 the next best one (trained.py). The first 32 tokens count for nobody (core/evaluate.py). Early
 stopping: of the rounds since the last sharding, each path's best on the holdout is what it is served with; what is
 trained is always the newest (DiPaCo section 2.7).
@@ -98,9 +99,12 @@ class Evaluator:
         """The newest version that all modules have reached."""
         return min(ledger.head.version for ledger in self._archive.ledgers.values())
 
-    def evaluate(self, version: int) -> RoundEvaluation:
-        """Judge one round; raises IntegrityError if a snapshot is missing or damaged."""
-        sharding = self.run.sharding_at(max(version - 1, 0))
+    def evaluate(self, version: int, *, signed: int | None = None) -> RoundEvaluation:
+        """Judge one round, by the sharding that a `signed` judgement of it names if there is one already; raises
+        IntegrityError if a snapshot or that sharding is missing, or damaged."""
+        sharding = self.run.sharding_at(max(version - 1, 0)) if signed is None else signed
+        if sharding and self.run.sharding(sharding) is None:
+            raise IntegrityError(f"sharding {sharding} is not known here")
         assigned = {name: self.assign(name, sharding, version=version) for name in PARTS}
         paths = {path: self._path(path, version, assigned) for path in self.run.topology.paths()}
         judged = {path: found.validation for path, found in paths.items() if found.validation}

@@ -232,9 +232,11 @@ class SeedStage:
             self._new_version.clear()
             for version in sorted(set(range(self._evaluator.complete_version() + 1)) - judged):
                 try:
-                    evaluation = await asyncio.to_thread(self._evaluator.evaluate, version)
-                    append_evaluation(path, evaluation)
+                    known = self._records.judgement(version)  # who died after signing did not write it down
+                    signed = None if known is None else known.sharding
+                    evaluation = await asyncio.to_thread(self._evaluator.evaluate, version, signed=signed)
                     self._sign(evaluation)
+                    append_evaluation(path, evaluation)
                     rows.append(evaluation.to_dict())
                     self._serving, self._judged = serving_header(rows), rows[-1]
                     self._print_judged(version, evaluation.routed.perplexity)

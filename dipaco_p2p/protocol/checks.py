@@ -70,11 +70,12 @@ def agrees(ours: float, theirs: float) -> bool:
 
 
 def is_about(check: Check, judgement: Judgement, *, validation: str) -> bool:
-    """Whether a check measured what the judgement of its round is about: these versions, on this text."""
+    """Whether a check measured what the judgement of its round is about: these versions, on this text, routed alike."""
     digests = {found.module: found.digest for found in judgement.modules}
     modules = check.path.modules()
     return (
         (check.run, check.version, check.validation) == (judgement.run, judgement.version, validation)
+        and check.sharding == judgement.sharding
         and len(check.modules) == len(modules)
         and all(digests.get(module) == digest for module, digest in zip(modules, check.modules, strict=True))
         and check.tokens <= judgement.tokens

@@ -1,7 +1,7 @@
 """Measuring a judged round again: any peer can, from the versions that the chains name and the blobs of the manifest.
 
 What is measured is what the coordinator's evaluator measures (bootstrap/evaluator.py), with the same functions of the
-core: the held-out sequences that the router of the round's last sharding gives to a path, among the paths that were
+core: the held-out sequences that the router of the judgement's sharding gives to a path, among the paths that were
 trained until then. Everything comes through signatures and digests; the figure itself is nobody's word but ours.
 """
 
@@ -68,11 +68,12 @@ class Measuring:
         self._routers: dict[int, Router] = {}
 
     async def measure(self, judgement: Judgement, path: PathId) -> Measured:
-        """`path` at the judgement's round, from the versions that it names. Raises IntegrityError if the chains have
-        others, and DipacoError for what is not to be had."""
+        """`path` at the judgement's round, from the versions and by the sharding that it names. Raises IntegrityError
+        if the chains have other versions or the sharding was not for that round, and DipacoError for what is not to
+        be had."""
         run, version = self._node.run, judgement.version
         await learn_shardings(self._node)
-        sharding = run.sharding_at(max(version - 1, 0))
+        sharding = self._sharding(judgement)
         made = [await self._version(module, version) for module in path.modules()]
         digests = {found.module: found.digest for found in judgement.modules}
         for one in made:
@@ -96,6 +97,13 @@ class Measuring:
         return {share.peer for share in shares if share.path == path}
 
     # -- what it is made from
+
+    def _sharding(self, judgement: Judgement) -> int:
+        """The judgement's own, not the newest: that may have been published after the round was judged."""
+        number, known = judgement.sharding, self._node.run.sharding(judgement.sharding)
+        if number and (known is None or known.document.from_round > max(judgement.version - 1, 0)):
+            raise IntegrityError(f"round {judgement.version} was judged by sharding {number}, which was not for it")
+        return number
 
     async def _chain(self, module: ModuleId, version: int) -> Chain:
         """Up to `version`; what is known is not asked for again."""

@@ -134,6 +134,7 @@ def test_a_mean_that_its_paths_do_not_give_is_not_verified(judged: Judged) -> No
         {"validation": "0" * 64},
         {"modules": ("0" * 64,) * 3},
         {"modules": ()},
+        {"sharding": 1},
         {"version": 2},
         {"tokens": TOKENS + 1},
         {"path": PathId((0, 1, 0))},

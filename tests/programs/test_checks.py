@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from e2e_harness import write_corpus
 from runtime_harness import node_of
-from stages_harness import Home, run_file
+from stages_harness import Home, eventually, run_file
 from tiny_run import make_run, signer, tiny_config
 from virtual_time import VirtualClock, play
 
@@ -19,6 +19,8 @@ from bootstrap.archive import SeedArchive
 from bootstrap.checks import Checks
 from bootstrap.folder import GRID, RunFolder
 from bootstrap.records import PublicRecords
+from bootstrap.resharding import Resharding
+from dipaco_p2p.config import WarmupConfig
 from dipaco_p2p.errors import ConfigError, IntegrityError, Refused, Unreachable
 from dipaco_p2p.protocol.checks import OF_AUTHOR_MAX, OF_PATH_MAX, OF_STRANGERS_MAX, Check
 from dipaco_p2p.protocol.documents import Sealed, seal, unseal
@@ -110,6 +112,39 @@ def test_a_stranger_measures_what_was_published(played: Played) -> None:
     assert played.problems == ["round 9 of this run is not judged", "P0-7 has no published loss"]
 
 
+def test_a_sharding_that_came_after_the_judgement_makes_no_two_measurements_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the first sharding is published rounds after its own; what was judged stays as it was."""
+    last = tmp_path / "run" / GRID / "documents" / "judgement-00000003.json"
+    publish = Resharding._publish
+
+    async def late(self: Resharding, number: int, round_number: int) -> None:
+        while not last.exists():
+            await self._node.clock.sleep(0.5)
+        await publish(self, number, round_number)
+
+    rows: list[Compared] = []
+
+    async def scenario() -> None:
+        home = Home(tmp_path, run_file(write_corpus(tmp_path / "corpus.jsonl"), warmup=WarmupConfig(rounds=0)))
+        home.start()
+        await home.join(1)
+        await home.join(2)
+        await home.volunteers_done()
+        await eventually(home.is_over)
+        reader = home.network.join(signer(150))
+        run, (_, found) = await evaluate(reader, home.coordinator, home.clock, tmp_path / "reader")
+        assert run.sharding_at(2) == 1
+        rows.extend(found)
+        await home.close()
+
+    monkeypatch.setattr(Resharding, "_publish", late)
+    play(scenario, limit_s=7200)
+    assert unseal(Judgement, json.loads(last.read_bytes())).document.sharding == 0
+    assert rows and all(row.measured == pytest.approx(row.published, abs=1e-9) for row in rows)
+
+
 # -- what is kept of them
 
 
@@ -196,6 +231,7 @@ FORGERIES: dict[str, dict[str, Any]] = {
     "a round that is not judged": {"version": 4},
     "other versions": {"modules": ("0" * 64, "1" * 64)},
     "too few versions": {"modules": ()},
+    "another sharding": {"sharding": 7},
     "another text": {"validation": "0" * 64},
     "more tokens than there are": {"tokens": 2**40},
     "half a document": {"tokens": 1},

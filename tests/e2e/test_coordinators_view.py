@@ -40,7 +40,7 @@ def scraped(port: int) -> str:
 
 
 def test_a_coordinator_is_looked_at_scraped_and_read(programs: Programs, corpus: Path) -> None:
-    run_file = write_run(programs.folder / "seen.toml", corpus, rounds=100_000, min_paths=1)
+    run_file = write_run(programs.folder / "seen.toml", corpus, rounds=100_000, min_paths=1, heartbeat_ttl_s=5.0)
     port = free_port()
     more = ("--metrics", str(port), "--log-format", "json")
     coordinator = programs.coordinator(run_file, programs.folder / "seen", *more)
@@ -65,11 +65,20 @@ def test_a_coordinator_is_looked_at_scraped_and_read(programs: Programs, corpus:
     assert (found["state"], found["paths"], found["paths_covered"], found["seeds_alive"]) == ("training", 2, 1, 1)
     assert found["round"] > 0 and found["judged_perplexity"] > 1 and found["bytes_down"] > 0
 
-    peers = {each["role"]: each for each in asked(programs, coordinator, "peers")["peers"]}
+    # One alone goes from path to path, and between two it has none.
+    def is_at_work() -> dict[str, Any] | None:
+        peers = {each["role"]: each for each in asked(programs, coordinator, "peers")["peers"]}
+        return peers if peers["volunteer"]["path"] else None
+
+    def is_claimed() -> list[dict[str, Any]] | None:
+        paths = asked(programs, coordinator, "paths")["paths"]
+        return paths if any(each["is_covered"] for each in paths) else None
+
+    peers = eventually(is_at_work, what=lambda: volunteer.complaint[-2000:])
     assert peers["seed"]["peer"] == peer and peers["volunteer"]["peer"] != peer
     one = peers["volunteer"]
-    assert one["path"] and one["heartbeat_age_s"] < 10 and len(one["leads"]) == 3
-    paths = asked(programs, coordinator, "paths")["paths"]
+    assert one["heartbeat_age_s"] < 10 and len(one["leads"]) == 3
+    paths = eventually(is_claimed, what=lambda: volunteer.complaint[-2000:])
     [claimed] = [each for each in paths if each["is_covered"]]
     assert claimed["claimants"][0]["peer"] == one["peer"] and len(paths) == 2
     modules = asked(programs, coordinator, "modules")["modules"]

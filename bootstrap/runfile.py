@@ -254,8 +254,8 @@ momentum = 0.9          # share of the last outer steps that goes on
 norm_rule = "sqrt"      # sqrt: mean times sqrt(number of paths); rda: mean of norms, mean of directions; mean
 
 [compression]
-uplink = "int8"         # of outer gradients: int8, int4, or top64 for runs of many rounds over slow lines
-downlink = "int8"       # of the updates of modules: int8 or int4
+uplink = "int4"         # of outer gradients: int4, int8, or top64: far smaller, and it costs loss
+downlink = "int4"       # of the updates of modules: int4 or int8
 error_decay = 1.0       # share of what a round could not send that is tried again
 
 [rounds]

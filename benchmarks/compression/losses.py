@@ -41,6 +41,8 @@ LONG = (
     Setting(name="top64 up, int4 down", codec="top64", down="int4"),
     Setting(name="top64, lr 1, momentum 0", codec="top64", down="int4", lr=1.0, momentum=0.0),
     Setting(name="top64, lr 1, momentum 0, decay 0.95", codec="top64", down="int4", lr=1.0, momentum=0.0, decay=0.95),
+    Setting(name="top64, lr 1, momentum 0, decay 0.8", codec="top64", down="int4", lr=1.0, momentum=0.0, decay=0.8),
+    Setting(name="top64, lr 1, momentum 0, decay 0.5", codec="top64", down="int4", lr=1.0, momentum=0.0, decay=0.5),
     Setting(name="top64, lr 0.7, momentum 0.5, decay 0.95", codec="top64", down="int4", momentum=0.5, decay=0.95),
 )
 """The reference keeps its own outer step: what counts is the best that each can do."""

@@ -54,8 +54,8 @@ def test_the_path_of_the_line_has_150_million_parameters_in_two_modules_of_equal
 
 
 def test_a_run_without_text_says_what_the_run_file_would() -> None:
-    assert config_of(model_of(VALUES)).compression == config_of(model_of(VALUES), "int8").compression
-    assert config_of(model_of(VALUES), "int4").compression.downlink == "int4"
+    assert config_of(model_of(VALUES)).compression == config_of(model_of(VALUES), "int4").compression
+    assert config_of(model_of(VALUES), "int8").compression.downlink == "int8"
 
 
 def test_phases_are_cut_at_the_last_contributor_and_add_up() -> None:

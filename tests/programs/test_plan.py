@@ -69,9 +69,9 @@ def test_larger_modules_are_planned_closely() -> None:
     """Where headers do not matter: one byte a value and a scale for 256, or half of that."""
     found = plan(RunConfig(), text_bytes=10**7, line=LINE)
     assert found.round.up_bytes_by_codec["int8"] == pytest.approx(found.path_parameters * (1 + 4 / 256), rel=0.05)
-    four = plan(RunConfig(compression=CompressionConfig(uplink="int4")), text_bytes=10**7, line=LINE)
-    assert four.round.up_bytes == found.round.up_bytes_by_codec["int4"] < 0.6 * found.round.up_bytes
-    assert four.round.down_bytes == found.round.down_bytes
+    eight = plan(RunConfig(compression=CompressionConfig(uplink="int8")), text_bytes=10**7, line=LINE)
+    assert found.round.up_bytes == found.round.up_bytes_by_codec["int4"] < 0.6 * eight.round.up_bytes
+    assert eight.round.down_bytes == found.round.down_bytes
     seconds = 8 * (found.round.up_bytes / 10e6 + found.round.down_bytes / 50e6)
     assert found.round.line_s == pytest.approx(seconds)
 

@@ -11,7 +11,7 @@ import pytest
 from tiny_run import initial, make_run, tiny_config
 
 from dipaco_p2p.core.codec import decode, encode
-from dipaco_p2p.core.compress import INT8, decode_compressed, expand
+from dipaco_p2p.core.compress import INT4, decode_compressed, expand
 from dipaco_p2p.core.engine import EXACT, Engine
 from dipaco_p2p.core.inner import InnerResult, StepReport
 from dipaco_p2p.core.microbatch import MicroBatch
@@ -73,7 +73,7 @@ def test_what_is_sent_and_what_is_owed_make_the_outer_gradient(bench: Bench) -> 
     trainer = bench.trainer()
     after = train(trainer).flats
     for gradient, old, new in zip(trainer.outer_gradients(BEFORE, after), BEFORE, after, strict=True):
-        sent = expand(decode_compressed(gradient.payload, size=old.size, codec=INT8))
+        sent = expand(decode_compressed(gradient.payload, size=old.size, codec=INT4))
         assert np.array_equal((old - new) - sent, gradient.residual)
         assert np.abs(gradient.residual).max() > 0
 
@@ -86,7 +86,7 @@ def test_what_was_refused_is_not_owed_and_what_was_taken_is(bench: Bench) -> Non
     again = trainer.outer_gradients(BEFORE, after)
     assert again[0].payload != first[0].payload, "the error of the first is added"
     assert [item.payload for item in again[1:]] == [item.payload for item in first[1:]]
-    total = expand(decode_compressed(again[0].payload, size=BEFORE[0].size, codec=INT8)) + again[0].residual
+    total = expand(decode_compressed(again[0].payload, size=BEFORE[0].size, codec=INT4)) + again[0].residual
     assert np.allclose(total, BEFORE[0] - after[0] + first[0].residual, atol=1e-9)
 
 

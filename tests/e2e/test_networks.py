@@ -115,14 +115,14 @@ def test_a_run_completes_over_a_connection_that_is_slow_and_reset_three_times(
 ) -> None:
     """The seed node listens on its own loopback only, so that the volunteer in the other machine needs the proxy."""
     seed, far = net.host(LEFT), net.host(RIGHT)
-    run_file = write_run(programs.folder / "proxied.toml", corpus, rounds=6, min_paths=1)
+    run_file = write_run(programs.folder / "proxied.toml", corpus, rounds=4, min_paths=1)
     coordinator = programs.coordinator(run_file, programs.folder / "coordinator", namespace=seed.namespace)
     _, _, _, _, port, _, peer = coordinator.wait_address()["address"].split("/")
     report = programs.folder / "proxy.json"
     proxy = programs.script(
         Path(__file__).with_name("tcp_proxy.py"),
         *("--listen", f"{seed.address}:4001", "--to", f"127.0.0.1:{port}"),
-        *("--delay-s", "0.05", "--resets", "3", "--every-s", "4", "--report", report),
+        *("--delay-s", "0.05", "--resets", "3", "--every-s", "3", "--report", report),
         inside=seed.inside,
     )
     eventually(report.exists)

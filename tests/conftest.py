@@ -1,22 +1,28 @@
 """What every test runs under: one thread, repeatable hypothesis examples, no sync, and nothing left behind.
 
-`make test` runs two tests at a time (pytest-xdist) until only those are left that start real peers: these have the
-machine for themselves, one after the other.
+`make test` runs two tests at a time (pytest-xdist) until only those are left that start real peers: these come one
+after the other.
 
 After the last test the machine must be as it was before the first: no process that a test started, directly or through
 another (all carry the session's mark in their environment, so one whose parent is gone is found too), no hivemind
 socket, no shared memory of torch. What is left after a grace time is listed and fails the session. Linux only: it
-reads /proc. Not seen: a fork of pytest itself, without exec, whose own parent is gone.
+reads /proc. Not seen: a fork of pytest itself, without exec, whose own parent is gone. Of the workers of one run each
+looks for its own processes. What lies in folders has no owner any more when its maker was killed, perhaps by a test
+that another worker is in the middle of, so only the last worker looks there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import hypothesis
 import pytest
@@ -62,13 +68,15 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     outer = os.environ.get(MARK)
     mark = f"{outer}/{uuid.uuid4().hex}" if outer else uuid.uuid4().hex
     os.environ[MARK] = mark
-    before = files()
+    before, crew = files(), join_crew(getattr(request.config, "workerinput", {}).get("testrunuid"))
     yield
-    grace_s = request.config.getoption("--leftover-grace-s")
-    left = wait_until_empty(
-        lambda: processes(mark) + [str(path) for path in sorted(files() - before) if not is_of_others(path, mark)],
-        grace_s,
-    )
+    grace_s, is_last = request.config.getoption("--leftover-grace-s"), leave_crew(crew)
+
+    def found() -> list[str]:
+        made = sorted(files() - before) if is_last else []
+        return processes(mark) + [str(path) for path in made if not is_of_others(path, mark)]
+
+    left = wait_until_empty(found, grace_s)
     if outer is None:
         del os.environ[MARK]
     else:
@@ -91,6 +99,30 @@ def no_sync() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         yield
+
+
+def join_crew(run: str | None) -> IO[bytes] | None:
+    """Be one of the workers of this run of pytest-xdist, until `leave_crew`; None for a session that is alone."""
+    if run is None:
+        return None
+    crew = (Path(tempfile.gettempdir()) / f"dipaco-tests-{run}.lock").open("wb")
+    fcntl.flock(crew, fcntl.LOCK_SH)
+    return crew
+
+
+def leave_crew(crew: IO[bytes] | None) -> bool:
+    """Whether no other worker is left. Who asks has given its own place up, so that of two at once the second is."""
+    if crew is None:
+        return True
+    with crew:
+        fcntl.flock(crew, fcntl.LOCK_UN)
+        try:
+            fcntl.flock(crew, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(crew.name)
+        return True
 
 
 def wait_until_empty(look: Callable[[], list[str]], grace_s: float) -> list[str]:

@@ -148,29 +148,29 @@ class Programs:
     started: list[Program] = field(default_factory=list)
 
     def start(
-        self, program: str, *arguments: str | Path, home: Path, inside: Sequence[str] = (), **environment: str
+        self, program: str, *arguments: str | Path, home: Path, namespace: str = "", **environment: str
     ) -> Program:
-        """Start `dipaco-peer` or `dipaco-bootstrap`; its streams go to files.
-
-        `inside` goes before its command and must become it, as `ip netns exec` does: so its pid is the program's.
-        """
-        if inside or environment:
-            return self._start(entry_command(program), *arguments, home=home, inside=inside, **environment)
+        """Start `dipaco-peer` or `dipaco-bootstrap`, in this network namespace; its streams go to files."""
+        if environment:
+            assert not namespace, "only the forge knows the way into one"
+            return self._start(entry_command(program), *arguments, home=home, **environment)
         out, err = self._files()
+        words = [*map(str, arguments)]
         with out.open("wb") as out_file, err.open("wb") as err_file:
-            forged = forge().start(program, ENTRIES[program], [*map(str, arguments)], out=out_file, err=err_file)
+            forged = forge().start(program, ENTRIES[program], words, out=out_file, err=err_file, namespace=namespace)
         self.started.append(Program(forged, out, err, home))
         return self.started[-1]
 
     def script(self, path: Path, *arguments: str | Path, inside: Sequence[str] = ()) -> Program:
-        """Start a Python file of the test suite."""
-        return self._start([sys.executable, str(path)], *arguments, home=self.folder, inside=inside)
+        """Start a Python file of the test suite.
 
-    def _start(
-        self, command: Sequence[str], *arguments: str | Path, home: Path, inside: Sequence[str], **environment: str
-    ) -> Program:
+        `inside` goes before its command and must become it, as `ip netns exec` does: so its pid is the program's.
+        """
+        return self._start([*inside, sys.executable, str(path)], *arguments, home=self.folder)
+
+    def _start(self, command: Sequence[str], *arguments: str | Path, home: Path, **environment: str) -> Program:
         out, err = self._files()
-        command = [*inside, *command, *map(str, arguments)]
+        command = [*command, *map(str, arguments)]
         with out.open("wb") as out_file, err.open("wb") as err_file:
             process = spawn(command, stdout=out_file, stderr=err_file, **environment)
         self.started.append(Program(process, out, err, home))
@@ -186,12 +186,12 @@ class Programs:
         done.wait(timeout_s)
         return done
 
-    def coordinator(self, run_file: Path, home: Path, *more: str, inside: Sequence[str] = ()) -> Program:
-        return self.start("dipaco-bootstrap", "start", run_file, "--dir", home, *more, home=home, inside=inside)
+    def coordinator(self, run_file: Path, home: Path, *more: str, namespace: str = "") -> Program:
+        return self.start("dipaco-bootstrap", "start", run_file, "--dir", home, *more, home=home, namespace=namespace)
 
-    def volunteer(self, address: str, name: str, *more: str, inside: Sequence[str] = ()) -> Program:
+    def volunteer(self, address: str, name: str, *more: str, namespace: str = "") -> Program:
         home = self.folder / name
-        return self.start("dipaco-peer", "join", address, "--home", home, *more, home=home, inside=inside)
+        return self.start("dipaco-peer", "join", address, "--home", home, *more, home=home, namespace=namespace)
 
     def end_all(self) -> None:
         """Kill what is left, wait for the daemons to follow, and remove the sockets that killed ones leave."""

@@ -2,7 +2,8 @@
 
 A program is a fork of the forge, in a session of its own, with streams, arguments and end of its own, and runs the same
 `main` as the installed script. The forge has one thread and has computed nothing, so a fork of it is as good as new.
-What is not so simple (another environment, a network namespace, a terminal) is started from scratch, see e2e_harness.
+A fork may enter a network namespace first, as `ip netns exec` would. What is not so simple (another environment, a
+terminal) is started from scratch, see e2e_harness.
 
 As a script: the forge itself, which serves the socket that it is given until that closes.
 """
@@ -10,6 +11,7 @@ As a script: the forge itself, which serves the socket that it is given until th
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -24,7 +26,12 @@ from pathlib import Path
 from typing import IO
 
 MESSAGE_BYTES_MAX = 65536
-IMPORTS = ("bootstrap.seed", "bootstrap.stage", "bootstrap.prepare", "peers.join")
+NAMESPACES = Path("/run/netns")
+"""Where iproute2 keeps those that have a name."""
+IMPORTS = (
+    *("bootstrap.cli", "bootstrap.seed", "bootstrap.stage", "bootstrap.prepare", "peers.cli", "peers.join"),
+    "torch._dynamo",  # which the first optimizer of a process imports, and sympy with it: a second of a processor
+)
 
 
 class Forged:
@@ -70,9 +77,11 @@ class Forge:
         self._forged: dict[int, Forged] = {}
         self._born: int | None = None
 
-    def start(self, program: str, entry: str, arguments: Sequence[str], *, out: IO[bytes], err: IO[bytes]) -> Forged:
-        """A program whose streams are these files."""
-        order = json.dumps([program, entry, *arguments]).encode()
+    def start(
+        self, program: str, entry: str, arguments: Sequence[str], *, out: IO[bytes], err: IO[bytes], namespace: str = ""
+    ) -> Forged:
+        """A program whose streams are these files, in the network namespace of this name if there is one."""
+        order = json.dumps([namespace, program, entry, *arguments]).encode()
         assert len(order) <= MESSAGE_BYTES_MAX, "too long a command line"
         socket.send_fds(self._ours, [order], [out.fileno(), err.fileno()])
         self._born = None
@@ -146,11 +155,21 @@ def become(command: list[str], streams: list[int]) -> str:
     for target, stream in enumerate(streams, start=1):
         os.dup2(stream, target)
         os.close(stream)
+    namespace, program, entry, *arguments = command
+    if namespace:
+        enter(namespace)
     for chance in (random.seed, np.random.seed):  # else all forks would make the same choices
         chance()
-    program, entry, *arguments = command
     sys.argv[:] = [program, *arguments]
     return entry
+
+
+def enter(namespace: str) -> None:
+    """Have its network instead of the machine's, for all that this process starts as well; as root."""
+    with (NAMESPACES / namespace).open("rb") as place:
+        if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), 0):  # os.setns comes with Python 3.12
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(NAMESPACES / namespace))
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from e2e_harness import REPO, children_of, free_port, is_running, write_run
+from forged_children import ForgedChildren
 
 from benchmarks.chaos.check import check
 from benchmarks.chaos.gather import gather
@@ -42,7 +43,7 @@ def test_a_schedule_of_all_kinds_of_faults_breaks_no_promise(tmp_path: Path, cor
     assert kinds == {Kind.KILL, Kind.FREEZE, Kind.TERM, Kind.SEED}, "a seed whose schedule has the faults that matter"
     file = tmp_path / "chaos.toml"
     run_file = write_run(file, corpus, rounds=100_000, min_paths=2, port=free_port(), heartbeat_ttl_s=4.0)
-    swarm = LocalSwarm(tmp_path / "swarm", run_file)
+    swarm = LocalSwarm(tmp_path / "swarm", run_file, _children=ForgedChildren(threads=1))
     ended_s = asyncio.run(live_through(swarm))
     homes = {name: swarm.home(name) for name in swarm.volunteers}
     evidence = gather(swarm.folder, homes, done=swarm.done, ended_s=ended_s)
@@ -51,7 +52,8 @@ def test_a_schedule_of_all_kinds_of_faults_breaks_no_promise(tmp_path: Path, cor
 
 
 def test_a_stopped_swarm_leaves_no_process(tmp_path: Path, corpus: Path) -> None:
-    swarm = LocalSwarm(tmp_path / "swarm", write_run(tmp_path / "stop.toml", corpus, rounds=100_000, min_paths=1))
+    run_file = write_run(tmp_path / "stop.toml", corpus, rounds=100_000, min_paths=1)
+    swarm = LocalSwarm(tmp_path / "swarm", run_file, _children=ForgedChildren(threads=1))
 
     async def start_and_freeze() -> list[int]:
         try:

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from axe_core_python.sync_playwright import Axe
-from browser_harness import Served, Watched, served, started_browser, watch
+from browser_harness import Served, Watched, grave_violations, served, started_browser, watch
 from playwright.sync_api import Browser, Page, expect
 from web_harness import LONGER, SMALL, newest_judged, pages_of, with_version
 
@@ -85,8 +84,7 @@ def test_a_site_without_fresh_figures_says_so_and_can_be_read_by_everybody(
 
 def require_accessible(page: Page, name: str) -> None:
     """axe-core finds nothing serious."""
-    found = Axe().run(page)["violations"]
-    grave = [each for each in found if each["impact"] in {"serious", "critical"}]
+    grave = grave_violations(page)
     assert not grave, [(name, each["id"], each["help"], [node["html"] for node in each["nodes"]][:3]) for each in grave]
 
 

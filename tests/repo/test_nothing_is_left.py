@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,13 +30,15 @@ def token() -> Iterator[str]:
             path.unlink()
 
 
-def run_session(folder: Path, body: str) -> subprocess.CompletedProcess[str]:
-    """Run a session with one test of this `body`, which may use subprocess, sys and Path."""
+def run_session(folder: Path, body: str, *options: str, tests: int = 1) -> subprocess.CompletedProcess[str]:
+    """Run a session with so many tests of this `body`, which may use subprocess, sys and Path."""
     shutil.copy(CONFTEST, folder)
     lines = [
         "import subprocess, sys",
         "from pathlib import Path",
-        "def test_it():",
+        "import pytest",
+        f"@pytest.mark.parametrize('number', range({tests}))",
+        "def test_it(number):",
         *(f"    {line}" for line in body.splitlines()),
     ]
     (folder / "test_it.py").write_text("\n".join(lines))
@@ -48,7 +52,8 @@ def run_session(folder: Path, body: str) -> subprocess.CompletedProcess[str]:
         "--leftover-grace-s=0.2",
         f"--rootdir={folder}",
     ]
-    return subprocess.run([*command, str(folder)], capture_output=True, text=True, cwd=folder, timeout=60)
+    streams: dict[str, int] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.run([*command, *options, str(folder)], text=True, cwd=folder, timeout=200, **streams)
 
 
 def test_a_session_that_leaves_nothing_passes(tmp_path: Path) -> None:
@@ -84,6 +89,23 @@ def test_the_socket_of_somebody_else_is_not_held_against_the_session(tmp_path: P
         result = run_session(tmp_path, f"Path('/tmp/hivemind-p2pd-{token}.sock').touch()")
         other.kill()
     assert result.returncode == 0, result.stdout
+
+
+def test_of_two_workers_the_last_looks_for_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The other one may be in the middle of a test that has killed something, and has not swept up after it yet."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    functions = runpy.run_path(str(CONFTEST))
+    first, second = (functions["join_crew"]("a run") for _ in range(2))
+    alone = functions["join_crew"]("another run")
+    assert [functions["leave_crew"](each) for each in (first, alone, second, None)] == [False, True, True, True]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_socket_that_one_of_two_workers_leaves_fails_the_run_once(tmp_path: Path, token: str) -> None:
+    result = run_session(tmp_path, f"Path('/tmp/hivemind-p2pd-{token}.sock').touch()", "-n", "2", tests=2)
+    assert result.returncode == 1
+    assert "2 passed, 1 error" in result.stdout, result.stdout
 
 
 def end_what_is_left(result: subprocess.CompletedProcess[str]) -> int:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Collection, Coroutine
+from functools import partial
 from typing import Any
 
 from ..core.outer import OuterState
@@ -39,7 +40,7 @@ from .recompute import Made, make_version
 from .rollbacks import due, undo
 from .shardings import learn_shardings
 from .takeover import Takeover, judged_again
-from .tasks import changed_or_later
+from .tasks import changed_or_later, repeat
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class ModuleOwner:
         self._arrivals = Arrivals(paths=len(node.run.topology.paths_through(module)))
         self._lock = asyncio.Lock()
         self._changed = asyncio.Condition()
+        self._arrived = asyncio.Event()  # a contribution was admitted, perhaps the last that the round waits for
         self._catch_up_s = 0.0
         self._seen_s = node.clock.now_s()
         self._is_leading = self._was_frozen = False
@@ -112,14 +114,10 @@ class ModuleOwner:
     async def run(self) -> None:
         """Close rounds as they become ready, until cancelled or stopped."""
         async with asyncio.TaskGroup() as tasks:  # side by side: no round waits for a mirror that is frozen
-            tasks.create_task(self._repeat(self._look_again, self._roll_back, self._tick, self._take_back))
-            tasks.create_task(self._repeat(self._catch_up))
-
-    async def _repeat(self, *steps: Callable[[], Awaitable[None]]) -> None:
-        while self.is_leading:  # also when all is done: a mirror that joins then has to be told
-            for step in steps:
-                await step()
-            await self._node.clock.sleep(TICK_S)
+            again = partial(repeat, clock=self._node.clock, every_s=TICK_S, is_wanted=lambda: self.is_leading)
+            rounds = self._look_again, self._roll_back, self._tick, self._take_back
+            tasks.create_task(again(*rounds, sooner=self._arrived))
+            tasks.create_task(again(self._catch_up))  # also when all is done: a mirror that joins has to be told
 
     async def stop(self) -> None:
         """Admit nothing more; what was admitted is where the next leader finds it."""
@@ -232,6 +230,7 @@ class ModuleOwner:
             self._round = self._round.contributed(
                 document.path, document.author, now_s=self._node.clock.now_s(), is_late=is_late
             )
+            self._arrived.set()
 
     def _learn_pace(self, document: Contribution) -> None:
         path, author, base = document.path, document.author, document.base_version
@@ -372,9 +371,10 @@ class ModuleOwner:
     async def _announce(self) -> None:
         if self.is_leading:
             self._published = self.head.version
-            await self._node.presence.lead(self.module, head_record(self._ledger, self._mandate))
-        async with self._changed:
+        async with self._changed:  # first: who waits has a call open, and is told without the DHT
             self._changed.notify_all()
+        if self.is_leading:
+            await self._node.presence.lead(self.module, head_record(self._ledger, self._mandate))
 
     async def _reopen(self, *, is_patient: bool = False) -> None:
         """Begin the round after the head anew, with all that is open here."""

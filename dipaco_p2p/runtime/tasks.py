@@ -47,3 +47,27 @@ async def changed_or_later(condition: asyncio.Condition, clock: Clock, duration_
     finally:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def repeat(
+    *steps: Callable[[], Awaitable[None]],
+    clock: Clock,
+    every_s: float,
+    is_wanted: Callable[[], bool],
+    sooner: asyncio.Event | None = None,
+) -> None:
+    """Take `steps` one after the other again and again while `is_wanted`: after `every_s`, or when `sooner` is set."""
+    while is_wanted():
+        if sooner is not None:
+            sooner.clear()  # before the steps, so that what comes while they wait is looked at again
+        for step in steps:
+            await step()
+        if sooner is None:
+            await clock.sleep(every_s)
+        elif not sooner.is_set():
+            waiting = asyncio.ensure_future(sooner.wait())
+            try:
+                await done_or_later(waiting, clock, every_s)
+            finally:
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dipaco_p2p.clock import ManualClock, settle
-from dipaco_p2p.runtime.tasks import RESTART_S, keep_going
+from dipaco_p2p.runtime.tasks import RESTART_S, keep_going, repeat
 
 
 class Flaky:
@@ -50,5 +50,37 @@ def test_a_cancelled_loop_is_not_started_again() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert flaky.starts == 3
+
+    asyncio.run(scenario())
+
+
+def test_steps_are_taken_again_in_time_or_sooner_if_something_happened_even_during_them() -> None:
+    async def scenario() -> None:
+        clock, sooner, taken = ManualClock(), asyncio.Event(), list[int]()
+        twice = iter([False, False, False, True])
+
+        async def step() -> None:
+            taken.append(len(taken))
+            if next(twice, False):
+                sooner.set()
+
+        work = repeat(step, clock=clock, every_s=5.0, is_wanted=lambda: len(taken) < 6, sooner=sooner)
+        task = asyncio.create_task(work)
+        await settle()
+        assert len(taken) == 1
+        sooner.set()
+        await settle()
+        assert len(taken) == 2, "at once"
+        await clock.advance(4.9)
+        assert len(taken) == 2
+        await clock.advance(0.1)
+        assert len(taken) == 3
+        sooner.set()
+        await settle()
+        assert len(taken) == 5, "once more for what happened during the fourth time"
+        await clock.advance(5.0)
+        await clock.advance(5.0)
+        await task
+        assert len(taken) == 6, "and no more than is wanted"
 
     asyncio.run(scenario())

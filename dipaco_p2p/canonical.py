@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from .errors import IntegrityError
@@ -37,9 +38,16 @@ def read_canonical(data: bytes) -> Any:
     return value
 
 
-def digest(data: bytes | bytearray | memoryview) -> str:
+Parts = Sequence[bytes | memoryview]
+"""Bytes in parts, one after the other, so that large ones need not be copied into one. A part has one dimension."""
+
+
+def digest(*parts: bytes | bytearray | memoryview) -> str:
     """SHA-256 of the exact bytes, as 64 lower-case hex digits: the name of a blob."""
-    return hashlib.sha256(data).hexdigest()
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
 
 
 def is_digest(text: object) -> bool:

@@ -58,7 +58,7 @@ class SimulatedDisk(Disk):
         """What the machine of this name has not synced."""
         return self._unsynced.setdefault(name, Unsynced())
 
-    def write(self, file: BinaryIO, data: bytes) -> None:
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
         mine = self._mine()
         half = len(data) // 2
         mine.files[Path(file.name)] = None

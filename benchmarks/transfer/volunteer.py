@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dipaco_p2p.canonical import Parts
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.compress import compress, encode_compressed
@@ -64,7 +65,7 @@ class NotingMirror(Mirror):
         super().__init__(node)
         self.applied_s: dict[ModuleId, float] = {}
 
-    def note(self, versions: Sequence[Sealed[ModuleVersion]], snapshot: bytes, update: bytes | None = None) -> None:
+    def note(self, versions: Sequence[Sealed[ModuleVersion]], snapshot: Parts, update: bytes | None = None) -> None:
         self.applied_s[versions[-1].document.module] = self._node.clock.now_s()
         super().note(versions, snapshot, update)
 

@@ -9,7 +9,7 @@ Rule 3: floats are made a part at a time, in what a core's own cache holds: a wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,13 @@ import numpy.typing as npt
 
 from ..errors import IntegrityError
 from .arrays import Array, Floats
+from .cores import spans, spread
 
 BLOCK = 256
 PART = 256 * BLOCK
 """Values that are expanded at a time: whole blocks, 256 KiB as float32."""
+SPAN = 4 * PART
+"""Values that one core works on at a time."""
 CODE_MAX = {8: 127, 4: 7}
 """The largest code, by bits."""
 
@@ -41,21 +44,25 @@ class Blocks:
     def expand(self) -> Floats:
         """The float32 values (N,) that the codes stand for."""
         values = np.empty(self.size, dtype=np.float32)
-        for part in parts(self.size):
+        for part in parts(0, self.size):
             values[part] = self._part(part)
         return values
 
     def add_to(self, total: Floats, factor: float) -> None:
         """`total += expand() * factor` to the bit, with `factor` as float32, and without a second vector."""
-        for part in parts(self.size):
-            values = self._part(part)
-            values *= np.float32(factor)
-            total[part] += values
+
+        def add(span: slice) -> None:
+            for part in parts(span.start, span.stop):
+                values = self._part(part)
+                values *= np.float32(factor)
+                total[part] += values
+
+        spread(add, spans(self.size, SPAN))
 
     def norm(self) -> float:
         """Euclidean norm of `expand()`, from exact sums and therefore the same on every machine."""
         squares: list[int] = []
-        for part in parts(self.size):
+        for part in parts(0, self.size):
             codes = in_blocks(self.codes[part]).astype(np.int16)  # which holds 128 squared
             squares += np.square(codes).sum(axis=1, dtype=np.int32).tolist()
         return math.sqrt(math.fsum(s * (scale * scale) for s, scale in zip(squares, self.scales.tolist(), strict=True)))
@@ -73,9 +80,9 @@ class Blocks:
         return values
 
 
-def parts(size: int) -> Iterator[slice]:
-    """All places of a vector (size,), PART at a time."""
-    return (slice(start, min(start + PART, size)) for start in range(0, size, PART))
+def parts(start: int, stop: int) -> Iterator[slice]:
+    """All places from `start`, where a block begins, up to `stop`, PART at a time."""
+    return (slice(begin, min(begin + PART, stop)) for begin in range(start, stop, PART))
 
 
 def _blocks_of(part: slice) -> slice:
@@ -86,7 +93,7 @@ def quantise(values: Floats, *, bits: int) -> Blocks:
     """Finite `values` (N,) in blocks; raises ValueError for values too large to scale."""
     codes = np.empty(values.size, dtype=np.int8)
     scales = np.empty(-(-values.size // BLOCK), dtype=np.float32)
-    for part in parts(values.size):
+    for part in parts(0, values.size):
         codes[part], scales[_blocks_of(part)] = _quantised(values[part], bits)
     return Blocks(bits=bits, size=values.size, codes=codes, scales=scales)
 
@@ -97,10 +104,21 @@ def _quantised(values: Floats, bits: int) -> tuple[npt.NDArray[np.int8], Floats]
     scales: Floats = np.abs(blocks).max(axis=1, initial=0) / np.float32(CODE_MAX[bits])
     check_range(scales * np.float32(CODE_MAX[bits] / 127))
     scales[scales < SCALE_MIN] = 0
-    steps = np.rint(blocks / np.where(scales == 0, np.float32(1), scales)[:, None])
+    steps = blocks / np.where(scales == 0, np.float32(1), scales)[:, None]
+    np.rint(steps, out=steps)
     steps[scales == 0] = 0
     # No clipping: a normal scale is exact to 1e-7, so that no step can round beyond the largest code.
     return steps.astype(np.int8).reshape(-1)[: values.size], scales
+
+
+def join_blocks(pieces: Sequence[Blocks]) -> Blocks:
+    """The whole of vectors one after the other, all but the last in whole blocks."""
+    return Blocks(
+        bits=pieces[0].bits,
+        size=sum(piece.size for piece in pieces),
+        codes=np.concatenate([piece.codes for piece in pieces]),
+        scales=np.concatenate([piece.scales for piece in pieces]),
+    )
 
 
 def read_blocks(tensors: dict[str, Array], *, bits: int, size: int) -> Blocks:
@@ -141,7 +159,8 @@ def check_range(scales: Floats) -> None:
 
 def in_blocks(values: Array) -> Array:
     """Rows (ceil(N / BLOCK), BLOCK), the last one filled up with zeros."""
-    return np.pad(values, (0, -values.size % BLOCK)).reshape(-1, BLOCK)
+    missing = -values.size % BLOCK
+    return (np.pad(values, (0, missing)) if missing else values).reshape(-1, BLOCK)
 
 
 def _pack(codes: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:

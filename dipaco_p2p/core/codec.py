@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..canonical import canonical_bytes
+from ..canonical import Parts, canonical_bytes
 from ..errors import IntegrityError
 from .arrays import Array, Floats
 from .layout import Layout
@@ -32,18 +32,23 @@ _NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
 
 def encode(tensors: Mapping[str, Array], *, metadata: Mapping[str, str] = MappingProxyType({})) -> bytes:
     """The bytes of `tensors`: the same tensors and metadata always give the same bytes."""
+    return b"".join(encode_parts(tensors, metadata=metadata))
+
+
+def encode_parts(tensors: Mapping[str, Array], *, metadata: Mapping[str, str] = MappingProxyType({})) -> Parts:
+    """The same, not joined: the header, then the memory of the tensors, which must not change as long as it is used."""
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
-    parts, end = [], 0
+    parts, end = list[memoryview](), 0
     for name in sorted(tensors):
         dtype = _NAMES.get(tensors[name].dtype.newbyteorder("<"))
         assert dtype is not None and name != METADATA, (name, tensors[name].dtype)
         part = tensors[name].astype(DTYPES[dtype], order="C", copy=False)
         header[name] = {"dtype": dtype, "shape": list(part.shape), "data_offsets": [end, end + part.nbytes]}
-        parts.append(part.data)
+        parts.append(_memory(part))
         end += part.nbytes
     text = canonical_bytes(header)
     text += b" " * (-len(text) % ALIGNMENT_BYTES)
-    return b"".join([len(text).to_bytes(LENGTH_BYTES, "little"), text, *parts])
+    return [len(text).to_bytes(LENGTH_BYTES, "little") + text, *parts]
 
 
 def decode(data: bytes, *, header_bytes_max: int = 1 << 20) -> tuple[dict[str, Array], dict[str, str]]:
@@ -60,7 +65,13 @@ def decode(data: bytes, *, header_bytes_max: int = 1 << 20) -> tuple[dict[str, A
 
 def encode_module(flat: Floats, layout: Layout) -> bytes:
     """A module as a safetensors file with one tensor per name of `layout`."""
-    return encode(layout.split(flat))
+    return b"".join(module_parts(flat, layout))
+
+
+def module_parts(flat: Floats, layout: Layout) -> Parts:
+    """The same, not joined: the header and the memory of `flat`, in which the tensors lie in the order of the file."""
+    head, *_ = encode_parts(layout.split(flat))
+    return [head, _memory(flat.astype(DTYPES["F32"], copy=False))]
 
 
 def decode_module(data: bytes, layout: Layout) -> Floats:
@@ -73,6 +84,10 @@ def decode_module(data: bytes, layout: Layout) -> Floats:
     if not np.isfinite(flat).all():
         raise IntegrityError("a module with values that are not finite")
     return flat
+
+
+def _memory(values: Array) -> memoryview:
+    return values.reshape(-1).view(np.uint8).data
 
 
 _Span = tuple[str, tuple[int, ...], int, int]

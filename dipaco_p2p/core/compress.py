@@ -7,14 +7,15 @@ What each codec costs is measured by `python -m benchmarks.compression`; see doc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ..errors import IntegrityError
 from .arrays import Array, Floats
-from .blocks import BLOCK, Blocks, quantise, read_blocks
+from .blocks import BLOCK, SPAN, Blocks, join_blocks, quantise, read_blocks
 from .codec import decode, encode
+from .cores import spans, spread
 from .sparse import CHUNK, KEPT, LEVELS, Sparse, kept_counts, read_sparse, sparsify, tensors_of
 
 Compressed = Blocks | Sparse
@@ -31,12 +32,32 @@ def compress(values: Floats, residual: Floats | None = None, *, codec: str = INT
 
     Raises ValueError for values that are not finite or too large to scale.
     """
-    wanted = values.copy() if residual is None else values + residual
+    left = np.empty(values.size, dtype=np.float32)
+
+    def make(span: slice) -> Compressed:
+        left[span] = values[span] if residual is None else values[span] + residual[span]
+        return _compress(left[span], codec)
+
+    return joined(spread(make, spans_of(values.size, codec))), left
+
+
+def _compress(wanted: Floats, codec: str) -> Compressed:
+    """`wanted` in the codec; what that loses is left in its place."""
     if not np.isfinite(wanted).all():
         raise ValueError("values that are not finite cannot be compressed")
     compressed: Compressed = quantise(wanted, bits=BITS[codec]) if codec in BITS else sparsify(wanted)
     compressed.add_to(wanted, -1.0)
-    return compressed, wanted
+    return compressed
+
+
+def spans_of(size: int, codec: str) -> list[slice]:
+    """Parts of a vector that come out the same when each is compressed alone, in what the caches hold; one at least."""
+    return spans(size, SPAN) if codec in BITS and size else [slice(0, size)]
+
+
+def joined(pieces: Sequence[Compressed]) -> Compressed:
+    """The whole of what was compressed span by span."""
+    return pieces[0] if len(pieces) == 1 else join_blocks([piece for piece in pieces if isinstance(piece, Blocks)])
 
 
 def expand(compressed: Compressed) -> Floats:

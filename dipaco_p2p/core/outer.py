@@ -17,10 +17,12 @@ from typing import Protocol, Self
 
 import numpy as np
 
+from ..canonical import Parts
 from ..errors import IntegrityError
 from .arrays import Floats, tree_norm
-from .codec import decode, encode
-from .compress import INT8, Compressed, compress, norm
+from .codec import decode, encode_parts
+from .compress import INT8, Compressed, compress, joined, norm, spans_of
+from .cores import spread
 
 CANCELLED = 1e-4
 """Below this norm a mean of unit directions is rounding noise, not a direction."""
@@ -143,11 +145,19 @@ def outer_step(
 
     Raises ValueError if the step is not finite, with `state` unchanged.
     """
-    buffer, step = nesterov(state.momentum, gradient, lr=lr, momentum=momentum)
-    del gradient  # as much memory as the module
-    update, residual = compress(step, state.residual, codec=codec)
-    del step
-    return OuterState(params=apply_update(state.params, update), momentum=buffer, residual=residual), update
+    after = OuterState(
+        params=np.empty_like(state.params),
+        momentum=np.empty_like(state.momentum),
+        residual=np.empty_like(state.residual),
+    )
+
+    def make(span: slice) -> Compressed:
+        after.momentum[span], step = nesterov(state.momentum[span], gradient[span], lr=lr, momentum=momentum)
+        update, after.residual[span] = compress(step, state.residual[span], codec=codec)
+        after.params[span] = apply_update(state.params[span], update)
+        return update
+
+    return after, joined(spread(make, spans_of(gradient.size, codec)))
 
 
 def apply_update(params: Floats, update: Compressed) -> Floats:
@@ -159,7 +169,12 @@ def apply_update(params: Floats, update: Compressed) -> Floats:
 
 def encode_state(state: OuterState) -> bytes:
     """Momentum and residual; the parameters are a blob of their own."""
-    return encode({"momentum": state.momentum, "residual": state.residual})
+    return b"".join(state_parts(state))
+
+
+def state_parts(state: OuterState) -> Parts:
+    """The same, not joined: the memory of `state`."""
+    return encode_parts({"momentum": state.momentum, "residual": state.residual})
 
 
 def decode_state(data: bytes, size: int) -> tuple[Floats, Floats]:

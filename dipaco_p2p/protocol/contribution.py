@@ -27,8 +27,8 @@ class BlobRef:
         require_digest(self.digest)
 
     @classmethod
-    def of(cls, data: bytes) -> BlobRef:
-        return cls(digest=digest(data), size=len(data))
+    def of(cls, *parts: bytes | memoryview) -> BlobRef:
+        return cls(digest=digest(*parts), size=sum(map(len, parts)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

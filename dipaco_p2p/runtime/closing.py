@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,7 @@ from .ledger import Ledger
 from .mirror import Mirror
 from .node import Node
 from .payloads import PayloadLost
-from .recompute import Made
+from .recompute import Made, made_and_kept
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ async def make_next(
     while intake.admitted:
         try:
             async with node.averaging:
-                return await asyncio.to_thread(make)
+                return await made_and_kept(make, node.store)
         except PayloadLost as lost:
             log.warning("%s: a payload cannot be read any more: %s", ledger.module, lost)
             sealed = intake.admitted[lost.contribution].sealed

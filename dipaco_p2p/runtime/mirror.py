@@ -17,6 +17,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from ..canonical import Parts
 from ..errors import BlobMissing, DipacoError, Refused
 from ..protocol.admission import Reason, judge
 from ..protocol.branches import is_final
@@ -30,7 +31,7 @@ from .node import Node
 from .outer_states import OuterStates
 from .payloads import PayloadLost, stored
 from .pruning import Pruning
-from .recompute import Admitted, Made, make_again
+from .recompute import Admitted, Made, made_and_kept, make_again
 from .remote import RemoteLedger
 from .rollbacks import undo_again
 from .shardings import learn_shardings
@@ -73,7 +74,8 @@ class Mirror:
 
     def append(self, sealed: Sealed[ModuleVersion], made: Made) -> None:
         """Keep the next version, which was made here."""
-        for ref, _ in made.kept_in(self._node.store).blobs:  # where they are since it was made
+        for ref, parts in made.blobs:
+            self._node.store.keep(ref, *parts)  # where it is since it was made
             self._node.keep_upload(ref.digest)  # somebody may have sent it before
         self.ledger(sealed.document.module).append(sealed)
         self.states.note(sealed.document, made.state)
@@ -82,7 +84,7 @@ class Mirror:
         """Keep the next version as somebody else has made it again."""
         ledger.append(sealed)
 
-    def note(self, versions: Sequence[Sealed[ModuleVersion]], snapshot: bytes, update: bytes | None = None) -> None:
+    def note(self, versions: Sequence[Sealed[ModuleVersion]], snapshot: Parts, update: bytes | None = None) -> None:
         """What we have fetched as a trainer, the parameters of the last of it, and if it was fetched its update: kept
         unless we own the module, for then we know better. Others read it from us."""
         module = versions[-1].document.module
@@ -97,9 +99,9 @@ class Mirror:
         if begin < ledger.head.version:  # we went over to another branch
             self._truncate(ledger, begin)
         newest = versions[-1].document
-        for ref, blob in ((newest.snapshot, snapshot), (newest.update, update)):
-            if ref is not None and blob is not None:
-                self._node.store.keep(ref, blob)
+        self._node.store.keep(newest.snapshot, *snapshot)
+        if newest.update is not None and update is not None:
+            self._node.store.keep(newest.update, update)
         for sealed in versions:
             ledger.append(sealed)
         self._pruning.versions(ledger, keep=1)
@@ -279,7 +281,7 @@ class Mirror:
         try:
             async with self._node.averaging:
                 run, store = self._node.run, self._node.store
-                return await asyncio.to_thread(lambda: make_again(run, parent, state, admitted, version).kept_in(store))
+                return await made_and_kept(lambda: make_again(run, parent, state, admitted, version), store)
         except PayloadLost as lost:  # whoever asks can give it once more
             raise Refused(str(lost), reason=MISSING) from None
 

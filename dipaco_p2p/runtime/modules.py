@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical import digest
-from ..core.codec import decode_module, encode_module
+from ..canonical import Parts, digest
+from ..core.codec import decode_module, module_parts
 from ..core.outer import apply_update
 from ..errors import IntegrityError, Refused, SwarmError
 from ..protocol.admission import Reason
@@ -27,6 +27,7 @@ from .items import read_items
 from .mirror import Mirror
 from .module_calls import WAIT_MAX_S
 from .node import CONTROL_TIMEOUT_S, Node
+from .recompute import kept
 from .transfer import fetch
 
 log = logging.getLogger(__name__)
@@ -204,20 +205,19 @@ class ModuleReader:
         version = sealed.document
         assert version.update is not None and self.params is not None
         blob = await fetch(self._node, version.update, holders=self._holders(version))
-        self.params, snapshot = await asyncio.to_thread(self._updated, blob, version)
-        self.version = version
+        params, snapshot = await asyncio.to_thread(self._updated, blob, version)
+        if self._is_next_of_mirror(version):  # here, since they may be large: in the event loop heartbeats would wait
+            await kept([(version.snapshot, snapshot), (version.update, [blob])], self._node.store)
+        self.params, self.version = params, version
         self._note_shares(version)
         self._keep([sealed], snapshot, blob)
 
-    def _updated(self, blob: bytes, version: ModuleVersion) -> tuple[NDArray[np.float32], bytes]:
+    def _updated(self, blob: bytes, version: ModuleVersion) -> tuple[NDArray[np.float32], Parts]:
         assert self.params is not None and version.update is not None
         params = apply_update(self.params, self._node.run.read_update(blob, self.module))
-        snapshot = encode_module(params, self._layout)
-        if digest(snapshot) != version.digest:
+        snapshot = module_parts(params, self._layout)
+        if digest(*snapshot) != version.digest:
             raise IntegrityError(f"the update to version {version.version} of {self.module} does not give its digest")
-        if self._is_next_of_mirror(version):  # here, since they may be large: in the event loop heartbeats would wait
-            self._node.store.keep(version.snapshot, snapshot)
-            self._node.store.keep(version.update, blob)
         return params, snapshot
 
     def _is_next_of_mirror(self, version: ModuleVersion) -> bool:
@@ -227,17 +227,17 @@ class ModuleReader:
             return False
         return mirror.ledger(self.module).head.version == version.version - 1
 
-    def _keep(self, versions: list[Sealed[ModuleVersion]], snapshot: bytes, update: bytes | None = None) -> None:
+    def _keep(self, versions: list[Sealed[ModuleVersion]], snapshot: Parts, update: bytes | None = None) -> None:
         if self._mirror is not None and versions:
             self._mirror.note(versions, snapshot, update)
 
-    async def _load_snapshot(self, version: ModuleVersion) -> bytes:
+    async def _load_snapshot(self, version: ModuleVersion) -> Parts:
         limit = self._node.run.snapshot_bytes_max(self.module)
         if version.snapshot.size > limit:
             raise IntegrityError(f"a snapshot of {self.module} with {version.snapshot.size} bytes, limit {limit}")
         data = await fetch(self._node, version.snapshot, holders=self._holders(version))
         self.params, self.version = decode_module(data, self._layout), version
-        return data
+        return [data]
 
     def _holders(self, version: ModuleVersion) -> list[PeerId]:
         """Who should have this version's blobs: its leader, the present one with its mirrors, who trains from it, and

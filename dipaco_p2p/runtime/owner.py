@@ -348,7 +348,7 @@ class ModuleOwner:
             grant=self._mandate[-1].id,
             author=self._node.peer,
             is_fresh=self._is_fresh,
-        ).kept_in(self._node.store)
+        )
 
     def _next_round(self, made: Made) -> None:
         version = made.version

@@ -6,14 +6,18 @@ machine and in any order of arrival (core/outer.py says why).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from ..canonical import Parts
 from ..core import outer
 from ..core.arrays import Floats
-from ..core.codec import encode_module
+from ..core.codec import module_parts
 from ..core.compress import Compressed, encode_compressed
-from ..core.outer import OuterState, encode_state
+from ..core.cores import at_once
+from ..core.outer import OuterState, state_parts
 from ..errors import IntegrityError
 from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, Share
 from ..protocol.signing import PeerId
@@ -55,12 +59,12 @@ class Made:
 
     version: ModuleVersion
     state: OuterState
-    snapshot: bytes
-    update: bytes
-    state_blob: bytes
+    snapshot: Parts
+    update: Parts
+    state_blob: Parts
 
     @property
-    def blobs(self) -> list[tuple[BlobRef, bytes]]:
+    def blobs(self) -> list[tuple[BlobRef, Parts]]:
         """Each with its name."""
         named = zip(
             (self.version.snapshot, self.version.update, self.version.state),
@@ -69,11 +73,18 @@ class Made:
         )
         return [(ref, blob) for ref, blob in named if ref is not None]
 
-    def kept_in(self, store: Store) -> Made:
-        """Itself, its blobs in `store`. They may be large: not for the event loop, or heartbeats come late."""
-        for ref, blob in self.blobs:
-            store.keep(ref, blob)
-        return self
+
+async def made_and_kept(make: Callable[[], Made], store: Store) -> Made:
+    """What `make` makes, its blobs in `store`. They may be large: made and written beside the event loop, or heartbeats
+    would come late, and all at once, for the disk takes more than one writer brings."""
+    made = await asyncio.to_thread(make)
+    await kept(made.blobs, store)
+    return made
+
+
+async def kept(blobs: Sequence[tuple[BlobRef, Parts]], store: Store) -> None:
+    """Return when all are on the disk; raises EnvironmentUnfit."""
+    await asyncio.gather(*(asyncio.to_thread(store.keep, ref, *parts) for ref, parts in blobs))
 
 
 def order(item: Admitted) -> tuple[PathId, str]:
@@ -108,16 +119,16 @@ def make_version(
         momentum=settings.momentum,
         codec=run.config.compression.downlink,
     )
-    snapshot = encode_module(after.params, run.layout(parent.module))
-    update_blob, state_blob = encode_compressed(update), encode_state(after)
+    blobs = module_parts(after.params, run.layout(parent.module)), [encode_compressed(update)], state_parts(after)
+    snapshot_ref, update_ref, state_ref = at_once(*(partial(BlobRef.of, *parts) for parts in blobs))
     version = ModuleVersion(
         run=run.id,
         module=parent.module,
         version=parent.version + 1,
         parent=parent.digest,
-        snapshot=BlobRef.of(snapshot),
-        update=BlobRef.of(update_blob),
-        state=BlobRef.of(state_blob),
+        snapshot=snapshot_ref,
+        update=update_ref,
+        state=state_ref,
         is_fresh=is_fresh,
         shares=tuple(_share(item, alpha) for item, alpha in zip(ordered, alphas, strict=True)),
         clip_norm=clip_norm,
@@ -129,6 +140,7 @@ def make_version(
         grant=grant,
         author=author,
     )
+    snapshot, update_blob, state_blob = blobs
     return Made(version=version, state=after, snapshot=snapshot, update=update_blob, state_blob=state_blob)
 
 

@@ -7,18 +7,17 @@ expires. The version shows the decree, so that whoever makes it again needs noth
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
-from ..core.codec import decode_module, encode_module
-from ..core.outer import OuterState, encode_state
+from ..core.codec import decode_module, module_parts
+from ..core.outer import OuterState, state_parts
 from ..errors import IntegrityError, SwarmError
 from ..protocol.decrees import Decree, Rollback
 from ..protocol.documents import BlobRef, Grant, ModuleVersion, Sealed
 from ..protocol.signing import PeerId
 from .ledger import Ledger
 from .node import Node
-from .recompute import Made
+from .recompute import Made, made_and_kept
 from .run import Run
 from .transfer import fetch_kept
 
@@ -51,11 +50,10 @@ async def undo(node: Node, ledger: Ledger, grant: Sealed[Grant]) -> Made | None:
 
     def make() -> Made:
         term, author = grant.document.term, node.peer
-        made = make_rollback(node.run, parent, snapshot, rollback=rollback, term=term, grant=grant.id, author=author)
-        return made.kept_in(node.store)
+        return make_rollback(node.run, parent, snapshot, rollback=rollback, term=term, grant=grant.id, author=author)
 
     async with node.averaging:
-        return await asyncio.to_thread(make)
+        return await made_and_kept(make, node.store)
 
 
 async def undo_again(node: Node, parent: ModuleVersion, version: ModuleVersion, *, source: PeerId) -> Made:
@@ -63,9 +61,7 @@ async def undo_again(node: Node, parent: ModuleVersion, version: ModuleVersion, 
     its decree names, the ledger has checked. Raises BlobMissing, and IntegrityError if anything is different."""
     snapshot = await fetch_kept(node, version.snapshot, holders=[source])
     async with node.averaging:
-        return await asyncio.to_thread(
-            lambda: make_rollback_again(node.run, parent, snapshot, version).kept_in(node.store)
-        )
+        return await made_and_kept(lambda: make_rollback_again(node.run, parent, snapshot, version), node.store)
 
 
 def make_rollback(
@@ -81,15 +77,15 @@ def make_rollback(
     """The version after `parent` with the parameters in `snapshot`; raises IntegrityError if that is none."""
     layout, settings = run.layout(parent.module), run.config.outer
     state = OuterState.fresh(decode_module(snapshot, layout))
-    snapshot, state_blob = encode_module(state.params, layout), encode_state(state)
+    snapshot_parts, state_blob = module_parts(state.params, layout), state_parts(state)
     version = ModuleVersion(
         run=run.id,
         module=parent.module,
         version=parent.version + 1,
         parent=parent.digest,
-        snapshot=BlobRef.of(snapshot),
+        snapshot=BlobRef.of(*snapshot_parts),
         update=None,
-        state=BlobRef.of(state_blob),
+        state=BlobRef.of(*state_blob),
         rollback=rollback,
         shares=(),
         clip_norm=None,
@@ -101,7 +97,7 @@ def make_rollback(
         grant=grant,
         author=author,
     )
-    return Made(version=version, state=state, snapshot=snapshot, update=b"", state_blob=state_blob)
+    return Made(version=version, state=state, snapshot=snapshot_parts, update=[], state_blob=state_blob)
 
 
 def make_rollback_again(run: Run, parent: ModuleVersion, snapshot: bytes, version: ModuleVersion) -> Made:

@@ -34,7 +34,7 @@ ELSEWHERE = "choose another folder (--home of a volunteer, --dir of a coordinato
 class Disk:
     """What changes files: each call may fail with OSError, and nothing is safe from a power cut before its `sync`."""
 
-    def write(self, file: BinaryIO, data: bytes) -> None:
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
         file.write(data)
         file.flush()
 
@@ -83,11 +83,11 @@ class Store:
         self.keep(ref, data)
         return ref
 
-    def keep(self, ref: BlobRef, data: bytes) -> None:
-        """Keep `data`, whose name is known; raises EnvironmentUnfit when the disk is full."""
+    def keep(self, ref: BlobRef, *parts: bytes | memoryview) -> None:
+        """Keep what has the name `ref`, which the caller knows; raises EnvironmentUnfit when the disk is full."""
         path = self._blob_path(ref.digest)
         if not path.exists():
-            self._write(path, data)
+            self._write(path, *parts)
 
     def get(self, name: str) -> bytes | None:
         """The blob, or None; raises IntegrityError and forgets the file when the disk changed its bytes."""
@@ -163,10 +163,10 @@ class Store:
     def _blob_path(self, name: str) -> Path:
         return self.folder / "blobs" / name[:2] / name
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, path: Path, *parts: bytes | memoryview) -> None:
         try:
             _make_folder(path.parent)
-            write_atomically(path, data)
+            write_atomically(path, *parts)
         except EnvironmentUnfit as error:
             self.failure = error
             raise
@@ -194,14 +194,15 @@ def folder_lock(folder: Path, *, hint: str) -> Iterator[None]:
         os.close(handle)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
     """Write, sync, rename, sync the folder; raises EnvironmentUnfit when the machine will not."""
     # Two threads may write the same blob at once: each renames a file of its own.
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{next(_writes)}.tmp")
     try:
         reach("write: nothing yet")
         with temporary.open("wb") as file:
-            disk.write(file, data)
+            for part in parts:
+                disk.write(file, part)
             reach("write: before sync")
             disk.sync(file)
         reach("write: before rename")

@@ -83,7 +83,7 @@ class LimitedDisk(Disk):
     def __init__(self, allowance: Allowance) -> None:
         self._allowance = allowance
 
-    def write(self, file: BinaryIO, data: bytes) -> None:
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
         self._allowance.take(len(data))
         super().write(file, data)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dipaco_p2p.core.arrays import tree_norm
 from dipaco_p2p.core.codec import encode
+from dipaco_p2p.core.blocks import BLOCK, SPAN
 from dipaco_p2p.core.compress import Compressed, compress, encode_compressed, expand, norm
 from dipaco_p2p.core.outer import (
     OuterState,
@@ -230,3 +231,22 @@ def test_state_survives_its_bytes_and_bad_bytes_are_refused():
         decode_state(encode({"momentum": state.momentum}), SIZE)
     with pytest.raises(IntegrityError, match="finite"):
         decode_state(encode({"momentum": state.momentum, "residual": state.residual * np.nan}), SIZE)
+
+
+def test_a_step_in_spans_is_the_step_over_the_whole_vector() -> None:
+    size = 2 * SPAN + 3 * BLOCK + 77
+    params, momentum, residual, gradient = (
+        np.random.default_rng(seed).standard_normal(size, dtype=np.float32) for seed in range(4)
+    )
+    state = OuterState(params=params, momentum=momentum, residual=residual)
+    after, update = outer_step(state, gradient, lr=0.7, momentum=0.9)
+    buffer = np.float32(0.9) * momentum + gradient
+    wanted = (np.float32(0.9) * buffer + gradient) * np.float32(0.7) + residual
+    rows = np.pad(wanted, (0, -size % BLOCK)).reshape(-1, BLOCK)
+    scales = np.abs(rows).max(axis=1) / np.float32(127)
+    values = (np.rint(rows / scales[:, None]) * scales[:, None]).reshape(-1)[:size]
+    assert (expand(update) == values).all() and (after.momentum == buffer).all()
+    assert (after.residual == wanted - values).all() and (after.params == params - values).all()
+    again, left = compress(wanted)
+    assert encode_compressed(again) == encode_compressed(update) and (left == after.residual).all()
+    assert (state.params == params).all() and (state.momentum == momentum).all()

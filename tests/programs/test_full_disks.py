@@ -28,7 +28,7 @@ class FullBelow(Disk):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write(self, file: BinaryIO, data: bytes) -> None:
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
         if self._folder in Path(file.name).parents:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().write(file, data)

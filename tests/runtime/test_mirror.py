@@ -31,7 +31,7 @@ def test_an_honest_version_is_made_again_kept_and_cosigned(tmp_path: Path, keeps
             assert is_cosigned(version, shelf.node.peer, signature)
             assert shelf.ledger.versions[-1] == version.cosigned({shelf.node.peer: signature})
             for blob in (made.snapshot, made.update, made.state_blob):
-                assert shelf.node.store.get(BlobRef.of(blob).digest) == blob, "it made them itself"
+                assert shelf.node.store.get(BlobRef.of(*blob).digest) == b"".join(blob), "it made them itself"
         assert Ledger(shelf.run, shelf.node.store, MODULE).versions == shelf.ledger.versions
         assert shelf.ledger.final == (3 if keeps_everything else 0)
 
@@ -307,7 +307,7 @@ def test_a_trainer_keeps_the_chain_and_its_newest_snapshot(tmp_path: Path) -> No
         mirror.note(versions[1:], found[2][1].snapshot)  # nothing new
         again = Ledger(shelf.run, store, MODULE)
         assert again.versions == shelf.ledger.versions == versions
-        assert store.get(versions[2].document.digest) == found[2][1].snapshot
+        assert store.get(versions[2].document.digest) == b"".join(found[2][1].snapshot)
         assert all(shelf.node.peer not in sealed.cosignatures for sealed in again.versions), "it made nothing again"
 
     on_shelf(tmp_path, scene, keeps_everything=False)

@@ -44,7 +44,7 @@ def grow(run: Run, store: Store, ledger: Ledger, numbers: range, *, after: Made 
             run, signer(9), [contribution(run, number, base=ledger.head.version)], term=1, after=after
         )
         for blob in (after.snapshot, after.update, after.state_blob):
-            store.put(blob)
+            store.put(b"".join(blob))
         ledger.append(sealed)
         made.append(after)
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 from dataclasses import replace
@@ -18,7 +19,7 @@ from dipaco_p2p.core.outer import OuterState, apply_update, decode_state
 from dipaco_p2p.protocol.documents import seal
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import check_successor, genesis_version
-from dipaco_p2p.runtime.recompute import Admitted, Made, make_version
+from dipaco_p2p.runtime.recompute import Admitted, Made, made_and_kept, make_version
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
@@ -53,7 +54,7 @@ def made_of(run: Run, items: list[Admitted], *, clip_norm: float | None = None) 
 
 def test_the_order_of_arrival_does_not_matter(run: Run) -> None:
     versions = {
-        (made.version.digest, made.version, made.update)
+        (made.version.digest, made.version, b"".join(made.update))
         for order in itertools.permutations(admitted(run))
         for made in [made_of(run, list(order))]
     }
@@ -64,10 +65,10 @@ def test_the_version_follows_its_parent_and_its_blobs_fit_together(run: Run) -> 
     made = made_of(run, admitted(run))
     parent, layout = genesis_version(run.manifest, MODULE), run.layout(MODULE)
     check_successor(parent, made.version, run.manifest)
-    params = apply_update(initial()[0][1], run.read_update(made.update, MODULE))
-    assert encode_module(params, layout) == made.snapshot
-    assert (decode_module(made.snapshot, layout) == made.state.params).all()
-    momentum, residual = decode_state(made.state_blob, layout.size)
+    params = apply_update(initial()[0][1], run.read_update(b"".join(made.update), MODULE))
+    assert encode_module(params, layout) == b"".join(made.snapshot)
+    assert (decode_module(b"".join(made.snapshot), layout) == made.state.params).all()
+    momentum, residual = decode_state(b"".join(made.state_blob), layout.size)
     assert (momentum == made.state.momentum).all() and (residual == made.state.residual).all()
 
 
@@ -120,6 +121,6 @@ def test_each_outer_gradient_is_read_in_its_turn_and_once(run: Run) -> None:
 
 def test_the_blobs_of_a_version_are_kept_under_the_names_that_it_gives(run: Run, tmp_path: Path) -> None:
     store, made = Store(tmp_path / "other"), made_of(run, admitted(run))
-    assert made.kept_in(store) is made and len(made.blobs) == 3
-    for ref, blob in made.blobs:
-        assert store.get(ref.digest) == blob and store.size(ref.digest) == ref.size
+    assert asyncio.run(made_and_kept(lambda: made, store)) is made and len(made.blobs) == 3
+    for ref, parts in made.blobs:
+        assert store.get(ref.digest) == b"".join(parts) and store.size(ref.digest) == ref.size

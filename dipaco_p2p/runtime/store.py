@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import itertools
 import os
 from collections.abc import Iterator
@@ -137,6 +138,27 @@ class Store:
             self.failure = unfit(error, path)
             raise self.failure from None
 
+    def finish_partial(self, path: Path, name: str) -> None:
+        """Keep what was transferred as the blob `name`: synced and renamed, not written again. Raises IntegrityError,
+        and forgets the bytes, if they are another; EnvironmentUnfit when the disk fails."""
+        blob = self._blob_path(name)
+        _make_folder(blob.parent)
+        try:
+            with path.open("rb+") as file:
+                is_right = hashlib.file_digest(file, "sha256").hexdigest() == name
+                if is_right:
+                    _sync(file)
+            if is_right:
+                _rename(path, blob)
+                return
+            disk.remove(path)
+        except FileNotFoundError:  # others' transfers may take its place at any time
+            raise IntegrityError(f"the transfer of blob {name[:8]} is gone", hint="it begins anew") from None
+        except OSError as error:
+            self.failure = unfit(error, path)
+            raise self.failure from None
+        raise IntegrityError(f"the transfer is not blob {name[:8]}")
+
     def trim_partials(self, prefix: str, *, but: str, keep: int) -> None:
         """Of the unfinished transfers whose names begin with `prefix`, leave `prefix` + `but` and the newest `keep`."""
         others = [path for path in (self.folder / "partial").glob(f"{prefix}*") if path.name != prefix + but]
@@ -203,17 +225,25 @@ def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
         with temporary.open("wb") as file:
             for part in parts:
                 disk.write(file, part)
-            reach("write: before sync")
-            disk.sync(file)
-        reach("write: before rename")
-        disk.rename(temporary, path)
-        reach("write: before sync of the folder")
-        disk.sync_folder(path.parent)
-        reach("write: done")
+            _sync(file)
+        _rename(temporary, path)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise unfit(error, path) from None
+
+
+def _sync(file: BinaryIO) -> None:
+    reach("write: before sync")
+    disk.sync(file)
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    reach("write: before rename")
+    disk.rename(temporary, path)
+    reach("write: before sync of the folder")
+    disk.sync_folder(path.parent)
+    reach("write: done")
 
 
 def unfit(error: OSError, path: Path) -> EnvironmentUnfit:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from ..canonical import digest, is_digest
+from ..canonical import is_digest
 from ..clock import Clock
 from ..errors import BlobMissing, IntegrityError, Refused
 from ..protocol.documents import BlobRef
@@ -167,9 +167,5 @@ class _Sink:
         """All bytes are here; raises IntegrityError, and forgets them, if they are not the blob."""
         if self._store.size(self._name) == self._size:
             return
-        data = self._path.read_bytes()
-        self._path.unlink()
-        if digest(data) != self._name:
-            raise IntegrityError(f"the upload is not blob {self._name[:8]}")
-        self._store.put(data)
+        self._store.finish_partial(self._path, self._name)
         self._on_finish(self._sender, self._name)

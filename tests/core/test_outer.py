@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dipaco_p2p.core.arrays import tree_norm
-from dipaco_p2p.core.codec import encode
 from dipaco_p2p.core.blocks import BLOCK, SPAN
+from dipaco_p2p.core.codec import encode
 from dipaco_p2p.core.compress import Compressed, compress, encode_compressed, expand, norm
 from dipaco_p2p.core.outer import (
     OuterState,

@@ -47,6 +47,33 @@ def test_what_is_here_is_not_written_again(tmp_path: Path, monkeypatch: pytest.M
         store.keep(BlobRef.of(b"new"), b"new")
 
 
+def test_a_finished_transfer_becomes_the_blob_and_another_one_is_forgotten(tmp_path: Path) -> None:
+    store, data = Store(tmp_path), b"0123456789"
+    for name in (digest(data), digest(b"another")):
+        path = store.partial_path(name)
+        store.append_partial(path, data)
+        with contextlib.nullcontext() if name == digest(data) else pytest.raises(IntegrityError, match="is not blob"):
+            store.finish_partial(path, name)
+        assert not path.exists()
+    assert store.get(digest(data)) == data and store.size(digest(b"another")) is None
+    with pytest.raises(IntegrityError, match="is gone"):
+        store.finish_partial(path, name)
+    assert store.failure is None, "a flood of others' transfers must not end the program"
+
+
+def test_a_transfer_that_the_disk_does_not_sync_is_no_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, data = Store(tmp_path), b"0123456789"
+    path = store.partial_path(digest(data))
+    store.append_partial(path, data)
+    with monkeypatch.context() as patch:
+        fill_disk(patch, errno.EIO)
+        with pytest.raises(EnvironmentUnfit):
+            store.finish_partial(path, digest(data))
+    assert store.failure is not None and store.size(digest(data)) is None
+    store.finish_partial(path, digest(data))
+    assert store.get(digest(data)) == data
+
+
 def test_what_is_not_there_is_none(tmp_path: Path) -> None:
     store, name = Store(tmp_path), digest(b"elsewhere")
     assert [store.get(name), store.size(name), store.read_range(name, 0, 1), store.read_document("x")] == [None] * 4

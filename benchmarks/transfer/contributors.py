@@ -29,7 +29,7 @@ class Turn:
     receipt_s: float
     applied_s: float
     kept_s: float
-    """The version is on its disk, too."""
+    """Its chain on its disk says so, too."""
 
 
 class Contributors:

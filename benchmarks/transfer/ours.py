@@ -21,7 +21,8 @@ PROC = Path("/proc")
 KIB = 1024
 RESET_PEAK = "5"
 """What sets a process's VmHWM back to what it holds now (Linux, proc(5): clear_refs)."""
-PHASES = ("encode", "push", "admit", "average and step", "publish", "pull")
+PHASES = ("encode", "push", "admit", "close", "make and keep", "publish", "pull")
+CLOSED = "round closed, version not made"
 AVERAGED, ANNOUNCED = "averaged, version not on disk", "version announced"
 
 
@@ -105,6 +106,7 @@ def phases_of(began_s: float, turns: Sequence[Mapping[str, Any]], passed: Mappin
         latest(turns, "encoded_s"),
         latest(turns, "uploaded_s"),
         latest(turns, "receipt_s"),
+        passed[CLOSED],
         passed[AVERAGED],
         passed[ANNOUNCED],
         latest(turns, "applied_s"),

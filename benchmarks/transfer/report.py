@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from rich.table import Table
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.swarm.daemon import sweep_stale_sockets
 
+from .floor import Rates, floor, measured
 from .measure import Case, Wish, measure, slope_ratio
 from .ours import PHASES
 from .runs import model_of
@@ -34,6 +36,7 @@ async def run(wish: Wish, *, folder: Path | None, json_file: Path | None) -> Non
     work = Path(tempfile.mkdtemp(prefix="transfer-", dir=folder))
     try:
         cases = await measure(wish, work, console.print)
+        rates = await asyncio.to_thread(measured, work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
         sweep_stale_sockets()  # what was killed cannot remove its own
@@ -41,12 +44,14 @@ async def run(wish: Wish, *, folder: Path | None, json_file: Path | None) -> Non
     title = f"{4 * size / MB:.1f} MB of float32, medians of {wish.runs}"
     console.print(ratio_table(cases, title=title))
     console.print(phase_table(cases))
+    console.print(floor_table(cases, rates, values=wish.values))
     console.print(compared(wish))
     for line in linearity(cases):
         console.print(line)
     if json_file is not None:
         cores = len(os.sched_getaffinity(0))
-        figures = {"wish": asdict(wish), "values": size, "cores": cores, "cases": [asdict(case) for case in cases]}
+        figures = {"wish": asdict(wish), "values": size, "cores": cores, "rates": asdict(rates)}
+        figures["cases"] = [asdict(case) for case in cases]
         json_file.write_text(json.dumps(figures, indent=1) + "\n")
 
 
@@ -72,6 +77,19 @@ def phase_table(cases: Sequence[Case]) -> Table:
     for case in cases:
         megabytes = f"{case.rounds[0].payload_bytes / MB:.1f}"
         table.add_row(str(case.fan_in), case.codec, megabytes, *(f"{case.phase(name):.2f}" for name in PHASES))
+    return table
+
+
+def floor_table(cases: Sequence[Case], rates: Rates, *, values: int) -> Table:
+    """What of our time nobody could save; on both cores, all at once."""
+    title = (
+        f"To hash at {rates.hashed / MB:.0f} MB/s, to write and sync at {rates.written / MB:.0f} MB/s: all cores, best"
+    )
+    table = Table("contributors", "codec", "MB by all", "hashing s", "disks s", title=title)
+    for case in cases:
+        least = floor(rates, values=values, codec=case.codec, fan_in=case.fan_in)
+        cells = f"{least.bytes / MB:.0f}", f"{least.hashed_s:.2f}", f"{least.written_s:.2f}"
+        table.add_row(str(case.fan_in), case.codec, *cells)
     return table
 
 

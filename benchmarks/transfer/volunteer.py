@@ -59,7 +59,7 @@ class Pushed:
 
 
 class NotingMirror(Mirror):
-    """Notes when a version was applied and checked, which is before it is written to this disk."""
+    """Notes when a version was applied and checked, and its blobs are on this disk."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)

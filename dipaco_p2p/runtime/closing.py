@@ -14,6 +14,7 @@ from typing import Any
 
 from ..protocol.documents import Contribution, ModuleVersion, Sealed
 from ..protocol.rounds import Entry, OpenRound, Round
+from .faults import reach
 from .intake import Intake
 from .ledger import Ledger
 from .mirror import Mirror
@@ -33,6 +34,7 @@ async def make_next(
 ) -> Made | None:
     """What `make` makes of what is admitted; None when nothing of that is left."""
     assert intake.admitted, "a round without contributions does not close"
+    reach("owner: round closed, version not made")
     recovered: set[str] = set()
     while intake.admitted:
         try:

@@ -16,9 +16,10 @@ from benchmarks.line.experiment import Wish as LineWish
 from benchmarks.line.network import DEVICE, home_line, require_root
 from benchmarks.line.observer import Gaps
 from benchmarks.line.report import line_table, verdict
+from benchmarks.transfer.floor import Rates, floor, measured
 from benchmarks.transfer.helper import start_helper
 from benchmarks.transfer.measure import Case, Wish, fan_ins, slope_ratio
-from benchmarks.transfer.ours import ANNOUNCED, AVERAGED, PHASES, OurRound, OurSwarm, phases_of
+from benchmarks.transfer.ours import ANNOUNCED, AVERAGED, CLOSED, PHASES, OurRound, OurSwarm, phases_of
 from benchmarks.transfer.report import compared, linearity, ratio_table
 from benchmarks.transfer.runs import config_of, model_of
 from dipaco_p2p.core.compress import CODECS, bytes_max
@@ -63,15 +64,25 @@ def test_phases_are_cut_at_the_last_contributor_and_add_up() -> None:
         {"encoded_s": 1.0, "uploaded_s": 2.0, "receipt_s": 3.0, "applied_s": 9.0},
         {"encoded_s": 2.5, "uploaded_s": 4.0, "receipt_s": 4.5, "applied_s": 11.0},
     ]
-    phases = phases_of(0.5, turns, {AVERAGED: 6.0, ANNOUNCED: 6.5})
-    assert list(phases.values()) == [2.0, 1.5, 0.5, 1.5, 0.5, 4.5]
+    phases = phases_of(0.5, turns, {CLOSED: 4.75, AVERAGED: 6.0, ANNOUNCED: 6.5})
+    assert list(phases.values()) == [2.0, 1.5, 0.5, 0.25, 1.25, 0.5, 4.5]
     assert sum(phases.values()) == 10.5
 
 
 def test_a_phase_that_ended_before_the_one_in_front_of_it_took_no_time() -> None:
     turns = [{"encoded_s": 3.0, "uploaded_s": 2.0, "receipt_s": 4.0, "applied_s": 6.0}]
-    phases = phases_of(0.0, turns, {AVERAGED: 5.0, ANNOUNCED: 5.0})
+    phases = phases_of(0.0, turns, {CLOSED: 4.5, AVERAGED: 5.0, ANNOUNCED: 5.0})
     assert phases["push"] == 0.0 and min(phases.values()) >= 0.0
+
+
+def test_the_floor_counts_what_is_hashed_and_kept_by_all(tmp_path: Path) -> None:
+    count, payload = size(VALUES), bytes_max(size(VALUES), "int8")
+    few, more = (floor(Rates(hashed=2.0, written=1.0), values=VALUES, codec="int8", fan_in=n) for n in (2, 3))
+    assert few.bytes == 2 * payload + (payload + 12 * count) + 2 * (payload + 4 * count)
+    assert more.bytes - few.bytes == 2 * payload + 4 * count
+    assert (few.hashed_s, few.written_s) == (few.bytes / 2, few.bytes)
+    found = measured(tmp_path, size=1000)
+    assert found.hashed > 0 and found.written > 0
 
 
 def test_fan_ins_double() -> None:

@@ -22,7 +22,6 @@ from dipaco_p2p.errors import Refused
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, seal
 from dipaco_p2p.protocol.rounds import Entry, OpenRound, read_open_round
-from dipaco_p2p.runtime import owner
 from dipaco_p2p.runtime.items import read_items
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.owner import ModuleOwner
@@ -100,20 +99,6 @@ def test_a_bad_payload_is_refused_and_honest_work_goes_on(tmp_path: Path, name: 
         assert reason == (Reason.NORM if name in ("all zeros", "far beyond the parameters") else Reason.MALFORMED)
         await stage.honest_round(1)
         assert len(stage.owner.head.shares) == 1
-
-    on_stage(tmp_path, scene)
-
-
-def test_the_last_contribution_that_a_round_waits_for_closes_it_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(owner, "TICK_S", 1000.0)
-
-    async def scene(stage: Stage) -> None:
-        for path in stage.world.run.topology.paths_through(MODULE):
-            payload = gradient_bytes(stage.world.run, MODULE, seed=sum(path.indices))
-            await offer(stage.node, stage.leader.peer, stage.document(payload, path=path), payload)
-        await eventually(lambda: stage.owner.head.version == 1)
 
     on_stage(tmp_path, scene)
 

@@ -12,6 +12,8 @@ from ..clock import Clock
 log = logging.getLogger(__name__)
 
 RESTART_S = 1.0
+SOON_S = 0.05
+"""What happened is looked at so much later, together with what else happens in the same moment."""
 
 
 async def keep_going(work: Callable[[], Awaitable[None]], clock: Clock) -> None:
@@ -56,7 +58,7 @@ async def repeat(
     is_wanted: Callable[[], bool],
     sooner: asyncio.Event | None = None,
 ) -> None:
-    """Take `steps` one after the other again and again while `is_wanted`: after `every_s`, or when `sooner` is set."""
+    """Take `steps` in turn again and again while `is_wanted`: after `every_s`, or soon after `sooner` is set."""
     while is_wanted():
         if sooner is not None:
             sooner.clear()  # before the steps, so that what comes while they wait is looked at again
@@ -64,10 +66,12 @@ async def repeat(
             await step()
         if sooner is None:
             await clock.sleep(every_s)
-        elif not sooner.is_set():
+        else:
             waiting = asyncio.ensure_future(sooner.wait())
             try:
                 await done_or_later(waiting, clock, every_s)
             finally:
                 waiting.cancel()
                 await asyncio.gather(waiting, return_exceptions=True)
+            if sooner.is_set():
+                await clock.sleep(SOON_S)

@@ -50,14 +50,18 @@ class WarmStart:
 Arrived = dict[ModuleId, list[Contribution]]
 
 
+def batch_seed(job: Job, number: int, replica: int = 0) -> int:
+    """As peers/trainer.py: every worker draws batches of its own."""
+    return (job.seed * 1_000_003 + number * 7919 + replica) % 2**31
+
+
 class Worker:
     """One replica of one path: its optimizer, and what compression still owes."""
 
     def __init__(self, job: Job, path: PathId, replica: int, start: WarmStart, *, fast: bool) -> None:
         self.path = path
         number = job.model.topology.number(path)
-        # As peers/trainer.py: every worker draws batches of its own.
-        seed = (job.seed * 1_000_003 + number * 7919 + replica) % 2**31
+        seed = batch_seed(job, number, replica)
         total_steps = WARMUP_STEPS + job.rounds * job.round_steps
         self._job = job
         self._is_attacker = job.attack and number == 0

@@ -70,7 +70,8 @@ class Job:
     """Norm of the averaged outer gradient: sqrt or rda, as in a run file, or mean, which rescales nothing."""
     outer: str = "all"
     """all; none: parameters are what AdamW left (dense without outer step); shared: so for private modules only;
-    single: every contribution alone, as it arrives (asynchronous without a buffer)."""
+    single: every contribution alone, as it arrives (asynchronous without a buffer); every step: no outer step, paths
+    average their gradients at every inner step (every_step.py)."""
     weighted: bool = True
     """Contributions weigh as much as their shard has text; else all the same."""
     replicas: int = 1

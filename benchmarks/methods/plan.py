@@ -49,6 +49,7 @@ FURTHER: Mapping[str, Mapping[str, object]] = {
     "2x2 shared trunk": {"grid": "2x2 shared trunk"},
     "2x2 overlap of 2": {"overlap": 2},
     "2x2 early stopping": {"early_stop": True},
+    "2x2 k-means, every step": {"outer": "every step"},
     "4x4 k-means": {"grid": "4x4"},
     "4x4 random routing": {"grid": "4x4", "routing": "random"},
     "DiLoCo, 16 workers": _DILOCO | {"replicas": 16},
@@ -56,6 +57,7 @@ FURTHER: Mapping[str, Mapping[str, object]] = {
     "4x4 discriminative": {"grid": "4x4", "reshard": (9,)},
     "4x4 private ends": {"grid": "4x4 private ends"},
     "4x4 overlap of 2": {"grid": "4x4", "overlap": 2},
+    "4x4 k-means, every step": {"grid": "4x4", "outer": "every step"},
     "flat mixture of 16": {"grid": "flat 16"},
     "dense, parameters of 4x4 + outer step": _ONE_PATH | {"width": MATCH_4X4},
 }
@@ -144,6 +146,11 @@ def needed(methods: Sequence[str]) -> list[str]:
     """`methods` and those whose outer learning rates they take over, in the order of tables."""
     wanted = {*methods, *(LIKE[method] for method in methods if method in LIKE)}
     return [method for method in METHODS if method in wanted]
+
+
+def has_outer_step(method: str) -> bool:
+    """Whether an outer learning rate is of any effect."""
+    return METHODS[method].get("outer") not in ("none", "every step")
 
 
 def is_scored(method: str) -> bool:

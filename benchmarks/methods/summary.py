@@ -12,7 +12,7 @@ from typing import Any
 
 from .data import PARTS, Data
 from .jobs import Job
-from .plan import ABLATIONS, DENSE_OUTER, DILOCO, KMEANS, LIKE, METHODS, RANDOM, job, needed
+from .plan import ABLATIONS, DENSE_OUTER, DILOCO, KMEANS, LIKE, METHODS, RANDOM, has_outer_step, job, needed
 from .store import Results
 
 Summary = dict[str, Any]
@@ -121,8 +121,8 @@ def _method(method: str, results: Results, *, lr: float, seeds: Sequence[int], l
     tried = {str(other): tune_loss(method, results, seeds=seeds, lr=other) for other in lrs}
     first = jobs[0]
     return {
-        "lr": None if first.outer == "none" else lr,
-        "tuned": {other: value for other, value in tried.items() if value is not None and first.outer != "none"},
+        "lr": lr if has_outer_step(method) else None,
+        "tuned": {other: value for other, value in tried.items() if value is not None and has_outer_step(method)},
         "like": LIKE.get(method),
         "path_steps": first.path_steps,
         "seeds": _seeds(jobs, results),

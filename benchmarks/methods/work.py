@@ -24,6 +24,7 @@ from dipaco_p2p.core.router import Doubles
 from dipaco_p2p.core.shards import Shard
 
 from .data import PARTS, Data, Ints, Part
+from .every_step import EveryStep
 from .grid import Grid, WarmStart
 from .jobs import STEPS, WARMUP_STEPS, Job, path_model
 from .routing import Routes, first_routes, rerouted, shards
@@ -98,7 +99,8 @@ def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
     start, vectors = bench.warm(job.seed, job.width)
     data, routes = bench.data, first_routes(job, vectors, {part: getattr(bench.data, part).tokens for part in PARTS})
     cut = _cut(job, routes, data.train)
-    grid = Grid(job, start, cut.shards, fast=bench.fast)
+    make = EveryStep if job.outer == "every step" else Grid
+    grid = make(job, start, cut.shards, fast=bench.fast)
     best: dict[int, tuple[float, list[Floats]]] = {}
     curve, moved, on_step = [], [], _step_counter(on_progress)
     for number in range(job.rounds):
@@ -170,7 +172,9 @@ def _cut(job: Job, routes: Routes, train_part: Part) -> _Cut:
     return _Cut(shards=kept, holdouts=held)
 
 
-def _keep_best(job: Job, grid: Grid, holdouts: Iterable[Shard], best: dict[int, tuple[float, list[Floats]]]) -> None:
+def _keep_best(
+    job: Job, grid: Grid | EveryStep, holdouts: Iterable[Shard], best: dict[int, tuple[float, list[Floats]]]
+) -> None:
     model = PathModel(job.model)
     for number, shard in enumerate(holdouts):
         flats = grid.flats(number)

@@ -14,7 +14,6 @@ from typing import cast
 import torch
 
 from ..config import InnerConfig
-from .model import PathModel
 
 MOMENTS_SHARE = 0.1
 """Of a GPU's memory: where float32 moments would take more, they are held in 8 bits."""
@@ -22,7 +21,9 @@ MOMENTS_BYTES = 8
 """Of one parameter in float32."""
 
 
-def make_optimizer(model: PathModel, config: InnerConfig, *, eight_bit: bool | None = None) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: torch.nn.Module, config: InnerConfig, *, eight_bit: bool | None = None
+) -> torch.optim.Optimizer:
     """AdamW that decays matrices but not norms.
 
     `eight_bit` says outright whether its moments have 8 bits; None leaves it to the device.

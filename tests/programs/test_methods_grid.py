@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from methods_harness import PRIVATE, TinyJob, made_up_shards, on_step, start, tiny_job
 from tiny_run import MODEL, contribution_of, granted, initial, make_run, signer, tiny_config
 
 from benchmarks.methods.codecs import Sender, received
-from benchmarks.methods.grid import Arrived, Contribution, Grid, WarmStart, next_state
+from benchmarks.methods.grid import Arrived, Contribution, Grid, next_state
 from benchmarks.methods.jobs import Job
-from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
 from dipaco_p2p.core.compress import compress, encode_compressed
-from dipaco_p2p.core.inner import StepReport
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.outer import OuterState, Share, outer_step
 from dipaco_p2p.core.shards import Shard, decode_shard
@@ -27,48 +26,9 @@ from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
 
-PRIVATE = replace(
-    MODEL, levels=(MODEL.levels[0], LevelConfig(modules=2, blocks=1), LevelConfig(private=True, blocks=1))
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TinyJob(Job):
-    """A job of a small grid; two steps in a round."""
-
-    path_model: ModelConfig = MODEL
-
-    @property
-    def model(self) -> ModelConfig:
-        return self.path_model
-
-    @property
-    def inner(self) -> InnerConfig:
-        return InnerConfig(steps=self.round_steps, batch=2, warmup_steps=1)
-
-
-def tiny_job(**changes: object) -> TinyJob:
-    return replace(TinyJob(method="tiny", seed=3, steps=4, round_steps=2), **changes)  # type: ignore[arg-type]
-
-
-def start() -> WarmStart:
-    flats, optimizer = initial()
-    tensors = {}
-    for level, flat in enumerate(flats):
-        tensors |= module_layout(MODEL, level).split(flat)
-    return WarmStart(tensors=tensors, optimizer=optimizer)
-
 
 def tiny_grid(job: TinyJob, shards: Sequence[Shard] | None = None) -> Grid:
-    generator = np.random.default_rng(0)
-    if shards is None:
-        sizes = range(6, 6 + job.model.path_count)
-        shards = [Shard(tokens=generator.integers(0, 99, (size, 72)).astype(np.int32)) for size in sizes]
-    return Grid(job, start(), shards, fast=False)
-
-
-def on_step(report: StepReport) -> bool:
-    return True
+    return Grid(job, start(), made_up_shards(job) if shards is None else shards, fast=False)
 
 
 def rounds(job: TinyJob) -> list[np.ndarray]:

@@ -17,9 +17,14 @@ def sealed_manifest(
     *,
     shard: BlobRef = NOTHING,
     sequences: int = 1,
+    shards: Sequence[ShardRef] | None = None,
+    optimizer: BlobRef = NOTHING,
     genesis: Sequence[GenesisRef] | None = None,
 ) -> Sealed[Manifest]:
-    """Of a run with one stage; every path has the same `shard`, of so many `sequences`; `genesis` may be left out."""
+    """Of a run with one stage; every path has the same `shard`, of so many `sequences`, unless there are `shards`;
+    `genesis` may be left out."""
+    if shards is None:
+        shards = [ShardRef(path=path, blob=shard, sequences=sequences) for path in config.topology.paths()]
     if genesis is None:
         genesis = [GenesisRef(module=module, blob=NOTHING) for module in config.topology.modules()]
     manifest = Manifest(
@@ -29,8 +34,8 @@ def sealed_manifest(
         admission="open",
         tokenizer=NOTHING,
         router=NOTHING,
-        optimizer=NOTHING,
-        shards=tuple(ShardRef(path=path, blob=shard, sequences=sequences) for path in config.topology.paths()),
+        optimizer=optimizer,
+        shards=tuple(shards),
         validation=NOTHING,
         holdout=NOTHING,
         router_split=NOTHING,

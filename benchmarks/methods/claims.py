@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from .plan import DENSE, DENSE_OUTER, DILOCO, KMEANS, RANDOM
+from .plan import DENSE, DENSE_OUTER, DILOCO, KMEANS, RANDOM, RESTART, ROTATION
 from .summary import Summary, gap, gaps, loss
 
 HOLDS, FAILS, UNTESTED = "holds", "fails", "not tested"
@@ -40,7 +40,7 @@ def verdicts(summary: Summary) -> list[Verdict]:
     """All claims, in their order."""
     found = []
     for number, (claim, test) in enumerate(_CLAIMS, start=1):
-        holds, figures = test(summary) if callable(test) else (None, test)
+        holds, figures = test(summary)
         word = UNTESTED if holds is None else HOLDS if holds else FAILS
         found.append(Verdict(number, claim, word, figures or "not run"))
     return found
@@ -54,6 +54,10 @@ def shown(values: list[float]) -> str:
 
 def _all_below(values: list[float], bound: float = 0.0) -> bool | None:
     return all(value < bound for value in values) if values else None
+
+
+def _all_above(values: list[float], bound: float = 0.0) -> bool | None:
+    return all(value > bound for value in values) if values else None
 
 
 def _and(*parts: bool | None) -> bool | None:
@@ -70,9 +74,11 @@ def _order(summary: Summary) -> tuple[bool | None, str]:
 
 
 def _more_paths(summary: Summary) -> tuple[bool | None, str]:
-    values = gaps(summary, "4x4 k-means", KMEANS)
-    text = f"only the same text for both: 4x4 to 2x2 {shown(values)}"
-    return None, text if values else ""
+    large = gaps(summary, "4x4 k-means", KMEANS)
+    small = gaps(summary, "4x4 k-means, 5 % of the text", "5 % of the text")
+    text = f"4x4 to 2x2: all text {shown(large)}, 5 % of it {shown(small)}"
+    holds = _and(_all_below(large), _all_above(small)) if large and small else None
+    return holds, text if large or small else ""
 
 
 def _overfit(summary: Summary) -> tuple[bool | None, str]:
@@ -89,7 +95,7 @@ def _private(summary: Summary) -> tuple[bool | None, str]:
     text = f"to the 2x2 grid: private first and last block {shown(private)}, flat mixture {shown(flat)}"
     large = gaps(summary, "4x4 private ends", "4x4 k-means")
     text += f"; 4x4 {shown(large)}" if large else ""
-    return _all_below(private), text if private else ""
+    return _and(_all_below(private), _all_below(large) if large else True), text if private else ""
 
 
 def _discriminative(summary: Summary) -> tuple[bool | None, str]:
@@ -207,7 +213,8 @@ def _overlap(summary: Summary) -> tuple[bool | None, str]:
     small = gaps(summary, "5 % of the text, overlap of 2", "5 % of the text")
     many = gaps(summary, "4x4 overlap of 2", "4x4 k-means")
     text = f"2x2 {shown(large)}, 2x2 on 5 % of the text {shown(small)}, 4x4 {shown(many)}"
-    return (all(v > 0 for v in large) and bool(_all_below(small)), text) if large and small else (None, "")
+    holds = _and(_all_above(large), _all_below(small), _all_below(many) if many else True)
+    return (holds, text) if large and small else (None, "")
 
 
 def _lost(summary: Summary) -> tuple[bool | None, str]:
@@ -254,6 +261,46 @@ def _outer_alone(summary: Summary) -> tuple[bool | None, str]:
     return (_all_below(values), f"with to without: {shown(values)}") if values else (None, "")
 
 
+def _every_step(summary: Summary) -> tuple[bool | None, str]:
+    parts, holds = [], []
+    for grid in ("2x2", "4x4"):
+        values = gaps(summary, f"{grid} k-means, every step", f"{grid} k-means")
+        if values:
+            parts.append(f"{grid} {shown(values)}")
+            holds.append(all(value > -2 * NOISE for value in values))
+    text = "every step, at the rounds' inner learning rate, to every round: " + ", ".join(parts)
+    return (all(holds), text) if holds else (None, "")
+
+
+def _fewer_workers(summary: Summary) -> tuple[bool | None, str]:
+    found = list(summary["drills"].get(ROTATION, {}).values())
+    texts = [
+        f"{one['workers'][1]} workers in place of {one['workers'][0]}: {_same(one)};"
+        f" the busiest takes {one['busiest_steps'][1]} inner steps in place of {one['busiest_steps'][0]}"
+        for one in found
+    ]
+    later = all(one["busiest_steps"][1] > one["busiest_steps"][0] for one in found)
+    return (all(map(_is_same, found)) and later, " / ".join(texts)) if found else (None, "")
+
+
+def _killed(summary: Summary) -> tuple[bool | None, str]:
+    found = list(summary["drills"].get(RESTART, {}).values())
+    texts = [f"killed after {one['killed_after']} of {one['round_steps']} steps: {_same(one)}" for one in found]
+    return (all(map(_is_same, found)), " / ".join(texts)) if found else (None, "")
+
+
+def _is_same(drill: dict[str, Any]) -> bool:
+    return bool(drill["same"] == drill["modules"] > drill["same_without_state"])
+
+
+def _same(drill: dict[str, Any]) -> str:
+    of = f"of {drill['modules']} modules"
+    return (
+        f"{drill['same']} {of} the same to the bit after {drill['rounds']} rounds"
+        f" ({drill['same_without_state']} if the paths' states are not handed over)"
+    )
+
+
 def _figures(summary: Summary, name: str) -> list[dict[str, Any]]:
     """What each seed of a method gave."""
     return list(summary["methods"].get(name, {}).get("seeds", {}).values())
@@ -277,7 +324,7 @@ def _numbers(values: list[float | None]) -> str:
     return " / ".join(f"{value:.2f}" for value in values if value is not None)
 
 
-_CLAIMS: tuple[tuple[str, Test | str], ...] = (
+_CLAIMS: tuple[tuple[str, Test], ...] = (
     ("At equal steps per path: DiPaCo better than DiLoCo with as many workers, better than dense", _order),
     ("More paths help while there is text for them; with little text the gain turns", _more_paths),
     ("The flat mixture overfits before modules that are shared", _overfit),
@@ -288,7 +335,7 @@ _CLAIMS: tuple[tuple[str, Test | str], ...] = (
     ("A logistic router starves rare paths; a bias cures it", _starvation),
     ("Re-routing every W tokens: the shorter W, the better", _rerouting),
     ("How far ahead a token router's labels look hardly matters", _window),
-    ("Synchronising modules every round is about as good as every step", "not run: there is no per-step mode"),
+    ("Synchronising modules every round is about as good as every step", _every_step),
     ("The mean outer gradient shrinks as one over the root of its contributors when their text differs", _norms),
     ("Rescaling by the root of the contributors helps shared modules; rda as good", _rules),
     ("Weights by shard size matter only for unbalanced shards", _weights),
@@ -300,7 +347,7 @@ _CLAIMS: tuple[tuple[str, Test | str], ...] = (
     ("Nesterov on single contributions, as they come, is worse than on their mean", _alone),
     ("int8 and int4 cost nothing; 2 bits and top-k need error feedback", _codecs),
     ("An outer step alone, with one worker, beats AdamW", _outer_alone),
-    ("Fewer workers than paths give the same result, later", "not run: a test of the suite compares digests"),
-    ("Killed and restarted workers change nothing", "not run: tests of the suite compare bytes after a restart"),
+    ("Fewer workers than paths give the same result, later", _fewer_workers),
+    ("Killed and restarted workers change nothing", _killed),
     ("One attacker among few contributors wrecks the mean; clipping contains it", _attack),
 )

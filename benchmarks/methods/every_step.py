@@ -76,7 +76,7 @@ class EveryStep:
 
     def _restore(self, data: bytes) -> None:
         """Every module begins with the moments of the model that it is a copy of."""
-        state = {}
+        state: dict[Tensor, object] = {}
         for model in self._models:
             InnerState.from_bytes(data, model).restore(model, self._optimizer)
             state |= dict(self._optimizer.state)

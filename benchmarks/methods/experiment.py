@@ -13,7 +13,7 @@ from dipaco_p2p.errors import ConfigError
 
 from .data import Data, prepare_data
 from .jobs import Job
-from .plan import ABLATIONS, KMEANS, LRS, MAIN, METHODS, is_scored, job, needed, quick_lr, tuning
+from .plan import ABLATIONS, DRILLS, KMEANS, LRS, MAIN, METHODS, drill, is_scored, job, needed, quick_lr, tuning
 from .plots import can_plot, draw
 from .pool import Pool
 from .report import print_summary
@@ -48,12 +48,18 @@ class Choice:
         names = ABLATIONS if self.everything else {}
         return [name for name in ABLATIONS if name in (self.only or names)]
 
+    @property
+    def drills(self) -> list[str]:
+        names = DRILLS if self.everything else {}
+        return [name for name in DRILLS if name in (self.only or names)]
+
 
 def run_experiment(choice: Choice, out: Path) -> bool:
     """Do what is not done yet, and show everything; whether DiPaCo beat dense in all seeds. Raises DipacoError."""
-    unknown = [name for name in choice.only if name not in METHODS and name not in ABLATIONS]
+    names = [*METHODS, *ABLATIONS, *DRILLS]
+    unknown = [name for name in choice.only if name not in names]
     if unknown:
-        raise ConfigError(f"no method is called `{unknown[0]}`", hint="one of: " + ", ".join([*METHODS, *ABLATIONS]))
+        raise ConfigError(f"no method is called `{unknown[0]}`", hint="one of: " + ", ".join(names))
     folder = Folder(out)
     settings = {"version": VERSION, "corpus": list(choice.corpus), "bytes_max": BYTES_MAX, "fast": choice.fast}
     folder.open(settings)
@@ -88,9 +94,11 @@ class _Runner:
         choice = self._choice
         # An ablation needs the outer learning rate of what it changes.
         methods = needed([*choice.methods, *([KMEANS] if choice.ablations else [])])
+        drills = {name: [drill(name, seed=seed) for seed in self.seeds] for name in choice.drills}
         with self._pool.running():
             jobs = self._tuning(methods)
-            self._warm_up([*jobs, *(job(m, seed=s, lr=1.0) for m in methods for s in self.seeds)])
+            final = [job(m, seed=s, lr=1.0) for m in methods for s in self.seeds]
+            self._warm_up([*jobs, *final, *(one for found in drills.values() for one in found)])
             self._do("Training", "train", jobs)
             self.chosen = self._choose(methods)
             final = [job(m, seed=s, lr=self.chosen[m]) for m in methods for s in self.seeds]
@@ -99,6 +107,8 @@ class _Runner:
             self._do("Scoring by all paths", "score", [o for o in scored if o.method == KMEANS or not choice.quick])
             changed = [job(a, seed=s, lr=self.chosen[KMEANS]) for a in choice.ablations for s in self.seeds]
             self._do("Ablations", "train", changed)
+            for name, found in drills.items():
+                self._do(f"Drill: {name}", DRILLS[name], found)
 
     def _tuning(self, methods: Sequence[str]) -> list[Job]:
         if self._choice.quick:

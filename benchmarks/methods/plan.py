@@ -111,10 +111,17 @@ ABLATIONS: Mapping[str, Mapping[str, object]] = {
     "5 % of the text, overlap of 2": {"train_share": 0.05, "overlap": 2},
     "5 % of the text, flat mixture of 4": {"train_share": 0.05, "grid": "flat 4"},
     "5 % of the text, dense + outer step": {"train_share": 0.05, **_ONE_PATH},
+    "4x4 k-means, 5 % of the text": {"train_share": 0.05, "grid": "4x4"},
 }
 """One change each to `2x2 k-means`, at its outer learning rate; or to a control of it, at one that is usual for it."""
 
 METHODS = {**MAIN, **FURTHER}
+
+ROTATION, RESTART = "fewer workers than paths", "killed and restarted workers"
+DRILLS: Mapping[str, str] = {ROTATION: "rotation", RESTART: "restart"}
+"""What is compared by digests and not by losses (drills.py), and the kind of its task."""
+DRILL_STEPS, DRILL_ROUND_STEPS = 20, 10
+"""A few seconds of exact steps: what differs by one bit after two rounds differs."""
 
 
 def job(method: str, *, seed: int, lr: float) -> Job:
@@ -122,6 +129,11 @@ def job(method: str, *, seed: int, lr: float) -> Job:
     fields = METHODS[method] if method in METHODS else ABLATIONS[method]
     made = Job(method=method, seed=seed, lr=lr)
     return replace(made, **fields)  # type: ignore[arg-type]  # the fields are those of Job
+
+
+def drill(name: str, *, seed: int) -> Job:
+    """The job whose rounds are done in several ways."""
+    return Job(method=name, seed=seed, steps=DRILL_STEPS, round_steps=DRILL_ROUND_STEPS)
 
 
 def tuning(methods: Sequence[str], *, seeds: Sequence[int], lrs: Sequence[float]) -> list[Job]:

@@ -154,11 +154,11 @@ def _serve(connection: Connection, folder: Folder, threads: int, fast: bool) -> 
     import torch
 
     from .scoring import score
-    from .work import Bench, train, warm_up
+    from .work import Bench, kill, rotate, train, warm_up
 
     torch.set_num_threads(threads)
     bench = Bench(folder, fast=fast)
-    kinds = {"warmup": warm_up, "train": train, "score": score}
+    kinds = {"warmup": warm_up, "train": train, "score": score, "rotation": rotate, "restart": kill}
     last_s = 0.0
 
     def on_progress(done: int) -> None:

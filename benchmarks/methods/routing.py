@@ -68,7 +68,8 @@ def rerouted(job: Job, features: Mapping[str, Floats], nats: Doubles) -> Routes:
 
 
 def shards(job: Job, routes: Routes, train: Part) -> list[Shard]:
-    """One per path; raises CorpusError if one of them is empty."""
+    """One per path; raises CorpusError if one of them is empty. One smaller than a batch is no error: a batch is places
+    of an endless stream of shuffled epochs (core/shards.py), so that sequences are in it more than once."""
     chosen = routes.choices["train"]
     if job.train_share < 1:
         order = np.random.default_rng(job.seed).permutation(len(chosen))

@@ -24,6 +24,7 @@ from dipaco_p2p.core.router import Doubles
 from dipaco_p2p.core.shards import Shard
 
 from .data import PARTS, Data, Ints, Part
+from .drills import restart, rotation
 from .every_step import EveryStep
 from .grid import Grid, WarmStart
 from .jobs import STEPS, WARMUP_STEPS, Job, path_model
@@ -32,6 +33,8 @@ from .store import Folder, load_warm, save_model, save_warm
 
 CURVE_POINTS = 3
 HOLDOUT_SEQUENCES = 32
+DRILL_RUNS = 3
+"""Of a drill: as a worker for each path does the rounds, otherwise, and the control."""
 FIT_SEQUENCES = 200
 """Training sequences that the loss on training text is measured on."""
 BOOTSTRAP_SEED = 0
@@ -42,7 +45,7 @@ OnProgress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A job, and what of it is to be done: `warmup` (of its seed and width), `train` or `score`."""
+    """A job, and what of it is to be done: `warmup` (of its seed and width), `train`, `score`, or a drill's kind."""
 
     kind: str
     job: Job
@@ -50,7 +53,8 @@ class Task:
     @property
     def steps(self) -> int:
         """Inner steps, for progress bars."""
-        return {"warmup": WARMUP_STEPS, "train": self.job.path_steps, "score": 0}[self.kind]
+        known = {"warmup": WARMUP_STEPS, "train": self.job.path_steps, "score": 0}
+        return known.get(self.kind, DRILL_RUNS * self.job.path_steps)
 
 
 class Bench:
@@ -127,6 +131,16 @@ def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
     }
 
 
+def rotate(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
+    """The drill of fewer workers than paths."""
+    return rotation(job, bench.warm(job.seed, job.width)[0], _first_shards(bench, job))
+
+
+def kill(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
+    """The drill of killed workers."""
+    return restart(job, bench.warm(job.seed, job.width)[0], _first_shards(bench, job))
+
+
 def routed_nats(job: Job, flats: Callable[[int], Sequence[Floats]], part: Part, chosen: Ints) -> Doubles:
     """Nats (n,) of each sequence under the path that `chosen` (n,) gives it."""
     nats = np.zeros(len(part))
@@ -150,6 +164,11 @@ def evaluation(nats: Doubles, part: Part) -> dict[str, float | None]:
     tokens = counted_tokens(part.tokens.shape[1])
     found = summarise(nats, tokens=tokens, bytes=part.bytes, documents=part.documents, seed=BOOTSTRAP_SEED)
     return {"loss": found.loss, "low": found.low, "high": found.high, "bits_per_byte": found.bits_per_byte}
+
+
+def _first_shards(bench: Bench, job: Job) -> list[Shard]:
+    tokens = {part: getattr(bench.data, part).tokens for part in PARTS}
+    return shards(job, first_routes(job, bench.warm(job.seed, job.width)[1], tokens), bench.data.train)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.methods.claims import FAILS, HOLDS, UNTESTED, shown, verdicts
+from benchmarks.methods.claims import FAILS, HOLDS, UNTESTED, Verdict, shown, verdicts
 from benchmarks.methods.data import Data, split_sequences
 from benchmarks.methods.jobs import STEPS
 from benchmarks.methods.plan import (
@@ -22,6 +22,9 @@ from benchmarks.methods.plan import (
     LRS,
     METHODS,
     RANDOM,
+    RESTART,
+    ROTATION,
+    drill,
     is_scored,
     job,
     needed,
@@ -130,6 +133,67 @@ def test_every_claim_has_a_verdict_and_untested_ones_say_so():
     assert all(found[number].verdict == UNTESTED for number in (3, 5, 7, 11, 13, 23, 25))
     order = {verdict.number: verdict.verdict for verdict in verdicts(summary_of(results(LOSSES | {KMEANS: 4.4})))}
     assert order[1] == FAILS
+
+
+def verdict_of(number: int, made_up: dict[str, float], drills: dict[str, Any] | None = None) -> Verdict:
+    """Of one claim, from the losses of both seeds of whatever it takes."""
+    figures = {
+        name: {str(seed): {"report": {"loss": loss + 0.01 * seed}, "training_text": loss - 0.1} for seed in SEEDS}
+        for name, loss in made_up.items()
+    }
+    summary = {"seeds": list(SEEDS), "methods": {}, "ablations": figures, "drills": drills or {}}
+    return verdicts(summary)[number - 1]
+
+
+@pytest.mark.parametrize(("every", "verdict"), [(4.35, HOLDS), (4.295, HOLDS), (4.28, FAILS)])
+def test_rounds_hold_if_every_step_is_not_better_by_more_than_a_per_cent(every: float, verdict: str) -> None:
+    made_up = {KMEANS: 4.3, "2x2 k-means, every step": every}
+    found = verdict_of(11, made_up)
+    assert found.verdict == verdict and f"2x2 {math.exp(every - 4.3) - 1:+.1%}".replace("%", " %") in found.figures
+    large = {"4x4 k-means": 4.3, "4x4 k-means, every step": 4.2}
+    assert verdict_of(11, made_up | large).verdict == FAILS
+    assert verdict_of(11, {KMEANS: 4.3}).verdict == UNTESTED
+
+
+@pytest.mark.parametrize(
+    ("all_text", "little_text", "verdict"), [(4.2, 4.6, HOLDS), (4.2, 4.4, FAILS), (4.4, 4.6, FAILS)]
+)
+def test_the_gain_of_more_paths_has_to_turn_with_little_text(all_text: float, little_text: float, verdict: str) -> None:
+    made_up = {KMEANS: 4.3, "4x4 k-means": all_text, "5 % of the text": 4.5}
+    assert verdict_of(2, made_up).verdict == UNTESTED
+    found = verdict_of(2, made_up | {"4x4 k-means, 5 % of the text": little_text})
+    assert found.verdict == verdict and "5 % of it" in found.figures
+
+
+def test_the_large_grid_counts_where_it_was_run() -> None:
+    private = {KMEANS: 4.3, "2x2 private ends": 4.2, "4x4 k-means": 4.3}
+    assert verdict_of(4, private).verdict == HOLDS
+    assert verdict_of(4, private | {"4x4 private ends": 4.4}).verdict == FAILS
+    little = {"5 % of the text": 4.5, "5 % of the text, overlap of 2": 4.4}
+    overlap = {KMEANS: 4.3, "2x2 overlap of 2": 4.4, "4x4 k-means": 4.3} | little
+    assert verdict_of(17, overlap).verdict == HOLDS
+    assert verdict_of(17, overlap | {"4x4 overlap of 2": 4.2}).verdict == HOLDS
+    assert verdict_of(17, overlap | {"4x4 overlap of 2": 4.4}).verdict == FAILS
+
+
+@pytest.mark.parametrize(("same", "without", "verdict"), [(4, 0, HOLDS), (3, 0, FAILS), (4, 4, FAILS)])
+def test_a_drill_holds_if_all_digests_are_the_same_and_its_control_differs(
+    same: int, without: int, verdict: str
+) -> None:
+    figures = {"modules": 4, "same": same, "same_without_state": without, "rounds": 2, "round_steps": 10}
+    rotated = {ROTATION: {"0": figures | {"workers": [4, 2], "busiest_steps": [20, 40]}}}
+    found = verdict_of(23, {}, rotated)
+    assert found.verdict == verdict and f"{same} of 4 modules" in found.figures
+    killed = {RESTART: {"0": figures | {"killed_after": 5, "kills": 1}}}
+    assert verdict_of(24, {}, killed).verdict == verdict
+    assert verdict_of(24, {}, rotated).verdict == verdict_of(23, {}, killed).verdict == UNTESTED
+
+
+def test_drills_are_in_the_summary_by_seed() -> None:
+    job = drill(RESTART, seed=1)
+    found = results()
+    found["restart", job.key] = {"kind": "restart", "key": job.key, "job": job.to_dict(), "result": {"same": 4}}
+    assert summary_of(found)["drills"] == {RESTART: {"1": {"same": 4}}}
 
 
 def test_every_ablation_and_method_is_a_job_of_its_own():

@@ -118,6 +118,26 @@ def test_overlap_and_less_text_change_shards_as_they_say(bench: Bench):
     assert len(sizes["one"]) == 1 and sizes["random"] != sizes["plain"]
 
 
+def test_a_shard_smaller_than_a_batch_trains_by_repeating_and_an_empty_one_is_refused(bench: Bench) -> None:
+    features = bench.warm(0, 16)[1]
+    tokens = {part: getattr(bench.data, part).tokens for part in PARTS}
+    little = dataclasses.replace(TINY, train_share=0.1)
+    cut = shards(little, first_routes(little, features, tokens), bench.data.train)
+    assert 0 < min(len(shard.tokens) for shard in cut) < little.inner.batch
+    assert train(bench, little, lambda done: None)["path_steps"] == 8
+    none = dataclasses.replace(TINY, train_share=0.01)
+    with pytest.raises(CorpusError, match="nothing to train on"):
+        shards(none, first_routes(none, features, tokens), bench.data.train)
+
+
+def test_a_job_at_every_step_gives_the_same_kinds_of_figures(bench: Bench) -> None:
+    rounds, steps = (
+        train(bench, dataclasses.replace(TINY, outer=how), lambda d: None) for how in ("all", "every step")
+    )
+    assert rounds.keys() == steps.keys() and rounds["path_steps"] == steps["path_steps"]
+    assert rounds["report"]["loss"] != steps["report"]["loss"] and steps["agreement"] == {}
+
+
 def test_re_sharding_sends_each_domain_to_the_path_that_is_best_at_it(bench: Bench):
     features, router = bench.warm(0, 16)[1], bench.data.router
     nats = np.full((len(router), 4), 5.0)

@@ -20,7 +20,7 @@ def main(
     everything: Annotated[bool, typer.Option("--all", help="All methods and ablations: hours.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, max=16, help="Default: 2; 1 with --quick.")] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only this method or ablation, by its name in the table; may be repeated.")
+        list[str] | None, typer.Option(help="Only this method, change or drill, by its name; may be repeated.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Everything is kept here, and goes on from here.")] = Path("methods"),
     threads: Annotated[int | None, typer.Option(min=1, max=64, help="Worker processes of one thread each.")] = None,

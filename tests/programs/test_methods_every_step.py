@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from methods_harness import PRIVATE, TinyJob, made_up_shards, on_step, start, ti
 from tiny_run import MODEL, initial
 
 from benchmarks.methods.every_step import EveryStep
+from benchmarks.methods.grid import WarmStart
 from benchmarks.methods.jobs import WARMUP_STEPS
+from dipaco_p2p.core import codec
 from dipaco_p2p.core.inner import InnerLoop, StepReport, learning_rate
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.model import PathModel, load_modules
@@ -21,8 +24,20 @@ from dipaco_p2p.topology import ModuleId
 Moments = tuple[np.ndarray, np.ndarray]
 
 
+TAKEN = 3
+"""Steps that are in the moments which everything starts from."""
+
+
+def warm() -> WarmStart:
+    """The start with moments: as if one path had trained before."""
+    job, (flats, _) = tiny_job(path_model=MODEL.one_path()), initial()
+    loop = InnerLoop(job.inner, 9, job.model, device="cpu", seed=1)
+    loop.run(flats, made_up_shards(job)[0], first_step=0, steps=TAKEN)
+    return replace(start(), optimizer=loop.state_bytes())
+
+
 def trained(job: TinyJob, shards: list[Shard]) -> EveryStep:
-    grid = EveryStep(job, start(), shards, fast=False)
+    grid = EveryStep(job, warm(), shards, fast=False)
     for number in range(job.rounds):
         grid.round(number, on_step)
     return grid
@@ -31,10 +46,10 @@ def trained(job: TinyJob, shards: list[Shard]) -> EveryStep:
 def test_one_path_is_the_plain_inner_loop_to_the_bit() -> None:
     job = tiny_job(path_model=MODEL.one_path(), outer="every step")
     shards = made_up_shards(job)
-    flats, optimizer = initial()
+    flats, _ = initial()
     total = WARMUP_STEPS + job.steps
     loop = InnerLoop(job.inner, total, job.model, device="cpu", seed=(3 * 1_000_003) % 2**31)
-    loop.load_state(optimizer)
+    loop.load_state(warm().optimizer)
     plain = loop.run(flats, shards[0], first_step=WARMUP_STEPS, steps=job.steps).flats
     assert [a.tobytes() for a in trained(job, shards).flats(0)] == [b.tobytes() for b in plain]
 
@@ -75,9 +90,9 @@ def by_hand(job: TinyJob, shards: list[Shard]) -> dict[ModuleId, np.ndarray]:
     """The same in numpy: one flat vector and two moments per module, nothing shared but by its name."""
     inner, topology = job.inner, job.model.topology
     flats = {module: initial()[0][module.level].astype(np.float64) for module in topology.modules()}
-    moments: dict[ModuleId, Moments] = {m: (np.zeros_like(flat), np.zeros_like(flat)) for m, flat in flats.items()}
-    for taken in range(job.steps):
-        step = WARMUP_STEPS + taken
+    moments = {module: first_moments(job, module) for module in flats}
+    for number in range(job.steps):
+        step, taken = WARMUP_STEPS + number, TAKEN + number
         sums = {module: np.zeros_like(flat) for module, flat in flats.items()}
         totals = dict.fromkeys(flats, 0.0)
         for number, path in enumerate(topology.paths()):
@@ -100,6 +115,16 @@ def by_hand(job: TinyJob, shards: list[Shard]) -> dict[ModuleId, np.ndarray]:
             root = np.sqrt(second / (1 - inner.beta2 ** (taken + 1))) + 1e-8
             flats[module] = flats[module] * decayed - lr * rescaled / root
     return flats
+
+
+def first_moments(job: TinyJob, module: ModuleId) -> Moments:
+    tensors, _ = codec.decode(warm().optimizer)
+    layout = module_layout(job.model, module.level)
+    first, second = (
+        layout.flatten({name: tensors[f"{name}/{kind}"] for name in layout.names}).astype(np.float64)
+        for kind in ("exp_avg", "exp_avg_sq")
+    )
+    return first, second
 
 
 def gradient(job: TinyJob, flats: list[np.ndarray], tokens) -> list[np.ndarray]:

@@ -263,12 +263,12 @@ def _outer_alone(summary: Summary) -> tuple[bool | None, str]:
 
 def _every_step(summary: Summary) -> tuple[bool | None, str]:
     parts, holds = [], []
-    for grid in ("2x2", "4x4"):
-        values = gaps(summary, f"{grid} k-means, every step", f"{grid} k-means")
+    for grid, rate in (("2x2", ""), ("2x2", ", inner rate doubled"), ("4x4", "")):
+        values = gaps(summary, f"{grid} k-means, every step{rate}", f"{grid} k-means")
         if values:
-            parts.append(f"{grid} {shown(values)}")
+            parts.append(f"{grid}{rate} {shown(values)}")
             holds.append(all(value > -2 * NOISE for value in values))
-    text = "every step, at the rounds' inner learning rate, to every round: " + ", ".join(parts)
+    text = "every step to every round, at the same inner learning rate unless said: " + "; ".join(parts)
     return (all(holds), text) if holds else (None, "")
 
 

@@ -102,11 +102,15 @@ class Job:
     """Contributions longer than twice the median of their module's are scaled down to that."""
     train_share: float = 1.0
     """Share of the training text that is used at all."""
+    inner_lr: float = 1.0
+    """Of the usual inner learning rate."""
 
     @property
     def key(self) -> str:
         """Names the job's files and its result; the same settings under another `method` have the same key."""
         values = {name: value for name, value in asdict(self).items() if name != "method"}
+        if self.inner_lr == 1:  # there were results before there was this field
+            del values["inner_lr"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -116,7 +120,7 @@ class Job:
 
     @property
     def inner(self) -> InnerConfig:
-        return InnerConfig(steps=self.round_steps)
+        return InnerConfig(steps=self.round_steps, lr=InnerConfig().lr * self.inner_lr)
 
     @property
     def rounds(self) -> int:

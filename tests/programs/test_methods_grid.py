@@ -189,3 +189,6 @@ def test_the_key_names_what_decides_the_result():
     assert job.key == replace(job, method="another name").key
     assert len({job.key, replace(job, seed=1).key, replace(job, lr=0.5).key, replace(job, drop=0.3).key}) == 4
     assert job.to_dict() == {"method": "one name", "seed": 0}
+    assert job.key == "496ee52e26e86cb8", "finished experiments find their results by it"
+    faster = replace(job, inner_lr=2.0)
+    assert faster.key != job.key and faster.inner.lr == 2 * job.inner.lr

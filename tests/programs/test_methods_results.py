@@ -152,6 +152,7 @@ def test_rounds_hold_if_every_step_is_not_better_by_more_than_a_per_cent(every: 
     assert found.verdict == verdict and f"2x2 {math.exp(every - 4.3) - 1:+.1%}".replace("%", " %") in found.figures
     large = {"4x4 k-means": 4.3, "4x4 k-means, every step": 4.2}
     assert verdict_of(11, made_up | large).verdict == FAILS
+    assert verdict_of(11, made_up | {"2x2 k-means, every step, inner rate doubled": 4.28}).verdict == FAILS
     assert verdict_of(11, {KMEANS: 4.3}).verdict == UNTESTED
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from .plan import DENSE, DENSE_OUTER, DILOCO, KMEANS, RANDOM, RESTART, ROTATION
+from .plan import DENSE, DENSE_OUTER, DILOCO, EVERY_ROUND, EVERY_STEP, KMEANS, RANDOM, RESTART, ROTATION
 from .summary import Summary, gap, gaps, loss
 
 HOLDS, FAILS, UNTESTED = "holds", "fails", "not tested"
@@ -262,14 +262,23 @@ def _outer_alone(summary: Summary) -> tuple[bool | None, str]:
 
 
 def _every_step(summary: Summary) -> tuple[bool | None, str]:
-    parts, holds = [], []
-    for grid, rate in (("2x2", ""), ("2x2", ", inner rate doubled"), ("4x4", "")):
-        values = gaps(summary, f"{grid} k-means, every step{rate}", f"{grid} k-means")
-        if values:
-            parts.append(f"{grid}{rate} {shown(values)}")
-            holds.append(all(value > -2 * NOISE for value in values))
-    text = "every step to every round, at the same inner learning rate unless said: " + "; ".join(parts)
-    return (all(holds), text) if holds else (None, "")
+    parts = []
+    for rate, steps, rounds in zip(("usual", "doubled", "times four"), EVERY_STEP, EVERY_ROUND, strict=True):
+        values = gaps(summary, steps, rounds)
+        parts += [f"inner rate {rate} {shown(values)}"] if values else []
+    chosen = [(_tuned(summary, EVERY_STEP, seed), _tuned(summary, EVERY_ROUND, seed)) for seed in summary["seeds"]]
+    values = [gap(steps, rounds) for steps, rounds in chosen if steps is not None and rounds is not None]
+    large = gaps(summary, "4x4 k-means, every step", "4x4 k-means")
+    text = f"every step to every round, each at its best inner rate: {shown(values)} ({', '.join(parts)})"
+    text += f"; 4x4, usual rate {shown(large)}" if large else ""
+    return (all(value > -2 * NOISE for value in values), text) if values else (None, "")
+
+
+def _tuned(summary: Summary, names: tuple[str, ...], seed: int) -> float | None:
+    """The loss of the one of `names` that is best on the split that is not reported."""
+    everything = {name: found["seeds"] for name, found in summary["methods"].items()} | summary["ablations"]
+    run = [everything[name][str(seed)] for name in names if str(seed) in everything.get(name, {})]
+    return min(run, key=lambda figures: float(figures["tune"]["loss"]))["report"]["loss"] if run else None
 
 
 def _fewer_workers(summary: Summary) -> tuple[bool | None, str]:

@@ -51,6 +51,7 @@ FURTHER: Mapping[str, Mapping[str, object]] = {
     "2x2 early stopping": {"early_stop": True},
     "2x2 k-means, every step": {"outer": "every step"},
     "2x2 k-means, every step, inner rate doubled": {"outer": "every step", "inner_lr": 2.0},
+    "2x2 k-means, every step, inner rate times four": {"outer": "every step", "inner_lr": 4.0},
     "4x4 k-means": {"grid": "4x4"},
     "4x4 random routing": {"grid": "4x4", "routing": "random"},
     "DiLoCo, 16 workers": _DILOCO | {"replicas": 16},
@@ -82,6 +83,7 @@ ABLATIONS: Mapping[str, Mapping[str, object]] = {
     "width 64, half the steps, random routing": {"width": 64, "steps": 360, "routing": "random"},
     "width 64, half the steps, DiLoCo": {"width": 64, "steps": 360, **_DILOCO, "replicas": 4, "lr": 1.0},
     "inner rate doubled": {"inner_lr": 2.0},
+    "inner rate times four": {"inner_lr": 4.0},
     "rule mean": {"rule": "mean"},
     "rule rda": {"rule": "rda"},
     "weights equal": {"weighted": False},
@@ -118,6 +120,11 @@ ABLATIONS: Mapping[str, Mapping[str, object]] = {
 """One change each to `2x2 k-means`, at its outer learning rate; or to a control of it, at one that is usual for it."""
 
 METHODS = {**MAIN, **FURTHER}
+
+EVERY_STEP = tuple(name for name in FURTHER if name.startswith("2x2 k-means, every step"))
+EVERY_ROUND = (KMEANS, "inner rate doubled", "inner rate times four")
+"""The same at the same inner learning rates. Rounds have an outer rate that was chosen for them; without one it is only
+fair to look for the inner rate."""
 
 ROTATION, RESTART = "fewer workers than paths", "killed and restarted workers"
 DRILLS: Mapping[str, str] = {ROTATION: "rotation", RESTART: "restart"}

@@ -258,7 +258,9 @@ def _attack(summary: Summary) -> tuple[bool | None, str]:
 
 def _outer_alone(summary: Summary) -> tuple[bool | None, str]:
     values = gaps(summary, DENSE_OUTER, DENSE)
-    return (_all_below(values), f"with to without: {shown(values)}") if values else (None, "")
+    doubled = gaps(summary, "inner rate doubled, dense + outer step", "inner rate doubled, dense")
+    text = f"with to without: {shown(values)}" + (f"; at twice the inner rate {shown(doubled)}" if doubled else "")
+    return (_and(_all_below(values), _all_below(doubled) if doubled else True), text) if values else (None, "")
 
 
 def _every_step(summary: Summary) -> tuple[bool | None, str]:

@@ -176,6 +176,15 @@ def test_the_gain_of_more_paths_has_to_turn_with_little_text(all_text: float, li
     assert found.verdict == verdict and "5 % of it" in found.figures
 
 
+def test_an_outer_step_has_to_beat_adamw_at_its_better_inner_rate_too() -> None:
+    made_up = {DENSE: 4.4, DENSE_OUTER: 4.3}
+    assert verdict_of(22, made_up).verdict == HOLDS
+    made_up["inner rate doubled, dense"] = 4.2
+    assert verdict_of(22, made_up | {"inner rate doubled, dense + outer step": 4.1}).verdict == HOLDS
+    found = verdict_of(22, made_up | {"inner rate doubled, dense + outer step": 4.21})
+    assert found.verdict == FAILS and "twice the inner rate +1.0 %" in found.figures
+
+
 def test_the_large_grid_counts_where_it_was_run() -> None:
     private = {KMEANS: 4.3, "2x2 private ends": 4.2, "4x4 k-means": 4.3}
     assert verdict_of(4, private).verdict == HOLDS

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("runtime", "programs", "e2e"))]
 
 
-@pytest.fixture(autouse=True)
-def rounds_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")  # runs that are played once for all tests of a file are meant, too
+def rounds_take_time() -> Iterator[None]:
     """Tiny volunteers train in no time, and a run would be over before a test could do anything to it."""
-    monkeypatch.setattr(tasks, "SOON_S", 0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, "SOON_S", 0.5)
+        yield

@@ -18,6 +18,9 @@ def main(
     warm_up: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the time that does not count.")] = 0.3,
     corpus: Annotated[str, typer.Option(help="`found`, a file or folder of text, JSONL or Parquet.")] = "found",
     seed: Annotated[int, typer.Option(min=0, help="Decides the run and the schedule.")] = 0,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Others start peers here, too: measure nothing that is the machine's.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="A new folder; logs, homes and the result.")] = Path("soak"),
 ) -> None:
     """Run a swarm under mild churn, sample what its processes hold, and say what grows."""
@@ -25,7 +28,14 @@ def main(
 
     from .experiment import Options
 
-    options = Options(minutes=minutes, peers=peers, seed=seed, faults_per_minute=faults_per_minute, corpus=corpus)
+    options = Options(
+        minutes=minutes,
+        peers=peers,
+        seed=seed,
+        faults_per_minute=faults_per_minute,
+        corpus=corpus,
+        is_alone=not shared,
+    )
     grown: list[str] = []
 
     async def run() -> None:

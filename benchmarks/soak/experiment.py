@@ -37,6 +37,8 @@ class Options:
     seed: int
     faults_per_minute: float
     corpus: str
+    is_alone: bool = True
+    """Whether nobody else starts peers on this machine meanwhile."""
 
     @property
     def duration_s(self) -> float:
@@ -60,6 +62,7 @@ class Soak:
 
     swarm: LocalSwarm
     every_s: float
+    is_alone: bool = True
     samples: list[tuple[float, Sample]] = field(default_factory=list)
 
     def look(self) -> None:
@@ -70,7 +73,7 @@ class Soak:
             members = self.swarm.members.items()
             up = {name: child.process.pid for name, child in members if child.is_alive and name not in young}
             homes = {name: self.swarm.home(name) for name in up}
-            self.samples.append((now_s, take(up, homes) | records(self.swarm.work)))
+            self.samples.append((now_s, take(up, homes, is_alone=self.is_alone) | records(self.swarm.work)))
 
 
 async def soak(options: Options, work: Path) -> tuple[list[tuple[float, Sample]], Sequence[Done], float]:
@@ -80,7 +83,7 @@ async def soak(options: Options, work: Path) -> tuple[list[tuple[float, Sample]]
     run_file.write_text(run_text(ChurnOptions(peers=options.peers, seed=options.seed, corpus=options.corpus)))
     swarm = LocalSwarm(work, run_file)
     schedule = actions(draw(options.seed, options.plan, peers=options.peers))
-    looking = Soak(swarm, max(LOOK_S_MIN, options.duration_s / SAMPLES))
+    looking = Soak(swarm, max(LOOK_S_MIN, options.duration_s / SAMPLES), is_alone=options.is_alone)
     try:
         await swarm.open()
         async with observe(swarm.address, work / OBSERVER):

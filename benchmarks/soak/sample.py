@@ -77,12 +77,9 @@ def _of_paths(folder: Path) -> set[str]:
     return names
 
 
-def take(pids: dict[str, int], homes: dict[str, Path]) -> Sample:
-    """Everything, by member, and what belongs to the machine."""
-    sample: Sample = {
-        "shared_memory_files": float(_count(SHARED_MEMORY.glob("*"))),
-        "daemon_sockets": float(_count(SOCKET_FOLDER.glob("hivemind-*.sock"))),
-    }
+def take(pids: dict[str, int], homes: dict[str, Path], *, is_alone: bool = True) -> Sample:
+    """Everything, by member; and what belongs to the machine, if nobody else on it starts peers."""
+    sample: Sample = _of_machine() if is_alone else {}
     for name, pid in pids.items():
         members = family(pid)
         files = [open_files(member) for member in members]
@@ -97,6 +94,14 @@ def take(pids: dict[str, int], homes: dict[str, Path]) -> Sample:
             f"kept_bytes {name}": float(others),
         }
     return sample
+
+
+def _of_machine() -> Sample:
+    """What nobody owns any more whose maker was killed."""
+    return {
+        "shared_memory_files": float(_count(SHARED_MEMORY.glob("*"))),
+        "daemon_sockets": float(_count(SOCKET_FOLDER.glob("hivemind-*.sock"))),
+    }
 
 
 def _count(paths: Iterable[Path]) -> int:

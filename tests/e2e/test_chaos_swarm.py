@@ -71,7 +71,7 @@ def test_a_stopped_swarm_leaves_no_process(tmp_path: Path, corpus: Path) -> None
 
 
 def test_a_short_soak_finds_nothing_that_grows(tmp_path: Path, corpus: Path) -> None:
-    flags = ["--minutes", "0.3", "--peers", "2", "--faults-per-minute", "4", "--warm-up", "0.5"]
+    flags = ["--minutes", "0.3", "--peers", "2", "--faults-per-minute", "4", "--warm-up", "0.5", "--shared"]
     command = [
         sys.executable,
         "-m",

@@ -46,7 +46,7 @@ def test_every_command_has_help_with_exit_codes(programs: Programs, program: str
 @pytest.mark.libp2p
 def test_into_a_file_a_volunteer_says_plain_lines(programs: Programs, endless: Program) -> None:
     volunteer = programs.volunteer(endless.wait_address()["address"], "home")
-    volunteer.wait_event("round")
+    volunteer.wait_event("receipt", module="L0.M0")
     assert volunteer.end() == 0
     lines = volunteer.complaint.splitlines()
     for words in ("claimed P0-", "training", "receipt for L0.M0", "finishing", "left"):

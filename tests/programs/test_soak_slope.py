@@ -61,6 +61,8 @@ def test_every_measure_has_a_bound_and_the_archive_one_of_its_own(tmp_path: Path
     (tmp_path / "blobs").mkdir()
     measures = take({"seed": os.getpid(), "volunteer-1": os.getpid()}, {"seed": tmp_path, "volunteer-1": tmp_path})
     assert {measure.split()[0] for measure in measures} | {"heartbeats", "claims", "heads"} == set(BOUNDS)
+    among_others = take({"seed": os.getpid()}, {"seed": tmp_path}, is_alone=False)
+    assert {measure.partition(" ")[2] for measure in among_others} == {"seed"}, "nothing of the machine's"
     assert bound_of("blob_bytes seed") is SEEDS["blob_bytes"]
     assert bound_of("blob_bytes volunteer-1") is BOUNDS["blob_bytes"]
 

@@ -102,10 +102,11 @@ def test_of_two_workers_the_last_looks_for_files(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_a_socket_that_one_of_two_workers_leaves_fails_the_run_once(tmp_path: Path, token: str) -> None:
+def test_a_socket_that_one_of_two_workers_leaves_fails_the_run(tmp_path: Path, token: str) -> None:
     result = run_session(tmp_path, f"Path('/tmp/hivemind-p2pd-{token}.sock').touch()", "-n", "2", tests=2)
     assert result.returncode == 1
-    assert "2 passed, 1 error" in result.stdout, result.stdout
+    # Once, unless the first worker was through before the second began.
+    assert re.search(r"2 passed, [12] errors? in", result.stdout), result.stdout
 
 
 def end_what_is_left(result: subprocess.CompletedProcess[str]) -> int:

@@ -1,7 +1,7 @@
 """What every test runs under: one thread, repeatable hypothesis examples, no sync, and nothing left behind.
 
-`make test` runs two tests at a time (pytest-xdist) until only those are left that start real peers: these come one
-after the other.
+`make test` runs two tests at a time (pytest-xdist, each worker takes the next one when it is through). Those that start
+real peers come last, two at a time as well: none may count what belongs to the machine, or wait by a tight clock.
 
 After the last test the machine must be as it was before the first: no process that a test started, directly or through
 another (all carry the session's mark in their environment, so one whose parent is gone is found too), no hivemind
@@ -40,8 +40,6 @@ hypothesis.settings.load_profile("repeatable")
 MARK = "DIPACO_TEST_SESSION"
 POLL_S = 0.05
 PROC = Path("/proc")
-SWARMS = "swarms"
-"""The group of tests that start real peers: they come last and one after the other, since they wait by the clock."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,12 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("libp2p") is not None)
-    for item in items:
-        if item.get_closest_marker("libp2p"):
-            item.add_marker(pytest.mark.xdist_group(SWARMS))
 
 
 @pytest.fixture(scope="session", autouse=True)

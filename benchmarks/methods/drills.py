@@ -64,10 +64,10 @@ class Setting:
         self.stack = ExitStack()
         self._disks = [self.published]
         self._versions: dict[ModuleId, tuple[ModuleVersion, OuterState]] = {}
+        flats = start.flats(job.model)
         for module in self.run.topology.modules():
-            layout = self.run.layout(module)
-            flat = layout.flatten({name: start.tensors[name] for name in layout.names})
-            self._versions[module] = (genesis_version(self.run.manifest, module), OuterState.fresh(flat))
+            state = OuterState.fresh(flats[module.level])
+            self._versions[module] = (genesis_version(self.run.manifest, module), state)
 
     def join(self) -> None:
         """One more volunteer, with an empty disk that all others can fetch from."""
@@ -245,8 +245,8 @@ def _run(job: Job, start: WarmStart, shards: Sequence[Shard], store: Store) -> R
         rounds=RoundsConfig(rounds=job.rounds, min_paths=job.model.path_count),
     )
     layouts = [module_layout(job.model, level) for level in range(len(job.model.levels))]
-    flats = [layout.flatten({name: start.tensors[name] for name in layout.names}) for layout in layouts]
-    blobs = [store.put(encode_module(flat, layout)) for flat, layout in zip(flats, layouts, strict=True)]
+    modules = zip(start.flats(job.model), layouts, strict=True)
+    blobs = [store.put(encode_module(flat, layout)) for flat, layout in modules]
     return Run(
         sealed_manifest(
             OWNER,

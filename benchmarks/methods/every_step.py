@@ -63,9 +63,9 @@ class EveryStep:
     def _shared(self, start: WarmStart) -> dict[ModuleId, Parameters]:
         """The parameters by module, after every path's model holds those of its own modules and no others."""
         config, found = self.job.model, dict[ModuleId, Parameters]()
-        layouts = [module_layout(config, level) for level in range(len(config.levels))]
+        layouts, flats = [module_layout(config, level) for level in range(len(config.levels))], start.flats(config)
         for path, model in zip(self._paths, self._models, strict=True):
-            load_modules(model, [layout.flatten({n: start.tensors[n] for n in layout.names}) for layout in layouts])
+            load_modules(model, flats)
             for module in path.modules():
                 own = dict(model.named_parameters())
                 shared = found.setdefault(module, {name: own[name] for name in layouts[module.level].names})

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dipaco_p2p.config import InnerConfig
+from dipaco_p2p.config import InnerConfig, ModelConfig
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.compress import Compressed
 from dipaco_p2p.core.inner import InnerLoop, StepReport
@@ -45,6 +45,11 @@ class WarmStart:
 
     tensors: Mapping[str, Floats]
     optimizer: bytes
+
+    def flats(self, model: ModelConfig) -> list[Floats]:
+        """The modules that every path of `model` begins with, one per level."""
+        layouts = [module_layout(model, level) for level in range(len(model.levels))]
+        return [layout.flatten({name: self.tensors[name] for name in layout.names}) for layout in layouts]
 
 
 Arrived = dict[ModuleId, list[Contribution]]
@@ -97,8 +102,7 @@ class Grid:
         self.agreement: dict[int, list[float]] = {}
         """By number of contributors: norm of the mean outer gradient over the mean of their norms, a value a round."""
         self.shards = list(shards)
-        layouts = [module_layout(job.model, level) for level in range(len(job.model.levels))]
-        fresh = [layout.flatten({name: start.tensors[name] for name in layout.names}) for layout in layouts]
+        fresh = start.flats(job.model)
         self.states = {module: OuterState.fresh(fresh[module.level]) for module in self.topology.modules()}
         self._norms: dict[ModuleId, list[float]] = {module: [] for module in self.states}
         self._workers = [

@@ -154,8 +154,7 @@ def start_model(width: int, start: WarmStart) -> PathModel:
     """The frozen model that everything is routed by."""
     config = path_model(width)
     model = PathModel(config)
-    layouts = [module_layout(config, level) for level in range(len(config.levels))]
-    load_modules(model, [layout.flatten({name: start.tensors[name] for name in layout.names}) for layout in layouts])
+    load_modules(model, start.flats(config))
     return model
 
 

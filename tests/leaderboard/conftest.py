@@ -1,21 +1,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
-
-from dipaco_p2p.runtime import tasks
 
 HERE = Path(__file__).parent
 # the harness here, tiny_run.py and virtual_time.py of the runtime, whole runs of stages_harness.py, the corpus of e2e
 sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("runtime", "programs", "e2e"))]
 
+from pace import rounds_take_time  # noqa: E402
 
-@pytest.fixture(autouse=True, scope="module")  # runs that are played once for all tests of a file are meant, too
-def rounds_take_time() -> Iterator[None]:
-    """Tiny volunteers train in no time, and a run would be over before a test could do anything to it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks, "SOON_S", 0.5)
-        yield
+__all__ = ["rounds_take_time"]

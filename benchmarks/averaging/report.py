@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,7 +27,9 @@ Found = Mapping[str, Mapping[int, Mapping[str, Measured]]]
 """By codec, number of contributions, and what was measured."""
 
 
-def run(*, runs: int, threads: int, width: int, steps: int, json_file: Path | None) -> dict[str, object]:
+def run(
+    *, runs: int, threads: int, width: int, steps: int, round_s: float, json_file: Path | None
+) -> dict[str, object]:
     """Measure, print, and write."""
     console = Console()
     found: dict[str, dict[int, dict[str, Measured]]] = {}
@@ -41,9 +43,10 @@ def run(*, runs: int, threads: int, width: int, steps: int, json_file: Path | No
                 }
                 for count in COUNTS
             }
-        trained = beside(Path(folder) / INT4, run_of(INT4, width=width), steps=steps, runs=runs, threads=threads)
+        owned = run_of(INT4, width=width)
+        trained = beside(Path(folder) / INT4, owned, steps=steps, runs=runs, threads=threads, round_s=round_s)
     console.print(table(found, runs=runs))
-    console.print(beside_table(trained, threads=threads))
+    console.print(beside_table(trained, threads=threads, round_s=round_s))
     figures: dict[str, object] = {
         "module": str(MODULE),
         "cases": [
@@ -53,7 +56,9 @@ def run(*, runs: int, threads: int, width: int, steps: int, json_file: Path | No
             for what, measured in kinds.items()
         ],
         "memory of 16 over 2": memory_ratios(found),
-        "trainer": asdict(trained) | {"threads": threads, "averaging over alone": slowdown(trained)},
+        "trainer": asdict(trained)
+        | {"threads": threads, "round_s": round_s}
+        | {"averaging over alone": slowdown(trained), "round with a version over one without": round_slowdown(trained)},
     }
     if json_file is not None:
         json_file.write_text(json.dumps(figures, indent=1) + "\n")
@@ -73,7 +78,16 @@ def memory_ratios(found: Found) -> dict[str, dict[str, float]]:
 
 def slowdown(trained: Beside) -> float:
     """Speed while averaging over speed alone: the median of the ratios within each run."""
-    return statistics.median(with_ / alone for with_, alone in zip(trained.averaging, trained.alone, strict=True))
+    return _ratio(trained.averaging, trained.alone)
+
+
+def round_slowdown(trained: Beside) -> float:
+    """Speed over a round in which a version is made, over that of one without: the median of the ratios of the runs."""
+    return _ratio(trained.round_once, trained.round_alone)
+
+
+def _ratio(with_it: Sequence[float], alone: Sequence[float]) -> float:
+    return statistics.median(one / other for one, other in zip(with_it, alone, strict=True))
 
 
 def table(found: Found, *, runs: int) -> Table:
@@ -102,12 +116,17 @@ def table(found: Found, *, runs: int) -> Table:
     return shown
 
 
-def beside_table(trained: Beside, *, threads: int) -> Table:
-    """The default path of `benchmarks.trainer`, alone and while averages are made without a pause."""
-    shown = Table("inner loop", "tokens/s", "of alone", title=f"Training while averaging, {threads} thread(s) of torch")
-    shown.add_row("alone", f"{statistics.median(trained.alone):,.0f}", "")
-    what = f"beside {trained.averages} averages of {COUNT} in {INT4}"
-    shown.add_row(what, f"{statistics.median(trained.averaging):,.0f}", f"{slowdown(trained):.3f}")
+def beside_table(trained: Beside, *, threads: int, round_s: float) -> Table:
+    """The default path of `benchmarks.trainer`: alone, beside averages without a pause, beside a version a round."""
+    shown = Table("inner loop", "tokens/s", "of alone", title=f"Training beside an owner, {threads} thread(s) of torch")
+    rows: list[tuple[str, Sequence[float], str]] = [
+        ("alone", trained.alone, ""),
+        (f"beside {trained.averages} averages of {COUNT} in {INT4}", trained.averaging, f"{slowdown(trained):.3f}"),
+        (f"a round of {round_s:g} s", trained.round_alone, ""),
+        ("the same, with one whole version", trained.round_once, f"{round_slowdown(trained):.3f}"),
+    ]
+    for what, speeds, ratio in rows:
+        shown.add_row(what, f"{statistics.median(speeds):,.0f}", ratio)
     return shown
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.averaging.beside import Beside, beside
+from benchmarks.averaging.beside import Beside, Repeated, beside
 from benchmarks.averaging.module import MODULE, PATHS, admitted, fill, run_of
-from benchmarks.averaging.report import COUNTS, memory_ratios, slowdown, table
+from benchmarks.averaging.report import COUNTS, beside_table, memory_ratios, round_slowdown, slowdown, table
 from benchmarks.averaging.work import AVERAGE, HELD, VERSION, Measured, measure
 from dipaco_p2p.core.compress import INT4, norm
 
@@ -43,6 +43,20 @@ def test_memory_is_compared_between_the_most_and_the_fewest_contributions() -> N
 def test_a_trainer_is_compared_with_itself_in_the_same_run(tmp_path: Path) -> None:
     run = run_of(INT4, width=WIDTH)
     fill(tmp_path, run)
-    found = beside(tmp_path, run, steps=1, runs=1, threads=1)
-    assert len(found.alone) == len(found.averaging) == 1 and found.averages >= 1
-    assert slowdown(Beside(alone=[10.0, 1.0, 4.0], averaging=[9.0, 0.5, 4.0], averages=3)) == 0.9
+    found = beside(tmp_path, run, steps=1, runs=2, threads=1, round_s=0.01)
+    assert len(found.alone) == len(found.averaging) == 2 and found.averages >= 2
+    assert len(found.round_alone) == len(found.round_once) == 2
+
+
+def test_ratios_are_of_the_runs_not_of_the_medians() -> None:
+    alone, slowed = [10.0, 1.0, 4.0], [9.0, 0.5, 4.0]
+    found = Beside(alone=alone, averaging=slowed, averages=3, round_alone=slowed, round_once=alone)
+    assert slowdown(found) == 0.9 and round_slowdown(found) == 10 / 9
+    assert list(beside_table(found, threads=1, round_s=30).columns[2].cells) == ["", "0.900", "", "1.111"]
+
+
+def test_a_version_is_made_once_however_long_the_round() -> None:
+    done: list[int] = []
+    with Repeated(lambda: done.append(1), times=1) as once:
+        pass
+    assert done == [1] and once.done == 1

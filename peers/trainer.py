@@ -112,7 +112,8 @@ class PathTrainer:
             owed = self._residuals.get(module)
             if owed is not None and settings.error_decay < 1:
                 owed = owed * np.float32(settings.error_decay)
-            compressed, residual = compress(outer_gradient(old, new), owed, codec=settings.uplink)
+            gradient = outer_gradient(old, new)
+            compressed, residual = compress(gradient, owed, codec=settings.uplink, out=gradient)
             made.append(OuterGradient(module=module, payload=encode_compressed(compressed), residual=residual))
         return made
 

@@ -114,9 +114,11 @@ class IdleVolunteer:
         await asyncio.gather(*self._loops, return_exceptions=True)
 
     def encode(self, module: ModuleId, gradient: Floats) -> bytes:
-        """A payload, with what the last one could not say; as `PathTrainer.outer_gradients`."""
+        """A payload, with what the last one could not say, which then lies in the memory of `gradient`; as
+        `PathTrainer.outer_gradients`."""
         codec = self.node.run.config.compression.uplink
-        compressed, self._residuals[module] = compress(gradient, self._residuals.get(module), codec=codec)
+        owed = self._residuals.get(module)
+        compressed, self._residuals[module] = compress(gradient, owed, codec=codec, out=gradient)
         return encode_compressed(compressed)
 
     async def push(self, module: ModuleId, payload: bytes) -> Pushed:

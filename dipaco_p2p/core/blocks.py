@@ -9,7 +9,7 @@ Rule 3: floats are made a part at a time, in what a core's own cache holds: a wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,23 +41,29 @@ class Blocks:
     codes: npt.NDArray[np.int8]
     scales: Floats
 
+    def cut(self, part: slice) -> Blocks:
+        """The same memory from `part.start`, where a block begins, up to `part.stop`."""
+        codes, scales = self.codes[part], self.scales[_blocks_of(part)]
+        return Blocks(bits=self.bits, size=codes.size, codes=codes, scales=scales)
+
     def expand(self) -> Floats:
         """The float32 values (N,) that the codes stand for."""
         values = np.empty(self.size, dtype=np.float32)
-        for part in parts(0, self.size):
-            values[part] = self._part(part)
+        self._each_part(lambda part, found: np.copyto(values[part], found))
         return values
 
     def add_to(self, total: Floats, factor: float) -> None:
         """`total += expand() * factor` to the bit, with `factor` as float32, and without a second vector."""
 
-        def add(span: slice) -> None:
-            for part in parts(span.start, span.stop):
-                values = self._part(part)
-                values *= np.float32(factor)
-                total[part] += values
+        def add(part: slice, values: Floats) -> None:
+            values *= np.float32(factor)
+            total[part] += values
 
-        spread(add, spans(self.size, SPAN))
+        self._each_part(add)
+
+    def less(self, before: Floats, *, out: Floats) -> None:
+        """`before - expand()` goes to `out`, which may be `before`: the bits of adding it with the factor -1."""
+        self._each_part(lambda part, values: np.subtract(before[part], values, out=out[part]))
 
     def norm(self) -> float:
         """Euclidean norm of `expand()`, from exact sums and therefore the same on every machine."""
@@ -71,13 +77,36 @@ class Blocks:
         """What goes over the wire."""
         return {"codes": self.codes if self.bits == 8 else _pack(self.codes), "scales": self.scales}
 
-    def _part(self, part: slice) -> Floats:
+    def _each_part(self, take: Callable[[slice, Floats], object]) -> None:
+        """Call `take` with every part and its values, which lie where those of the next one will."""
+
+        def expand(span: slice) -> None:
+            rows = scratch(span)
+            for part in parts(span.start, span.stop):
+                take(part, self._values(part, rows))
+
+        spread(expand, spans(self.size, SPAN))
+
+    def _values(self, part: slice, rows: Floats) -> Floats:
         scales = self.scales[_blocks_of(part)]
-        blocks = np.zeros((scales.size, BLOCK), dtype=np.float32)
-        values = blocks.reshape(-1)[: part.stop - part.start]
-        values[:] = self.codes[part]
+        blocks = rows[: scales.size]
+        values = blocks.reshape(-1)
+        count = part.stop - part.start
+        values[:count] = self.codes[part]
+        values[count:] = 0
         blocks *= scales[:, None]
-        return values
+        return values[:count]
+
+
+def blank(size: int, *, bits: int) -> Blocks:
+    """Of `size` values that are still to be quantised."""
+    codes = np.empty(size, dtype=np.int8)
+    return Blocks(bits=bits, size=size, codes=codes, scales=np.empty(-(-size // BLOCK), dtype=np.float32))
+
+
+def scratch(span: slice) -> Floats:
+    """Rows of a block for one part of `span`: made once for all its parts, so that they stay in the cache."""
+    return np.empty((-(-min(PART, span.stop - span.start) // BLOCK), BLOCK), dtype=np.float32)
 
 
 def parts(start: int, stop: int) -> Iterator[slice]:
@@ -89,36 +118,24 @@ def _blocks_of(part: slice) -> slice:
     return slice(part.start // BLOCK, -(-part.stop // BLOCK))
 
 
-def quantise(values: Floats, *, bits: int) -> Blocks:
-    """Finite `values` (N,) in blocks; raises ValueError for values too large to scale."""
-    codes = np.empty(values.size, dtype=np.int8)
-    scales = np.empty(-(-values.size // BLOCK), dtype=np.float32)
-    for part in parts(0, values.size):
-        codes[part], scales[_blocks_of(part)] = _quantised(values[part], bits)
-    return Blocks(bits=bits, size=values.size, codes=codes, scales=scales)
+def quantise(values: Floats, into: Blocks, rows: Floats) -> None:
+    """`values` (N,) of one part, of which `into` is to be the codes and scales; `rows` is room to work in.
 
-
-def _quantised(values: Floats, bits: int) -> tuple[npt.NDArray[np.int8], Floats]:
-    """Codes and scales of one part."""
-    blocks = in_blocks(values)
-    scales: Floats = np.abs(blocks).max(axis=1, initial=0) / np.float32(CODE_MAX[bits])
-    check_range(scales * np.float32(CODE_MAX[bits] / 127))
+    Raises ValueError for values that are not finite or too large to scale.
+    """
+    blocks, steps = in_blocks(values), rows[: into.scales.size]
+    np.abs(blocks, out=steps)
+    scales = into.scales
+    np.divide(steps.max(axis=1, initial=0), np.float32(CODE_MAX[into.bits]), out=scales)
+    if not np.isfinite(scales).all():  # the largest magnitude of a block is not, if any of its values is not
+        raise ValueError("values that are not finite cannot be compressed")
+    check_range(scales * np.float32(CODE_MAX[into.bits] / 127))
     scales[scales < SCALE_MIN] = 0
-    steps = blocks / np.where(scales == 0, np.float32(1), scales)[:, None]
+    # A block without a scale has values so small that they round to zero as they are.
+    np.divide(blocks, np.where(scales == 0, np.float32(1), scales)[:, None], out=steps)
     np.rint(steps, out=steps)
-    steps[scales == 0] = 0
     # No clipping: a normal scale is exact to 1e-7, so that no step can round beyond the largest code.
-    return steps.astype(np.int8).reshape(-1)[: values.size], scales
-
-
-def join_blocks(pieces: Sequence[Blocks]) -> Blocks:
-    """The whole of vectors one after the other, all but the last in whole blocks."""
-    return Blocks(
-        bits=pieces[0].bits,
-        size=sum(piece.size for piece in pieces),
-        codes=np.concatenate([piece.codes for piece in pieces]),
-        scales=np.concatenate([piece.scales for piece in pieces]),
-    )
+    np.copyto(into.codes, steps.reshape(-1)[: into.size], casting="unsafe")
 
 
 def read_blocks(tensors: dict[str, Array], *, bits: int, size: int) -> Blocks:

@@ -7,13 +7,13 @@ What each codec costs is measured by `python -m benchmarks.compression`; see doc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from ..errors import IntegrityError
 from .arrays import Array, Floats
-from .blocks import BLOCK, SPAN, Blocks, join_blocks, quantise, read_blocks
+from .blocks import BLOCK, SPAN, Blocks, blank, parts, quantise, read_blocks, scratch
 from .codec import decode, encode
 from .cores import spans, spread
 from .sparse import CHUNK, KEPT, LEVELS, Sparse, kept_counts, read_sparse, sparsify, tensors_of
@@ -27,37 +27,56 @@ HEADER_BYTES_MAX = 4096
 """Of the names and shapes in front of the values."""
 
 
-def compress(values: Floats, residual: Floats | None = None, *, codec: str = INT8) -> tuple[Compressed, Floats]:
+def compress(
+    values: Floats, residual: Floats | None = None, *, codec: str = INT8, out: Floats | None = None
+) -> tuple[Compressed, Floats]:
     """`values` plus the `residual` of the last call in the codec; returns it with the new residual.
 
-    Raises ValueError for values that are not finite or too large to scale.
+    The residual lies in `out`, which may be the memory of `values` itself if nobody wants them any more. Raises
+    ValueError for values that are not finite or too large to scale; what `out` holds is then worth nothing.
     """
-    left = np.empty(values.size, dtype=np.float32)
+    left = np.empty(values.size, dtype=np.float32) if out is None else out
 
-    def make(span: slice) -> Compressed:
-        left[span] = values[span] if residual is None else values[span] + residual[span]
-        return _compress(left[span], codec)
+    def bring(part: slice) -> Floats:
+        if residual is None:
+            left[part] = values[part]
+        else:
+            np.add(values[part], residual[part], out=left[part])
+        return left[part]
 
-    return joined(spread(make, spans_of(values.size, codec))), left
+    def told(part: slice, found: Compressed) -> None:
+        found.less(left[part], out=left[part])
+
+    return compress_parts(values.size, codec, bring, told), left
 
 
-def _compress(wanted: Floats, codec: str) -> Compressed:
-    """`wanted` in the codec; what that loses is left in its place."""
-    if not np.isfinite(wanted).all():
+def compress_parts(
+    size: int, codec: str, bring: Callable[[slice], Floats], told: Callable[[slice, Compressed], None]
+) -> Compressed:
+    """`size` values in the codec. `bring` gives those of a part, and `told` hears right after that what they came out
+    as; on more than one core, and in parts that the caches hold, if each can be compressed alone. Raises ValueError."""
+    if codec not in BITS:
+        whole = slice(0, size)
+        sparse = sparsify(_finite(bring(whole)))
+        told(whole, sparse)
+        return sparse
+    blocks = blank(size, bits=BITS[codec])
+
+    def make(span: slice) -> None:
+        rows = scratch(span)
+        for part in parts(span.start, span.stop):
+            found = blocks.cut(part)
+            quantise(bring(part), found, rows)
+            told(part, found)
+
+    spread(make, spans(size, SPAN))
+    return blocks
+
+
+def _finite(values: Floats) -> Floats:
+    if not np.isfinite(values).all():
         raise ValueError("values that are not finite cannot be compressed")
-    compressed: Compressed = quantise(wanted, bits=BITS[codec]) if codec in BITS else sparsify(wanted)
-    compressed.add_to(wanted, -1.0)
-    return compressed
-
-
-def spans_of(size: int, codec: str) -> list[slice]:
-    """Parts of a vector that come out the same when each is compressed alone, in what the caches hold; one at least."""
-    return spans(size, SPAN) if codec in BITS and size else [slice(0, size)]
-
-
-def joined(pieces: Sequence[Compressed]) -> Compressed:
-    """The whole of what was compressed span by span."""
-    return pieces[0] if len(pieces) == 1 else join_blocks([piece for piece in pieces if isinstance(piece, Blocks)])
+    return values
 
 
 def expand(compressed: Compressed) -> Floats:

@@ -21,8 +21,7 @@ from ..canonical import Parts
 from ..errors import IntegrityError
 from .arrays import Floats, tree_norm
 from .codec import decode, encode_parts
-from .compress import INT8, Compressed, compress, joined, norm, spans_of
-from .cores import spread
+from .compress import INT8, Compressed, compress_parts, norm
 
 CANCELLED = 1e-4
 """Below this norm a mean of unit directions is rounding noise, not a direction."""
@@ -139,31 +138,35 @@ def nesterov(momentum_buffer: Floats, gradient: Floats, *, lr: float, momentum: 
 
 
 def outer_step(
-    state: OuterState, gradient: Floats, *, lr: float, momentum: float, codec: str = INT8
+    state: OuterState, gradient: Floats, *, lr: float, momentum: float, codec: str = INT8, is_spent: bool = False
 ) -> tuple[OuterState, Compressed]:
     """The state after one round, and the update that takes everybody else's parameters there, in the codec.
 
-    Raises ValueError if the step is not finite, with `state` unchanged.
+    With `is_spent` the gradient's memory becomes the momentum's: a module's size less. Raises ValueError if the step is
+    not finite, with `state` unchanged.
     """
     after = OuterState(
         params=np.empty_like(state.params),
-        momentum=np.empty_like(state.momentum),
+        momentum=gradient if is_spent else np.empty_like(state.momentum),
         residual=np.empty_like(state.residual),
     )
 
-    def make(span: slice) -> Compressed:
-        after.momentum[span], step = nesterov(state.momentum[span], gradient[span], lr=lr, momentum=momentum)
-        update, after.residual[span] = compress(step, state.residual[span], codec=codec)
-        after.params[span] = apply_update(state.params[span], update)
-        return update
+    def bring(part: slice) -> Floats:
+        buffer, step = nesterov(state.momentum[part], gradient[part], lr=lr, momentum=momentum)
+        after.momentum[part] = buffer
+        return np.add(step, state.residual[part], out=after.residual[part])
 
-    return after, joined(spread(make, spans_of(gradient.size, codec)))
+    def told(part: slice, update: Compressed) -> None:
+        update.less(after.residual[part], out=after.residual[part])
+        update.less(state.params[part], out=after.params[part])
+
+    return after, compress_parts(gradient.size, codec, bring, told)
 
 
 def apply_update(params: Floats, update: Compressed) -> Floats:
     """The parameters of the next version: the same bytes at the owner and at everybody who follows."""
-    after = params.copy()
-    update.add_to(after, -1.0)
+    after = np.empty_like(params)
+    update.less(params, out=after)
     return after
 
 

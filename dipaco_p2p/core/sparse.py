@@ -46,6 +46,12 @@ class Sparse:
         """`total += expand() * factor` to the bit, with `factor` as float32: what is zero changes nothing."""
         total[self.places] += self.kept() * np.float32(factor)
 
+    def less(self, before: Floats, *, out: Floats) -> None:
+        """`before - expand()` goes to `out`, which may be `before`."""
+        if out is not before:
+            out[:] = before
+        out[self.places] -= self.kept()
+
     def kept(self) -> Floats:
         """The values (K,) at `places`."""
         magnitudes = self.scales[self.places // CHUNK, self.codes & 1]

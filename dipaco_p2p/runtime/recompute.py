@@ -118,6 +118,7 @@ def make_version(
         lr=settings.lr,
         momentum=settings.momentum,
         codec=run.config.compression.downlink,
+        is_spent=True,
     )
     blobs = module_parts(after.params, run.layout(parent.module)), [encode_compressed(update)], state_parts(after)
     snapshot_ref, update_ref, state_ref = at_once(*(partial(BlobRef.of, *parts) for parts in blobs))

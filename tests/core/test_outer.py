@@ -250,3 +250,14 @@ def test_a_step_in_spans_is_the_step_over_the_whole_vector() -> None:
     again, left = compress(wanted)
     assert encode_compressed(again) == encode_compressed(update) and (left == after.residual).all()
     assert (state.params == params).all() and (state.momentum == momentum).all()
+
+
+def test_a_gradient_that_is_spent_gives_its_memory_and_changes_no_bit() -> None:
+    state, gradient = OuterState.fresh(vector(0)), vector(1)
+    after, update = outer_step(state, gradient, lr=0.7, momentum=0.9)
+    again, same = outer_step(state, gradient, lr=0.7, momentum=0.9, is_spent=True)
+    assert again.momentum is gradient and encode_compressed(same) == encode_compressed(update)
+    for found, wanted in zip(
+        (again.params, again.momentum, again.residual), (after.params, after.momentum, after.residual), strict=True
+    ):
+        assert found.tobytes() == wanted.tobytes()

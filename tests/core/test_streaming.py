@@ -195,3 +195,41 @@ def test_the_first_level_of_the_tree_may_be_added_in_chunks(size: int) -> None:
         squares[: squares.size - half] += squares[half:].copy()
         squares = squares[:half]
     assert tree_norm(vector) == math.sqrt(squares[0])
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_residual_may_take_the_memory_of_the_values(codec: str) -> None:
+    vector, owed = values(6), values(7)
+    compressed, residual = compress(vector, owed, codec=codec)
+    spent = vector.copy()
+    again, left = compress(spent, owed, codec=codec, out=spent)
+    assert left is spent and left.tobytes() == residual.tobytes() == (vector + owed - whole(compressed)).tobytes()
+    assert encode_compressed(again) == encode_compressed(compressed)
+    assert owed.tobytes() == values(7).tobytes()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_is_left_of_zeros_keeps_their_sign(codec: str) -> None:
+    """For a residual is hashed: minus zero less nothing is minus zero."""
+    vector = values(8)
+    vector[::3] = -0.0
+    compressed, residual = compress(vector, codec=codec)
+    wanted = vector + whole(compressed) * np.float32(-1)
+    assert residual.tobytes() == wanted.tobytes() and np.signbit(residual[residual == 0]).any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, PART - 1, SIZE - 1])
+def test_no_value_that_is_not_finite_is_overlooked(value: float, place: int) -> None:
+    vector = values(9)
+    vector[place] = value
+    with pytest.raises(ValueError, match="not finite"):
+        compress(vector, codec=INT8)
+
+
+def test_values_too_small_for_a_scale_are_left_whole() -> None:
+    vector = np.full(2 * BLOCK, 1e-39, dtype=np.float32)
+    vector[BLOCK:] = 1.0
+    compressed, residual = compress(vector, codec=INT8)
+    assert isinstance(compressed, Blocks) and (compressed.codes[:BLOCK] == 0).all() and compressed.scales[0] == 0
+    assert residual.tobytes() == (vector - whole(compressed)).tobytes() and (residual[:BLOCK] == vector[:BLOCK]).all()

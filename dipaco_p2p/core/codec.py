@@ -51,15 +51,21 @@ def encode_parts(tensors: Mapping[str, Array], *, metadata: Mapping[str, str] = 
     return [len(text).to_bytes(LENGTH_BYTES, "little") + text, *parts]
 
 
-def decode(data: bytes, *, header_bytes_max: int = 1 << 20) -> tuple[dict[str, Array], dict[str, str]]:
-    """The tensors (fresh arrays) and metadata in `data`; raises IntegrityError for anything malformed."""
+def decode(
+    data: bytes, *, header_bytes_max: int = 1 << 20, is_view: bool = False
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """The tensors and metadata in `data`; raises IntegrityError for anything malformed.
+
+    The tensors are fresh arrays, or with `is_view` the memory of `data` wherever it is aligned, which none may change.
+    """
     header, body = _split(data, header_bytes_max)
     metadata = _check_metadata(header.pop(METADATA, {}))
     spans = {name: _check_entry(name, entry) for name, entry in header.items()}
     _check_cover(spans, len(body))
     tensors = {}
     for name, (dtype, shape, begin, end) in spans.items():
-        tensors[name] = np.frombuffer(body[begin:end], dtype=dtype).reshape(shape).copy()
+        tensor = np.frombuffer(body[begin:end], dtype=dtype).reshape(shape)
+        tensors[name] = tensor if is_view and tensor.flags.aligned else tensor.copy()
     return tensors, metadata
 
 
@@ -76,7 +82,7 @@ def module_parts(flat: Floats, layout: Layout) -> Parts:
 
 def decode_module(data: bytes, layout: Layout) -> Floats:
     """The flat vector of a module; raises IntegrityError unless it has exactly `layout`, float32, all finite."""
-    tensors, _ = decode(data)
+    tensors, _ = decode(data, is_view=True)
     for name, tensor in tensors.items():
         if tensor.dtype != np.float32:
             raise IntegrityError(f"`{_short(name)}` holds {tensor.dtype}, expected float32")

@@ -103,8 +103,9 @@ def encode_compressed(compressed: Compressed) -> bytes:
 
 
 def decode_compressed(data: bytes, *, size: int, codec: str = INT8) -> Compressed:
-    """The inverse of `encode_compressed` for `size` values; raises IntegrityError for anything else."""
-    tensors, found = decode(data)
+    """The inverse of `encode_compressed` for `size` values, in the memory of `data` as far as that goes; raises
+    IntegrityError for anything else."""
+    tensors, found = decode(data, is_view=True)
     if found != metadata(codec):
         raise IntegrityError("a compressed vector of another codec", hint=f"this run's is {metadata(codec)}")
     compressed = _read(tensors, size=size, codec=codec)

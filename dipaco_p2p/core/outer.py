@@ -181,8 +181,8 @@ def state_parts(state: OuterState) -> Parts:
 
 
 def decode_state(data: bytes, size: int) -> tuple[Floats, Floats]:
-    """Momentum and residual (N,) each; raises IntegrityError."""
-    tensors, _ = decode(data)
+    """Momentum and residual (N,) each, in the memory of `data`; raises IntegrityError."""
+    tensors, _ = decode(data, is_view=True)
     if tensors.keys() != {"momentum", "residual"}:
         raise IntegrityError("an outer state must hold exactly momentum and residual")
     for name, tensor in tensors.items():

@@ -155,3 +155,13 @@ def test_a_module_of_another_level_or_type_is_refused():
     halves = {n: v.astype(np.float16) for n, v in layout.split(np.zeros(layout.size, dtype=np.float32)).items()}
     with pytest.raises(IntegrityError, match="float16"):
         decode_module(encode(halves), layout)
+
+
+def test_a_view_is_the_memory_of_the_file_and_cannot_be_changed():
+    data = encode({"a": np.arange(3, dtype=np.int8), "b": np.arange(5, dtype=np.float32)})
+    fresh, _ = decode(data)
+    views, _ = decode(data, is_view=True)
+    assert all((views[name] == fresh[name]).all() and fresh[name].flags.writeable for name in fresh)
+    assert views["b"].flags.aligned and views["b"].flags.writeable  # behind three bytes: copied
+    with pytest.raises(ValueError, match="read-only"):
+        views["a"][0] = 1

@@ -207,7 +207,7 @@ class ModuleReader:
         blob = await fetch(self._node, version.update, holders=self._holders(version))
         params, snapshot = await asyncio.to_thread(self._updated, blob, version)
         if self._is_next_of_mirror(version):  # here, since they may be large: in the event loop heartbeats would wait
-            await kept([(version.snapshot, snapshot), (version.update, [blob])], self._node.store)
+            await kept(version, [(version.snapshot, snapshot), (version.update, [blob])], self._node.store)
         self.params, self.version = params, version
         self._note_shares(version)
         self._keep([sealed], snapshot, blob)

@@ -78,13 +78,15 @@ async def made_and_kept(make: Callable[[], Made], store: Store) -> Made:
     """What `make` makes, its blobs in `store`. They may be large: made and written beside the event loop, or heartbeats
     would come late, and all at once, for the disk takes more than one writer brings."""
     made = await asyncio.to_thread(make)
-    await kept(made.blobs, store)
+    await kept(made.version, made.blobs, store)
     return made
 
 
-async def kept(blobs: Sequence[tuple[BlobRef, Parts]], store: Store) -> None:
-    """Return when all are on the disk; raises EnvironmentUnfit."""
-    await asyncio.gather(*(asyncio.to_thread(store.keep, ref, *parts) for ref, parts in blobs))
+async def kept(version: ModuleVersion, blobs: Sequence[tuple[BlobRef, Parts]], store: Store) -> None:
+    """Return when all these blobs of `version` are on the disk; raises EnvironmentUnfit. Of them only the update is
+    what others ask for at once."""
+    keep = [partial(store.keep, ref, *parts, is_cold=ref != version.update) for ref, parts in blobs]
+    await asyncio.gather(*map(asyncio.to_thread, keep))
 
 
 def order(item: Admitted) -> tuple[PathId, str]:

@@ -17,7 +17,7 @@ import fcntl
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,6 +28,8 @@ from .faults import reach
 
 PARTIALS_MAX = 64
 LOCK_NAME = "lock"
+PIECE_BYTES = 4 * 1024 * 1024
+"""Of what nobody reads soon, written before the disk begins with it."""
 _writes = itertools.count()
 ELSEWHERE = "choose another folder (--home of a volunteer, --dir of a coordinator)"
 
@@ -38,6 +40,13 @@ class Disk:
     def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
         file.write(data)
         file.flush()
+
+    def send_on(self, file: BinaryIO) -> None:
+        """Begin to bring to the disk what was written of a file, and hold no copy in memory of what is there; a hint,
+        which some systems do not take."""
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def sync(self, file: BinaryIO) -> None:
         """The bytes of a file are safe."""
@@ -84,11 +93,11 @@ class Store:
         self.keep(ref, data)
         return ref
 
-    def keep(self, ref: BlobRef, *parts: bytes | memoryview) -> None:
+    def keep(self, ref: BlobRef, *parts: bytes | memoryview, is_cold: bool = False) -> None:
         """Keep what has the name `ref`, which the caller knows; raises EnvironmentUnfit when the disk is full."""
         path = self._blob_path(ref.digest)
         if not path.exists():
-            self._write(path, *parts)
+            self._write(path, *parts, is_cold=is_cold)
 
     def get(self, name: str) -> bytes | None:
         """The blob, or None; raises IntegrityError and forgets the file when the disk changed its bytes."""
@@ -185,10 +194,10 @@ class Store:
     def _blob_path(self, name: str) -> Path:
         return self.folder / "blobs" / name[:2] / name
 
-    def _write(self, path: Path, *parts: bytes | memoryview) -> None:
+    def _write(self, path: Path, *parts: bytes | memoryview, is_cold: bool = False) -> None:
         try:
             _make_folder(path.parent)
-            write_atomically(path, *parts)
+            write_atomically(path, *parts, is_cold=is_cold)
         except EnvironmentUnfit as error:
             self.failure = error
             raise
@@ -216,21 +225,35 @@ def folder_lock(folder: Path, *, hint: str) -> Iterator[None]:
         os.close(handle)
 
 
-def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
-    """Write, sync, rename, sync the folder; raises EnvironmentUnfit when the machine will not."""
+def write_atomically(path: Path, *parts: bytes | memoryview, is_cold: bool = False) -> None:
+    """Write, sync, rename, sync the folder; raises EnvironmentUnfit when the machine will not.
+
+    What `is_cold`, nobody reads soon: it goes to the disk while it is written, and takes no room in the system's cache,
+    where a version would oust what others on the machine read (docs/performance.md).
+    """
     # Two threads may write the same blob at once: each renames a file of its own.
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{next(_writes)}.tmp")
     try:
         reach("write: nothing yet")
         with temporary.open("wb") as file:
-            for part in parts:
-                disk.write(file, part)
+            for piece in _pieces(parts) if is_cold else parts:
+                disk.write(file, piece)
+                if is_cold:
+                    disk.send_on(file)
             _sync(file)
+            if is_cold:
+                disk.send_on(file)
         _rename(temporary, path)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise unfit(error, path) from None
+
+
+def _pieces(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    for part in parts:
+        view = memoryview(part)
+        yield from (view[begin : begin + PIECE_BYTES] for begin in range(0, len(view), PIECE_BYTES))
 
 
 def _sync(file: BinaryIO) -> None:

@@ -16,7 +16,7 @@ from dipaco_p2p.config import OuterConfig
 from dipaco_p2p.core.codec import decode_module, encode_module
 from dipaco_p2p.core.compress import Compressed, norm
 from dipaco_p2p.core.outer import OuterState, apply_update, decode_state
-from dipaco_p2p.protocol.documents import seal
+from dipaco_p2p.protocol.documents import BlobRef, seal
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import check_successor, genesis_version
 from dipaco_p2p.runtime.recompute import Admitted, Made, made_and_kept, make_version
@@ -124,3 +124,20 @@ def test_the_blobs_of_a_version_are_kept_under_the_names_that_it_gives(run: Run,
     assert asyncio.run(made_and_kept(lambda: made, store)) is made and len(made.blobs) == 3
     for ref, parts in made.blobs:
         assert store.get(ref.digest) == b"".join(parts) and store.size(ref.digest) == ref.size
+
+
+def test_of_a_version_only_the_update_stays_in_memory_for_those_who_ask_at_once(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold = dict[str, bool]()
+    store, made = Store(tmp_path / "other"), made_of(run, admitted(run))
+    keep = store.keep
+
+    def note(ref: BlobRef, *parts: bytes | memoryview, is_cold: bool = False) -> None:
+        cold[ref.digest] = is_cold
+        keep(ref, *parts, is_cold=is_cold)
+
+    monkeypatch.setattr(store, "keep", note)
+    asyncio.run(made_and_kept(lambda: made, store))
+    assert made.version.update is not None and len(cold) == 3
+    assert [name for name, is_cold in cold.items() if not is_cold] == [made.version.update.digest]

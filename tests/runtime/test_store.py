@@ -8,13 +8,15 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError
 from dipaco_p2p.protocol.documents import BlobRef
-from dipaco_p2p.runtime.store import PARTIALS_MAX, Store, folder_lock, write_atomically
+from dipaco_p2p.runtime import store as store_module
+from dipaco_p2p.runtime.store import PARTIALS_MAX, Disk, Store, folder_lock, write_atomically
 
 
 def files(folder: Path) -> list[str]:
@@ -186,3 +188,39 @@ def test_two_threads_may_keep_the_same_blob_at_once(tmp_path: Path, monkeypatch:
         first, second = pool.map(store.put, [b"the same bytes"] * 2)
     assert first == second and store.get(first.digest) == b"the same bytes"
     assert store.failure is None and not list(tmp_path.rglob("*.tmp"))
+
+
+class Recorded(Disk):
+    """A disk that tells what was done, and what of a blob it would have to keep in memory."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
+        self.steps.append(f"write {bytes(data).decode()}")
+        super().write(file, data)
+
+    def send_on(self, file: BinaryIO) -> None:
+        self.steps.append("send on")
+        super().send_on(file)
+
+    def sync(self, file: BinaryIO) -> None:
+        self.steps.append("sync")
+        super().sync(file)
+
+
+@pytest.mark.parametrize("is_cold", [False, True])
+def test_what_nobody_reads_soon_goes_to_the_disk_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cold: bool
+) -> None:
+    recorded = Recorded()
+    monkeypatch.setattr(store_module, "disk", recorded)
+    monkeypatch.setattr(store_module, "PIECE_BYTES", 4)
+    store, ref = Store(tmp_path), BlobRef.of(b"0123456789")
+    store.keep(ref, b"012345", memoryview(b"6789"), is_cold=is_cold)
+    assert store.get(ref.digest) == b"0123456789"
+    if is_cold:
+        pieces = [step for piece in ("0123", "45", "6789") for step in (f"write {piece}", "send on")]
+        assert recorded.steps == [*pieces, "sync", "send on"]
+    else:
+        assert recorded.steps == ["write 012345", "write 6789", "sync"]

@@ -15,6 +15,7 @@ from dipaco_p2p.errors import Refused
 from dipaco_p2p.protocol.documents import BlobRef, Contribution
 from dipaco_p2p.protocol.signing import short
 from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.topology import ModuleId
 
 from .kept import Outbox, Receipts
 from .push import push
@@ -66,7 +67,8 @@ class Contributor:
             if gradient.module in tenure.inherited:
                 trainer.keep(gradient)
             elif gradient.module in tenure.missing:
-                contribution = self._document(tenure, gradient, base, work, state)
+                payload = await asyncio.to_thread(BlobRef.of, gradient.payload)
+                contribution = self._document(tenure, gradient.module, base, work, payload, state)
                 await asyncio.to_thread(self._outbox.add, contribution, gradient.payload)
                 pushes.append((contribution, gradient))
         self._on_progress()
@@ -75,16 +77,16 @@ class Contributor:
         return {reason for reason in reasons if reason is not None}
 
     def _document(
-        self, tenure: Tenure, gradient: OuterGradient, base: Base, work: Work, state: BlobRef
+        self, tenure: Tenure, module: ModuleId, base: Base, work: Work, payload: BlobRef, state: BlobRef
     ) -> Contribution:
         return Contribution(
             run=self._node.run.id,
-            module=gradient.module,
+            module=module,
             path=tenure.path,
             base_version=base.version,
             base_digest=base.digest,
             sharding=work.sharding,
-            payload=BlobRef.of(gradient.payload),
+            payload=payload,
             state=state,
             steps=work.result.steps_done,
             tokens=work.result.tokens,

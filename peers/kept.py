@@ -66,7 +66,7 @@ class Outbox:
 
     def add(self, contribution: Contribution, payload: bytes) -> None:
         """Its push begins. Raises EnvironmentUnfit."""
-        self._store.put(payload)
+        self._store.keep(contribution.payload, payload)
         write_checked(self._store, str(contribution.module), strict.plain(contribution))
 
     def remove(self, contribution: Contribution) -> None:

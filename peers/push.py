@@ -58,7 +58,8 @@ def _is_behind(node: Node, contribution: Contribution) -> bool:
 async def _push_once(
     node: Node, leader: PeerId, sealed: Sealed[Contribution], payload: bytes, on_progress: Callable[[], None]
 ) -> Sealed[Receipt]:
-    await send(node, leader, payload, on_progress=lambda done, size: on_progress())
+    digest = sealed.document.payload.digest
+    await send(node, leader, payload, digest=digest, on_progress=lambda done, size: on_progress())
     reply = await node.swarm.call(
         leader,
         "module.contribute",

@@ -129,7 +129,8 @@ class IdleVolunteer:
         def on_progress() -> None:  # the last part that arrived says it last
             pushed.uploaded_s = clock.now_s()
 
-        await push(self.node, self._document(module, payload), payload, on_progress=on_progress)
+        document = self._document(module, await asyncio.to_thread(BlobRef.of, payload))
+        await push(self.node, document, payload, on_progress=on_progress)
         pushed.receipt_s = clock.now_s()
         return pushed
 
@@ -142,7 +143,7 @@ class IdleVolunteer:
         """The version that is held."""
         return self._readers[module].version.version
 
-    def _document(self, module: ModuleId, payload: bytes) -> Contribution:
+    def _document(self, module: ModuleId, payload: BlobRef) -> Contribution:
         run, base = self.node.run, self._readers[module].version
         return Contribution(
             run=run.id,
@@ -151,7 +152,7 @@ class IdleVolunteer:
             base_version=base.version,
             base_digest=base.digest,
             sharding=0,
-            payload=BlobRef.of(payload),
+            payload=payload,
             state=None,
             steps=run.config.inner.steps,
             tokens=run.tokens_full,

@@ -81,7 +81,7 @@ class RemoteLedger:
 
     async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> None:
         """Have it keep a contribution of the module that we lead."""
-        await send(self._node, self.peer, payload)
+        await send(self._node, self.peer, payload, digest=sealed.document.payload.digest)
         sharding: dict[str, Any] = attached(self._node, sealed.document.sharding)
         await self._ask("mirror.contribution", contribution=sealed.to_dict(), **sharding)
 
@@ -110,7 +110,7 @@ class RemoteLedger:
 
     async def forward(self, sealed: Sealed[Contribution], payload: bytes) -> None:
         """Submit a contribution once more, to the leader: its branch has lost, or its leader is gone."""
-        await send(self._node, self.peer, payload)
+        await send(self._node, self.peer, payload, digest=sealed.document.payload.digest)
         sharding: dict[str, Any] = attached(self._node, sealed.document.sharding)
         await self._ask("module.forward", timeout_s=CALL_TIMEOUT_S, contribution=sealed.to_dict(), **sharding)
 

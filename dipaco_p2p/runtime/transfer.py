@@ -69,14 +69,23 @@ async def fetch_kept(node: Node, ref: BlobRef, *, holders: Sequence[PeerId]) -> 
     return await fetch(node, ref, holders=list(dict.fromkeys([*holders, *node.watch.seeds()])), keep=True)
 
 
-async def send(node: Node, peer: PeerId, data: bytes, *, on_progress: Callable[[int, int], None] | None = None) -> None:
-    """Upload a blob to `peer`, from where an earlier try stopped. Raises Unreachable or Refused."""
+async def send(
+    node: Node,
+    peer: PeerId,
+    data: bytes,
+    *,
+    digest: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Upload a blob to `peer`, from where an earlier try stopped; its `digest`, if that is known, is not taken again.
+    Raises Unreachable or Refused."""
     await send_blob(
         node.swarm,
         peer,
         data,
         timeout_s=CALL_TIMEOUT_S,
         addresses=node.watch.addresses(peer),
+        digest=digest,
         on_progress=on_progress,
     )
 

@@ -72,13 +72,17 @@ async def send_blob(
     *,
     timeout_s: float,
     addresses: Sequence[str] = (),
+    digest: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> str:
     """Bring `data` to `peer`, going on where an earlier attempt ended, and return its digest.
 
-    `timeout_s` is for each range. Raises Unreachable, Refused (with the receiver's reason), IntegrityError.
+    `timeout_s` is for each range. Who knows the `digest` already says it, and spares a pass over the data: a wrong one
+    is refused. Raises Unreachable, Refused (with the receiver's reason), IntegrityError.
     """
-    digest, size = await asyncio.to_thread(digest_of, data), len(data)
+    if digest is None:
+        digest = await asyncio.to_thread(digest_of, data)
+    size = len(data)
     have, done = 0, False
     body = b""
     while not done:

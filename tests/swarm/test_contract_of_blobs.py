@@ -139,5 +139,7 @@ def test_an_upload_resumes_after_the_connection_broke(play: Play) -> None:
         with pytest.raises(Refused) as refused:
             await send_blob(a, b.peer, BLOB, timeout_s=10)
         assert refused.value.reason == "integrity"
+        sink.data = b""
+        assert await send_blob(a, b.peer, BLOB, timeout_s=10, digest=digest(BLOB)) == digest(BLOB) and sink.data == BLOB
 
     play(scenario)

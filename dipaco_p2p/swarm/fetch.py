@@ -31,6 +31,8 @@ IN_FLIGHT_MAX = 4
 """Ranges on their way from one holder that is alone."""
 IN_FLIGHT_MIN = 2
 """From one of several: so its line is not idle while an answer travels."""
+KEEP_EVERY_S = 1.0
+"""What arrived is on this disk after so long."""
 LATE_S = 1.0
 LATE_TIMES = 2.0
 """A range is late after so many times what another holder would take for it, but not before a second."""
@@ -106,16 +108,15 @@ class _Fetch:
 
     async def _fill(self, pieces: Pieces, holders: Sequence[Holder], partial: Path | None) -> bool:
         """Ask `holders` for all that is missing; whether it came."""
-        errands = _Errands(self._swarm, self._known, holders, pieces)
+        errands, keeper = _Errands(self._swarm, self._known, holders, pieces), _Keeper(partial, pieces)
         try:
             while not pieces.is_whole:
                 wait_s = errands.hand_out()
                 if not errands.calls:
+                    await keeper.keep()
                     return False
-                begin = pieces.whole
                 await errands.take_answers(wait_s)
-                if partial is not None and pieces.whole > begin:
-                    await asyncio.to_thread(_write_partial, partial, begin, pieces.read(begin, pieces.whole))
+                await keeper.keep_now_and_then()
                 self._on_progress(pieces.here, pieces.size)
             return True
         finally:  # nothing is awaited here: a simulated crash closes what is left in the middle
@@ -123,6 +124,27 @@ class _Fetch:
 
     async def _is_right(self, pieces: Pieces) -> bool:
         return await asyncio.to_thread(digest_of, pieces.value()) == self._digest
+
+
+class _Keeper:
+    """Keeps the beginning of a blob that is on its way in `partial`: once a second, since a crash that costs a second
+    is better than one more copy of every blob that comes at once."""
+
+    def __init__(self, partial: Path | None, pieces: Pieces) -> None:
+        self._partial, self._pieces, self._loop = partial, pieces, asyncio.get_running_loop()
+        self._kept, self._kept_s = pieces.whole, self._loop.time()
+
+    async def keep_now_and_then(self) -> None:
+        """If it is time, and something is missing yet."""
+        if not self._pieces.is_whole and self._loop.time() >= self._kept_s + KEEP_EVERY_S:
+            await self.keep()
+
+    async def keep(self) -> None:
+        """All that is here without a hole."""
+        self._kept_s, begin, end = self._loop.time(), self._kept, self._pieces.whole
+        if self._partial is not None and end > begin:
+            await asyncio.to_thread(_write_partial, self._partial, begin, self._pieces.read(begin, end))
+            self._kept = end
 
 
 class _Errands:

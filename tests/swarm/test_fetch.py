@@ -15,7 +15,7 @@ from dipaco_p2p.errors import BlobMissing
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.blobs import send_blob, serve_blobs, serve_uploads
-from dipaco_p2p.swarm.fetch import HOLDERS_AT_ONCE, LATE_S, fetch_blob
+from dipaco_p2p.swarm.fetch import HOLDERS_AT_ONCE, KEEP_EVERY_S, LATE_S, fetch_blob
 from dipaco_p2p.swarm.holders import Holders
 from dipaco_p2p.swarm.line import CUT_BYTES_MIN, MBIT_BYTES, Line
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
@@ -150,6 +150,33 @@ def test_two_liars_among_three_are_found_too(tmp_path: Path) -> None:
         liars = [net.holder(bytes([number]) * len(BLOB)) for number in (1, 2)]
         assert (await fetch(net.join(), *liars, net.holder(), partial=tmp_path / "partial"))[0] == BLOB
         assert not (tmp_path / "partial").exists()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("up_mbit", "is_kept"), [(8.0, True), (800.0, False)], ids=["slow", "fast"])
+def test_a_beginning_is_kept_once_a_second_and_not_of_what_comes_at_once(
+    tmp_path: Path, up_mbit: float, is_kept: bool
+) -> None:
+    """So that a reader that is killed goes on from there."""
+
+    async def scenario() -> None:
+        net, partial, progress = Net(), tmp_path / "partial", list[tuple[float, int, int]]()
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+
+        def on_progress(done: int, size: int) -> None:
+            kept = partial.stat().st_size if partial.exists() else 0
+            assert partial.exists() is False or BLOB.startswith(partial.read_bytes())
+            progress.append((loop.time() - began_s, done, kept))
+
+        await fetch(net.join(), net.holder(up_mbit=up_mbit), partial=partial, on_progress=on_progress)
+        assert not partial.exists()
+        assert any(kept for _, _, kept in progress) is is_kept
+        written = {kept for _, _, kept in progress}
+        assert len(written) <= progress[-1][0] / KEEP_EVERY_S + 1
+        if is_kept:
+            assert all(done - kept <= 3 * RANGE_BYTES for _, done, kept in progress[:-1])
 
     play(scenario)
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from ..canonical import Parts
 from ..errors import IntegrityError
 from .arrays import Array, Floats
 from .blocks import BLOCK, SPAN, Blocks, blank, parts, quantise, read_blocks, scratch
-from .codec import decode, encode
+from .codec import decode, encode_parts
 from .cores import spans, spread
 from .sparse import CHUNK, KEPT, LEVELS, Sparse, kept_counts, read_sparse, sparsify, tensors_of
 
@@ -98,8 +99,13 @@ def codec_of(compressed: Compressed) -> str:
 
 def encode_compressed(compressed: Compressed) -> bytes:
     """The bytes of a contribution or an update."""
+    return b"".join(compressed_parts(compressed))
+
+
+def compressed_parts(compressed: Compressed) -> Parts:
+    """The same, not joined: as far as that goes the memory of `compressed`."""
     tensors = tensors_of(compressed) if isinstance(compressed, Sparse) else compressed.tensors()
-    return encode(tensors, metadata=metadata(codec_of(compressed)))
+    return encode_parts(tensors, metadata=metadata(codec_of(compressed)))
 
 
 def decode_compressed(data: bytes, *, size: int, codec: str = INT8) -> Compressed:

@@ -15,7 +15,7 @@ from ..canonical import Parts
 from ..core import outer
 from ..core.arrays import Floats
 from ..core.codec import module_parts
-from ..core.compress import Compressed, encode_compressed
+from ..core.compress import Compressed, compressed_parts
 from ..core.cores import at_once
 from ..core.outer import OuterState, state_parts
 from ..errors import IntegrityError
@@ -122,7 +122,7 @@ def make_version(
         codec=run.config.compression.downlink,
         is_spent=True,
     )
-    blobs = module_parts(after.params, run.layout(parent.module)), [encode_compressed(update)], state_parts(after)
+    blobs = module_parts(after.params, run.layout(parent.module)), compressed_parts(update), state_parts(after)
     snapshot_ref, update_ref, state_ref = at_once(*(partial(BlobRef.of, *parts) for parts in blobs))
     version = ModuleVersion(
         run=run.id,

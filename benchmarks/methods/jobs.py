@@ -20,6 +20,8 @@ STEPS = 720
 """Inner steps per path after that, for every method."""
 ROUND_STEPS = 40
 
+_LATER: Mapping[str, object] = {"inner_lr": 1.0, "batch": InnerConfig().batch}
+
 _TRUNK = LevelConfig(embedding=True, head=True)
 _PRIVATE_BLOCK = LevelConfig(private=True, blocks=1)
 _PRIVATE_FIRST = LevelConfig(private=True, blocks=1, embedding=True, head=True)
@@ -104,13 +106,16 @@ class Job:
     """Share of the training text that is used at all."""
     inner_lr: float = 1.0
     """Of the usual inner learning rate."""
+    batch: int = InnerConfig().batch
+    """Sequences of an inner step of one worker; the warm-up has the usual number."""
 
     @property
     def key(self) -> str:
         """Names the job's files and its result; the same settings under another `method` have the same key."""
         values = {name: value for name, value in asdict(self).items() if name != "method"}
-        if self.inner_lr == 1:  # there were results before there was this field
-            del values["inner_lr"]
+        for name, default in _LATER.items():  # there were results before there were these fields
+            if values[name] == default:
+                del values[name]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -120,7 +125,7 @@ class Job:
 
     @property
     def inner(self) -> InnerConfig:
-        return InnerConfig(steps=self.round_steps, lr=InnerConfig().lr * self.inner_lr)
+        return InnerConfig(batch=self.batch, steps=self.round_steps, lr=InnerConfig().lr * self.inner_lr)
 
     @property
     def rounds(self) -> int:

@@ -192,3 +192,5 @@ def test_the_key_names_what_decides_the_result():
     assert job.key == "496ee52e26e86cb8", "finished experiments find their results by it"
     faster = replace(job, inner_lr=2.0)
     assert faster.key != job.key and faster.inner.lr == 2 * job.inner.lr
+    larger = replace(job, batch=32)
+    assert larger.key not in (job.key, faster.key) and larger.inner.batch == 32 != job.inner.batch

@@ -49,9 +49,10 @@ def no_sync_of_the_folder(soil: Soil) -> None:
 
 @mutant("written in place, not renamed", faults=("torn write", "crash at a point"))
 def written_in_place(soil: Soil) -> None:
-    def write(path: Path, data: bytes) -> None:
+    def write(path: Path, *parts: bytes | memoryview, is_cold: bool = False) -> None:
         with path.open("wb") as file:
-            store.disk.write(file, data)
+            for part in parts:
+                store.disk.write(file, part)
             store.disk.sync(file)
 
     soil.replace_everywhere("write_atomically", store.write_atomically, write)

@@ -197,12 +197,12 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, stop_at: int, work: Callable[[]
     write = dipaco_p2p.runtime.store.write_atomically
     writes = 0
 
-    def strike(path: Path, data: bytes) -> None:
+    def strike(path: Path, *parts: bytes, **how: Any) -> None:
         nonlocal writes
         writes += 1
         if writes == stop_at:
             raise Died
-        write(path, data)
+        write(path, *parts, **how)
 
     with monkeypatch.context() as patch, contextlib.suppress(Died):
         patch.setattr(dipaco_p2p.runtime.store, "write_atomically", strike)

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dipaco_p2p.config import PREFIX_TOKENS
 from dipaco_p2p.core.codec import decode_module
 from dipaco_p2p.core.evaluate import Evaluation, counted_tokens, losses
-from dipaco_p2p.core.features import features
+from dipaco_p2p.core.features import document_features
 from dipaco_p2p.core.heldout import HeldOut, decode_held_out
 from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.router import Router, decode_router
@@ -140,9 +139,8 @@ class Evaluator:
             known = self.run.sharding(sharding)
             ref = known.document.router if known else self.run.manifest.router
             assert ref is not None
-            model = self.run.config.model
-            data = self.blob(ref.digest)
-            self._routers[sharding] = decode_router(data, path_count=model.path_count, width=model.width)
+            data, width = self.blob(ref.digest), self.run.config.feature_width
+            self._routers[sharding] = decode_router(data, path_count=self.run.config.model.path_count, width=width)
         return self._routers[sharding]
 
     def token_router(self, sharding: int) -> Router:
@@ -188,7 +186,9 @@ class Evaluator:
 
     def _features_of(self, part: str) -> Flat:
         if part not in self._features:
-            self._features[part] = features(self.frozen(), self.held_out[part].tokens[:, :PREFIX_TOKENS])
+            has_counts = self.run.config.routing.has_counts
+            tokens = self.held_out[part].tokens
+            self._features[part] = document_features(self.frozen(), tokens, has_counts=has_counts)
         return self._features[part]
 
     def _flat(self, module: ModuleId, version: int) -> Flat:

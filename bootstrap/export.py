@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p import __version__
-from dipaco_p2p.config import PREFIX_TOKENS, ModelConfig
+from dipaco_p2p.config import PREFIX_TOKENS, ModelConfig, count_buckets
 from dipaco_p2p.core.codec import encode
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.errors import ConfigError
@@ -150,17 +150,20 @@ async def _routers(served: ServedRun, version: int | None) -> dict[str, bytes]:
     if refs[ROUTER] is None:
         return {}
     await served.router(version=version)  # that it is one, and of this run
-    model, topology = served.run.config.model, served.run.topology
+    topology, counts = served.run.topology, ""
+    if served.run.config.routing.has_counts:
+        buckets = count_buckets(served.run.config.model.vocab_size)
+        counts = f"; then how often each token is among these 32, its number modulo {buckets}"
     about = {
         "run": served.run.origin,
         "paths": [str(path) for path in topology.paths()],
         "digests": {name: ref.digest for name, ref in refs.items() if ref is not None},
         "prefix_tokens": PREFIX_TOKENS,
-        "feature_width": model.width,
+        "feature_width": served.run.config.feature_width,
         "feature_model": {str(version.module): version.digest for version in served.feature_versions()},
         "scores": "((features - mean) / scale) @ weights.T + bias; the greatest score is the path, as listed here",
         "features": {
-            ROUTER: "mean over the first 32 tokens of the last block's output, before the final norm",
+            ROUTER: "mean over the first 32 tokens of the last block's output, before the final norm" + counts,
             TOKEN_ROUTER: "the same mean over the last 32 tokens seen, then that over all tokens seen",
         },
         "dipaco_p2p": __version__,

@@ -136,7 +136,8 @@ async def _router(served: ServedRun, request: Request, forced: PathId | None) ->
     token_router = await served.token_router(version=version) if request.every else None
     router = await served.router(version=version)
     usable = await served.usable(version=version)
-    return _Route(router, token_router, await served.feature_model(), topology, usable)
+    frozen, has_counts = await served.feature_model(), served.run.config.routing.has_counts
+    return _Route(router, token_router, frozen, topology, usable, has_counts=has_counts)
 
 
 class _Route:
@@ -150,8 +151,11 @@ class _Route:
         frozen: PathModel,
         topology: Topology,
         usable: Sequence[int],
+        *,
+        has_counts: bool,
     ) -> None:
         self._usable = usable
+        self._has_counts = has_counts
         self._router = router
         self._token_router = token_router
         self._frozen: PathModel | None = frozen
@@ -160,10 +164,14 @@ class _Route:
     def __call__(self, tokens: Sequence[int]) -> PathId:
         assert self._frozen is not None, "a prompt is routed once"
         if self._token_router is None:
-            number = assign(self._router, prompt_features(self._frozen, tokens), self._usable)[0]
+            number = assign(
+                self._router, prompt_features(self._frozen, tokens, has_counts=self._has_counts), self._usable
+            )[0]
             self._frozen = None
         elif len(tokens) <= PREFIX_TOKENS:  # nothing more is known than a router of documents knows
-            number = assign(self._router, prompt_features(self._frozen, tokens), self._usable)[0]
+            number = assign(
+                self._router, prompt_features(self._frozen, tokens, has_counts=self._has_counts), self._usable
+            )[0]
         else:
             number = assign(self._token_router, text_features(self._frozen, tokens), self._usable)[0]
         return self._topology.path(int(number))

@@ -116,9 +116,9 @@ def _open_grid(
 ) -> Run:
     """The stage of all paths: optimizer state, router, shards."""
     optimizer = _moments(config, flats, sequences)
-    vectors = routing_features(frozen_model(config.model, flats), sequences)
+    vectors = routing_features(config, frozen_model(config.model, flats), sequences)
     with stage("Routing the sequences"):
-        router = first_router(config, vectors["train"])
+        router = first_router(config, vectors["train"], sequences.train.tokens)
         shards = cut_shards(config, store, router, sequences.train.tokens, vectors["train"])
     return _open(
         config,

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dipaco_p2p.canonical import canonical_bytes
-from dipaco_p2p.config import PREFIX_TOKENS
 from dipaco_p2p.core.codec import decode_module
-from dipaco_p2p.core.features import features
+from dipaco_p2p.core.features import document_features
 from dipaco_p2p.core.heldout import HeldOut
 from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.router import Router
@@ -139,7 +138,8 @@ class Resharding:
         return routers.router, shards
 
     def _features(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-        return features(self._evaluator.frozen(), tokens[:, :PREFIX_TOKENS])
+        has_counts = self._run.config.routing.has_counts
+        return document_features(self._evaluator.frozen(), tokens, has_counts=has_counts)
 
     def _table(self, path: PathId, number: int, round_number: int, part: HeldOut) -> Table:
         """A path's scores: a volunteer's, else our own."""

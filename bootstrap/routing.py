@@ -13,16 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dipaco_p2p.config import PREFIX_TOKENS, ModelConfig, RunConfig
+from dipaco_p2p.config import ModelConfig, RunConfig
 from dipaco_p2p.core.arrange import arrange
 from dipaco_p2p.core.discriminative import balance_bias, balanced_labels, best_path, fit_logistic, match_bias
-from dipaco_p2p.core.features import features, token_features
+from dipaco_p2p.core.features import document_features, token_features
 from dipaco_p2p.core.kmeans import fit_kmeans, fit_product_kmeans
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.router import Router, encode_router
 from dipaco_p2p.core.scores import WINDOW, window_starts
 from dipaco_p2p.core.shards import Shard, encode_shard
+from dipaco_p2p.core.tiny import behind, divergences, fit_tiny
 from dipaco_p2p.errors import CorpusError
 from dipaco_p2p.protocol.documents import BlobRef, ShardRef
 from dipaco_p2p.runtime.store import Store
@@ -55,23 +56,34 @@ def frozen_model(model: ModelConfig, flats: Sequence[Flat]) -> PathModel:
     return frozen
 
 
-def routing_features(frozen: PathModel, sequences: Sequences) -> Features:
+def routing_features(config: RunConfig, frozen: PathModel, sequences: Sequences) -> Features:
     """Features of the first 32 tokens of every sequence."""
+    has_counts = config.routing.has_counts
     with stage("Reading the features that route"):
-        return {name: features(frozen, getattr(sequences, name).tokens[:, :PREFIX_TOKENS]) for name in PARTS}
+        return {
+            name: document_features(frozen, getattr(sequences, name).tokens, has_counts=has_counts) for name in PARTS
+        }
 
 
-def first_router(config: RunConfig, train: Flat) -> Router:
-    """k-means, arranged so that paths which share modules read similar text; or one k-means per level on its own part
-    of the features, which arranges itself. Raises CorpusError."""
+def first_router(config: RunConfig, train: Flat, tokens: NDArray[np.int32]) -> Router:
+    """k-means, arranged so that paths which share modules read similar text; tiny language models that begin with its
+    clusters, arranged as well; or one k-means per level on its own part of the features, which arranges itself.
+
+    `train` (n, D) are the features of `tokens` (n, T). Raises CorpusError.
+    """
+    width, paths = config.model.width, config.model.path_count
     chosen = np.sort(np.random.default_rng(config.seed).permutation(len(train))[:ROUTER_FIT_MAX])
     if config.routing.first == "product":
         widths = [level.modules for level in config.model.levels if not level.private and level.modules > 1]
         if len(widths) > 1:
             return fit_product_kmeans(train[chosen], widths=widths, seed=config.seed)
-    router = fit_kmeans(train[chosen], path_count=config.model.path_count, seed=config.seed)
+    points = train[chosen, :width]
+    router = fit_kmeans(points, path_count=paths, seed=config.seed)
     sizes = [module_layout(config.model, level).size for level in range(len(config.model.levels))]
-    return arrange(router, config.topology, sizes, seed=config.seed)
+    if config.routing.first != "tiny":
+        return arrange(router, config.topology, sizes, seed=config.seed)
+    tiny = fit_tiny(tokens[chosen], router.assign(points), path_count=paths, vocab_size=config.model.vocab_size)
+    return behind(arrange(tiny, config.topology, sizes, seed=config.seed, distances=divergences(tiny)), width)
 
 
 def fit_routers(

@@ -232,7 +232,7 @@ momentum = 0.0          # plain averaging
 norm_rule = "mean"      # replicas of one path agree
 
 [routing]               # which sequences each path trains on
-first = "kmeans"        # by the first 32 tokens; product: one k-means per level
+first = "kmeans"        # by the first 32 tokens; product: one k-means per level; tiny: a unigram model per path
 reshard_rounds = []     # before these rounds the paths say which of them is best at what; `rounds`: for serving
 balance = "equal"       # after re-sharding; match: as often as each path was best
 overlap = 1             # each sequence is trained on by this many of its best paths

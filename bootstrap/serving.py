@@ -76,7 +76,7 @@ class ServedRun:
         """Routes a prompt by its first 32 tokens; raises IntegrityError, also for a router of another run."""
         ref = self.router_ref(version=version)
         assert ref is not None, "a run of one path routes nothing"
-        return await self._router(ref, width=self.run.config.model.width)
+        return await self._router(ref, width=self.run.config.feature_width)
 
     async def token_router(self, *, version: int | None = None) -> Router:
         """Routes a text at any token; raises ConfigError where the run has none, and as `router`."""

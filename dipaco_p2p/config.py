@@ -17,12 +17,19 @@ PROTOCOL_VERSION = 7
 
 PREFIX_TOKENS = 32
 """A document is routed by its first 32 tokens, and these count in no evaluation (DiPaCo section 2.4)."""
+COUNT_BUCKETS_MAX = 1024
+"""Where routers count tokens, a larger vocabulary shares so many buckets: a router has a weight for each and path."""
 
 
 LEVELS_MAX = 16
 """Keeps a path's name, and with it a key of the DHT, short."""
 MODULES_MAX = 4096
 """In one level; also the most paths of a grid with private levels."""
+
+
+def count_buckets(vocab_size: int) -> int:
+    """Buckets in which a router counts the tokens of a vocabulary."""
+    return min(vocab_size, COUNT_BUCKETS_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +177,9 @@ class WarmupConfig:
 class RoutingConfig:
     """Which sequences each path trains on (DiPaCo section 2.4)."""
 
-    first: str = bounded("kmeans", choices=("kmeans", "product"))
-    """The first sharding, by features alone; `product`: one k-means per level, each on its own part of them."""
+    first: str = bounded("kmeans", choices=("kmeans", "product", "tiny"))
+    """The first sharding, by features alone; `product`: one k-means per level, each on its own part of them; `tiny`:
+    by a unigram language model per path (core/tiny.py). Routers then look at the first tokens themselves, too."""
     reshard_rounds: tuple[int, ...] = bounded((), low=1, high=10_000_000)
     """Before these rounds all paths score the router split, a router is fitted on who was best, and the text is
     sharded anew. One equal to `rounds` gives the routers that the finished run is served with."""
@@ -179,6 +187,11 @@ class RoutingConfig:
     """After re-sharding: shards of equal size, or as often as each path was best."""
     overlap: int = bounded(1, low=1, high=64)
     """Each sequence is trained on by this many of its best paths; evaluated by the best one only."""
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether a document's features tell how often each token is among its first ones."""
+        return self.first == "tiny"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +258,11 @@ class RunConfig:
     @property
     def topology(self) -> Topology:
         return self.model.topology
+
+    @property
+    def feature_width(self) -> int:
+        """Of the features that a router of documents takes."""
+        return self.model.width + (count_buckets(self.model.vocab_size) if self.routing.has_counts else 0)
 
     @property
     def total_steps(self) -> int:

@@ -63,8 +63,8 @@ class Job:
     grid: str = "2x2"
     routing: str = "arranged"
     """random; arranged: k-means, similar clusters where paths share modules; kmeans: numbered by the lot; unbalanced:
-    arranged without balance; product; tiny: unigram models; tiny whole: the same, reading ahead, a bound. Of no effect
-    on a grid of one path."""
+    arranged without balance; product; tiny: unigram models, as in a run file; tiny whole: such as read ahead, a bound.
+    Of no effect on a grid of one path."""
     lr: float = 0.7
     """Of the outer step."""
     momentum: float = 0.9

@@ -22,6 +22,7 @@ DENSE_OUTER = "dense + outer step"
 RANDOM = "2x2 random routing"
 DILOCO = "DiLoCo, 4 workers"
 KMEANS = "2x2 k-means"
+TINY = "2x2 tiny-model routing"
 
 _ONE_PATH = {"grid": "1", "routing": "kmeans"}
 _PLAIN = _ONE_PATH | {"outer": "none", "codec": "fp32"}
@@ -40,6 +41,7 @@ FURTHER: Mapping[str, Mapping[str, object]] = {
     "dense, parameters of 2x2": _PLAIN | {"width": MATCH_2X2},
     "dense, parameters of 2x2 + outer step": _ONE_PATH | {"width": MATCH_2X2},
     "flat mixture of 4": {"grid": "flat 4"},
+    TINY: {"routing": "tiny"},
     "2x2 k-means, not arranged": {"routing": "kmeans"},
     "2x2 product k-means": {"routing": "product"},
     "2x2 discriminative": {"reshard": (9,)},
@@ -68,13 +70,12 @@ FURTHER: Mapping[str, Mapping[str, object]] = {
 LIKE: Mapping[str, str] = {
     name: "4x4 k-means" if name.startswith("4x4") else KMEANS
     for name in FURTHER
-    if name.startswith(("2x2", "4x4")) and name not in ("4x4 k-means", "4x4 random routing")
+    if name.startswith(("2x2", "4x4")) and name not in (TINY, "4x4 k-means", "4x4 random routing")
 }
 """Methods that take over the outer learning rate of another, which differs from them in the routing only."""
 
 _FIRST_BLOCKS = {"grid": "2x2 private ends"}
 ABLATIONS: Mapping[str, Mapping[str, object]] = {
-    "tiny-model routing": {"routing": "tiny"},
     "tiny-model routing, reading ahead": {"routing": "tiny whole"},
     "twice the steps": {"steps": 1440},
     "twice the steps, random routing": {"steps": 1440, "routing": "random"},
@@ -105,6 +106,8 @@ ABLATIONS: Mapping[str, Mapping[str, object]] = {
     "30 % lost": {"drop": 0.3},
     "50 % lost": {"drop": 0.5},
     "10 steps a round": {"round_steps": 10},
+    "10 steps a round, tiny-model routing": {"round_steps": 10, "routing": "tiny"},
+    "10 steps a round, DiLoCo": {"round_steps": 10, **_DILOCO, "replicas": 4, "lr": 1.0},
     "20 steps a round": {"round_steps": 20},
     "120 steps a round": {"round_steps": 120},
     "fp32": {"codec": "fp32"},

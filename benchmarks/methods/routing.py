@@ -18,7 +18,7 @@ from dipaco_p2p.errors import CorpusError
 
 from .data import PARTS, Ints, Part
 from .jobs import Job
-from .tiny import tiny_routes
+from .tiny import by_first_tokens, read_ahead
 
 FIT_MAX = 20_000
 """Sequences that a k-means is fitted on, as in a run."""
@@ -49,10 +49,10 @@ def first_routes(job: Job, features: Mapping[str, Floats], tokens: Mapping[str, 
         }
         return Routes(choices=drawn)
     routes = _by_router(job, _fit(job, features["train"]), features)
-    if job.routing.startswith("tiny"):
-        start, whole = routes.once("train"), job.routing == "tiny whole"
-        found = tiny_routes(tokens, start, path_count=paths, vocab_size=job.model.vocab_size, whole=whole)
-        return Routes(choices=found)
+    if job.routing == "tiny":
+        return Routes(choices=by_first_tokens(job, tokens, routes.once("train"), fit_max=FIT_MAX))
+    if job.routing == "tiny whole":
+        return Routes(choices=read_ahead(job, tokens, routes.once("train")))
     return routes
 
 

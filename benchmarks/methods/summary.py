@@ -21,6 +21,7 @@ from .plan import (
     LIKE,
     METHODS,
     RANDOM,
+    TINY,
     drill,
     has_outer_step,
     job,
@@ -113,13 +114,12 @@ def beats(summary: Summary, name: str, control: str) -> bool | None:
 
 
 def bars(summary: Summary) -> list[dict[str, Any]]:
-    """What the method has to show on text of several domains, and what it did."""
-    wanted = (
-        (KMEANS, "once", DENSE_OUTER, 0.12),
-        (KMEANS, "once", DILOCO, 0.02),
-        (KMEANS, "once", RANDOM, 0.03),
-        (KMEANS, "every 64", KMEANS, 0.01),
-    )
+    """What the method has to show on text of several domains, and what it did: by k-means, and by tiny models if they
+    were run."""
+    shown = [name for name in (KMEANS, TINY) if name == KMEANS or name in summary["methods"]]
+    controls = ((DENSE_OUTER, 0.12), (DILOCO, 0.02), (RANDOM, 0.03))
+    wanted = [(name, "once", control, margin) for name in shown for control, margin in controls]
+    wanted.append((KMEANS, "every 64", KMEANS, 0.01))
     found = []
     for name, routed, control, margin in wanted:
         values = gaps(summary, name, control, routed=routed)

@@ -1,10 +1,7 @@
-"""Routing by tiny language models: one unigram model per path says which sequences are its own.
+"""Routing by tiny language models, as `first = "tiny"` of a run file; and as a bound, by models that read ahead.
 
-Hard EM: sequences go to the model that likes their first tokens best, in parts of equal size; then each model is
-fitted on all of its sequences. At evaluation the most likely model is taken, whatever the sizes.
-Source: the idea of SMALLTALK LM (arXiv 2410.03529), with the smallest models there are. `whole` lets the models look at
-the whole sequence, also at evaluation: no method, since it reads what it is to predict, but a bound for clusters.
-n sequences, T tokens, V vocabulary, P paths.
+`read_ahead` lets the models look at whole sequences, also at evaluation: no method, since it reads what it is to
+predict, but it says how much clusters of this kind are worth. n sequences, T tokens, P paths.
 """
 
 from __future__ import annotations
@@ -14,47 +11,39 @@ from collections.abc import Mapping
 import numpy as np
 
 from dipaco_p2p.config import PREFIX_TOKENS
+from dipaco_p2p.core.arrange import arrange
 from dipaco_p2p.core.discriminative import balanced_labels
-from dipaco_p2p.core.router import Doubles
+from dipaco_p2p.core.features import token_counts
+from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.core.tiny import divergences, fit_tiny, fit_unigrams
 
 from .data import Ints
+from .jobs import Job
 
 ROUNDS = 12
-SMOOTHING = 1.0
-"""Added to every count, so that no token is impossible."""
 
 
-def tiny_routes(
-    tokens: Mapping[str, Ints], start: Ints, *, path_count: int, vocab_size: int, whole: bool
-) -> dict[str, Ints]:
+def by_first_tokens(job: Job, tokens: Mapping[str, Ints], start: Ints, *, fit_max: int) -> dict[str, Ints]:
     """The path (n, 1) of each sequence of each part, `tokens` (n, T); `start` (n,) are first labels of `train`."""
-    counts = {name: _counts(rows, vocab_size) for name, rows in tokens.items()}
-    seen = counts if whole else {name: _counts(rows[:, :PREFIX_TOKENS], vocab_size) for name, rows in tokens.items()}
+    model = job.model
+    chosen = np.sort(np.random.default_rng(job.seed).permutation(len(start))[:fit_max])
+    router = fit_tiny(tokens["train"][chosen], start[chosen], path_count=model.path_count, vocab_size=model.vocab_size)
+    sizes = [module_layout(model, level).size for level in range(len(model.levels))]
+    router = arrange(router, model.topology, sizes, seed=job.seed, distances=divergences(router))
+    seen = {name: token_counts(rows[:, :PREFIX_TOKENS], vocab_size=model.vocab_size) for name, rows in tokens.items()}
+    return {name: router.assign(counts)[:, None] for name, counts in seen.items()}
+
+
+def read_ahead(job: Job, tokens: Mapping[str, Ints], start: Ints) -> dict[str, Ints]:
+    """The same by all tokens of a sequence."""
+    paths, vocab_size = job.model.path_count, job.model.vocab_size
+    counts = {name: token_counts(rows, vocab_size=vocab_size) for name, rows in tokens.items()}
     labels = start
     for _ in range(ROUNDS):
-        models = _fit(counts["train"], labels, path_count)
-        before, labels = labels, balanced_labels(_nats(seen["train"], models))
+        before, models = labels, fit_unigrams(counts["train"], labels, paths)
+        labels = balanced_labels(-(counts["train"] @ models.T))
         if np.array_equal(before, labels):
             break
-    models = _fit(counts["train"], labels, path_count)
-    found = {name: _nats(rows, models).argmin(axis=1)[:, None] for name, rows in seen.items()}
+    models = fit_unigrams(counts["train"], labels, paths)
+    found = {name: (rows @ models.T).argmax(axis=1)[:, None] for name, rows in counts.items()}
     return found | {"train": labels[:, None]}
-
-
-def _counts(rows: Ints, vocab_size: int) -> Doubles:
-    """How often each token is in each sequence: (n, V)."""
-    found = np.zeros((len(rows), vocab_size))
-    np.add.at(found, (np.arange(len(rows))[:, None], rows), 1.0)
-    return found
-
-
-def _fit(counts: Doubles, labels: Ints, path_count: int) -> Doubles:
-    """Log probabilities (P, V) of the tokens of each path's sequences."""
-    sums = np.stack([counts[labels == path].sum(axis=0) for path in range(path_count)]) + SMOOTHING
-    logs: Doubles = np.log(sums / sums.sum(axis=1, keepdims=True))
-    return logs
-
-
-def _nats(counts: Doubles, models: Doubles) -> Doubles:
-    nats: Doubles = -(counts @ models.T)
-    return nats

@@ -28,17 +28,26 @@ STARTS = 8
 Order = npt.NDArray[np.int64]
 
 
-def arrange(router: Router, topology: Topology, sizes: Sequence[int], *, seed: int) -> Router:
+def arrange(
+    router: Router, topology: Topology, sizes: Sequence[int], *, seed: int, distances: Doubles | None = None
+) -> Router:
     """The same clusters under other numbers; `sizes[l]` is the number of values in a module of level l.
 
-    `router` is of k-means, whose weights are its centroids twice.
+    `distances` (P, P) are those of the clusters; without them `router` is of k-means, whose weights are its centroids
+    twice.
     """
     assert router.path_count == topology.path_count, (router.path_count, topology.path_count)
-    centroids = router.weights.astype(np.float64) / 2
-    squares = np.square(centroids).sum(axis=1)
-    distances = np.maximum(squares[:, None] + squares - 2 * centroids @ centroids.T, 0)
+    if distances is None:
+        distances = _squared_distances(router)
     order = best_order(shared_values(topology, sizes), distances, seed=seed)
     return replace(router, weights=router.weights[order], bias=router.bias[order])
+
+
+def _squared_distances(router: Router) -> Doubles:
+    centroids = router.weights.astype(np.float64) / 2
+    squares = np.square(centroids).sum(axis=1)
+    distances: Doubles = np.maximum(squares[:, None] + squares - 2 * centroids @ centroids.T, 0)
+    return distances
 
 
 def shared_values(topology: Topology, sizes: Sequence[int]) -> Doubles:

@@ -1,10 +1,11 @@
 """The features that text is routed by, from the last block's outputs of the frozen warm-up model.
 
-`features` are those of a document: the mean over its first tokens. `token_features` are those of a position inside it,
+`features` are those of a document: the mean over its first tokens, and how often each token is among them where the
+router reads tokens (`first = "tiny"`). `token_features` are those of a position inside it,
 for re-routing: the mean over the tokens just before it, and over all before it. Whatever comes at or after a position
 never changes its features.
 Source: DiPaCo (arXiv 2403.10616) sections 2.4.1 and 2.4.3; there a whole transformer routes inside a sequence, here a
-linear router of these means. n documents, T tokens, J positions, D model width.
+linear router of these means. n documents, T tokens, J positions, D model width, C buckets of tokens.
 """
 
 from __future__ import annotations
@@ -14,9 +15,27 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..config import PREFIX_TOKENS
+from ..config import PREFIX_TOKENS, count_buckets
 from .arrays import Array, Floats
 from .model import PathModel
+
+
+def document_features(model: PathModel, tokens: Array, *, has_counts: bool) -> Floats:
+    """Features (n, D) of documents by the first 32 of their `tokens` (n, T); with counts (n, D + C)."""
+    prefix = tokens[:, :PREFIX_TOKENS]
+    means = features(model, prefix)
+    if not has_counts:
+        return means
+    return np.concatenate([means, token_counts(prefix, vocab_size=model.config.vocab_size)], axis=1)
+
+
+def token_counts(tokens: Array, *, vocab_size: int) -> Floats:
+    """How often each token is in `tokens` (n, T): (n, C). A large vocabulary shares C buckets, by remainder; those of
+    byte-pair encoding are numbered from the shortest on, so that what is frequent meets what is rare."""
+    width = count_buckets(vocab_size)
+    counts = np.zeros((len(tokens), width), dtype=np.float32)
+    np.add.at(counts, (np.arange(len(tokens))[:, None], tokens % width), np.float32(1))
+    return counts
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..config import PREFIX_TOKENS
 from .arrays import Array, Floats
+from .features import token_counts
 from .model import PathModel, rope_tables
 
 
@@ -115,10 +116,15 @@ class Reading:
 
 
 @torch.no_grad()
-def prompt_features(model: PathModel, tokens: Sequence[int]) -> Floats:
-    """The features (1, D) that the router takes: of the first 32 of `tokens`, or of as many as there are."""
-    mean: Floats = _hidden(model, tokens[:PREFIX_TOKENS]).mean(axis=0, keepdims=True, dtype=np.float32)
-    return mean
+def prompt_features(model: PathModel, tokens: Sequence[int], *, has_counts: bool) -> Floats:
+    """The features (1, D), or (1, D + C), that the router takes: of the first 32 of `tokens`, or of as many as there
+    are, whose counts are then those of 32 such tokens."""
+    first = tokens[:PREFIX_TOKENS]
+    mean: Floats = _hidden(model, first).mean(axis=0, keepdims=True, dtype=np.float32)
+    if not has_counts:
+        return mean
+    counts = token_counts(np.array([first], dtype=np.int64), vocab_size=model.config.vocab_size)
+    return np.concatenate([mean, counts * np.float32(PREFIX_TOKENS / len(first))], axis=1)
 
 
 @torch.no_grad()

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import PREFIX_TOKENS
 from ..core.codec import decode_module
 from ..core.evaluate import Evaluation, counted_tokens, losses
-from ..core.features import features
+from ..core.features import document_features
 from ..core.heldout import HeldOut, decode_held_out
 from ..core.model import PathModel, load_modules
 from ..core.router import Router, decode_router
@@ -136,20 +135,20 @@ class Measuring:
             known = run.sharding(sharding)
             ref = known.document.router if known else run.manifest.router
             assert ref is not None
-            model = run.config.model
-            data = await self._blob(ref)
-            self._routers[sharding] = decode_router(data, path_count=model.path_count, width=model.width)
+            data, width = await self._blob(ref), run.config.feature_width
+            self._routers[sharding] = decode_router(data, path_count=run.config.model.path_count, width=width)
         return self._routers[sharding]
 
     async def _vectors(self, part: HeldOut) -> NDArray[np.float32]:
-        """What sequences are routed by: outputs of the frozen model, version 0 of every level."""
+        """What sequences are routed by: outputs of the frozen model, version 0 of every level, and perhaps counts."""
         if self._features is None:
             run = self._node.run
             path = run.topology.path(0)
             blobs = [await self._blob(genesis_version(run.manifest, module).snapshot) for module in path.modules()]
 
             def work() -> NDArray[np.float32]:
-                return features(self._model(path, blobs), part.tokens[:, :PREFIX_TOKENS])
+                has_counts = run.config.routing.has_counts
+                return document_features(self._model(path, blobs), part.tokens, has_counts=has_counts)
 
             self._features = await asyncio.to_thread(work)
         return self._features

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dipaco_p2p.config import PREFIX_TOKENS, ModelConfig
-from dipaco_p2p.core.features import features, token_features
+from dipaco_p2p.core.features import document_features, features, token_counts, token_features
 from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
 
 CONFIG = ModelConfig(vocab_size=300, width=16, ffn_width=24, context=80)
@@ -35,6 +35,23 @@ def test_features_are_the_mean_of_the_last_blocks_output_in_any_batching(model):
     np.testing.assert_allclose(features(model, prefixes), expected, atol=1e-6)
     np.testing.assert_allclose(features(model, prefixes, batch=3), expected, atol=1e-6)
     assert features(model, prefixes[:0]).shape == (0, 16)
+
+
+def test_a_document_s_features_are_the_means_and_where_routers_count_the_counts_of_its_first_tokens(model):
+    tokens = random_tokens(6, CONFIG.context)
+    plain = document_features(model, tokens, has_counts=False)
+    np.testing.assert_array_equal(plain, features(model, tokens[:, :PREFIX_TOKENS]))
+    found = document_features(model, tokens, has_counts=True)
+    np.testing.assert_array_equal(found[:, :16], plain)
+    for row in range(6):
+        expected = np.bincount(tokens[row, :PREFIX_TOKENS], minlength=CONFIG.vocab_size)
+        np.testing.assert_array_equal(found[row, 16:], expected)
+
+
+def test_a_large_vocabulary_is_counted_in_buckets():
+    counts = token_counts(np.array([[0, 1024, 2048, 5, 1029, 31_999]]), vocab_size=32_000)
+    assert counts.shape == (1, 1024)
+    assert {int(place): float(counts[0, place]) for place in np.flatnonzero(counts)} == {0: 3.0, 5: 2.0, 255: 1.0}
 
 
 @pytest.mark.parametrize("batch", [1, 3, 32])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dipaco_p2p.config import PREFIX_TOKENS, LevelConfig, ModelConfig
-from dipaco_p2p.core.features import features
+from dipaco_p2p.core.features import document_features, features
 from dipaco_p2p.core.generate import Reading, Sampler, generate, prompt_features, text_features, visible
 from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
 
@@ -116,8 +116,17 @@ def test_temperature_0_is_the_maximum_and_top_1_too():
 def test_a_prompt_is_routed_by_its_first_tokens_as_a_document_is():
     model = make_model(TIED)
     expected = features(model, np.array([TEXT[:PREFIX_TOKENS]], dtype=np.int32))
-    np.testing.assert_allclose(prompt_features(model, TEXT), expected, atol=1e-6)
-    np.testing.assert_allclose(prompt_features(model, TEXT[:PREFIX_TOKENS]), expected, atol=1e-6)
+    np.testing.assert_allclose(prompt_features(model, TEXT, has_counts=False), expected, atol=1e-6)
+    np.testing.assert_allclose(prompt_features(model, TEXT[:PREFIX_TOKENS], has_counts=False), expected, atol=1e-6)
+
+
+def test_a_prompt_s_counts_are_those_of_a_document_and_of_a_short_one_as_if_it_went_on_alike():
+    model = make_model(TIED)
+    expected = document_features(model, np.array([TEXT], dtype=np.int32), has_counts=True)
+    np.testing.assert_allclose(prompt_features(model, TEXT, has_counts=True), expected, atol=1e-6)
+    short, long = ([7, 9] * count for count in (2, PREFIX_TOKENS // 2))
+    counts = [prompt_features(model, prompt, has_counts=True)[:, model.config.width :] for prompt in (short, long)]
+    np.testing.assert_array_equal(*counts)
 
 
 @torch.no_grad()
@@ -125,7 +134,7 @@ def test_a_prompt_is_routed_by_its_first_tokens_as_a_document_is():
 def test_a_short_prompt_is_routed_by_the_mean_over_what_is_there(count):
     model = make_model(TIED)
     mean = model.hidden(torch.tensor([TEXT[:count]]))[0].mean(dim=0).numpy()
-    np.testing.assert_allclose(prompt_features(model, TEXT[:count]), mean[None], atol=1e-6)
+    np.testing.assert_allclose(prompt_features(model, TEXT[:count], has_counts=False), mean[None], atol=1e-6)
     np.testing.assert_allclose(text_features(model, TEXT[:count]), np.concatenate([mean, mean])[None], atol=1e-6)
 
 

@@ -16,7 +16,7 @@ from benchmarks.methods.plan import METHODS
 from benchmarks.methods.routing import first_routes, rerouted, shards
 from benchmarks.methods.scoring import EVERY, score, score_table
 from benchmarks.methods.store import Folder, load_model, load_warm
-from benchmarks.methods.tiny import tiny_routes
+from benchmarks.methods.tiny import by_first_tokens, read_ahead
 from benchmarks.methods.work import Bench, routed_nats, train, warm_up
 from dipaco_p2p.core.evaluate import counted_tokens
 from dipaco_p2p.errors import CorpusError
@@ -85,13 +85,13 @@ def test_a_table_of_scores_holds_what_each_path_says(bench: Bench):
 
 def test_tiny_models_find_texts_of_different_words_in_parts_of_equal_size():
     generator = np.random.default_rng(0)
-    kinds = generator.integers(0, 3, 90)
+    kinds = generator.integers(0, 4, 90)
     tokens = {name: generator.integers(0, 40, (90, 64)) + 100 * kinds[:, None] for name in ("train", "report")}
-    start = generator.integers(0, 3, 90)
-    for whole in (False, True):
-        found = tiny_routes(tokens, start, path_count=3, vocab_size=340, whole=whole)
+    start = generator.integers(0, 4, 90)
+    job = dataclasses.replace(TINY, grid="flat 4")
+    for found in (by_first_tokens(job, tokens, start, fit_max=80), read_ahead(job, tokens, start)):
         assert found["train"].shape == (90, 1)
-        assert len({(kind, path) for kind, path in zip(kinds, found["report"][:, 0], strict=True)}) == 3
+        assert len({(kind, path) for kind, path in zip(kinds, found["report"][:, 0], strict=True)}) == 4
 
 
 def test_overlap_and_less_text_change_shards_as_they_say(bench: Bench):

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from e2e_harness import write_corpus
 from stages_harness import RESHARDED_ONCE, Home, play_whole, run_file
@@ -23,10 +24,13 @@ from virtual_time import eventually, play
 import dipaco_p2p.runtime.store
 from bootstrap.evaluator import read_evaluations
 from bootstrap.folder import GRID, WARMUP, RunFolder
+from bootstrap.generate import Request, write_on
 from bootstrap.prepare import fork, prepare
 from bootstrap.report import verify_stages
 from bootstrap.runfile import RunFile
-from dipaco_p2p.config import RoundsConfig
+from bootstrap.serving import open_folder
+from dipaco_p2p.config import RoundsConfig, RoutingConfig
+from dipaco_p2p.core.router import decode_router
 from dipaco_p2p.errors import ConfigError, CorpusError
 from dipaco_p2p.runtime.history import read_history
 from dipaco_p2p.runtime.ledger import Ledger
@@ -60,6 +64,28 @@ def test_volunteers_go_from_the_warm_up_into_the_grid_and_to_new_shards_without_
     finished = json.loads((home.folder / GRID / "finished.json").read_text())
     once, oracle = finished["routing"]["routed once"], finished["routing"]["best path by hindsight"]
     assert oracle["perplexity"] <= once["perplexity"] < 300 and once["bits_per_byte"] > 0
+
+
+def test_a_run_can_be_routed_by_tiny_models_from_its_first_shards_to_what_it_writes(
+    tmp_path: Path, corpus: Path
+) -> None:
+    routing = RoutingConfig(first="tiny", reshard_rounds=(1, 3))
+    home = Home(tmp_path, run_file(corpus, routing=routing))
+    play_whole(home)
+    folder = RunFolder(home.folder)
+    grid, store = folder.open(GRID), folder.store(GRID)
+    assert grid is not None and [report.problem for report in verify_stages(folder)] == [""] * 5
+    refs = [grid.manifest.router, *(sealed.document.router for sealed in grid.shardings)]
+    routers = [decode_router(store.get(ref.digest) or b"", width=16 + 300) for ref in refs if ref is not None]
+    fronts = [np.abs(router.weights[:, :16]).sum() for router in routers]
+    assert fronts[0] == 0 and min(fronts[1:]) > 0, "the first reads tokens only, those of the paths' scores both"
+    assert all(np.abs(router.weights[:, 16:]).sum() > 0 for router in routers)
+    written: list[str] = []
+    request = Request(prompt="the path of a text that is longer than its first tokens " * 3, tokens_max=8, every=32)
+    asyncio.run(write_on(open_folder(folder), request, write=written.append, say=lambda line: None))
+    assert written
+    finished = json.loads((home.folder / GRID / "finished.json").read_text())
+    assert finished["routing"]["routed once"]["perplexity"] < 300
 
 
 def test_contributions_say_which_sharding_they_were_trained_on(tmp_path: Path, corpus: Path) -> None:

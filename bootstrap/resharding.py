@@ -109,7 +109,8 @@ class Resharding:
         tables = [self._table(path, number, round_number, sequences.router) for path in self._run.topology.paths()]
         vectors = self._features(sequences.router.tokens)
         table = np.stack(tables, axis=2).astype(np.float64)
-        routers = fit_routers(config, self._evaluator.frozen(), sequences.router.tokens, vectors, table)
+        frozen, first = self._evaluator.frozen(), self._evaluator.router(0)
+        routers = fit_routers(config, frozen, sequences.router.tokens, vectors, table, first=first)
         router, shards = self._shards(number, round_number, sequences, routers)
         sharding = Sharding(
             run=self._run.id,

@@ -23,7 +23,7 @@ from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.router import Router, encode_router
 from dipaco_p2p.core.scores import WINDOW, window_starts
 from dipaco_p2p.core.shards import Shard, encode_shard
-from dipaco_p2p.core.tiny import behind, divergences, fit_tiny
+from dipaco_p2p.core.tiny import behind, divergences, fit_logistic_on, fit_tiny
 from dipaco_p2p.errors import CorpusError
 from dipaco_p2p.protocol.documents import BlobRef, ShardRef
 from dipaco_p2p.runtime.store import Store
@@ -87,11 +87,18 @@ def first_router(config: RunConfig, train: Flat, tokens: NDArray[np.int32]) -> R
 
 
 def fit_routers(
-    config: RunConfig, frozen: PathModel, tokens: NDArray[np.int32], vectors: Flat, table: NDArray[np.float64]
+    config: RunConfig,
+    frozen: PathModel,
+    tokens: NDArray[np.int32],
+    vectors: Flat,
+    table: NDArray[np.float64],
+    *,
+    first: Router,
 ) -> Routers:
-    """Routers from who predicted the router split best: `tokens` (n, T), their features (n, D), nats (n, J, P)."""
+    """Routers from who predicted the router split best: `tokens` (n, T), their features (n, D), nats (n, J, P); `first`
+    is the run's first router."""
     paths = config.model.path_count
-    router = _document_router(config, vectors, table.sum(axis=1))
+    router = _document_router(config, vectors, table.sum(axis=1), first)
     starts = window_starts(tokens.shape[1])
     points = token_features(frozen, tokens, at=starts)
     ahead = best_path(_ahead(table).reshape(-1, paths))
@@ -99,13 +106,20 @@ def fit_routers(
     return Routers(router=router, token_router=token_router)
 
 
-def _document_router(config: RunConfig, vectors: Flat, nats: NDArray[np.float64]) -> Router:
+def _document_router(config: RunConfig, vectors: Flat, nats: NDArray[np.float64], first: Router) -> Router:
     """Fitted on who was best (n, P); a path that never was gets its share all the same, else its shard were empty."""
     paths, labels = config.model.path_count, best_path(nats)
+
+    def fit(labels: NDArray[np.int64]) -> Router:
+        if not config.routing.has_counts:
+            return fit_logistic(vectors, labels, path_count=paths, seed=config.seed)
+        width = config.model.width
+        return fit_logistic_on(vectors, labels, first, width=width, path_count=paths, seed=config.seed)
+
     counts = np.bincount(labels, minlength=paths)
     if config.routing.balance == "match" and counts.all():
-        return match_bias(fit_logistic(vectors, labels, path_count=paths, seed=config.seed), vectors, counts)
-    return balance_bias(fit_logistic(vectors, balanced_labels(nats), path_count=paths, seed=config.seed), vectors)
+        return match_bias(fit(labels), vectors, counts)
+    return balance_bias(fit(balanced_labels(nats)), vectors)
 
 
 def _ahead(table: NDArray[np.float64]) -> NDArray[np.float64]:

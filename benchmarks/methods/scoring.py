@@ -22,8 +22,9 @@ from dipaco_p2p.core.scores import WINDOW, window_nats, window_starts
 
 from .data import Data, Part
 from .jobs import Job
+from .routing import fit_on_best
 from .store import load_model, save_arrays
-from .work import Bench, OnProgress, evaluation, start_model
+from .work import Bench, OnProgress, evaluation, first_router, router_features, start_model
 
 EVERY = (128, 64, 32, 16)
 """W: tokens between two choices of a path."""
@@ -60,9 +61,10 @@ def _document_routers(
     bench: Bench, job: Job, fitted_on: Doubles, table: Doubles
 ) -> tuple[dict[str, Doubles], dict[str, Any]]:
     """Routers of the first 32 tokens that were fitted on who was best: plain, and with two kinds of bias."""
-    vectors = bench.warm(job.seed, job.width)[1]
+    vectors = router_features(bench, job)
     labels, count = best_path(fitted_on.sum(axis=1)), job.model.path_count
-    plain = fit_logistic(vectors["router"], labels, path_count=count, seed=job.seed)
+    first = first_router(bench, job) if job.routing == "tiny" else None
+    plain = fit_on_best(job, vectors["router"], labels, first)
     histogram = np.bincount(labels, minlength=count)
     kinds = {
         "plain": plain,

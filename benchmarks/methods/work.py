@@ -20,7 +20,7 @@ from dipaco_p2p.core.features import features
 from dipaco_p2p.core.inner import InnerLoop, StepReport
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
-from dipaco_p2p.core.router import Doubles
+from dipaco_p2p.core.router import Doubles, Router
 from dipaco_p2p.core.shards import Shard
 
 from .data import PARTS, Data, Ints, Part
@@ -28,7 +28,7 @@ from .drills import restart, rotation
 from .every_step import EveryStep
 from .grid import Grid, WarmStart
 from .jobs import STEPS, WARMUP_STEPS, Job, path_model
-from .routing import Routes, first_routes, rerouted, shards
+from .routing import Routes, first_routes, rerouted, shards, with_counts
 from .store import Folder, load_warm, save_model, save_warm
 
 CURVE_POINTS = 3
@@ -102,7 +102,7 @@ def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
     began_s = time.perf_counter()
     start, vectors = bench.warm(job.seed, job.width)
     data, routes = bench.data, first_routes(job, vectors, {part: getattr(bench.data, part).tokens for part in PARTS})
-    cut = _cut(job, routes, data.train)
+    cut, first = _cut(job, routes, data.train), routes.router
     make = EveryStep if job.outer == "every step" else Grid
     grid = make(job, start, cut.shards, fast=bench.fast)
     best: dict[int, tuple[float, list[Floats]]] = {}
@@ -110,7 +110,7 @@ def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
     for number in range(job.rounds):
         if number in job.reshard:
             nats = np.stack([_nats(job, grid.flats(p), data.router) for p in range(job.model.path_count)], axis=1)
-            before, routes = routes, rerouted(job, vectors, nats)
+            before, routes = routes, rerouted(job, router_features(bench, job), nats, first)
             moved.append(float((before.once("train") != routes.once("train")).mean()))
             cut = _cut(job, routes, data.train)
             grid.shards, best = cut.shards, {}
@@ -129,6 +129,20 @@ def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
         "moved": moved,
         "wall_s": time.perf_counter() - began_s,
     }
+
+
+def router_features(bench: Bench, job: Job) -> dict[str, Floats]:
+    """What routers of documents are fitted on, (n, D) of each part, or (n, D + C): see `RoutingConfig.has_counts`."""
+    means = bench.warm(job.seed, job.width)[1]
+    if job.routing != "tiny":
+        return means
+    return with_counts(job, means, {part: getattr(bench.data, part).tokens for part in PARTS})
+
+
+def first_router(bench: Bench, job: Job) -> Router | None:
+    """The router of the job's first shards; None if no router cut them."""
+    tokens = {part: getattr(bench.data, part).tokens for part in PARTS}
+    return first_routes(job, bench.warm(job.seed, job.width)[1], tokens).router
 
 
 def rotate(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 from ..config import PREFIX_TOKENS
 from .arrays import Array, Floats
 from .balance import BALANCED, even, fit_bias, path_sizes, refit_bias, require_filled, unevenness
+from .discriminative import fit_logistic
 from .features import token_counts
 from .router import Doubles, Paths, Router, best
 
@@ -78,4 +79,25 @@ def behind(router: Router, width: int) -> Router:
         weights=np.concatenate([zeros, router.weights], axis=1),
         mean=np.concatenate([zeros[0], router.mean]),
         scale=np.concatenate([np.ones(width, dtype=np.float32), router.scale]),
+    )
+
+
+def fit_logistic_on(
+    features: Floats, labels: Paths, first: Router, *, width: int, path_count: int, seed: int
+) -> Router:
+    """The logistic router of `labels` (n,) on `features` (n, D + C), with `width` D, in which the counts are taken as
+    the scores that `first`, a router of `fit_tiny` and `behind`, gives with them.
+
+    A few hundred labels say little about each of a thousand tokens. These scores are sums over counts, so that what
+    comes of it is a linear router of the features again. Raises CorpusError, as `fit_logistic`.
+    """
+    likes = first.weights[:, width:]
+    points = np.concatenate([features[:, :width], features[:, width:] @ likes.T], axis=1)
+    fit = fit_logistic(points, labels, path_count=path_count, seed=seed)
+    slopes = fit.weights[:, width:].astype(np.float64) / fit.scale[width:]
+    return Router(
+        weights=np.concatenate([fit.weights[:, :width], slopes @ likes], axis=1).astype(np.float32),
+        bias=(fit.bias - slopes @ fit.mean[width:]).astype(np.float32),
+        mean=np.concatenate([fit.mean[:width], first.mean[width:]]),
+        scale=np.concatenate([fit.scale[:width], first.scale[width:]]),
     )

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from dipaco_p2p.config import PREFIX_TOKENS
+from dipaco_p2p.core.discriminative import fit_logistic
 from dipaco_p2p.core.features import token_counts
 from dipaco_p2p.core.router import Router
-from dipaco_p2p.core.tiny import behind, divergences, fit_tiny, fit_unigrams
+from dipaco_p2p.core.tiny import behind, divergences, fit_logistic_on, fit_tiny, fit_unigrams
 from dipaco_p2p.errors import CorpusError
 
 VOCAB = 340
@@ -85,6 +86,21 @@ def test_features_in_front_are_not_looked_at() -> None:
     wider = behind(router, 7)
     assert wider.width == 7 + VOCAB
     np.testing.assert_array_equal(wider.scores(np.concatenate([front, counts], axis=1)), router.scores(counts))
+
+
+def test_a_logistic_router_on_it_has_the_scores_of_one_that_is_given_the_likelihoods() -> None:
+    tokens, kinds = texts(200)
+    first = behind(fitted(tokens), 4)
+    front = np.random.default_rng(0).standard_normal((200, 4)).astype(np.float32)
+    counts = token_counts(tokens[:, :PREFIX_TOKENS], vocab_size=VOCAB)
+    features = np.concatenate([front, counts], axis=1)
+    labels = np.where(front[:, 0] > 1, 0, kinds)
+    found = fit_logistic_on(features, labels, first, width=4, path_count=KINDS, seed=0)
+    points = np.concatenate([front, counts @ first.weights[:, 4:].T], axis=1)
+    expected = fit_logistic(points, labels, path_count=KINDS, seed=0)
+    assert found.width == first.width
+    np.testing.assert_allclose(found.scores(features), expected.scores(points), atol=1e-3)
+    assert (found.assign(features) == labels).mean() > 0.9
 
 
 def test_the_same_text_for_every_path_is_one_clear_line() -> None:

@@ -17,8 +17,9 @@ from benchmarks.methods.routing import first_routes, rerouted, shards
 from benchmarks.methods.scoring import EVERY, score, score_table
 from benchmarks.methods.store import Folder, load_model, load_warm
 from benchmarks.methods.tiny import by_first_tokens, read_ahead
-from benchmarks.methods.work import Bench, routed_nats, train, warm_up
+from benchmarks.methods.work import Bench, routed_nats, router_features, train, warm_up
 from dipaco_p2p.core.evaluate import counted_tokens
+from dipaco_p2p.core.features import token_counts
 from dipaco_p2p.errors import CorpusError
 
 TINY = Job(method="tiny", seed=0, width=16, steps=2, round_steps=1)
@@ -63,6 +64,16 @@ def test_a_trained_job_gives_losses_of_all_parts_and_the_same_ones_again(bench: 
     assert set(first["domains"]) == {"low", "high"} and first["path_steps"] == 8
 
 
+def test_routers_of_a_job_that_tiny_models_route_count_tokens_too(bench: Bench):
+    tiny = dataclasses.replace(TINY, routing="tiny")
+    plain, both = router_features(bench, TINY), router_features(bench, tiny)
+    for part in PARTS:
+        np.testing.assert_array_equal(both[part][:, :16], plain[part])
+        assert (both[part][:, 16:].sum(axis=1) == 32).all()
+    train(bench, tiny, lambda done: None)
+    assert "once, likelihood router (matched)" in score(bench, tiny, lambda done: None)["routed"]
+
+
 def test_scoring_agrees_with_the_loss_that_training_reported(bench: Bench):
     trained = train(bench, TINY, lambda done: None)
     scored = score(bench, TINY, lambda done: None)["routed"]
@@ -89,9 +100,13 @@ def test_tiny_models_find_texts_of_different_words_in_parts_of_equal_size():
     tokens = {name: generator.integers(0, 40, (90, 64)) + 100 * kinds[:, None] for name in ("train", "report")}
     start = generator.integers(0, 4, 90)
     job = dataclasses.replace(TINY, grid="flat 4")
-    for found in (by_first_tokens(job, tokens, start, fit_max=80), read_ahead(job, tokens, start)):
-        assert found["train"].shape == (90, 1)
-        assert len({(kind, path) for kind, path in zip(kinds, found["report"][:, 0], strict=True)}) == 4
+    counts = token_counts(tokens["report"][:, :32], vocab_size=job.model.vocab_size)
+    router = by_first_tokens(job, tokens["train"], start, fit_max=80)
+    by_first = router.assign(np.concatenate([np.zeros((90, 16), dtype=np.float32), counts], axis=1))
+    ahead = read_ahead(job, tokens, start)
+    assert ahead["train"].shape == (90, 1)
+    for found in (by_first, ahead["report"][:, 0]):
+        assert len({(kind, path) for kind, path in zip(kinds, found, strict=True)}) == 4
 
 
 def test_overlap_and_less_text_change_shards_as_they_say(bench: Bench):
@@ -142,7 +157,7 @@ def test_re_sharding_sends_each_domain_to_the_path_that_is_best_at_it(bench: Ben
     features, router = bench.warm(0, 16)[1], bench.data.router
     nats = np.full((len(router), 4), 5.0)
     nats[np.arange(len(router)), np.where(router.domains == 0, 2, 3)] = 4.0
-    routes = rerouted(dataclasses.replace(TINY, balance="match"), features, nats)
+    routes = rerouted(dataclasses.replace(TINY, balance="match"), features, nats, None)
     expected = np.where(bench.data.train.domains == 0, 2, 3)
     assert (routes.once("train") == expected).mean() > 0.7
     with pytest.raises(CorpusError, match="path 0 of 4"):

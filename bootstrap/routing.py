@@ -23,7 +23,7 @@ from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.router import Router, encode_router
 from dipaco_p2p.core.scores import WINDOW, window_starts
 from dipaco_p2p.core.shards import Shard, encode_shard
-from dipaco_p2p.core.tiny import behind, divergences, fit_logistic_on, fit_tiny
+from dipaco_p2p.core.tiny import fit_logistic_on, tiny_router
 from dipaco_p2p.errors import CorpusError
 from dipaco_p2p.protocol.documents import BlobRef, ShardRef
 from dipaco_p2p.runtime.store import Store
@@ -71,19 +71,17 @@ def first_router(config: RunConfig, train: Flat, tokens: NDArray[np.int32]) -> R
 
     `train` (n, D) are the features of `tokens` (n, T). Raises CorpusError.
     """
-    width, paths = config.model.width, config.model.path_count
     chosen = np.sort(np.random.default_rng(config.seed).permutation(len(train))[:ROUTER_FIT_MAX])
     if config.routing.first == "product":
         widths = [level.modules for level in config.model.levels if not level.private and level.modules > 1]
         if len(widths) > 1:
             return fit_product_kmeans(train[chosen], widths=widths, seed=config.seed)
-    points = train[chosen, :width]
-    router = fit_kmeans(points, path_count=paths, seed=config.seed)
+    points = train[chosen, : config.model.width]
+    router = fit_kmeans(points, path_count=config.model.path_count, seed=config.seed)
+    if config.routing.first == "tiny":
+        return tiny_router(config.model, tokens[chosen], router.assign(points), seed=config.seed)
     sizes = [module_layout(config.model, level).size for level in range(len(config.model.levels))]
-    if config.routing.first != "tiny":
-        return arrange(router, config.topology, sizes, seed=config.seed)
-    tiny = fit_tiny(tokens[chosen], router.assign(points), path_count=paths, vocab_size=config.model.vocab_size)
-    return behind(arrange(tiny, config.topology, sizes, seed=config.seed, distances=divergences(tiny)), width)
+    return arrange(router, config.topology, sizes, seed=config.seed)
 
 
 def fit_routers(

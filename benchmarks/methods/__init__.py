@@ -7,7 +7,7 @@ jobs      what one training run is, and its one line in results.jsonl
 plan      which jobs answer which question
 grid      rounds of a grid of paths, the same arithmetic as the swarm's
 routing   which sequences each path trains on
-tiny      routing by unigram models, and by such as read ahead
+tiny      routing by unigram models that read ahead, a bound
 work      what a worker process does with a job
 pool      worker processes and progress bars
 summary   results.jsonl -> summary.json; claims, report, plots read that only

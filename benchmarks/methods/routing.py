@@ -16,12 +16,12 @@ from dipaco_p2p.core.kmeans import fit_kmeans, fit_product_kmeans
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.router import Doubles, Paths, Router
 from dipaco_p2p.core.shards import Shard
-from dipaco_p2p.core.tiny import fit_logistic_on
+from dipaco_p2p.core.tiny import fit_logistic_on, tiny_router
 from dipaco_p2p.errors import CorpusError
 
 from .data import PARTS, Ints, Part
 from .jobs import Job
-from .tiny import by_first_tokens, read_ahead
+from .tiny import read_ahead
 
 FIT_MAX = 20_000
 """Sequences that a k-means is fitted on, as in a run."""
@@ -53,7 +53,8 @@ def first_routes(job: Job, features: Mapping[str, Floats], tokens: Mapping[str, 
         return Routes(choices=drawn)
     routes = _by_router(job, _fit(job, features["train"]), features)
     if job.routing == "tiny":
-        router = by_first_tokens(job, tokens["train"], routes.once("train"), fit_max=FIT_MAX)
+        chosen = _drawn(job, len(tokens["train"]))
+        router = tiny_router(job.model, tokens["train"][chosen], routes.once("train")[chosen], seed=job.seed)
         return _by_router(job, router, with_counts(job, features, tokens))
     if job.routing == "tiny whole":
         return Routes(choices=read_ahead(job, tokens, routes.once("train")))
@@ -102,9 +103,13 @@ def shards(job: Job, routes: Routes, train: Part) -> list[Shard]:
     return cut
 
 
+def _drawn(job: Job, count: int) -> Ints:
+    """The rows that routers are fitted on."""
+    return np.sort(np.random.default_rng(job.seed).permutation(count)[:FIT_MAX])
+
+
 def _fit(job: Job, features: Floats) -> Router:
-    drawn = np.random.default_rng(job.seed).permutation(len(features))[:FIT_MAX]
-    points = features[np.sort(drawn)]
+    points = features[_drawn(job, len(features))]
     if job.routing == "product":
         widths = [level.modules for level in job.model.levels if not level.private]
         return fit_product_kmeans(points, widths=widths, seed=job.seed)

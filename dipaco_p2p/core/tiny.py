@@ -13,11 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..config import PREFIX_TOKENS
+from ..config import PREFIX_TOKENS, ModelConfig
+from .arrange import arrange
 from .arrays import Array, Floats
 from .balance import BALANCED, even, fit_bias, path_sizes, refit_bias, require_filled, unevenness
 from .discriminative import fit_logistic
 from .features import token_counts
+from .layout import module_layout
 from .router import Doubles, Paths, Router, best
 
 ITERATIONS = 20
@@ -25,6 +27,15 @@ SMOOTHING = 1.0
 """Added to every count, so that no token is impossible."""
 BIAS_ROUNDS = 100
 """Balancing rounds in each iteration; the end gets more."""
+
+
+def tiny_router(model: ModelConfig, tokens: Array, start: Paths, *, seed: int) -> Router:
+    """The router of the features (n, D + C) of a grid: of `fit_tiny`, arranged so that paths which share modules read
+    similar text. Raises CorpusError."""
+    router = fit_tiny(tokens, start, path_count=model.path_count, vocab_size=model.vocab_size)
+    sizes = [module_layout(model, level).size for level in range(len(model.levels))]
+    router = arrange(router, model.topology, sizes, seed=seed, distances=divergences(router))
+    return behind(router, model.width)
 
 
 def fit_tiny(tokens: Array, start: Paths, *, path_count: int, vocab_size: int) -> Router:

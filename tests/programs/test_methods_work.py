@@ -16,10 +16,11 @@ from benchmarks.methods.plan import METHODS
 from benchmarks.methods.routing import first_routes, rerouted, shards
 from benchmarks.methods.scoring import EVERY, score, score_table
 from benchmarks.methods.store import Folder, load_model, load_warm
-from benchmarks.methods.tiny import by_first_tokens, read_ahead
+from benchmarks.methods.tiny import read_ahead
 from benchmarks.methods.work import Bench, routed_nats, router_features, train, warm_up
 from dipaco_p2p.core.evaluate import counted_tokens
 from dipaco_p2p.core.features import token_counts
+from dipaco_p2p.core.tiny import tiny_router
 from dipaco_p2p.errors import CorpusError
 
 TINY = Job(method="tiny", seed=0, width=16, steps=2, round_steps=1)
@@ -101,7 +102,7 @@ def test_tiny_models_find_texts_of_different_words_in_parts_of_equal_size():
     start = generator.integers(0, 4, 90)
     job = dataclasses.replace(TINY, grid="flat 4")
     counts = token_counts(tokens["report"][:, :32], vocab_size=job.model.vocab_size)
-    router = by_first_tokens(job, tokens["train"], start, fit_max=80)
+    router = tiny_router(job.model, tokens["train"], start, seed=0)
     by_first = router.assign(np.concatenate([np.zeros((90, 16), dtype=np.float32), counts], axis=1))
     ahead = read_ahead(job, tokens, start)
     assert ahead["train"].shape == (90, 1)

@@ -163,17 +163,14 @@ class _Route:
 
     def __call__(self, tokens: Sequence[int]) -> PathId:
         assert self._frozen is not None, "a prompt is routed once"
-        if self._token_router is None:
-            number = assign(
-                self._router, prompt_features(self._frozen, tokens, has_counts=self._has_counts), self._usable
-            )[0]
-            self._frozen = None
-        elif len(tokens) <= PREFIX_TOKENS:  # nothing more is known than a router of documents knows
-            number = assign(
-                self._router, prompt_features(self._frozen, tokens, has_counts=self._has_counts), self._usable
-            )[0]
+        # At first nothing more is known than a router of documents knows.
+        if self._token_router is None or len(tokens) <= PREFIX_TOKENS:
+            router, found = self._router, prompt_features(self._frozen, tokens, has_counts=self._has_counts)
         else:
-            number = assign(self._token_router, text_features(self._frozen, tokens), self._usable)[0]
+            router, found = self._token_router, text_features(self._frozen, tokens)
+        if self._token_router is None:
+            self._frozen = None
+        number = assign(router, found, self._usable)[0]
         return self._topology.path(int(number))
 
 

@@ -23,7 +23,7 @@ from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.router import Router, encode_router
 from dipaco_p2p.core.scores import WINDOW, window_starts
 from dipaco_p2p.core.shards import Shard, encode_shard
-from dipaco_p2p.core.tiny import fit_logistic_on, tiny_router
+from dipaco_p2p.core.tiny import fit_on_best, tiny_router
 from dipaco_p2p.errors import CorpusError
 from dipaco_p2p.protocol.documents import BlobRef, ShardRef
 from dipaco_p2p.runtime.store import Store
@@ -106,18 +106,12 @@ def fit_routers(
 
 def _document_router(config: RunConfig, vectors: Flat, nats: NDArray[np.float64], first: Router) -> Router:
     """Fitted on who was best (n, P); a path that never was gets its share all the same, else its shard were empty."""
-    paths, labels = config.model.path_count, best_path(nats)
-
-    def fit(labels: NDArray[np.int64]) -> Router:
-        if not config.routing.has_counts:
-            return fit_logistic(vectors, labels, path_count=paths, seed=config.seed)
-        width = config.model.width
-        return fit_logistic_on(vectors, labels, first, width=width, path_count=paths, seed=config.seed)
-
+    paths, labels, width = config.model.path_count, best_path(nats), config.model.width
     counts = np.bincount(labels, minlength=paths)
-    if config.routing.balance == "match" and counts.all():
-        return match_bias(fit(labels), vectors, counts)
-    return balance_bias(fit(balanced_labels(nats)), vectors)
+    is_matched = config.routing.balance == "match" and bool(counts.all())
+    wanted = labels if is_matched else balanced_labels(nats)
+    router = fit_on_best(vectors, wanted, first, width=width, path_count=paths, seed=config.seed)
+    return match_bias(router, vectors, counts) if is_matched else balance_bias(router, vectors)
 
 
 def _ahead(table: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dipaco_p2p.config import PREFIX_TOKENS
 from dipaco_p2p.core.arrange import arrange
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.discriminative import balance_bias, best_path, fit_logistic, match_bias
-from dipaco_p2p.core.features import token_counts
+from dipaco_p2p.core.discriminative import balance_bias, best_path, match_bias
+from dipaco_p2p.core.features import with_counts
 from dipaco_p2p.core.kmeans import fit_kmeans, fit_product_kmeans
 from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.router import Doubles, Paths, Router
+from dipaco_p2p.core.router import Doubles, Router
 from dipaco_p2p.core.shards import Shard
-from dipaco_p2p.core.tiny import fit_logistic_on, tiny_router
+from dipaco_p2p.core.tiny import fit_on_best, tiny_router
 from dipaco_p2p.errors import CorpusError
 
 from .data import PARTS, Ints, Part
@@ -55,31 +54,23 @@ def first_routes(job: Job, features: Mapping[str, Floats], tokens: Mapping[str, 
     if job.routing == "tiny":
         chosen = _drawn(job, len(tokens["train"]))
         router = tiny_router(job.model, tokens["train"][chosen], routes.once("train")[chosen], seed=job.seed)
-        return _by_router(job, router, with_counts(job, features, tokens))
+        return _by_router(job, router, router_features(job, features, tokens))
     if job.routing == "tiny whole":
         return Routes(choices=read_ahead(job, tokens, routes.once("train")))
     return routes
 
 
-def with_counts(job: Job, features: Mapping[str, Floats], tokens: Mapping[str, Ints]) -> dict[str, Floats]:
-    """What the routers of a job that tiny models route look at: features (n, D) and counts (n, C) of each part."""
-    vocab_size = job.model.vocab_size
-    counts = {part: token_counts(tokens[part][:, :PREFIX_TOKENS], vocab_size=vocab_size) for part in PARTS}
-    return {part: np.concatenate([features[part], counts[part]], axis=1) for part in PARTS}
-
-
-def fit_on_best(job: Job, features: Floats, labels: Paths, first: Router | None) -> Router:
-    """A router of who was best, `labels` (n,), on `features`; of counts as `first` takes them if that counts."""
-    paths, width = job.model.path_count, job.model.width
-    if first is None or first.width == width:
-        return fit_logistic(features, labels, path_count=paths, seed=job.seed)
-    return fit_logistic_on(features, labels, first, width=width, path_count=paths, seed=job.seed)
+def router_features(job: Job, means: Mapping[str, Floats], tokens: Mapping[str, Ints]) -> Mapping[str, Floats]:
+    """What the job's routers look at, of each part: `means` (n, D), with counts (n, D + C) if tiny models route."""
+    if job.routing != "tiny":
+        return means
+    return {part: with_counts(means[part], tokens[part], vocab_size=job.model.vocab_size) for part in PARTS}
 
 
 def rerouted(job: Job, features: Mapping[str, Floats], nats: Doubles, first: Router | None) -> Routes:
     """By who was best: `nats` (n, P) of the router split under all paths; `first` is the router of the first shards."""
     labels, paths = best_path(nats), job.model.path_count
-    router = fit_on_best(job, features["router"], labels, first)
+    router = fit_on_best(features["router"], labels, first, width=job.model.width, path_count=paths, seed=job.seed)
     if job.balance == "match":
         router = match_bias(router, features["router"], np.bincount(labels, minlength=paths))
     else:

@@ -19,12 +19,12 @@ from dipaco_p2p.core.features import token_features
 from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.router import Doubles, Paths
 from dipaco_p2p.core.scores import WINDOW, window_nats, window_starts
+from dipaco_p2p.core.tiny import fit_on_best
 
 from .data import Data, Part
 from .jobs import Job
-from .routing import fit_on_best
 from .store import load_model, save_arrays
-from .work import Bench, OnProgress, evaluation, first_router, router_features, start_model
+from .work import Bench, OnProgress, evaluation, start_model
 
 EVERY = (128, 64, 32, 16)
 """W: tokens between two choices of a path."""
@@ -61,10 +61,10 @@ def _document_routers(
     bench: Bench, job: Job, fitted_on: Doubles, table: Doubles
 ) -> tuple[dict[str, Doubles], dict[str, Any]]:
     """Routers of the first 32 tokens that were fitted on who was best: plain, and with two kinds of bias."""
-    vectors = router_features(bench, job)
+    vectors = bench.router_features(job)
     labels, count = best_path(fitted_on.sum(axis=1)), job.model.path_count
-    first = first_router(bench, job) if job.routing == "tiny" else None
-    plain = fit_on_best(job, vectors["router"], labels, first)
+    first = bench.first_routes(job).router if job.routing == "tiny" else None  # others do not need it
+    plain = fit_on_best(vectors["router"], labels, first, width=job.model.width, path_count=count, seed=job.seed)
     histogram = np.bincount(labels, minlength=count)
     kinds = {
         "plain": plain,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from dipaco_p2p.core.features import features
 from dipaco_p2p.core.inner import InnerLoop, StepReport
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
-from dipaco_p2p.core.router import Doubles, Router
+from dipaco_p2p.core.router import Doubles
 from dipaco_p2p.core.shards import Shard
 
 from .data import PARTS, Data, Ints, Part
@@ -28,7 +28,7 @@ from .drills import restart, rotation
 from .every_step import EveryStep
 from .grid import Grid, WarmStart
 from .jobs import STEPS, WARMUP_STEPS, Job, path_model
-from .routing import Routes, first_routes, rerouted, shards, with_counts
+from .routing import Routes, first_routes, rerouted, router_features, shards
 from .store import Folder, load_warm, save_model, save_warm
 
 CURVE_POINTS = 3
@@ -69,6 +69,19 @@ class Bench:
     def data(self) -> Data:
         return Data.load(self.folder.data)
 
+    @functools.cached_property
+    def tokens(self) -> dict[str, Ints]:
+        """The sequences (n, T) of each part."""
+        return {part: getattr(self.data, part).tokens for part in PARTS}
+
+    def first_routes(self, job: Job) -> Routes:
+        """Those that the job's first shards are cut by."""
+        return first_routes(job, self.warm(job.seed, job.width)[1], self.tokens)
+
+    def router_features(self, job: Job) -> Mapping[str, Floats]:
+        """What the job's routers look at, of each part."""
+        return router_features(job, self.warm(job.seed, job.width)[1], self.tokens)
+
     def _warm(self, seed: int, width: int) -> tuple[WarmStart, dict[str, Floats]]:
         return load_warm(self.folder.warm(seed, width))
 
@@ -87,7 +100,7 @@ def warm_up(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
     )
     frozen = PathModel(model)
     load_modules(frozen, result.flats)
-    routed = {part: features(frozen, getattr(bench.data, part).tokens[:, :PREFIX_TOKENS]) for part in PARTS}
+    routed = {part: features(frozen, rows[:, :PREFIX_TOKENS]) for part, rows in bench.tokens.items()}
     tensors: dict[str, Floats] = {}
     for level, flat in enumerate(result.flats):
         tensors |= module_layout(model, level).split(flat)
@@ -100,8 +113,8 @@ def warm_up(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
 def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
     """All rounds of a job; its curve, its losses, and its modules as a file."""
     began_s = time.perf_counter()
-    start, vectors = bench.warm(job.seed, job.width)
-    data, routes = bench.data, first_routes(job, vectors, {part: getattr(bench.data, part).tokens for part in PARTS})
+    start, _ = bench.warm(job.seed, job.width)
+    data, routes = bench.data, bench.first_routes(job)
     cut, first = _cut(job, routes, data.train), routes.router
     make = EveryStep if job.outer == "every step" else Grid
     grid = make(job, start, cut.shards, fast=bench.fast)
@@ -110,7 +123,7 @@ def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
     for number in range(job.rounds):
         if number in job.reshard:
             nats = np.stack([_nats(job, grid.flats(p), data.router) for p in range(job.model.path_count)], axis=1)
-            before, routes = routes, rerouted(job, router_features(bench, job), nats, first)
+            before, routes = routes, rerouted(job, bench.router_features(job), nats, first)
             moved.append(float((before.once("train") != routes.once("train")).mean()))
             cut = _cut(job, routes, data.train)
             grid.shards, best = cut.shards, {}
@@ -129,20 +142,6 @@ def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
         "moved": moved,
         "wall_s": time.perf_counter() - began_s,
     }
-
-
-def router_features(bench: Bench, job: Job) -> dict[str, Floats]:
-    """What routers of documents are fitted on, (n, D) of each part, or (n, D + C): see `RoutingConfig.has_counts`."""
-    means = bench.warm(job.seed, job.width)[1]
-    if job.routing != "tiny":
-        return means
-    return with_counts(job, means, {part: getattr(bench.data, part).tokens for part in PARTS})
-
-
-def first_router(bench: Bench, job: Job) -> Router | None:
-    """The router of the job's first shards; None if no router cut them."""
-    tokens = {part: getattr(bench.data, part).tokens for part in PARTS}
-    return first_routes(job, bench.warm(job.seed, job.width)[1], tokens).router
 
 
 def rotate(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
@@ -180,8 +179,7 @@ def evaluation(nats: Doubles, part: Part) -> dict[str, float | None]:
 
 
 def _first_shards(bench: Bench, job: Job) -> list[Shard]:
-    tokens = {part: getattr(bench.data, part).tokens for part in PARTS}
-    return shards(job, first_routes(job, bench.warm(job.seed, job.width)[1], tokens), bench.data.train)
+    return shards(job, bench.first_routes(job), bench.data.train)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

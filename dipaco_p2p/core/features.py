@@ -22,11 +22,13 @@ from .model import PathModel
 
 def document_features(model: PathModel, tokens: Array, *, has_counts: bool) -> Floats:
     """Features (n, D) of documents by the first 32 of their `tokens` (n, T); with counts (n, D + C)."""
-    prefix = tokens[:, :PREFIX_TOKENS]
-    means = features(model, prefix)
-    if not has_counts:
-        return means
-    return np.concatenate([means, token_counts(prefix, vocab_size=model.config.vocab_size)], axis=1)
+    means = features(model, tokens[:, :PREFIX_TOKENS])
+    return with_counts(means, tokens, vocab_size=model.config.vocab_size) if has_counts else means
+
+
+def with_counts(means: Floats, tokens: Array, *, vocab_size: int) -> Floats:
+    """The features (n, D + C) of documents whose `means` (n, D) are known already."""
+    return np.concatenate([means, token_counts(tokens[:, :PREFIX_TOKENS], vocab_size=vocab_size)], axis=1)
 
 
 def token_counts(tokens: Array, *, vocab_size: int) -> Floats:

@@ -93,15 +93,18 @@ def behind(router: Router, width: int) -> Router:
     )
 
 
-def fit_logistic_on(
-    features: Floats, labels: Paths, first: Router, *, width: int, path_count: int, seed: int
+def fit_on_best(
+    features: Floats, labels: Paths, first: Router | None, *, width: int, path_count: int, seed: int
 ) -> Router:
-    """The logistic router of `labels` (n,) on `features` (n, D + C), with `width` D, in which the counts are taken as
-    the scores that `first`, a router of `fit_tiny` and `behind`, gives with them.
+    """The logistic router of who was best, `labels` (n,), on `features` (n, D) or (n, D + C), with `width` D. Counts
+    are taken as the scores that `first`, then a router of `fit_tiny` and `behind`, gives with them.
 
     A few hundred labels say little about each of a thousand tokens. These scores are sums over counts, so that what
     comes of it is a linear router of the features again. Raises CorpusError, as `fit_logistic`.
     """
+    if features.shape[1] == width:
+        return fit_logistic(features, labels, path_count=path_count, seed=seed)
+    assert first is not None and first.width == features.shape[1], (first, features.shape)
     likes = first.weights[:, width:]
     points = np.concatenate([features[:, :width], features[:, width:] @ likes.T], axis=1)
     fit = fit_logistic(points, labels, path_count=path_count, seed=seed)

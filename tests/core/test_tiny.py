@@ -11,7 +11,7 @@ from dipaco_p2p.config import PREFIX_TOKENS
 from dipaco_p2p.core.discriminative import fit_logistic
 from dipaco_p2p.core.features import token_counts
 from dipaco_p2p.core.router import Router
-from dipaco_p2p.core.tiny import behind, divergences, fit_logistic_on, fit_tiny, fit_unigrams
+from dipaco_p2p.core.tiny import behind, divergences, fit_on_best, fit_tiny, fit_unigrams
 from dipaco_p2p.errors import CorpusError
 
 VOCAB = 340
@@ -95,7 +95,7 @@ def test_a_logistic_router_on_it_has_the_scores_of_one_that_is_given_the_likelih
     counts = token_counts(tokens[:, :PREFIX_TOKENS], vocab_size=VOCAB)
     features = np.concatenate([front, counts], axis=1)
     labels = np.where(front[:, 0] > 1, 0, kinds)
-    found = fit_logistic_on(features, labels, first, width=4, path_count=KINDS, seed=0)
+    found = fit_on_best(features, labels, first, width=4, path_count=KINDS, seed=0)
     points = np.concatenate([front, counts @ first.weights[:, 4:].T], axis=1)
     expected = fit_logistic(points, labels, path_count=KINDS, seed=0)
     assert found.width == first.width

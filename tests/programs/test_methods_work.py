@@ -17,7 +17,7 @@ from benchmarks.methods.routing import first_routes, rerouted, shards
 from benchmarks.methods.scoring import EVERY, score, score_table
 from benchmarks.methods.store import Folder, load_model, load_warm
 from benchmarks.methods.tiny import read_ahead
-from benchmarks.methods.work import Bench, routed_nats, router_features, train, warm_up
+from benchmarks.methods.work import Bench, routed_nats, train, warm_up
 from dipaco_p2p.core.evaluate import counted_tokens
 from dipaco_p2p.core.features import token_counts
 from dipaco_p2p.core.tiny import tiny_router
@@ -67,7 +67,7 @@ def test_a_trained_job_gives_losses_of_all_parts_and_the_same_ones_again(bench: 
 
 def test_routers_of_a_job_that_tiny_models_route_count_tokens_too(bench: Bench):
     tiny = dataclasses.replace(TINY, routing="tiny")
-    plain, both = router_features(bench, TINY), router_features(bench, tiny)
+    plain, both = bench.router_features(TINY), bench.router_features(tiny)
     for part in PARTS:
         np.testing.assert_array_equal(both[part][:, :16], plain[part])
         assert (both[part][:, 16:].sum(axis=1) == 32).all()

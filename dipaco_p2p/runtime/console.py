@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import platform
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -13,8 +14,11 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .. import __version__
 from ..errors import EXIT_SECOND_INTERRUPT, DipacoError, EnvironmentUnfit, Interrupted
 from .logs import LogFormat, formatter_of
+
+log = logging.getLogger(__name__)
 
 SHOW_CURSOR = "\x1b[?25h"
 """Progress bars and panels hide it."""
@@ -105,7 +109,8 @@ def on_signals(stop: Callable[[], None]) -> None:
 
 def log_to(path: Path, *, verbose: bool, kind: LogFormat = LogFormat.TEXT) -> None:
     """Our own log goes to a file, after what is there; beyond a size that file becomes `<name>.1`, in place of an
-    earlier one. What the user must see is printed by the program itself."""
+    earlier one. It begins with what runs, so that no log of a program that ran is empty. What the user must see is
+    printed by the program itself."""
     path.parent.mkdir(parents=True, exist_ok=True)
     logging.raiseExceptions = False  # on a full disk the log is the least loss, and says nothing new
     handler = RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1)
@@ -115,3 +120,4 @@ def log_to(path: Path, *, verbose: bool, kind: LogFormat = LogFormat.TEXT) -> No
         logger.addHandler(handler)
         logger.setLevel(logging.DEBUG if verbose else logging.INFO)
         logger.propagate = False
+    log.info("dipaco-p2p %s, Python %s on %s", __version__, platform.python_version(), platform.platform())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dipaco_p2p import __version__
 from dipaco_p2p.runtime.console import log_to
 from dipaco_p2p.runtime.logs import JsonLines, LogFormat
 
@@ -42,7 +43,8 @@ def test_a_json_log_has_one_object_a_line_whatever_is_said(tmp_path: Path, logge
         raise ValueError("a mistake\nof two lines")
     except ValueError:
         log.exception("it failed")
-    first, second = map(json.loads, path.read_text().splitlines())
+    begin, first, second = map(json.loads, path.read_text().splitlines())
+    assert begin["message"].startswith(f"dipaco-p2p {__version__}, Python 3.")
     assert list(first) == ["time", "level", "logger", "message"]
     assert (first["level"], first["logger"]) == ("INFO", "bootstrap.seed")
     assert first["message"] == "round 3 of P0-1\n\x1b[2J\u202e" and path.read_text().isascii()

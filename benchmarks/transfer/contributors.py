@@ -40,17 +40,22 @@ class Contributors:
         run = next(iter(volunteers.values())).node.run
         [self._module] = run.topology.modules()
         self._gradient = gradients(run)
+        self._prepared: dict[int, Floats] = {}
         self._encoding = asyncio.Lock()
         """As many processes as cores: more than one at a time would only wait for each other."""
 
     async def handle(self, values: Values) -> Values:
-        """A round of all of them."""
-        if values["do"] == "open":
-            await asyncio.to_thread(self._gradient, self._module, 0)
+        """Prepare the next round's outer gradients, as the rival's tensors are there before its clock starts, or play
+        that round."""
+        if values["do"] == "prepare":
+            await asyncio.to_thread(self._prepare)
             return {}
         began_s = time.time()
         turns = await asyncio.gather(*(self._round(*item) for item in self._volunteers.items()))
         return {"began_s": began_s, "turns": [asdict(turn) for turn in turns]}
+
+    def _prepare(self) -> None:
+        self._prepared = {number: self._gradient(self._module, number) for number in self._volunteers}
 
     async def _round(self, number: int, volunteer: IdleVolunteer) -> Turn:
         module, base = self._module, volunteer.version(self._module)
@@ -69,8 +74,7 @@ class Contributors:
         )
 
     def _encode(self, volunteer: IdleVolunteer, number: int) -> bytes:
-        gradient: Floats = self._gradient(self._module, number)
-        return volunteer.encode(self._module, gradient)
+        return volunteer.encode(self._module, self._prepared.pop(number))
 
 
 @contextlib.asynccontextmanager

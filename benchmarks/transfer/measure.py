@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .helper import Helper, start_helper
+from .helper import Helper, Values, start_helper
 from .ours import PHASES, OurRound, OurSwarm
+from .processor import Spent
 from .runs import config_of, model_of
 
 FAN_IN_MIN = 2
@@ -38,6 +39,16 @@ class Case:
     fan_in: int
     rounds: list[OurRound] = field(default_factory=list)
     rival_s: list[float] = field(default_factory=list)
+    rival_spent: list[Spent] = field(default_factory=list)
+
+    def take(self, played: OurRound, reduced: Values | None) -> str:
+        """One more turn, the rival's with it if there is one; what to tell of that."""
+        self.rounds.append(played)
+        if reduced is None:
+            return ""
+        self.rival_s.append(reduced["seconds"])
+        self.rival_spent.append(Spent(reduced["programs_s"], reduced["daemons_s"]))
+        return f", hivemind {reduced['seconds']:.2f} s"
 
     @property
     def seconds(self) -> float:
@@ -108,11 +119,9 @@ async def _case(wish: Wish, case: Case, folder: Path, tell: Tell) -> Case:
             await rival.ask("open")
         for turn in range(wish.runs + 1):
             played = await ours.round()
-            rival_s = (await rival.ask("round"))["seconds"] if rival is not None else None
+            reduced = await rival.ask("round") if rival is not None else None
             if turn:  # the first opens connections and fills caches
-                case.rounds.append(played)
-                case.rival_s += [] if rival_s is None else [rival_s]
-                told = "" if rival_s is None else f", hivemind {rival_s:.2f} s"
+                told = case.take(played, reduced)
                 tell(f"{case.fan_in} contributors, {case.codec}, round {turn}: {played.seconds:.2f} s{told}")
     return case
 

@@ -15,6 +15,7 @@ from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.strict import plain
 
 from .helper import Helper, start_helper
+from .processor import Spent, spent
 
 HOST = "127.0.0.1"
 PROC = Path("/proc")
@@ -40,6 +41,9 @@ class OurRound:
     """What the owner held when the round began."""
     peak_bytes: int
     """The most that the owner held in the round (VmHWM)."""
+    owner: Spent
+    contributors: Spent
+    """Of the processor, until all have it on disk."""
 
 
 class OurSwarm:
@@ -59,15 +63,16 @@ class OurSwarm:
         for index in range(self._processes):
             numbers = [str(number) for number in range(1, self._count + 1)[index :: self._processes]]
             await self._start("contributors", str(self._folder), address, *numbers)
-        await asyncio.gather(*(helper.ask("open") for helper in self._helpers[1:]))
 
     async def round(self) -> OurRound:
         """Play one; raises DipacoError if it closed without one of the contributors."""
         owner, *others = self._helpers
+        await asyncio.gather(*(helper.ask("prepare") for helper in others))
         await owner.ask("tell")  # and forget what was before
         (PROC / f"{owner.pid}/clear_refs").write_text(RESET_PEAK)
-        before_bytes = memory_bytes(owner.pid, "VmRSS")
+        before_bytes, before = memory_bytes(owner.pid, "VmRSS"), self._spent()
         answers = await asyncio.gather(*(helper.ask("round") for helper in others))
+        by_owner, by_contributors = (now.since(then) for now, then in zip(self._spent(), before, strict=True))
         peak_bytes, told = memory_bytes(owner.pid, "VmHWM"), await owner.ask("tell")
         counted = [version["contributions"] for version in told["versions"]]
         if counted != [self._count]:
@@ -82,7 +87,13 @@ class OurSwarm:
             payload_bytes=max(turn["bytes"] for turn in turns),
             before_bytes=before_bytes,
             peak_bytes=peak_bytes,
+            owner=by_owner,
+            contributors=by_contributors,
         )
+
+    def _spent(self) -> tuple[Spent, Spent]:
+        owner, *others = (helper.pid for helper in self._helpers)
+        return spent(owner), spent(*others)
 
     async def close(self) -> None:
         """End the contributors, then the owner."""

@@ -44,6 +44,7 @@ async def run(wish: Wish, *, folder: Path | None, json_file: Path | None) -> Non
     title = f"{4 * size / MB:.1f} MB of float32, medians of {wish.runs}"
     console.print(ratio_table(cases, title=title))
     console.print(phase_table(cases))
+    console.print(processor_table(cases))
     console.print(floor_table(cases, rates, values=wish.values))
     console.print(compared(wish))
     for line in linearity(cases):
@@ -78,6 +79,26 @@ def phase_table(cases: Sequence[Case]) -> Table:
         megabytes = f"{case.rounds[0].payload_bytes / MB:.1f}"
         table.add_row(str(case.fan_in), case.codec, megabytes, *(f"{case.phase(name):.2f}" for name in PHASES))
     return table
+
+
+def processor_table(cases: Sequence[Case]) -> Table:
+    """What all took of the processor: on few cores that is the time, however well it is spread."""
+    columns = ("owner", "volunteers", "daemons", "ours", "averagers", "daemons", "hivemind")
+    table = Table("contributors", "codec", *columns, title="Processor seconds of a round, all cores, medians")
+    for case in cases:
+        ours = [
+            (one.owner.programs_s, one.contributors.programs_s, one.owner.daemons_s + one.contributors.daemons_s)
+            for one in case.rounds
+        ]
+        rival = [(one.programs_s, one.daemons_s) for one in case.rival_spent]
+        found = [statistics.median(column) for rows in (ours, rival) for column in _with_sum(rows)]
+        table.add_row(str(case.fan_in), case.codec, *(f"{seconds:.2f}" for seconds in found))
+    return table
+
+
+def _with_sum(rows: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
+    """Columns, and one with the sum of each row."""
+    return list(zip(*((*row, sum(row)) for row in rows), strict=True))
 
 
 def floor_table(cases: Sequence[Case], rates: Rates, *, values: int) -> Table:

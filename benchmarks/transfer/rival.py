@@ -25,6 +25,7 @@ from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.errors import DipacoError
 
 from .helper import Values, serve_plainly
+from .processor import spent
 from .runs import model_of
 from .volunteer import GRADIENT_STD
 
@@ -84,21 +85,21 @@ class Averagers:
             with averager.get_tensors() as tensors:
                 for tensor, start in zip(tensors, self._start, strict=True):
                     torch.mul(start, number, out=tensor)
-        seconds = self._reduce()
+        reduced = self._reduce()
         self._check()
-        return {"seconds": seconds}
+        return reduced
 
-    def _reduce(self) -> float:
+    def _reduce(self) -> Values:
         steps = [averager.step(wait=False, require_trigger=True, timeout=GROUP_S) for averager in self._averagers]
         self._wait_group(steps)
-        began_s = time.perf_counter()
+        began_s, before = time.perf_counter(), spent(os.getpid())
         for step in steps:
             step.allow_allreduce()
         groups = [step.result(GROUP_S) for step in steps]
-        seconds = time.perf_counter() - began_s
+        seconds, used = time.perf_counter() - began_s, spent(os.getpid()).since(before)
         if any(len(group) != len(steps) for group in groups):
             raise DipacoError(f"hivemind averaged in groups of {[len(group) for group in groups]}")
-        return seconds
+        return {"seconds": seconds, "programs_s": used.programs_s, "daemons_s": used.daemons_s}
 
     def _wait_group(self, steps: Sequence[Any]) -> None:
         from hivemind.averaging.control import AveragingStage

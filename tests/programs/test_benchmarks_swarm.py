@@ -20,7 +20,8 @@ from benchmarks.transfer.floor import Rates, floor, measured
 from benchmarks.transfer.helper import start_helper
 from benchmarks.transfer.measure import Case, Wish, fan_ins, slope_ratio
 from benchmarks.transfer.ours import ANNOUNCED, AVERAGED, CLOSED, PHASES, OurRound, OurSwarm, phases_of
-from benchmarks.transfer.report import compared, linearity, ratio_table
+from benchmarks.transfer.processor import DAEMON, Spent, spent
+from benchmarks.transfer.report import compared, linearity, processor_table, ratio_table
 from benchmarks.transfer.runs import config_of, model_of
 from dipaco_p2p.core.compress import CODECS, bytes_max
 from dipaco_p2p.core.layout import module_layout
@@ -35,6 +36,7 @@ def size(values: int) -> int:
 
 def our_round(seconds: float, **changes: Any) -> OurRound:
     given = {"seconds": seconds, "phases": dict.fromkeys(PHASES, 0.0), "kept_s": 0.0, "payload_bytes": 1}
+    given |= {"owner": Spent(1.0, 0.25), "contributors": Spent(2.0, 0.5)}
     return OurRound(**(given | {"before_bytes": 1, "peak_bytes": 3} | changes))
 
 
@@ -111,6 +113,32 @@ def test_ratios_are_taken_within_each_turn() -> None:
     wish = Wish(values=VALUES, fan_ins=(2,), codecs=("int8",), rival="float16", runs=3, processes=1)
     assert "float16" in compared(wish)
     assert Case(codec="int8", fan_in=2, rounds=[our_round(1.0)]).ratio is None
+
+
+def test_what_the_processor_did_is_told_of_programs_and_daemons() -> None:
+    case = Case(codec="int8", fan_in=2, rounds=[our_round(1.0)])
+
+    def cells() -> list[str]:
+        return [str(next(iter(column.cells))) for column in processor_table([case]).columns[2:]]
+
+    assert cells()[:4] == ["1.00", "2.00", "0.75", "3.75"]
+    told = case.take(our_round(1.0), {"seconds": 2.0, "programs_s": 5.0, "daemons_s": 1.5})
+    assert told == ", hivemind 2.00 s" and case.rival_s == [2.0]
+    assert cells()[4:] == ["5.00", "1.50", "6.50"]
+
+
+def test_the_processor_time_of_a_program_has_that_of_what_it_started(tmp_path: Path) -> None:
+    daemon = tmp_path / DAEMON  # the system names a process by its file
+    daemon.symlink_to("/bin/sh")
+    work = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo done; read end"
+    script = f"{daemon} -c '{work}'; true"
+    before = spent(os.getpid())
+    with subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None and program.stdout.readline() == b"done\n"
+        found, ours = spent(program.pid), spent(os.getpid()).since(before)
+        program.communicate(b"end\n")
+    assert 0 < found.daemons_s <= ours.daemons_s and found.programs_s < found.daemons_s
+    assert spent(program.pid) == Spent(0, 0)
 
 
 def test_gaps_between_heartbeats_are_measured_from_one_sight_to_the_next() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import Unreachable
+from dipaco_p2p.strict import plain
 
 from ..config import PeerConfig
 from .report import report
@@ -66,9 +65,7 @@ class Control:
             self.tour.stop()
 
     def _plain_config(self) -> dict[str, Any]:
-        values = {field.name: getattr(self._config, field.name) for field in fields(self._config)}
-        plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
-        return {"schema": CONFIG_SCHEMA, **plain}
+        return {"schema": CONFIG_SCHEMA, **plain(self._config), "home": str(self._config.home)}
 
 
 def _leave_now() -> None:

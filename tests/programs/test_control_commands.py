@@ -23,10 +23,13 @@ from dipaco_p2p.topology import ModuleId, PathId
 from peers.cli import app
 from peers.config import PeerConfig
 from peers.control import screen
+from peers.control.bugreport import collect
 from peers.control.cli import add_commands
 from peers.control.control import Control
 from peers.control.report import report
 from peers.control.requests import VOLUNTEER, Request
+from peers.preferences.keys import Limits, When
+from peers.preferences.schedule import Span
 from peers.status import Status
 
 KEYS = {
@@ -116,6 +119,16 @@ def run(*words: str | Path, code: int = 0) -> str:
 
 
 # -- status
+
+
+def test_a_report_of_a_bug_has_the_settings_of_the_running_volunteer(tmp_path: Path) -> None:
+    when = When(schedule=(Span.parse("mon-fri 19:00-08:00"),), only_idle=10.0)
+    control = Control(PeerConfig(home=tmp_path, up_mbit=5.0, when=when, limits=Limits(cpu=0.5)), ManualClock())
+    with answered(tmp_path, Request, control.answer):
+        found = json.loads(collect(tmp_path)["config.json"])
+    assert (found["schema"], found["home"], found["up_mbit"]) == ("dipaco.config/1", str(tmp_path), 5.0)
+    assert found["when"] == {"schedule": ["mon-fri 19:00-08:00"], "only_idle": 10.0, "on_battery": False}
+    assert found["limits"]["cpu"] == 0.5 and found["limits"]["gpu"] == "auto"
 
 
 def test_status_as_json_has_the_same_keys_always_and_its_schema(running: Running) -> None:

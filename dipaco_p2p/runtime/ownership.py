@@ -98,11 +98,18 @@ class Ownership:
         """Hand every module to its next leader; contributions with a receipt are with its mirrors already."""
         self._is_leaving = True
         for module in self.modules:
-            await self.drop(module)
-            await self._node.presence.resign(module)
-            await self._pass_on(module)
+            await self._let_go(module)
+        for module, taking in list(self._taking.items()):
+            async with taking:  # what just falls to us is led for a moment, or nobody would hear that it is free
+                if module in self._owners:
+                    await self._let_go(module)
         for module in self._node.run.topology.modules():
             await self._resubmit(module)
+
+    async def _let_go(self, module: ModuleId) -> None:
+        await self.drop(module)
+        await self._node.presence.resign(module)
+        await self._pass_on(module)
 
     async def close(self) -> None:
         """Nothing goes on here: what was not handed over in time is where its next leader finds it."""

@@ -207,6 +207,29 @@ def test_leaving_hands_over_at_once(tmp_path: Path) -> None:
     on_stage(tmp_path, scene)
 
 
+def test_leaving_hands_over_what_it_was_just_taking(tmp_path: Path) -> None:
+    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+        await second.node.watch.refresh()
+        await first.node.watch.refresh()
+        read, may_read = first.mirror.states.read_patiently, asyncio.Event()
+
+        async def slow(*args: Any, **kwargs: Any) -> Any:
+            await may_read.wait()
+            return await read(*args, **kwargs)
+
+        first.mirror.states.read_patiently = slow  # type: ignore[method-assign]
+        taking = asyncio.create_task(first.ownership.take(MODULE))
+        await eventually(lambda: first.ownership._taking[MODULE].locked())
+        leaving = asyncio.create_task(first.ownership.leave())
+        await asyncio.sleep(0.01)  # longer, and the seed node would take it back
+        may_read.set()
+        await asyncio.gather(taking, leaving)
+        assert second.ownership.modules == [MODULE] and first.ownership.modules == []
+        assert [event["ev"] for event in first.events if event["ev"] in ("leads", "handed_over")][-1] == "handed_over"
+
+    on_stage(tmp_path, scene)
+
+
 def test_leaving_hands_over_without_the_seed_as_well(tmp_path: Path) -> None:
     async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
         await first.lead(MODULE)

@@ -1,0 +1,169 @@
+"""Attention, and the output head with its cross-entropy, as single operations of the fast mode on a CPU.
+
+A compiler that is given them as formulas makes loops over whole tensors of scores and logits, in float32 and several
+times over: more than half of a step. Here torch's kernels work on blocks that stay in a cache, in bfloat16 between
+products and in float32 within them; most scores of keys that a query may not see are never computed.
+The compiler sees each operation as one call, with gradients that it need not find itself.
+
+S sequences and heads together, T tokens, K width of a head; N positions, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .head_loss import IGNORED
+
+QUERIES = 128
+"""The least queries at a time: fewer, and calling the kernels costs more than the scores it saves."""
+BLOCKS_MAX = 4
+LOGITS = 1 << 20
+"""Logits at a time: 2 MB, which stay in a cache."""
+TINY = torch.finfo(torch.float32).tiny
+"""The least probability that counts: no token's loss is above 87 nats."""
+
+# The lowest level of torch.library: its decorator `custom_op` takes 0.1 to 0.3 ms a call, a tenth of the operation.
+torch.library.define("dipaco::attend", "(Tensor query, Tensor key, Tensor value) -> Tensor[]")
+torch.library.define(
+    "dipaco::attend_backward",
+    "(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor[] weights) -> (Tensor, Tensor, Tensor)",
+)
+torch.library.define("dipaco::head", "(Tensor hidden, Tensor weight, Tensor targets) -> (Tensor, Tensor, Tensor)")
+
+
+def attend(query_STK: Tensor, key_STK: Tensor, value_STK: Tensor) -> Tensor:
+    """What every query sees (S, T, K), bfloat16, by the softmax of its products with the keys up to its own."""
+    return cast(Tensor, torch.ops.dipaco.attend(query_STK, key_STK, value_STK)[0])
+
+
+def head_loss(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+    """Mean cross-entropy in nats, float32, of `targets_N` under the logits `hidden_ND @ weight_VD.T`; bfloat16 hidden
+    values, and a weight in float32."""
+    total = cast(Tensor, torch.ops.dipaco.head(hidden_ND, weight_VD, targets_N)[0])
+    return total / (targets_N != IGNORED).sum()
+
+
+def _attend(query_STK: Tensor, key_STK: Tensor, value_STK: Tensor) -> list[Tensor]:
+    """What is seen, and the weights of each block of queries."""
+    mixed_STK, weights = torch.empty_like(query_STK), []
+    for block in _blocks(query_STK.shape[1]):
+        scores = torch.bmm(query_STK[:, block], key_STK[:, : block.stop].mT)
+        scores[:, :, block].add_(_future(block.stop - block.start, scores.dtype))
+        weights.append(torch.softmax(scores, dim=-1, out=scores))
+        mixed_STK[:, block] = torch.bmm(scores, value_STK[:, : block.stop])
+    return [mixed_STK, *weights]
+
+
+def _attend_backward(
+    grad_STK: Tensor, query_STK: Tensor, key_STK: Tensor, value_STK: Tensor, weights: list[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    query_grad, key_grad, value_grad = (torch.empty_like(query_STK) for _ in range(3))
+    tokens = query_STK.shape[1]
+    for block, weight in reversed(list(zip(_blocks(tokens), weights, strict=True))):
+        grad, seen = grad_STK[:, block], slice(0, block.stop)
+        score_grad = torch.bmm(grad, value_STK[:, seen].mT)
+        torch.ops.aten._softmax_backward_data.out(score_grad, weight, -1, weight.dtype, grad_input=score_grad)
+        query_grad[:, block] = torch.bmm(score_grad, key_STK[:, seen])
+        for total, left, right in ((value_grad, weight, grad), (key_grad, score_grad, query_STK[:, block])):
+            if block.stop == tokens:  # the last block sees all keys, and comes first
+                torch.bmm(left.mT, right, out=total)
+            else:
+                total[:, seen] += torch.bmm(left.mT, right)
+    return query_grad, key_grad, value_grad
+
+
+def _head(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of the losses in nats, and its gradients, which are at hand on the way forward."""
+    counted_N1 = (targets_N != IGNORED)[:, None]
+    counted_ND, targets_N = hidden_ND * counted_N1, targets_N.clamp(min=0)
+    right_N, wrong_N, zeros_N = hidden_ND.new_zeros((3, len(hidden_ND)))
+    hidden_grad_ND, weight_grad_VD = torch.empty_like(hidden_ND), torch.zeros_like(weight_VD)
+    weight_VD = weight_VD.to(hidden_ND.dtype)
+    for rows, places, logits in _slices(hidden_ND, weight_VD, targets_N):
+        probs = torch.softmax(logits, dim=1, out=logits)
+        # `take` and `put_`, because `scatter_` copies all of what it changes.
+        right_N[rows] = probs.take(places)
+        wrong_N[rows] = probs.put_(places, zeros_N[rows]).sum(dim=1)
+        probs.put_(places, -wrong_N[rows])
+        torch.mm(probs, weight_VD, out=hidden_grad_ND[rows])
+        weight_grad_VD += torch.mm(probs.T, counted_ND[rows])
+    # Near 1 the sum of the others says more than a number of 8 bits, of the loss as of its gradient.
+    right_N = torch.where(right_N < 0.5, right_N.float(), 1 - wrong_N.float())
+    nats_N = -right_N.clamp(min=TINY).log()
+    return (nats_N * counted_N1[:, 0]).sum(), hidden_grad_ND.mul_(counted_N1), weight_grad_VD
+
+
+def _fake_attend(query_STK: Tensor, key_STK: Tensor, value_STK: Tensor) -> list[Tensor]:
+    blocks = _blocks(query_STK.shape[1])
+    weights = [query_STK.new_empty(len(query_STK), block.stop - block.start, block.stop) for block in blocks]
+    return [torch.empty_like(query_STK), *weights]
+
+
+def _fake_attend_backward(
+    grad_STK: Tensor, query_STK: Tensor, key_STK: Tensor, value_STK: Tensor, weights: list[Tensor]
+) -> Any:
+    return tuple(torch.empty_like(query_STK) for _ in range(3))
+
+
+def _fake_head(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Any:
+    return hidden_ND.new_empty((), dtype=torch.float32), torch.empty_like(hidden_ND), torch.empty_like(weight_VD)
+
+
+def _keep_attend(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output[1:])
+
+
+def _attend_gradients(ctx: Any, grads: list[Tensor]) -> Any:
+    query_STK, key_STK, value_STK, *weights = ctx.saved_tensors
+    return torch.ops.dipaco.attend_backward(grads[0].contiguous(), query_STK, key_STK, value_STK, weights)
+
+
+def _keep_head(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output[1:])
+
+
+def _head_gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    hidden_grad_ND, weight_grad_VD = ctx.saved_tensors
+    return (hidden_grad_ND * grads[0]).to(hidden_grad_ND.dtype), weight_grad_VD * grads[0], None
+
+
+torch.library.impl("dipaco::attend", "cpu", _attend)
+torch.library.impl("dipaco::attend_backward", "cpu", _attend_backward)
+torch.library.impl("dipaco::head", "cpu", _head)
+torch.library.register_fake("dipaco::attend", _fake_attend)
+torch.library.register_fake("dipaco::attend_backward", _fake_attend_backward)
+torch.library.register_fake("dipaco::head", _fake_head)
+torch.library.register_autograd("dipaco::attend", _attend_gradients, setup_context=_keep_attend)
+torch.library.register_autograd("dipaco::head", _head_gradients, setup_context=_keep_head)
+
+
+def _blocks(tokens: int) -> list[slice]:
+    queries = max(QUERIES, math.ceil(tokens / BLOCKS_MAX))
+    return [slice(start, min(start + queries, tokens)) for start in range(0, tokens, queries)]
+
+
+# Kept tables must be ordinary tensors, even if the first to ask is in inference mode.
+@functools.lru_cache(maxsize=8)
+@torch.inference_mode(False)
+def _future(queries: int, dtype: torch.dtype) -> Tensor:
+    return torch.full((queries, queries), -math.inf, dtype=dtype).triu(1)
+
+
+def _slices(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Some rows at a time: which, where each one's target is in them, and their logits; the caller may overwrite these.
+
+    Not so few that adding up the weight's gradient takes as long as its products.
+    """
+    positions, (words, width) = len(hidden_ND), weight_VD.shape
+    rows = min(max(LOGITS // words, 2 * width), positions)
+    places_N = targets_N + torch.arange(positions) % rows * words
+    logits = hidden_ND.new_empty(rows, words)
+    for start in range(0, positions, rows):
+        here = slice(start, min(start + rows, positions))
+        yield here, places_N[here], torch.mm(hidden_ND[here], weight_VD.T, out=logits[: here.stop - start])

@@ -18,7 +18,7 @@ import os
 import shlex
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -116,10 +116,20 @@ def _loss(model: PathModel, tokens_BT: Tensor, rope: Rope) -> Tensor:
 
 
 def _through(block: Any, hidden_BTD: Tensor, rope: Rope) -> Tensor:
-    parts = block.self_attn.project(block.input_layernorm(hidden_BTD), rope)
-    mixed_BTHK = _attend(*parts).transpose(1, 2)
-    hidden_BTD = hidden_BTD + block.self_attn.o_proj(mixed_BTHK.reshape(hidden_BTD.shape))
-    return cast(Tensor, hidden_BTD + block.mlp(block.post_attention_layernorm(hidden_BTD)))
+    attention, mlp = block.self_attn, block.mlp
+    parts = _products(block.input_layernorm(hidden_BTD), attention.q_proj, attention.k_proj, attention.v_proj)
+    mixed_BTHK = _attend(*attention.turned(*parts, rope)).transpose(1, 2)
+    hidden_BTD = hidden_BTD + attention.o_proj(mixed_BTHK.reshape(hidden_BTD.shape))
+    gate, up = _products(block.post_attention_layernorm(hidden_BTD), mlp.gate_proj, mlp.up_proj)
+    return cast(Tensor, hidden_BTD + mlp.down_proj(F.silu(gate) * up))
+
+
+def _products(normed_BTD: Tensor, *layers: Any) -> Sequence[Tensor]:
+    """What each layer makes of the same values; on a CPU by one product, whose ways back are single ones too."""
+    if normed_BTD.device.type != "cpu":
+        return [layer(normed_BTD) for layer in layers]
+    joined = F.linear(normed_BTD, torch.cat([layer.weight for layer in layers]))
+    return joined.chunk(len(layers), dim=-1)
 
 
 def _attend(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor) -> Tensor:

@@ -110,9 +110,13 @@ class _Attention(nn.Module):
 
     def project(self, normed_BTD: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (B, H, T, K), the first two turned by the angles of their positions."""
-        query_BHTK = _rotate(self._heads(self.q_proj(normed_BTD)), rope)
-        key_BHTK = _rotate(self._heads(self.k_proj(normed_BTD)), rope)
-        return query_BHTK, key_BHTK, self._heads(self.v_proj(normed_BTD))
+        return self.turned(self.q_proj(normed_BTD), self.k_proj(normed_BTD), self.v_proj(normed_BTD), rope)
+
+    def turned(
+        self, query_BTD: Tensor, key_BTD: Tensor, value_BTD: Tensor, rope: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same from what the three projections gave."""
+        return _rotate(self._heads(query_BTD), rope), _rotate(self._heads(key_BTD), rope), self._heads(value_BTD)
 
     def _heads(self, values_BTD: Tensor) -> Tensor:
         batch, tokens, width = values_BTD.shape

@@ -138,6 +138,7 @@ def _print_event(event: dict[str, Any]) -> None:
         "resharded": lambda e: f"{e['path']} goes on with its shard of sharding {e['sharding']}",
         "leads": lambda e: f"leads {e['module']} from version {e['version']}, term {e['term']}",
         "handed_over": lambda e: f"handed {e['module']} over to ...{e['to'][-6:]}",
+        "deposed": lambda e: f"leads {e['module']} no more: term {e['term']} is over",
         "gave_up": lambda e: f"gave up what follows {e['module']} version {e['after']}, for another branch",
         "version": lambda e: f"made {e['module']} version {e['version']} {e['digest'][:8]}",
         "paused": lambda e: f"paused for {e['detail']}",

@@ -179,6 +179,7 @@ class Ownership:
                 if not self._is_leaving and self._may_take() and self._node.watch.falls_to(module, self._node.peer):
                     await self.take(module)
             elif self._is_over(leading):
+                self._node.history.add("deposed", module=str(module), term=leading.grant.term)
                 await self.drop(module)
                 await self._node.presence.resign(module)
             else:

@@ -59,8 +59,9 @@ def test_a_paused_volunteer_lets_go_and_computes_nothing_then_goes_on_and_finish
     first.wait_event("paused")
     moves = [event for event in first.events() if event["ev"] in ("claimed", "released")]
     assert moves[-1]["ev"] == "released"
-    led = {event["module"] for event in first.events("leads")}
-    assert led <= {event["module"] for event in first.events("handed_over")}
+    [log] = [path.read_text() for path in first.home.glob("runs/*/peer.log")]
+    let_go = {event["module"] for event in first.events("handed_over") + first.events("deposed")}
+    assert {event["module"] for event in first.events("leads")} <= let_go, log
     paused = status(programs, first)
     assert paused["state"] == "paused" and list(paused["pauses"]) == ["user"] and paused["leads"] == []
     before, cpu_before_s, began_s = len(first.events()), cpu_s(first.process.pid), time.monotonic()
@@ -80,7 +81,7 @@ def test_a_paused_volunteer_lets_go_and_computes_nothing_then_goes_on_and_finish
     with tarfile.open(report) as archive:
         texts = [archive.extractfile(member).read().decode() for member in archive]  # type: ignore[union-attr]
     assert not any("127.0.0.1" in text or str(first.home) in text or "12D3KooW" in text for text in texts)
-    assert any('"state": "running"' in text for text in texts)
+    assert any('"state": "running"' in text for text in texts) and any('"when": {' in text for text in texts)
 
     command(programs, first, "finish", "--wait")
     assert first.wait() == 0, first.complaint

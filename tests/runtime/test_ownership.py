@@ -1,18 +1,18 @@
-"""Who leads: terms, hand-over, and chains that came apart while the archive or a leader was away."""
+"""Who leads: terms, and chains that came apart while the archive or a leader was away."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from group_harness import MODULE, PATH, contribute, expired, lead_at_last, make_versions, require_verified
+from leaders_harness import is_safe, on_stage, seed_away, seed_back
 from runtime_harness import Leader, World, offer
-from tiny_run import contribution_of, gradient_bytes, granted, tiny_config
-from virtual_time import eventually, play
+from tiny_run import contribution_of, gradient_bytes, granted
+from virtual_time import eventually
 
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
 from dipaco_p2p.protocol.admission import Reason
@@ -22,33 +22,6 @@ from dipaco_p2p.runtime.modules import ModuleReader
 from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Node
 from dipaco_p2p.runtime.transfer import UNUSED_UPLOADS_MAX
 from dipaco_p2p.swarm.api import Reply
-
-
-def on_stage(folder: Path, scene: Callable[[World, Leader, Leader, Node], Awaitable[None]], **changes: int) -> None:
-    """`scene` gets two peers that lead when they are told to; by default in groups of one."""
-
-    async def scenario() -> None:
-        config = tiny_config(**({"rounds": 30, "owners": 1} | changes))
-        async with World(folder, config=config) as world:
-            author = world.peer(60)
-            await author.watch.refresh()
-            await scene(world, world.leader(50), world.leader(51), author)
-
-    play(scenario)
-
-
-async def seed_away(world: World, *leaders: Leader) -> None:
-    await world.kill_seed()
-    await eventually(lambda: not any(leader.node.watch.seeds() for leader in leaders))
-
-
-async def seed_back(world: World, *leaders: Leader) -> None:
-    await world.start_seed().node.presence.beat()
-    await eventually(lambda: all(leader.node.watch.seeds() for leader in leaders))
-
-
-def is_safe(leader: Leader) -> bool:
-    return leader.owner(MODULE)._custody.is_final
 
 
 def test_a_new_leader_goes_on_with_a_new_term(tmp_path: Path) -> None:
@@ -146,6 +119,8 @@ def test_a_deposed_leader_takes_nothing_more_and_resigns(tmp_path: Path) -> None
         assert not old.is_leading
         await first.ownership._check(MODULE)
         assert first.ownership.modules == []
+        [told] = [event for event in first.events if event["ev"] == "deposed"]
+        assert (told["module"], told["term"]) == (str(MODULE), old.grant.term)
         await second.node.watch.refresh()
         assert set(second.node.watch.heads[MODULE]) == {second.peer}
         await make_versions(world, second, author)
@@ -187,73 +162,6 @@ def test_who_is_deposed_while_it_takes_over_never_leads(tmp_path: Path) -> None:
         with pytest.raises(Refused, match="not led here"):
             await leader.ownership.take(MODULE)
         assert MODULE not in leader.ownership.modules and not leader.node.presence._heads
-
-    on_stage(tmp_path, scene)
-
-
-def test_leaving_hands_over_at_once(tmp_path: Path) -> None:
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
-        await first.lead(MODULE)
-        await make_versions(world, first, author)
-        await second.node.watch.refresh()
-        await first.node.watch.refresh()
-        await first.ownership.leave()
-        assert second.ownership.modules == [MODULE] and first.ownership.modules == []
-        assert [event["to"] for event in first.events if event["ev"] == "handed_over"] == [second.peer]
-        assert second.owner(MODULE).head.version == 1
-        await make_versions(world, second, author, seed=9)
-        require_verified(world, versions=2)
-
-    on_stage(tmp_path, scene)
-
-
-def test_leaving_hands_over_what_it_was_just_taking(tmp_path: Path) -> None:
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
-        await second.node.watch.refresh()
-        await first.node.watch.refresh()
-        read, may_read = first.mirror.states.read_patiently, asyncio.Event()
-
-        async def slow(*args: Any, **kwargs: Any) -> Any:
-            await may_read.wait()
-            return await read(*args, **kwargs)
-
-        first.mirror.states.read_patiently = slow  # type: ignore[method-assign]
-        taking = asyncio.create_task(first.ownership.take(MODULE))
-        await eventually(lambda: first.ownership._taking[MODULE].locked())
-        leaving = asyncio.create_task(first.ownership.leave())
-        await asyncio.sleep(0.01)  # longer, and the seed node would take it back
-        may_read.set()
-        await asyncio.gather(taking, leaving)
-        assert second.ownership.modules == [MODULE] and first.ownership.modules == []
-        assert [event["ev"] for event in first.events if event["ev"] in ("leads", "handed_over")][-1] == "handed_over"
-
-    on_stage(tmp_path, scene)
-
-
-def test_leaving_hands_over_without_the_seed_as_well(tmp_path: Path) -> None:
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
-        await first.lead(MODULE)
-        await make_versions(world, first, author)
-        await seed_away(world, first, second)
-        await first.ownership.leave()
-        assert second.ownership.modules == [MODULE] and first.ownership.modules == []
-        assert second.owner(MODULE).head.version == 1
-        await make_versions(world, second, author, seed=9)
-        await seed_back(world, second)
-        await eventually(lambda: is_safe(second))
-        require_verified(world, versions=2)
-
-    on_stage(tmp_path, scene)
-
-
-def test_leaving_hands_over_though_no_heartbeat_came_in_time(tmp_path: Path) -> None:
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
-        await first.lead(MODULE)
-        await make_versions(world, first, author)
-        first.node.watch.heartbeats.clear()
-        await first.ownership.leave()
-        assert [event["to"] for event in first.events if event["ev"] == "handed_over"] == [world.seed.node.peer]
-        assert MODULE in world.seed.ownership.modules
 
     on_stage(tmp_path, scene)
 

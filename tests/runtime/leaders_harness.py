@@ -1,0 +1,40 @@
+"""Two peers that lead when they are told to, and a seed node that comes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from group_harness import MODULE
+from runtime_harness import Leader, World
+from tiny_run import tiny_config
+from virtual_time import eventually, play
+
+from dipaco_p2p.runtime.node import Node
+
+
+def on_stage(folder: Path, scene: Callable[[World, Leader, Leader, Node], Awaitable[None]], **changes: int) -> None:
+    """`scene` gets two peers that lead when they are told to; by default in groups of one."""
+
+    async def scenario() -> None:
+        config = tiny_config(**({"rounds": 30, "owners": 1} | changes))
+        async with World(folder, config=config) as world:
+            author = world.peer(60)
+            await author.watch.refresh()
+            await scene(world, world.leader(50), world.leader(51), author)
+
+    play(scenario)
+
+
+async def seed_away(world: World, *leaders: Leader) -> None:
+    await world.kill_seed()
+    await eventually(lambda: not any(leader.node.watch.seeds() for leader in leaders))
+
+
+async def seed_back(world: World, *leaders: Leader) -> None:
+    await world.start_seed().node.presence.beat()
+    await eventually(lambda: all(leader.node.watch.seeds() for leader in leaders))
+
+
+def is_safe(leader: Leader) -> bool:
+    return leader.owner(MODULE)._custody.is_final

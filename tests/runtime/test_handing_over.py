@@ -1,0 +1,81 @@
+"""What a leader does before it goes: its modules are led by others before anybody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from group_harness import MODULE, make_versions, require_verified
+from leaders_harness import is_safe, on_stage, seed_away, seed_back
+from runtime_harness import Leader, World
+from virtual_time import eventually
+
+from dipaco_p2p.runtime.node import Node
+
+
+def test_leaving_hands_over_at_once(tmp_path: Path) -> None:
+    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+        await first.lead(MODULE)
+        await make_versions(world, first, author)
+        await second.node.watch.refresh()
+        await first.node.watch.refresh()
+        await first.ownership.leave()
+        assert second.ownership.modules == [MODULE] and first.ownership.modules == []
+        assert [event["to"] for event in first.events if event["ev"] == "handed_over"] == [second.peer]
+        assert second.owner(MODULE).head.version == 1
+        await make_versions(world, second, author, seed=9)
+        require_verified(world, versions=2)
+
+    on_stage(tmp_path, scene)
+
+
+def test_leaving_hands_over_what_it_was_just_taking(tmp_path: Path) -> None:
+    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+        await second.node.watch.refresh()
+        await first.node.watch.refresh()
+        read, may_read = first.mirror.states.read_patiently, asyncio.Event()
+
+        async def slow(*args: Any, **kwargs: Any) -> Any:
+            await may_read.wait()
+            return await read(*args, **kwargs)
+
+        first.mirror.states.read_patiently = slow  # type: ignore[method-assign]
+        taking = asyncio.create_task(first.ownership.take(MODULE))
+        await eventually(lambda: first.ownership._taking[MODULE].locked())
+        leaving = asyncio.create_task(first.ownership.leave())
+        await asyncio.sleep(0.01)  # longer, and the seed node would take it back
+        may_read.set()
+        await asyncio.gather(taking, leaving)
+        assert second.ownership.modules == [MODULE] and first.ownership.modules == []
+        assert [event["ev"] for event in first.events if event["ev"] in ("leads", "handed_over")][-1] == "handed_over"
+
+    on_stage(tmp_path, scene)
+
+
+def test_leaving_hands_over_without_the_seed_as_well(tmp_path: Path) -> None:
+    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+        await first.lead(MODULE)
+        await make_versions(world, first, author)
+        await seed_away(world, first, second)
+        await first.ownership.leave()
+        assert second.ownership.modules == [MODULE] and first.ownership.modules == []
+        assert second.owner(MODULE).head.version == 1
+        await make_versions(world, second, author, seed=9)
+        await seed_back(world, second)
+        await eventually(lambda: is_safe(second))
+        require_verified(world, versions=2)
+
+    on_stage(tmp_path, scene)
+
+
+def test_leaving_hands_over_though_no_heartbeat_came_in_time(tmp_path: Path) -> None:
+    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+        await first.lead(MODULE)
+        await make_versions(world, first, author)
+        first.node.watch.heartbeats.clear()
+        await first.ownership.leave()
+        assert [event["to"] for event in first.events if event["ev"] == "handed_over"] == [world.seed.node.peer]
+        assert MODULE in world.seed.ownership.modules
+
+    on_stage(tmp_path, scene)

@@ -47,6 +47,13 @@ def training_loss(*, fast: bool, compiled: bool = True) -> Loss:
     return fast_loss if compiled else eager_loss
 
 
+def attention_of(loss: Loss, device: torch.device) -> str:
+    """What `loss` computes attention with, in words."""
+    if device.type != "cpu":
+        return "SDPA"
+    return "plain attention" if loss is PathModel.loss else "attention in blocks"
+
+
 def fast_loss(model: PathModel, tokens_BT: Tensor) -> Tensor:
     """`PathModel.loss` to about 1e-3, compiled; float32."""
     return _compiled()(model, tokens_BT, _rope(model, tokens_BT))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..config import InnerConfig, ModelConfig
 from ..errors import DipacoError
 from .arrays import Floats
-from .fast import has_failed, training_loss
+from .fast import attention_of, has_failed, training_loss
 from .inner_state import InnerState
 from .microbatch import Fit, MicroBatch, accumulate, measure, within_memory
 from .model import PathModel, load_modules, read_module
@@ -128,7 +128,7 @@ class InnerLoop:
 
     def described(self) -> str:
         """What steps are taken with on this machine, besides their precision."""
-        attention = "plain attention" if self._device.type == "cpu" else "SDPA"
+        attention = attention_of(self._loss, self._device)
         failed = ["not compiled after all"] if self._is_compiled and has_failed() else []
         threads = f"{torch.get_num_threads()} thread(s)"
         parts = [str(self._device), attention, optimizer_name(self._optimizer), self._micro.described(), threads]

@@ -128,3 +128,12 @@ def test_without_a_compiler_training_is_exact_and_says_so(monkeypatch: pytest.Mo
     exact = InnerLoop(InnerConfig(batch=4), 30, TIED, device="cpu", seed=5)
     results = [one.run(flats, SHARD, first_step=0, steps=2).flats for one in (loop, exact)]
     assert all((quick == plain).all() for quick, plain in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("is_fast", "device", "said"),
+    [(False, "cpu", "plain attention"), (True, "cpu", "attention in blocks"), (True, "cuda", "SDPA")],
+)
+def test_the_attention_that_is_told_is_the_one_that_is_used(is_fast: bool, device: str, said: str):
+    loss = fast.training_loss(fast=is_fast, compiled=False)
+    assert fast.attention_of(loss, torch.device(device)) == said

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from dipaco_p2p.core.compress import TOP64
 from dipaco_p2p.core.outer import outer_gradient
 from dipaco_p2p.core.overlap import Course
 from dipaco_p2p.errors import DipacoError
@@ -120,9 +121,15 @@ class Ahead:
 
     def _estimates(self, versions: Sequence[ModuleVersion], params: Sequence[Flat], work: Work) -> list[Flat]:
         """Where the steps begin, one flat vector per level."""
-        rule, result = self._node.run.config.outer, work.result
+        config, result = self._node.run.config, work.result
+        rule = config.outer
         courses = [self._course(version, flat) for version, flat in zip(versions, params, strict=True)]
         self._courses = {version.module: (version, course) for version, course in zip(versions, courses, strict=True)}
+        if config.compression.uplink == TOP64:
+            return [
+                course.going_on(after, lr=rule.lr, momentum=rule.momentum)
+                for course, after in zip(courses, result.flats, strict=True)
+            ]
         return [
             course.ahead(outer_gradient(before, after), lr=rule.lr, momentum=rule.momentum)
             for course, before, after in zip(courses, work.before, result.flats, strict=True)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dipaco_p2p.core import codec
-from dipaco_p2p.core.compress import compress, encode_compressed
+from dipaco_p2p.core.compress import beginning, compress, encode_compressed
 from dipaco_p2p.core.inner import InnerLoop, InnerResult, StepReport
 from dipaco_p2p.core.microbatch import MicroBatch
 from dipaco_p2p.core.outer import outer_gradient
@@ -105,17 +105,23 @@ class PathTrainer:
         """Train on another shard from the next round on."""
         self._shard, self.sharding = shard, sharding
 
+    def beginning(self, params: Sequence[Flat]) -> list[Flat]:
+        """Where the steps of a round begin, by the newest versions of the modules."""
+        codec, modules = self._run.config.compression.uplink, self.path.modules()
+        return [beginning(flat, self._owed(module), codec=codec) for module, flat in zip(modules, params, strict=True)]
+
     def outer_gradients(self, before: Sequence[Flat], after: Sequence[Flat]) -> list[OuterGradient]:
         """Per module: before minus after plus what was not sent yet, compressed."""
         made, settings = [], self._run.config.compression
         for module, old, new in zip(self.path.modules(), before, after, strict=True):
-            owed = self._residuals.get(module)
-            if owed is not None and settings.error_decay < 1:
-                owed = owed * np.float32(settings.error_decay)
             gradient = outer_gradient(old, new)
-            compressed, residual = compress(gradient, owed, codec=settings.uplink, out=gradient)
+            compressed, residual = compress(gradient, self._owed(module), codec=settings.uplink, out=gradient)
             made.append(OuterGradient(module=module, payload=encode_compressed(compressed), residual=residual))
         return made
+
+    def _owed(self, module: ModuleId) -> Flat | None:
+        owed, decay = self._residuals.get(module), self._run.config.compression.error_decay
+        return owed if owed is None or decay == 1 else owed * np.float32(decay)
 
     def keep(self, sent: OuterGradient) -> None:
         """The leader has it: from now on only its compression error is owed."""

@@ -6,6 +6,7 @@ With `overlap` in the run file the next round's steps begin as soon as all that 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -130,7 +131,8 @@ class Training:
         bases, round_number = tenure.bases, tenure.standing.progress
         self._say("training")
         try:
-            return await self._inner_steps(tenure, tenure.params, round_number=round_number, bases=bases)
+            flats = await asyncio.to_thread(tenure.trainer.beginning, tenure.params)
+            return await self._inner_steps(tenure, flats, round_number=round_number, bases=bases)
         except DipacoError as error:
             self._watchdog.end()
             if not tenure.is_foreign_state:

@@ -36,7 +36,7 @@ class Work:
 
     round_number: int
     before: Sequence[Flat]
-    """What they began from, one flat vector per level: the modules, or an estimate of them."""
+    """What they began from, one flat vector per level: the modules as the path goes on from them, or an estimate."""
     bases: Sequence[Base]
     """The versions that this stands for, in the same order; empty while they are not there yet."""
     result: InnerResult

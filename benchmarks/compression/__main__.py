@@ -15,6 +15,7 @@ def main(
     seeds: Annotated[int, typer.Option(min=1, max=64, help="Draws of weights and batches.")] = 2,
     rounds: Annotated[int, typer.Option(min=2, help="Rounds of the short runs.")] = 6,
     long_rounds: Annotated[int, typer.Option("--long", min=0, help="Rounds of long runs, for top64; 0: none.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Inner steps of each of their rounds.")] = 30,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, three rounds, small vectors: for trying.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Train without the fast mode.")] = False,
@@ -31,6 +32,7 @@ def main(
         seeds=1 if quick else seeds,
         rounds=3 if quick else rounds,
         long_rounds=long_rounds,
+        steps=steps,
         fast=not exact,
     )
     try:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from benchmarks.lost_work.cases import ROUND_STEPS, WIDTH, LossJob
 from benchmarks.lost_work.training import Start, perplexity, prepare
@@ -21,6 +20,7 @@ class Setting:
     down: str = "int8"
     feedback: bool = True
     decay: float = 1.0
+    goes_on: bool = True
     lr: float = 0.7
     momentum: float = 0.9
     rule: str = "sqrt"
@@ -48,23 +48,23 @@ LONG = (
 """The reference keeps its own outer step: what counts is the best that each can do."""
 
 
-def start_of(data: Data, seed: int, *, rounds: int, fast: bool) -> Start:
-    """What all settings of a seed have in common."""
-    steps = rounds * ROUND_STEPS
-    job = LossJob(method="compression", seed=seed, width=WIDTH, steps=steps, round_steps=ROUND_STEPS)
+def start_of(data: Data, seed: int, *, rounds: int, steps: int = ROUND_STEPS, fast: bool) -> Start:
+    """What all settings of a seed have in common; `steps` is how many inner steps a round has."""
+    job = LossJob(method="compression", seed=seed, width=WIDTH, steps=rounds * steps, round_steps=steps)
     return prepare(data, job, fast=fast)
 
 
-def final_loss(
-    data: Data, start: Start, setting: Setting, *, fast: bool, on_round: Callable[[int, float], None] | None = None
-) -> float:
-    """Nats per token after all rounds; `on_round` hears it after every tenth."""
-    values = {name: getattr(setting, name) for name in ("codec", "down", "feedback", "decay", "lr", "momentum", "rule")}
+def curve(data: Data, start: Start, setting: Setting, *, fast: bool, times: int = 1) -> dict[int, float]:
+    """Nats per token by the number of rounds, so many `times` in the run; the last is after all of them."""
+    values = asdict(setting)
+    del values["name"]
     job = replace(start.job, **values)
     grid = Grid(job, start.warm, start.shards, fast=fast)
     chosen = start.router.assign(start.report)
+    due = {job.rounds * (time + 1) // times for time in range(times)}
+    found = {}
     for number in range(job.rounds):
         grid.round(number, lambda report: True)
-        if on_round is not None and (number + 1) % 10 == 0:
-            on_round(number + 1, math.log(perplexity(grid, data, chosen)))
-    return math.log(perplexity(grid, data, chosen))
+        if number + 1 in due:
+            found[number + 1] = math.log(perplexity(grid, data, chosen))
+    return found

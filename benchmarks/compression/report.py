@@ -11,14 +11,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.lost_work.cases import ROUND_STEPS
 from benchmarks.lost_work.training import read_text
 from benchmarks.methods.data import Data
 
-from .losses import LONG, REFERENCE, SHORT, Setting, final_loss, start_of
+from .losses import LONG, REFERENCE, SHORT, Setting, curve, start_of
 from .speed import Speed, speeds
+
+TIMES = 10
+"""How often in a long run the loss is taken."""
 
 Losses = Mapping[str, Sequence[float]]
 """Of each setting, the final loss of each seed."""
+Curves = Mapping[str, Sequence[Mapping[int, float]]]
+"""Of each setting, the loss of each seed by the number of rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +36,8 @@ class Wish:
     seeds: int
     rounds: int
     long_rounds: int
+    steps: int
+    """Inner steps of their rounds."""
     fast: bool
 
 
@@ -40,27 +48,33 @@ def run(wish: Wish, *, json_file: Path | None) -> dict[str, object]:
     console.print(speed_table(found, wish.values))
     figures: dict[str, object] = {"values": wish.values, "codecs": [asdict(speed) for speed in found]}
     data = read_text(wish.corpus)
-    for rounds, settings in ((wish.rounds, SHORT), (wish.long_rounds, LONG)):
+    for rounds, steps, settings, times in (
+        (wish.rounds, ROUND_STEPS, SHORT, 1),
+        (wish.long_rounds, wish.steps, LONG, TIMES),
+    ):
         if rounds:
-            losses = _train(data, settings, wish, rounds=rounds, console=console)
+            curves = _train(data, settings, wish, rounds=rounds, steps=steps, times=times, console=console)
+            losses = {name: [one[rounds] for one in found] for name, found in curves.items()}
             console.print(loss_table(losses, rounds))
-            figures[f"losses after {rounds} rounds"] = losses
+            if times > 1:
+                console.print(curve_table(curves, steps))
+            figures[f"losses by rounds of {steps} steps"] = curves
         if json_file is not None:
             json_file.write_text(json.dumps(figures, indent=1) + "\n")
     return figures
 
 
 def _train(
-    data: Data, settings: Sequence[Setting], wish: Wish, *, rounds: int, console: Console
-) -> dict[str, list[float]]:
-    losses: dict[str, list[float]] = {setting.name: [] for setting in settings}
+    data: Data, settings: Sequence[Setting], wish: Wish, *, rounds: int, steps: int, times: int, console: Console
+) -> dict[str, list[dict[int, float]]]:
+    curves: dict[str, list[dict[int, float]]] = {setting.name: [] for setting in settings}
     for seed in range(wish.seeds):
-        start = start_of(data, seed, rounds=rounds, fast=wish.fast)
+        start = start_of(data, seed, rounds=rounds, steps=steps, fast=wish.fast)
         for setting in settings:
-            loss = final_loss(data, start, setting, fast=wish.fast)
-            losses[setting.name].append(loss)
-            console.print(f"seed {seed}, {rounds} rounds, {setting.name}: {loss:.4f}")
-    return losses
+            found = curve(data, start, setting, fast=wish.fast, times=times)
+            curves[setting.name].append(found)
+            console.print(f"seed {seed}, {rounds} rounds of {steps} steps, {setting.name}: {found[rounds]:.4f}")
+    return curves
 
 
 def speed_table(found: Sequence[Speed], count: int) -> Table:
@@ -79,4 +93,18 @@ def loss_table(losses: Losses, rounds: int) -> Table:
         costs = [value - reference for value, reference in zip(values, losses[REFERENCE.name], strict=True)]
         figures = (statistics.median(costs), min(costs), max(costs))
         table.add_row(name, f"{statistics.median(values):.4f}", *(f"{cost:+.4f}" for cost in figures))
+    return table
+
+
+def curve_table(curves: Curves, steps: int) -> Table:
+    """The median over the seeds of what each costs over float32 in the same seed, by the number of rounds."""
+    reference = curves[REFERENCE.name]
+    rounds = list(reference[0])
+    table = Table("", *map(str, rounds), title=f"Over float32, by rounds of {steps} steps")
+    for name, found in curves.items():
+        costs = [
+            statistics.median(one[number] - other[number] for one, other in zip(found, reference, strict=True))
+            for number in rounds
+        ]
+        table.add_row(name, *(f"{cost:+.3f}" for cost in costs))
     return table

@@ -9,7 +9,7 @@ import numpy as np
 
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.blocks import BLOCK, Blocks
-from dipaco_p2p.core.compress import CODECS, Compressed, compress, expand
+from dipaco_p2p.core.compress import CODECS, Compressed, beginning, compress, expand
 
 LEVELS = {"int2": 1}
 """Greatest code of coarser integers than the swarm's."""
@@ -21,12 +21,17 @@ Gradient = Compressed | Floats
 class Sender:
     """What one worker sends of one module, round after round; with `feedback` nothing is lost for good."""
 
-    def __init__(self, codec: str, *, feedback: bool, decay: float = 1.0) -> None:
-        """`decay` is the share of what was lost that is tried again."""
+    def __init__(self, codec: str, *, feedback: bool, decay: float = 1.0, goes_on: bool = True) -> None:
+        """`decay` is the share of what was lost that is tried again; without `goes_on` rounds begin at the versions."""
         self._codec = codec
         self._feedback = feedback
+        self._goes_on = goes_on
         self._decay = np.float32(decay)
         self._residual: Floats | None = None
+
+    def beginning(self, version: Floats) -> Floats:
+        """Where the inner steps begin."""
+        return beginning(version, self._residual, codec=self._codec) if self._goes_on else version
 
     def send(self, values: Floats) -> Gradient:
         """The outer gradient `values` (N,) as it arrives."""

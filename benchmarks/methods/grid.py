@@ -72,7 +72,9 @@ class Worker:
         self._is_attacker = job.attack and number == 0
         self._loop = InnerLoop(job.inner, total_steps, job.model, device="cpu", seed=seed, fast=fast)
         self._loop.load_state(start.optimizer)
-        self._senders = [Sender(job.codec, feedback=job.feedback, decay=job.decay) for _ in job.model.levels]
+        self._senders = [
+            Sender(job.codec, feedback=job.feedback, decay=job.decay, goes_on=job.goes_on) for _ in job.model.levels
+        ]
         self.own: list[Floats] = []
         """Its last outer gradients, one per level, as they were before compression."""
 
@@ -81,6 +83,7 @@ class Worker:
     ) -> list[Contribution]:
         """One contribution per level after the inner steps of round `number`."""
         first_step = WARMUP_STEPS + number * self._job.round_steps
+        flats = [sender.beginning(flat) for sender, flat in zip(self._senders, flats, strict=True)]
         result = self._loop.run(flats, shard, first_step=first_step, steps=self._job.round_steps, on_step=on_step)
         # Replicas of a path share its weight, so it does not matter that each sees a part of the shard only.
         size = shard.tokens.size if self._job.weighted else 1

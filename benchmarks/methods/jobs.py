@@ -20,7 +20,7 @@ STEPS = 720
 """Inner steps per path after that, for every method."""
 ROUND_STEPS = 40
 
-_LATER: Mapping[str, object] = {"inner_lr": 1.0, "batch": InnerConfig().batch}
+_LATER: Mapping[str, object] = {"inner_lr": 1.0, "batch": InnerConfig().batch, "goes_on": True}
 
 _TRUNK = LevelConfig(embedding=True, head=True)
 _PRIVATE_BLOCK = LevelConfig(private=True, blocks=1)
@@ -87,6 +87,8 @@ class Job:
     """Whether what the codec lost is added to the next outer gradient."""
     decay: float = 1.0
     """The share of it that is."""
+    goes_on: bool = True
+    """Inner steps with top64 begin where the path is, as in the swarm; else at the versions."""
     down: str = "int8"
     """Of the updates: int8 or int4. Not with fp32, where modules are stepped as they are."""
     reshard: tuple[int, ...] = ()

@@ -69,10 +69,12 @@ class Volunteer:
     def take(self, turn: Turn, on_step: Callable[[int], None] = lambda step: None) -> Done:
         """Train the round; `on_step` hears the number of each inner step. Raises IntegrityError without a blob."""
         trainer = self._at(turn)
-        flats = [
+        params = [
             decode_module(self.blob(name), self._run.layout(module))
             for name, module in zip(turn.modules, turn.path.modules(), strict=True)
         ]
+
+        flats = trainer.beginning(params)
 
         def told(step: int) -> bool:
             on_step(step)

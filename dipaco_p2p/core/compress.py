@@ -1,7 +1,9 @@
 """Outer gradients and updates in few bits, with error feedback: which codecs there are, and their bytes.
 
 Rule 1: what a codec loses is handed back as a residual, which the caller adds to the next values it sends.
-Rule 2: the reader trusts nothing: size and codec are known before, and every length, place, code and scale is checked.
+Rule 2: what top64 has not sent yet is most of what a path did. A path that began every round at the version would do
+it again, round after round until its turn comes, and send it that many times over: so it goes on from where it was.
+Rule 3: the reader trusts nothing: size and codec are known before, and every length, place, code and scale is checked.
 What each codec costs is measured by `python -m benchmarks.compression`; see docs/performance.md.
 """
 
@@ -72,6 +74,12 @@ def compress_parts(
 
     spread(make, spans(size, SPAN))
     return blocks
+
+
+def beginning(version: Floats, owed: Floats | None, *, codec: str) -> Floats:
+    """Where a path's inner steps begin: at the module's `version`; with top64 at the version less what it still owes,
+    so that what it owes is how far it is from the version, and no more."""
+    return version if owed is None or codec != TOP64 else version - owed
 
 
 def _finite(values: Floats) -> Floats:

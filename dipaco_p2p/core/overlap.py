@@ -52,3 +52,9 @@ class Course:
         """The next version (N,), if everybody's outer gradient were `own`."""
         _, step = nesterov(self.momentum, own, lr=lr, momentum=momentum)
         return self.params - step
+
+    def going_on(self, place: Floats, *, lr: float, momentum: float) -> Floats:
+        """Where a path that is at `place` begins, if it goes on from there (compress.beginning): little of what it did
+        will be in the next version, of which only the momentum is known."""
+        _, step = nesterov(self.momentum, np.zeros_like(place), lr=lr, momentum=momentum)
+        return place - step

@@ -18,6 +18,7 @@ from dipaco_p2p.core.compress import (
     INT4,
     INT8,
     TOP64,
+    beginning,
     bytes_max,
     codec_of,
     compress,
@@ -169,6 +170,33 @@ def test_with_error_feedback_every_value_is_sent_in_time() -> None:
         compressed, residual = compress(wanted, residual, codec=TOP64)
         sent += expand(compressed)
     np.testing.assert_allclose(sent / 1500, wanted, rtol=0.15)
+
+
+def furthest(*, goes_on: bool) -> tuple[float, float]:
+    """A path that is drawn half the way to 1 in every round and sends 4 of 256 values: the furthest that any value of
+    the version gets, and how far from 1 they are at last."""
+    version, owed, highest = np.zeros(256, dtype=np.float32), None, 0.0
+    for _ in range(400):
+        begun = beginning(version, owed, codec=TOP64) if goes_on else version
+        sent, owed = compress(begun - (begun + (1 - begun) / 2), owed, codec=TOP64)
+        version = version - expand(sent)
+        highest = max(highest, float(version.max()))
+    return highest, float(np.abs(version - 1).max())
+
+
+def test_a_path_that_goes_on_from_where_it_is_does_nothing_twice() -> None:
+    """One that begins at the version is drawn again and again until its turn comes, and sends all of it."""
+    highest, missing = furthest(goes_on=True)
+    assert highest < 1.05 and missing < 0.05
+    highest, missing = furthest(goes_on=False)
+    assert highest > 5 and missing > 1
+
+
+@pytest.mark.parametrize("codec", [INT8, INT4])
+def test_what_is_nearly_sent_begins_at_the_version(codec: str) -> None:
+    version = values(300, 7)
+    assert beginning(version, values(300, 8), codec=codec) is version
+    assert beginning(version, None, codec=TOP64) is version
 
 
 # -- what is refused

@@ -97,3 +97,14 @@ def test_a_rule_that_moves_nothing_is_followed_without_a_division() -> None:
     params = vector(0)
     course = Course.begin(params).follow(params, lr=0.0, momentum=MOMENTUM)
     np.testing.assert_array_equal(course.ahead(vector(1), lr=0.0, momentum=MOMENTUM), params)
+
+
+def test_a_path_that_goes_on_moves_by_the_momentum_alone() -> None:
+    owner = Owner()
+    course = Course.begin(owner.params)
+    for round_number in range(1, 5):
+        course = course.follow(owner.step(vector(round_number)), **RULE)
+    place = vector(50)
+    begun = course.going_on(place, **RULE)
+    before = owner.params
+    np.testing.assert_allclose(begun - place, owner.step(np.zeros(SIZE, dtype=np.float32)) - before, atol=1e-4)

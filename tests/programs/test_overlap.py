@@ -14,6 +14,7 @@ from tiny_run import MODEL, initial, signer, tiny_config
 from virtual_time import eventually, play
 
 from bootstrap.verify import verify_run
+from dipaco_p2p.config import CompressionConfig
 from dipaco_p2p.core.inner import InnerResult
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion
 from dipaco_p2p.topology import ModuleId, PathId
@@ -48,12 +49,13 @@ async def finish(world: World) -> None:
             assert {share.base_version for share in shares} == {sealed.document.version - 1}
 
 
-def run_of(folder: Path, *, overlap: bool, volunteers: int = 4) -> dict[ModuleId, str]:
+def run_of(folder: Path, *, overlap: bool, volunteers: int = 4, uplink: str = "int4") -> dict[ModuleId, str]:
     """The digests of a run in which nothing happens."""
     found: dict[ModuleId, str] = {}
 
     async def scenario() -> None:
         config = tiny_config(rounds=ROUNDS, min_paths=volunteers, overlap=overlap)
+        config = replace(config, compression=CompressionConfig(uplink=uplink))
         async with World(folder, config=config) as world:
             for number in range(1, volunteers + 1):
                 world.join(number)
@@ -98,6 +100,15 @@ def test_a_round_begins_with_the_own_outer_step_and_names_the_version_that_came(
         # The run's Nesterov step, lr 0.7 and momentum 0.9, of a momentum of zeros: 0.7 * (g + 0.9 * g).
         np.testing.assert_allclose(before, start - 0.7 * 1.9 * (start - end), atol=1e-5)
     assert {base.version for base in second.bases} == {1}
+
+
+def test_with_top64_a_round_begins_where_the_last_one_ended(
+    tmp_path: Path, works: dict[tuple[PathId, int], Work]
+) -> None:
+    """Of a momentum of zeros nothing is known that would move it."""
+    assert run_of(tmp_path, overlap=True, uplink="top64")
+    for before, after in zip(works[PATH, 1].before, works[PATH, 0].result.flats, strict=True):
+        np.testing.assert_array_equal(before, after)
 
 
 def test_what_was_begun_ahead_differs_in_its_start_alone(

@@ -154,8 +154,8 @@ class OuterConfig:
 class CompressionConfig:
     """What outer gradients and updates take on the line; docs/performance.md says what each costs."""
 
-    uplink: str = bounded("int4", choices=("int8", "int4", "top64"))
-    """Of outer gradients: whole numbers of 8 or 4 bits, or the largest 64 of 4096 values at 2 bits each."""
+    uplink: str = bounded("int4", choices=("int8", "int4", "top128"))
+    """Of outer gradients: whole numbers of 8 or 4 bits, or the largest 128 of 4096 values at 2 bits each."""
     downlink: str = bounded("int4", choices=("int8", "int4"))
     """Of the updates from one version of a module to the next."""
     error_decay: float = bounded(1.0, low=0.0, high=1.0)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from dipaco_p2p.core.compress import TOP64
+from dipaco_p2p.core.compress import TOP128
 from dipaco_p2p.core.outer import outer_gradient
 from dipaco_p2p.core.overlap import Course
 from dipaco_p2p.errors import DipacoError
@@ -125,7 +125,7 @@ class Ahead:
         rule = config.outer
         courses = [self._course(version, flat) for version, flat in zip(versions, params, strict=True)]
         self._courses = {version.module: (version, course) for version, course in zip(versions, courses, strict=True)}
-        if config.compression.uplink == TOP64:
+        if config.compression.uplink == TOP128:
             return [
                 course.going_on(after, lr=rule.lr, momentum=rule.momentum)
                 for course, after in zip(courses, result.flats, strict=True)

@@ -13,8 +13,10 @@ QUICK_VALUES, VALUES = 2_000_000, 25_000_000
 def main(
     corpus: Annotated[Path | None, typer.Option(help="A file or folder of text; default: this project's own.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=64, help="Draws of weights and batches.")] = 2,
-    rounds: Annotated[int, typer.Option(min=2, help="Rounds of the short runs.")] = 6,
-    long_rounds: Annotated[int, typer.Option("--long", min=0, help="Rounds of long runs, for top64; 0: none.")] = 0,
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds of the short runs; 0: none.")] = 6,
+    long_rounds: Annotated[
+        int, typer.Option("--long", min=0, help="Rounds of long runs, where top128 belongs; 0: none.")
+    ] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Inner steps of each of their rounds.")] = 30,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, three rounds, small vectors: for trying.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,

@@ -33,17 +33,22 @@ SHORT = (
     Setting(name="int4 up, int8 down", codec="int4"),
     Setting(name="int4 up, int4 down", codec="int4", down="int4"),
     Setting(name="int4 up without feedback, int4 down", codec="int4", down="int4", feedback=False),
-    Setting(name="top64 up, int4 down", codec="top64", down="int4"),
+    Setting(name="top128 up, int4 down", codec="top128", down="int4"),
 )
+_TOP = Setting(name="top128, lr 1, momentum 0.5", codec="top128", down="int4", lr=1.0, momentum=0.5)
 LONG = (
     REFERENCE,
     Setting(name="int4 up, int4 down", codec="int4", down="int4"),
-    Setting(name="top64 up, int4 down", codec="top64", down="int4"),
-    Setting(name="top64, lr 1, momentum 0", codec="top64", down="int4", lr=1.0, momentum=0.0),
-    Setting(name="top64, lr 1, momentum 0, decay 0.95", codec="top64", down="int4", lr=1.0, momentum=0.0, decay=0.95),
-    Setting(name="top64, lr 1, momentum 0, decay 0.8", codec="top64", down="int4", lr=1.0, momentum=0.0, decay=0.8),
-    Setting(name="top64, lr 1, momentum 0, decay 0.5", codec="top64", down="int4", lr=1.0, momentum=0.0, decay=0.5),
-    Setting(name="top64, lr 0.7, momentum 0.5, decay 0.95", codec="top64", down="int4", momentum=0.5, decay=0.95),
+    _TOP,
+    replace(_TOP, name="top128, lr 1, momentum 0.7", momentum=0.7),
+    replace(_TOP, name="top128, lr 1, momentum 0", momentum=0.0),
+    replace(
+        _TOP,
+        name="top128, begun at the versions, lr 1, momentum 0, decay 0.95",
+        goes_on=False,
+        momentum=0.0,
+        decay=0.95,
+    ),
 )
 """The reference keeps its own outer step: what counts is the best that each can do."""
 
@@ -54,6 +59,11 @@ def start_of(data: Data, seed: int, *, rounds: int, steps: int = ROUND_STEPS, fa
     return prepare(data, job, fast=fast)
 
 
+def due(rounds: int, times: int) -> set[int]:
+    """After which rounds the loss is taken."""
+    return {rounds * (time + 1) // times for time in range(times)} - {0}
+
+
 def curve(data: Data, start: Start, setting: Setting, *, fast: bool, times: int = 1) -> dict[int, float]:
     """Nats per token by the number of rounds, so many `times` in the run; the last is after all of them."""
     values = asdict(setting)
@@ -61,10 +71,9 @@ def curve(data: Data, start: Start, setting: Setting, *, fast: bool, times: int 
     job = replace(start.job, **values)
     grid = Grid(job, start.warm, start.shards, fast=fast)
     chosen = start.router.assign(start.report)
-    due = {job.rounds * (time + 1) // times for time in range(times)}
-    found = {}
+    found, wanted = {}, due(job.rounds, times)
     for number in range(job.rounds):
         grid.round(number, lambda report: True)
-        if number + 1 in due:
+        if number + 1 in wanted:
             found[number + 1] = math.log(perplexity(grid, data, chosen))
     return found

@@ -82,13 +82,13 @@ class Job:
     steps: int = STEPS
     round_steps: int = ROUND_STEPS
     codec: str = "int8"
-    """Of the outer gradients: int8, int4, top64 as in a run file; int2, top3 (the largest 3 %), or fp32."""
+    """Of the outer gradients: int8, int4, top128 as in a run file; int2, top3 (the largest 3 %), or fp32."""
     feedback: bool = True
     """Whether what the codec lost is added to the next outer gradient."""
     decay: float = 1.0
     """The share of it that is."""
     goes_on: bool = True
-    """Inner steps with top64 begin where the path is, as in the swarm; else at the versions."""
+    """Inner steps with top128 begin where the path is, as in the swarm; else at the versions."""
     down: str = "int8"
     """Of the updates: int8 or int4. Not with fp32, where modules are stepped as they are."""
     reshard: tuple[int, ...] = ()

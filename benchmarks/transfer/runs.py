@@ -58,7 +58,7 @@ def _one_level(blocks: int) -> tuple[LevelConfig, ...]:
 
 
 def config_of(model: ModelConfig, codec: str | None = None, *, ttl_s: float = TTL_S) -> RunConfig:
-    """What a run file with this model says, and else nothing; with `codec` both ways, and int4 down beside top64 up."""
+    """What a run file with this model says, and else nothing; with `codec` both ways, int4 down beside top128."""
     compression = CompressionConfig()
     if codec is not None:
         compression = CompressionConfig(uplink=codec, downlink="int8" if codec == "int8" else "int4")

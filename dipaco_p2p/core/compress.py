@@ -1,7 +1,7 @@
 """Outer gradients and updates in few bits, with error feedback: which codecs there are, and their bytes.
 
 Rule 1: what a codec loses is handed back as a residual, which the caller adds to the next values it sends.
-Rule 2: what top64 has not sent yet is most of what a path did. A path that began every round at the version would do
+Rule 2: what top128 has not sent yet is most of what a path did. A path that began every round at the version would do
 it again, round after round until its turn comes, and send it that many times over: so it goes on from where it was.
 Rule 3: the reader trusts nothing: size and codec are known before, and every length, place, code and scale is checked.
 What each codec costs is measured by `python -m benchmarks.compression`; see docs/performance.md.
@@ -19,13 +19,13 @@ from .arrays import Array, Floats
 from .blocks import BLOCK, SPAN, Blocks, blank, parts, quantise, read_blocks, scratch
 from .codec import decode, encode_parts
 from .cores import spans, spread
-from .sparse import CHUNK, KEPT, LEVELS, Sparse, kept_counts, read_sparse, sparsify, tensors_of
+from .sparse import CHUNK, KEPT, LEVELS, LOW_BITS, Sparse, kept_count, read_sparse, sparsify, tensors_of
 
 Compressed = Blocks | Sparse
 
-INT8, INT4, TOP64 = "int8", "int4", "top64"
+INT8, INT4, TOP128 = "int8", "int4", "top128"
 BITS = {INT8: 8, INT4: 4}
-CODECS = (INT8, INT4, TOP64)
+CODECS = (INT8, INT4, TOP128)
 HEADER_BYTES_MAX = 4096
 """Of the names and shapes in front of the values."""
 
@@ -77,9 +77,9 @@ def compress_parts(
 
 
 def beginning(version: Floats, owed: Floats | None, *, codec: str) -> Floats:
-    """Where a path's inner steps begin: at the module's `version`; with top64 at the version less what it still owes,
+    """Where a path's inner steps begin: at the module's `version`; with top128 at the version less what it still owes,
     so that what it owes is how far it is from the version, and no more."""
-    return version if owed is None or codec != TOP64 else version - owed
+    return version if owed is None or codec != TOP128 else version - owed
 
 
 def _finite(values: Floats) -> Floats:
@@ -101,7 +101,7 @@ def norm(compressed: Compressed) -> float:
 def codec_of(compressed: Compressed) -> str:
     """The name of its codec."""
     if isinstance(compressed, Sparse):
-        return TOP64
+        return TOP128
     return next(name for name, bits in BITS.items() if bits == compressed.bits)
 
 
@@ -132,8 +132,8 @@ def bytes_max(size: int, codec: str) -> int:
     """The largest file of `size` values."""
     if codec in BITS:
         return -(-size * BITS[codec] // 8) + 4 * -(-size // BLOCK) + HEADER_BYTES_MAX
-    kept = int(kept_counts(size).sum())
-    return 3 * -(-kept // 2) + -(-kept // 4) + 4 * LEVELS * -(-size // CHUNK) + HEADER_BYTES_MAX
+    kept = kept_count(size)
+    return 2 * -(-kept // 4) + -(-kept * LOW_BITS // 8) + 4 * LEVELS * -(-size // CHUNK) + HEADER_BYTES_MAX
 
 
 def metadata(codec: str) -> Mapping[str, str]:

@@ -1,10 +1,11 @@
 """The largest values of each chunk at two bits each: for runs of many rounds over a slow line.
 
-Rule 1: of each chunk of 4096 values the 64 largest are kept (of a shorter last chunk the same share), each as its sign
+Rule 1: of each chunk of 4096 values the 128 largest are kept (of a shorter last chunk the same share), each as its sign
 and one of two magnitudes of its chunk.
 Rule 2: what is left out comes back as the residual, without which this codec loses most of what it is given.
 Rule 3: as in blocks.py the norm is from exact sums.
-Source: SparseLoCo (arXiv 2508.15706): top-k in chunks, 12-bit indices, 2-bit values, error feedback.
+Sources: SparseLoCo (arXiv 2508.15706): top-k in chunks, 2-bit values, error feedback. Elias and Fano for the places: of
+each the low 5 bits, and for each group of 32 values in unary how many are in it. One in 32 is kept: 7 bits a place.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from .arrays import Array, Floats
 from .blocks import SCALE_MIN, check_range, check_scales, take
 
 CHUNK = 4096
-KEPT = 64
-INDEX_BITS = 12
+KEPT = 128
+LOW_BITS = 5
+GROUP = CHUNK // KEPT
+"""Of so many values one is kept."""
 LEVELS = 2
+assert GROUP == 1 << LOW_BITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,9 +93,10 @@ def sparsify(values: Floats) -> Sparse:
 
 
 def tensors_of(sparse: Sparse) -> dict[str, Array]:
-    """What goes over the wire: two 12-bit places within their chunks in three bytes, four codes to a byte."""
+    """What goes over the wire: places in 7 bits, four codes to a byte."""
     return {
-        "places": _pack_places((sparse.places % CHUNK).astype(np.uint16)),
+        "counts": _pack_counts(sparse.places // GROUP),
+        "lows": _pack_lows((sparse.places % GROUP).astype(np.uint8)),
         "codes": _pack_codes(sparse.codes),
         "scales": sparse.scales.ravel(),
     }
@@ -99,34 +104,30 @@ def tensors_of(sparse: Sparse) -> dict[str, Array]:
 
 def read_sparse(tensors: dict[str, Array], *, size: int) -> Sparse:
     """The inverse of `tensors_of`; takes what it reads out of the mapping. Raises IntegrityError."""
-    counts = kept_counts(size)
-    total, chunks = int(counts.sum()), counts.size
-    packed = take(tensors, "places", np.dtype(np.uint8), -(-total // 2) * 3)
+    total, chunks = kept_count(size), -(-size // CHUNK)
+    groups = _unpack_counts(take(tensors, "counts", np.dtype(np.uint8), -(-total // 4)), total)
+    places = groups * GROUP + _unpack_lows(take(tensors, "lows", np.dtype(np.uint8), -(-total * LOW_BITS // 8)), total)
     codes = _unpack_codes(take(tensors, "codes", np.dtype(np.uint8), -(-total // 4)), total)
     scales = take(tensors, "scales", np.dtype(np.float32), LEVELS * chunks)
     check_scales(scales)
     if (scales[0::LEVELS] > scales[1::LEVELS]).any():
         raise IntegrityError("a compressed vector whose two magnitudes of a chunk are not in order")
-    chunk_of = np.repeat(np.arange(chunks), counts)
-    places = _unpack_places(packed, total).astype(np.int64) + chunk_of * CHUNK
-    # Rising within a chunk, and each chunk's in its own range: then all are, and none comes twice.
     if total and (places[-1] >= size or (np.diff(places) <= 0).any()):
         raise IntegrityError("a compressed vector whose places do not rise, or lie beyond its end")
+    if (np.bincount(places // CHUNK, minlength=chunks)[: size // CHUNK] != KEPT).any():
+        raise IntegrityError(f"a compressed vector with a chunk of which not {KEPT} values are kept")
     return Sparse(size=size, places=places, codes=codes, scales=scales.reshape(chunks, LEVELS))
 
 
-def kept_counts(size: int) -> npt.NDArray[np.int64]:
-    """How many values of each chunk are kept, of a vector of this size."""
-    counts = np.full(-(-size // CHUNK), KEPT, dtype=np.int64)
-    if size % CHUNK:
-        counts[-1] = -(-(size % CHUNK) * KEPT // CHUNK)
-    return counts
+def kept_count(size: int) -> int:
+    """How many values are kept, of a vector of this size: one of each group, on average."""
+    return -(-size // GROUP)
 
 
 def _largest(rows: Floats) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8], Floats]:
     """Of each row (R, L): places (R, K), rising; codes (R, K); magnitudes (R, 2)."""
     length = rows.shape[1]
-    kept = -(-length * KEPT // CHUNK)
+    kept = kept_count(length)
     sizes = np.abs(rows)
     places = np.sort(np.argpartition(sizes, length - kept, axis=1)[:, length - kept :], axis=1)
     found = np.take_along_axis(rows, places, axis=1)
@@ -142,18 +143,31 @@ def _largest(rows: Floats) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]
     return places, codes, scales
 
 
-def _pack_places(places: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
-    pairs = np.pad(places, (0, places.size % 2)).reshape(-1, 2)
-    first, second = pairs[:, 0], pairs[:, 1]
-    return np.stack([first & 255, (first >> 8) | ((second & 15) << 4), second >> 4], axis=1).astype(np.uint8).ravel()
+def _pack_counts(groups: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """By the group (K,) of each place: for each of the K groups a 1 for each of its places, then a 0."""
+    bits = np.zeros(2 * groups.size, dtype=np.uint8)
+    bits[groups + np.arange(groups.size)] = 1
+    return np.packbits(bits, bitorder="little")
 
 
-def _unpack_places(packed: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.uint16]:
-    low, middle, high = packed.reshape(-1, 3).astype(np.uint16).T
-    places = np.stack([low | ((middle & 15) << 8), (middle >> 4) | (high << 4)], axis=1).ravel()
-    if count % 2 and places[-1]:
+def _unpack_counts(packed: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.int64]:
+    found = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
+    if found.size != count or (count and found[-1] >= 2 * count - 1):
+        raise IntegrityError(f"a compressed vector whose groups have not {count} places in all")
+    return found - np.arange(count)
+
+
+def _pack_lows(lows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    bits = np.unpackbits(lows[:, None], axis=1, count=LOW_BITS, bitorder="little")
+    return np.packbits(bits.ravel(), bitorder="little")
+
+
+def _unpack_lows(packed: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.int64]:
+    bits = np.unpackbits(packed, bitorder="little")
+    if bits[count * LOW_BITS :].any():
         raise IntegrityError("a compressed vector with a place beyond its end")
-    return places[:count]
+    rows = bits[: count * LOW_BITS].reshape(count, LOW_BITS)
+    return np.packbits(rows, axis=1, bitorder="little").ravel().astype(np.int64)
 
 
 def _pack_codes(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -11,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dipaco_p2p.core.blocks import BLOCK, CODE_MAX, Blocks
-from dipaco_p2p.core.codec import encode
+from dipaco_p2p.core.codec import decode, encode
 from dipaco_p2p.core.compress import (
     BITS,
     CODECS,
     INT4,
     INT8,
-    TOP64,
+    TOP128,
     beginning,
     bytes_max,
     codec_of,
@@ -28,7 +29,7 @@ from dipaco_p2p.core.compress import (
     metadata,
     norm,
 )
-from dipaco_p2p.core.sparse import CHUNK, KEPT
+from dipaco_p2p.core.sparse import CHUNK, KEPT, Sparse
 from dipaco_p2p.errors import IntegrityError
 
 SIZES = [0, 1, 2, 63, 64, 65, BLOCK - 1, BLOCK, BLOCK + 1, 1000, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 777]
@@ -51,7 +52,7 @@ def test_bytes_round_trip_within_the_bound(codec: str, size: int) -> None:
     assert len(data) <= bytes_max(size, codec) and residual.shape == (size,) and codec_of(again) == codec
 
 
-@pytest.mark.parametrize(("codec", "ratio"), [(INT8, 3.9), (INT4, 7.7), (TOP64, 130.0)])
+@pytest.mark.parametrize(("codec", "ratio"), [(INT8, 3.9), (INT4, 7.7), (TOP128, 100.0)])
 def test_how_much_smaller_than_float32(codec: str, ratio: float) -> None:
     size = 256 * CHUNK
     assert 4 * size / len(encode_compressed(compress(values(size), codec=codec)[0])) > ratio
@@ -153,8 +154,8 @@ def test_error_feedback_delivers_in_time_what_one_message_cannot_say() -> None:
 
 def test_the_largest_of_each_chunk_are_kept_with_their_signs() -> None:
     wanted = values(2 * CHUNK + 130, 3)
-    compressed, _ = compress(wanted, codec=TOP64)
-    for start, kept in ((0, KEPT), (CHUNK, KEPT), (2 * CHUNK, 3)):
+    compressed, _ = compress(wanted, codec=TOP128)
+    for start, kept in ((0, KEPT), (CHUNK, KEPT), (2 * CHUNK, 5)):
         chunk = wanted[start : start + CHUNK]
         places = [place - start for place in compressed.places if start <= place < start + CHUNK]
         assert set(places) == set(np.argsort(-np.abs(chunk), kind="stable")[:kept].tolist())
@@ -164,21 +165,21 @@ def test_the_largest_of_each_chunk_are_kept_with_their_signs() -> None:
 
 
 def test_with_error_feedback_every_value_is_sent_in_time() -> None:
-    wanted = np.abs(values(256, 5)) + 0.5  # four of these go in a message
+    wanted = np.abs(values(256, 5)) + 0.5  # eight of these go in a message
     residual, sent = None, np.zeros(256)
     for _ in range(1500):
-        compressed, residual = compress(wanted, residual, codec=TOP64)
+        compressed, residual = compress(wanted, residual, codec=TOP128)
         sent += expand(compressed)
     np.testing.assert_allclose(sent / 1500, wanted, rtol=0.15)
 
 
 def furthest(*, goes_on: bool) -> tuple[float, float]:
-    """A path that is drawn half the way to 1 in every round and sends 4 of 256 values: the furthest that any value of
+    """A path that is drawn half the way to 1 in every round and sends 8 of 256 values: the furthest that any value of
     the version gets, and how far from 1 they are at last."""
     version, owed, highest = np.zeros(256, dtype=np.float32), None, 0.0
     for _ in range(400):
-        begun = beginning(version, owed, codec=TOP64) if goes_on else version
-        sent, owed = compress(begun - (begun + (1 - begun) / 2), owed, codec=TOP64)
+        begun = beginning(version, owed, codec=TOP128) if goes_on else version
+        sent, owed = compress(begun - (begun + (1 - begun) / 2), owed, codec=TOP128)
         version = version - expand(sent)
         highest = max(highest, float(version.max()))
     return highest, float(np.abs(version - 1).max())
@@ -196,19 +197,52 @@ def test_a_path_that_goes_on_from_where_it_is_does_nothing_twice() -> None:
 def test_what_is_nearly_sent_begins_at_the_version(codec: str) -> None:
     version = values(300, 7)
     assert beginning(version, values(300, 8), codec=codec) is version
-    assert beginning(version, None, codec=TOP64) is version
+    assert beginning(version, None, codec=TOP128) is version
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_places_take_seven_bits_and_come_back(size: int) -> None:
+    compressed, _ = compress(values(size, 9), codec=TOP128)
+    tensors, _ = decode(encode_compressed(compressed))
+    kept = -(-size // 32)
+    assert len(compressed.places) == kept
+    assert (tensors["counts"].size, tensors["lows"].size) == (-(-2 * kept // 8), -(-5 * kept // 8))
+    # Written out by hand: a 1 for each place of a group of 32, a 0 after each group.
+    written = "".join("1" * sum(place // 32 == group for place in compressed.places) + "0" for group in range(kept))
+    bits = "".join(f"{byte:08b}"[::-1] for byte in tensors["counts"])
+    assert bits.rstrip("0") == written.rstrip("0")
+    assert tensors["lows"].tobytes() == lows(compressed.places.tolist()).tobytes()
+    again = decode_compressed(encode_compressed(compressed), size=size, codec=TOP128)
+    assert np.array_equal(again.places, compressed.places)
+
+
+def test_a_chunk_that_keeps_too_many_is_refused() -> None:
+    compressed, _ = compress(values(2 * CHUNK, 9), codec=TOP128)
+    places = compressed.places.copy()
+    places[KEPT] = compressed.places[KEPT - 1] + 1  # one more in the first chunk, one less in the second
+    assert places[KEPT] < CHUNK
+    moved = Sparse(size=2 * CHUNK, places=places, codes=compressed.codes, scales=compressed.scales)
+    with pytest.raises(IntegrityError, match="not 128 values"):
+        decode_compressed(encode_compressed(moved), size=2 * CHUNK, codec=TOP128)
 
 
 # -- what is refused
+
+
+def lows(places: Sequence[int]) -> np.ndarray:
+    """The low five bits of each, one after the other."""
+    number = sum((place % 32) << 5 * index for index, place in enumerate(places))
+    return np.frombuffer(number.to_bytes(-(-5 * len(places) // 8), "little"), np.uint8)
 
 
 def tampered(codec: str, **changes: np.ndarray | None) -> bytes:
     good = {
         INT8: {"codes": np.zeros(301, np.int8), "scales": np.ones(2, np.float32)},
         INT4: {"codes": np.full(151, 0x88, np.uint8), "scales": np.ones(2, np.float32)},
-        TOP64: {
-            "places": np.array([0, 16, 0, 2, 48, 0, 4, 0, 0], np.uint8),
-            "codes": np.zeros(2, np.uint8),
+        TOP128: {
+            "counts": np.array([0xFF, 0x03, 0], np.uint8),  # all ten in the first group
+            "lows": lows(range(10)),
+            "codes": np.zeros(3, np.uint8),
             "scales": np.ones(2, np.float32),
         },
     }[codec]
@@ -252,12 +286,18 @@ def test_a_malformed_vector_is_refused(codec: str, changes: dict[str, np.ndarray
         (INT8, {"codes": np.zeros((301, 1), np.int8)}, "expected int8"),
         (INT4, {"codes": np.full(151, 0x80, np.uint8)}, "code -8"),
         (INT4, {"codes": np.full(151, 0x98, np.uint8)}, "beyond its end"),
-        (TOP64, {"places": None}, "without `places`"),
-        (TOP64, {"places": np.zeros(9, np.uint8)}, "do not rise"),
-        (TOP64, {"places": np.array([0, 16, 0, 2, 48, 0, 45, 1, 0], np.uint8)}, "beyond its end"),
-        (TOP64, {"places": np.array([0, 16, 0, 2, 48, 0, 4, 16, 0], np.uint8)}, "beyond its end"),
-        (TOP64, {"codes": np.array([0, 0x40], np.uint8)}, "beyond its end"),
-        (TOP64, {"scales": np.array([2, 1], np.float32)}, "magnitudes"),
+        (TOP128, {"counts": None}, "without `counts`"),
+        (TOP128, {"lows": None}, "without `lows`"),
+        (TOP128, {"lows": np.zeros(7, np.uint8)}, "do not rise"),
+        (TOP128, {"lows": lows([*range(9), 8])}, "do not rise"),
+        (TOP128, {"lows": lows(range(10)) | np.array([0] * 6 + [0x04], np.uint8)}, "beyond its end"),
+        (TOP128, {"counts": np.array([0xFF, 0x01, 0], np.uint8)}, "not 10 places"),
+        (TOP128, {"counts": np.array([0xFF, 0x07, 0], np.uint8)}, "not 10 places"),
+        (TOP128, {"counts": np.array([0xFF, 0x01, 0x10], np.uint8)}, "not 10 places"),
+        (TOP128, {"counts": np.array([0xFF, 0x01, 0x08], np.uint8)}, "not 10 places"),
+        (TOP128, {"counts": np.array([0xFF, 0x01, 0x04], np.uint8), "lows": lows([*range(9), 13])}, "beyond its end"),
+        (TOP128, {"codes": np.array([0, 0, 0x10], np.uint8)}, "beyond its end"),
+        (TOP128, {"scales": np.array([2, 1], np.float32)}, "magnitudes"),
     ],
 )
 def test_what_only_one_codec_has_is_checked_too(

@@ -14,7 +14,7 @@ from dipaco_p2p.core.blocks import BLOCK, PART, Blocks
 from dipaco_p2p.core.compress import (
     CODECS,
     INT8,
-    TOP64,
+    TOP128,
     Compressed,
     compress,
     decode_compressed,
@@ -109,7 +109,7 @@ def test_it_gives_the_bytes_of_whole_vectors_with_one_contribution_alive(
 ) -> None:
     contributions = several(codec)
     lengths = [norm(one) for one in contributions]
-    assert clip is None or min(lengths) < clip < max(lengths) or codec == TOP64
+    assert clip is None or min(lengths) < clip < max(lengths) or codec == TOP128
     wanted = plain_average(contributions, ALPHAS, rule=rule, clip_norm=clip)
     for norms in (None, lengths):
         shelf = Shelf(contributions)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.compression.losses import LONG, REFERENCE, SHORT
-from benchmarks.compression.report import loss_table
+from benchmarks.compression.losses import LONG, REFERENCE, SHORT, due
+from benchmarks.compression.report import curve_table, loss_table
 from benchmarks.compression.speed import speeds
 from benchmarks.trainer import report, utilisation
 from benchmarks.trainer.loops import EXACT, PLAIN, loops
@@ -45,6 +45,19 @@ def test_losses_are_compared_within_a_seed() -> None:
     cells = list(loss_table(losses, 6).columns[2].cells)
     assert cells == ["+0.0000", "+0.2000"]
     assert SHORT[0] is LONG[0] is REFERENCE
+
+
+def test_what_a_codec_costs_is_shown_by_the_number_of_rounds() -> None:
+    curves = {REFERENCE.name: [{5: 4.0, 10: 3.0}, {5: 4.2, 10: 3.2}], "other": [{5: 4.5, 10: 3.1}, {5: 4.7, 10: 3.4}]}
+    table = curve_table(curves, 30)
+    assert [column.header for column in table.columns] == ["", "5", "10"]
+    assert [list(column.cells)[1] for column in table.columns] == ["other", "+0.500", "+0.150"]
+
+
+def test_losses_are_taken_at_even_distances_and_at_the_end() -> None:
+    assert due(60, 10) == {6, 12, 18, 24, 30, 36, 42, 48, 54, 60}
+    assert due(7, 3) == {2, 4, 7}
+    assert due(3, 10) == {1, 2, 3} and due(6, 1) == {6}
 
 
 def test_both_loops_learn_the_same_from_the_same_batches() -> None:

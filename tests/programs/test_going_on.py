@@ -1,4 +1,4 @@
-"""With top64 a path goes on from where it is, not from the versions, which know little of it yet."""
+"""With top128 a path goes on from where it is, not from the versions, which know little of it yet."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def trained(flats: list[Flat]) -> list[Flat]:
 
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_a_round_begins_where_the_path_is(tmp_path: Path, decay: float) -> None:
-    trainer = trainer_of(tmp_path, config_of("top64", decay=decay))
+    trainer = trainer_of(tmp_path, config_of("top128", decay=decay))
     assert all(begun is flat for begun, flat in zip(trainer.beginning(FIRST), FIRST, strict=True)), "nothing is owed"
     sent = trainer.outer_gradients(FIRST, trained(FIRST))
     assert all(begun is flat for begun, flat in zip(trainer.beginning(FIRST), FIRST, strict=True)), "nobody took it"
@@ -60,14 +60,14 @@ def test_a_round_begins_where_the_path_is(tmp_path: Path, decay: float) -> None:
 
 def test_standing_still_owes_what_was_owed(tmp_path: Path) -> None:
     """What a path did counts once: a round without a step sends and owes, together, what was owed before."""
-    trainer = trainer_of(tmp_path, config_of("top64"))
+    trainer = trainer_of(tmp_path, config_of("top128"))
     first = trainer.outer_gradients(FIRST, trained(FIRST))
     for gradient in first:
         trainer.keep(gradient)
     begun = trainer.beginning(FIRST)
     for gradient, before in zip(trainer.outer_gradients(begun, begun), first, strict=True):
         is_sent = gradient.residual != before.residual
-        assert 0 < is_sent.sum() <= before.residual.size * 64 / 4096 + 1
+        assert 0 < is_sent.sum() <= before.residual.size / 32 + 1
         assert np.abs(gradient.residual).max() <= np.abs(before.residual).max()
 
 
@@ -89,7 +89,7 @@ def test_volunteers_of_a_run_go_on_from_where_their_paths_are(tmp_path: Path, mo
         return await honest(self, tenure, work, **changes)
 
     async def scenario() -> None:
-        async with World(tmp_path, config=config_of("top64")) as world:
+        async with World(tmp_path, config=config_of("top128")) as world:
             for number in (1, 2, 3, 4):
                 world.join(number)
             for volunteer in world.volunteers:
@@ -113,5 +113,5 @@ def test_volunteers_of_a_run_go_on_from_where_their_paths_are(tmp_path: Path, mo
                 if version is not None:
                     np.testing.assert_array_equal(before, version if residual is None else version - residual)
                     seen += residual is not None
-                owed[level] = compress(before - after, residual, codec="top64")[1]
+                owed[level] = compress(before - after, residual, codec="top128")[1]
     assert seen >= 4 * len(FIRST)

@@ -102,11 +102,11 @@ def test_a_round_begins_with_the_own_outer_step_and_names_the_version_that_came(
     assert {base.version for base in second.bases} == {1}
 
 
-def test_with_top64_a_round_begins_where_the_last_one_ended(
+def test_with_top128_a_round_begins_where_the_last_one_ended(
     tmp_path: Path, works: dict[tuple[PathId, int], Work]
 ) -> None:
     """Of a momentum of zeros nothing is known that would move it."""
-    assert run_of(tmp_path, overlap=True, uplink="top64")
+    assert run_of(tmp_path, overlap=True, uplink="top128")
     for before, after in zip(works[PATH, 1].before, works[PATH, 0].result.flats, strict=True):
         np.testing.assert_array_equal(before, after)
 

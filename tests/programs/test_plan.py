@@ -109,7 +109,7 @@ def test_the_document_has_this_form(tmp_path: Path) -> None:
 
 def test_the_lines_say_path_codecs_memory_disk_and_line() -> None:
     text = "\n".join(lines(plan(RunConfig(), text_bytes=10**7, line=LINE)))
-    for word in ("grid 1x2x2, 4 paths", "a path", "int8", "top64", "AdamW", "10 Mbit/s up", "coordinator", "bfloat16"):
+    for word in ("grid 1x2x2, 4 paths", "a path", "int8", "top128", "AdamW", "10 Mbit/s up", "coordinator", "bfloat16"):
         assert word in text
     assert max(map(len, text.splitlines())) <= 120
 

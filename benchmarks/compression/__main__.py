@@ -32,7 +32,7 @@ def main(
         corpus=corpus,
         values=QUICK_VALUES if quick else VALUES,
         seeds=1 if quick else seeds,
-        rounds=3 if quick else rounds,
+        rounds=min(3, rounds) if quick else rounds,
         long_rounds=long_rounds,
         steps=steps,
         fast=not exact,

@@ -40,7 +40,7 @@ LONG = (
     REFERENCE,
     Setting(name="int4 up, int4 down", codec="int4", down="int4"),
     _TOP,
-    replace(_TOP, name="top128, lr 1, momentum 0.7", momentum=0.7),
+    replace(_TOP, name="top128, lr 1, momentum 0.3", momentum=0.3),
     replace(_TOP, name="top128, lr 1, momentum 0", momentum=0.0),
     replace(
         _TOP,

@@ -254,7 +254,7 @@ momentum = 0.9          # share of the last outer steps that goes on
 norm_rule = "sqrt"      # sqrt: mean times sqrt(number of paths); rda: mean of norms, mean of directions; mean
 
 [compression]
-uplink = "int4"         # of outer gradients: int4, int8, or top128: far smaller, for 60 short rounds and more
+uplink = "int4"         # of outer gradients: int4, int8, or top128: far smaller, for 100 short rounds and more
 downlink = "int4"       # of the updates of modules: int4 or int8
 error_decay = 1.0       # share of what a round could not send that is tried again
 

@@ -35,22 +35,26 @@ SHORT = (
     Setting(name="int4 up without feedback, int4 down", codec="int4", down="int4", feedback=False),
     Setting(name="top128 up, int4 down", codec="top128", down="int4"),
 )
-_TOP = Setting(name="top128, lr 1, momentum 0.5", codec="top128", down="int4", lr=1.0, momentum=0.5)
+SHORT_ROUNDS = replace(REFERENCE, name="float32, momentum 0.8", momentum=0.8)
+"""Rounds of few steps want a shorter memory than the default's."""
+_TOP = Setting(name="top128, lr 0.8, momentum 0.7", codec="top128", down="int4", lr=0.8, momentum=0.7)
 LONG = (
     REFERENCE,
+    SHORT_ROUNDS,
     Setting(name="int4 up, int4 down", codec="int4", down="int4"),
     _TOP,
-    replace(_TOP, name="top128, lr 1, momentum 0.3", momentum=0.3),
-    replace(_TOP, name="top128, lr 1, momentum 0", momentum=0.0),
+    replace(_TOP, name="top128, lr 1, momentum 0.5", lr=1.0, momentum=0.5),
+    replace(_TOP, name="top128, lr 1, momentum 0", lr=1.0, momentum=0.0),
     replace(
         _TOP,
         name="top128, begun at the versions, lr 1, momentum 0, decay 0.95",
         goes_on=False,
+        lr=1.0,
         momentum=0.0,
         decay=0.95,
     ),
 )
-"""The reference keeps its own outer step: what counts is the best that each can do."""
+"""Float32 has outer steps of its own: what counts is the best that each can do."""
 
 
 def start_of(data: Data, seed: int, *, rounds: int, steps: int = ROUND_STEPS, fast: bool) -> Start:

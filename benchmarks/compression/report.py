@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from benchmarks.lost_work.cases import ROUND_STEPS
 from benchmarks.lost_work.training import read_text
 from benchmarks.methods.data import Data
 
-from .losses import LONG, REFERENCE, SHORT, Setting, curve, start_of
+from .losses import LONG, REFERENCE, SHORT, SHORT_ROUNDS, Setting, curve, start_of
 from .speed import Speed, speeds
 
 TIMES = 10
@@ -87,24 +87,32 @@ def speed_table(found: Sequence[Speed], count: int) -> Table:
 
 
 def loss_table(losses: Losses, rounds: int) -> Table:
-    """The median over the seeds, and what each costs over float32 in the same seed."""
+    """The median over the seeds, and what each costs over the best of float32 in the same seed."""
     table = Table("", "final loss", "over float32", "from", "to", title=f"After {rounds} rounds")
+    best = [min(of_one) for of_one in zip(*(losses[name] for name in _references(losses)), strict=True)]
     for name, values in losses.items():
-        costs = [value - reference for value, reference in zip(values, losses[REFERENCE.name], strict=True)]
+        costs = [value - reference for value, reference in zip(values, best, strict=True)]
         figures = (statistics.median(costs), min(costs), max(costs))
         table.add_row(name, f"{statistics.median(values):.4f}", *(f"{cost:+.4f}" for cost in figures))
     return table
 
 
 def curve_table(curves: Curves, steps: int) -> Table:
-    """The median over the seeds of what each costs over float32 in the same seed, by the number of rounds."""
-    reference = curves[REFERENCE.name]
-    rounds = list(reference[0])
+    """The median over the seeds of what each costs over float32 in the same seed, by the number of rounds; over the
+    float32 that is the best at the end."""
+    rounds = list(curves[REFERENCE.name][0])
+    candidates = zip(*(curves[name] for name in _references(curves)), strict=True)
+    best = [min(of_one, key=lambda one: one[rounds[-1]]) for of_one in candidates]
     table = Table("", *map(str, rounds), title=f"Over float32, by rounds of {steps} steps")
     for name, found in curves.items():
         costs = [
-            statistics.median(one[number] - other[number] for one, other in zip(found, reference, strict=True))
+            statistics.median(one[number] - other[number] for one, other in zip(found, best, strict=True))
             for number in rounds
         ]
         table.add_row(name, *(f"{cost:+.3f}" for cost in costs))
     return table
+
+
+def _references(names: Iterable[str]) -> list[str]:
+    """Those of float32."""
+    return [name for name in names if name in (REFERENCE.name, SHORT_ROUNDS.name)]

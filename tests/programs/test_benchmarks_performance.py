@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.compression.losses import LONG, REFERENCE, SHORT, due
+from benchmarks.compression.losses import LONG, REFERENCE, SHORT, SHORT_ROUNDS, due
 from benchmarks.compression.report import curve_table, loss_table
 from benchmarks.compression.speed import speeds
 from benchmarks.trainer import report, utilisation
@@ -45,6 +45,13 @@ def test_losses_are_compared_within_a_seed() -> None:
     cells = list(loss_table(losses, 6).columns[2].cells)
     assert cells == ["+0.0000", "+0.2000"]
     assert SHORT[0] is LONG[0] is REFERENCE
+
+
+def test_the_best_of_float32_is_what_others_are_held_against() -> None:
+    losses = {REFERENCE.name: [5.0, 4.0], SHORT_ROUNDS.name: [4.9, 4.2], "other": [5.1, 4.3]}
+    assert list(loss_table(losses, 6).columns[4].cells) == ["+0.1000", "+0.2000", "+0.3000"]
+    curves = {REFERENCE.name: [{5: 4.0, 10: 3.2}], SHORT_ROUNDS.name: [{5: 4.1, 10: 3.1}], "other": [{5: 4.5, 10: 3.4}]}
+    assert [list(column.cells)[2] for column in curve_table(curves, 10).columns[1:]] == ["+0.400", "+0.300"]
 
 
 def test_what_a_codec_costs_is_shown_by_the_number_of_rounds() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,12 +15,12 @@ from typing import Any, TypeVar
 from bootstrap.processes import Child, Children, require_alive
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.runtime.history import read_history
+from peers.governor.usage import cpu_of
 
 T = TypeVar("T")
 
 POLL_S = 0.1
 START_S = 300.0
-TICKS = os.sysconf("SC_CLK_TCK")
 RUN = """\
 [run]
 name = "limits"
@@ -96,7 +95,7 @@ class Volunteer:
 
     def cpu_s(self) -> float:
         """Processor time of it and its daemons so far."""
-        return sum(map(_cpu_s, [self.pid, *_children(self.pid)]))
+        return sum(map(cpu_of, [self.pid, *_children(self.pid)]))
 
     def memory_bytes(self) -> int:
         """The most that it had since it last forgot, and what its daemons have."""
@@ -163,13 +162,6 @@ def _children(pid: int) -> Iterator[int]:
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
                 yield from map(int, (task / "children").read_text().split())
-
-
-def _cpu_s(pid: int) -> float:
-    with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
-    return 0.0
 
 
 def _size(pid: int, name: str) -> int:

@@ -37,7 +37,7 @@ def cores(*, cpu_max: Path = CPU_MAX) -> float:
 
 def cpu_s() -> float:
     """Processor time so far, in seconds, of all threads and daemons."""
-    return time.process_time() + sum(map(_cpu_of, descendants(os.getpid())))
+    return time.process_time() + sum(map(cpu_of, descendants(os.getpid())))
 
 
 def memory() -> Memory:
@@ -70,7 +70,8 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _cpu_of(pid: int) -> float:
+def cpu_of(pid: int) -> float:
+    """Processor time of one process alone so far, in seconds; 0 when it is gone."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         # The name before the last parenthesis may hold anything; user and system time are fields 14 and 15 of proc(5).
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()

@@ -12,7 +12,7 @@ import pytest
 REPO = Path(__file__).parents[2]
 FOLDERS = (".ci", "dipaco_p2p", "peers", "bootstrap", "leaderboard", "benchmarks", "tests", "docs")
 TEXT = {".py", ".md", ".toml", ".txt", ".html", ".css", ".js", ".json", ".yml", ""}
-PYTHON_LINES_MAX = 400
+PYTHON_LINES_MAX = 500
 
 # Written in pieces, so that this file does not name them.
 OF_ONE_MACHINE = re.compile(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.clock import Clock
-from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError
+from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
@@ -242,6 +242,10 @@ class SeedStage:
                     self._print_judged(version, evaluation.routed.perplexity)
                 except IntegrityError as error:
                     log.warning("round %d was not evaluated: %s", version, error)
+                except DipacoError:
+                    raise
+                except Exception:  # a model can be worse than we thought of: later rounds must be judged all the same
+                    log.exception("round %d was not evaluated", version)
                 judged.add(version)
             if self.run.is_last_stage and self.run.config.rounds.rounds in judged:
                 await self._judge_finished()

@@ -45,7 +45,11 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.loss)
+        """Infinite for a loss above 709 nats: the model has diverged, and e to that power is no float."""
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
 
     @property
     def bits_per_byte(self) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from serving_harness import COORDINATOR, LEADER, PRIVATE, PROMPT, ROUNDS, Served
 from typer.testing import CliRunner
 from virtual_time import VirtualClock, eventually, play
 
-from bootstrap import cli
+from bootstrap import cli, evaluator
 from bootstrap.best import Best, read_serving, serving_header
 from bootstrap.evaluator import best_rounds, read_evaluations
 from bootstrap.export import export_path
@@ -284,6 +285,54 @@ def test_what_a_seed_node_judges_itself_is_what_it_tells(unjudged: Served, tmp_p
         for name, best in found.items():
             assert best.loss == rows[best.version]["paths"][name]["loss"]
         assert any(best.loss is not None for best in found.values())
+        stage.cancel()
+
+    try:
+        with_swarm(unjudged, tmp_path, scenario)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_a_loss_beyond_any_number_is_judged_and_so_are_the_rounds_after_it(
+    unjudged: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, measure, measured = unjudged.store.folder / "evaluations.jsonl", evaluator.losses, [0]
+
+    def losses(model: Any, tokens: Any) -> Any:
+        measured[0] += 1
+        return measure(model, tokens) + (1e6 if measured[0] == 1 else 0.0)  # e to this power is no float
+
+    monkeypatch.setattr(evaluator, "losses", losses)
+
+    async def scenario(swarm: Swarm) -> None:
+        stage = await swarm.open()
+        await eventually(lambda: len(read_evaluations(path)) == ROUNDS + 1)
+        rows = read_evaluations(path)
+        assert [row["version"] for row in rows] == list(range(ROUNDS + 1))
+        assert rows[0]["perplexity"] == math.inf and all(math.isfinite(row["perplexity"]) for row in rows[1:])
+        stage.cancel()
+
+    try:
+        with_swarm(unjudged, tmp_path, scenario)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_a_round_that_cannot_be_judged_does_not_keep_later_ones_from_it(
+    unjudged: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, judge = unjudged.store.folder / "evaluations.jsonl", evaluator.Evaluator.evaluate
+
+    def evaluate(self: Any, version: int, **named: Any) -> Any:
+        if version == 1:
+            raise ZeroDivisionError("nobody thought of this")
+        return judge(self, version, **named)
+
+    monkeypatch.setattr(evaluator.Evaluator, "evaluate", evaluate)
+
+    async def scenario(swarm: Swarm) -> None:
+        stage = await swarm.open()
+        await eventually(lambda: [row["version"] for row in read_evaluations(path)] == [0, *range(2, ROUNDS + 1)])
         stage.cancel()
 
     try:

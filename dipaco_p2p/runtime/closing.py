@@ -2,6 +2,8 @@
 
 - Payloads are read from the disk. One that it has lost meanwhile is asked of whoever else keeps it, for a receipt names
   two holders; only if nobody gives it the contribution expires, is reported, and the version is made of the others.
+- Contributions whose outer step is not finite make no version, under this leader or any other: the longest expires and
+  is reported, until the others make one.
 - Versions are made one at a time, of all modules that this peer leads and mirrors: what that takes in memory does not
   grow with how many rounds close at once.
 """
@@ -20,11 +22,12 @@ from .ledger import Ledger
 from .mirror import Mirror
 from .node import Node
 from .payloads import PayloadLost
-from .recompute import Made, made_and_kept
+from .recompute import Made, StepNotFinite, made_and_kept
 
 log = logging.getLogger(__name__)
 
 PAYLOAD_LOST = "payload-lost"
+NOT_FINITE = "not-finite"
 TRIES = 3
 RETRY_S = 0.5
 
@@ -48,6 +51,11 @@ async def make_next(
                 intake.expel(sealed)
                 mirror.expire(sealed, PAYLOAD_LOST)
             recovered.add(sealed.id)
+        except StepNotFinite as error:
+            longest = max(intake.admitted.values(), key=lambda item: (item.norm or 0.0, item.sealed.id))
+            log.warning("%s; the longest of %d contributions expires", error, len(intake.admitted))
+            intake.expel(longest.sealed)
+            mirror.expire(longest.sealed, NOT_FINITE)
     return None
 
 

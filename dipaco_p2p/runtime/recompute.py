@@ -30,6 +30,10 @@ LATE_WEIGHT = 0.25
 meanwhile, so that at full weight the same progress would count twice (docs/lost_work.md)."""
 
 
+class StepNotFinite(IntegrityError):
+    """These contributions give an outer step that the codec cannot say: it is not finite, or too large."""
+
+
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """A contribution, and how its outer gradient is read: it need not be in memory."""
@@ -108,20 +112,23 @@ def make_version(
 ) -> Made:
     """Average, outer step, quantised update. `state` holds the parent's parameters. Needs one contribution at least.
 
-    `grant` is the id of the grant of `term` to `author`.
+    `grant` is the id of the grant of `term` to `author`. Raises StepNotFinite, and what reading a contribution raises.
     """
     ordered = sorted(admitted, key=order)
     assert ordered, "a module without contributors gets no step"
     alphas = _alphas(run, ordered, parent=parent.version)
     settings = run.config.outer
-    after, update = outer.outer_step(
-        state,
-        averaged(run, ordered, alphas, clip_norm=clip_norm),
-        lr=settings.lr,
-        momentum=settings.momentum,
-        codec=run.config.compression.downlink,
-        is_spent=True,
-    )
+    try:
+        after, update = outer.outer_step(
+            state,
+            averaged(run, ordered, alphas, clip_norm=clip_norm),
+            lr=settings.lr,
+            momentum=settings.momentum,
+            codec=run.config.compression.downlink,
+            is_spent=True,
+        )
+    except ValueError as error:
+        raise StepNotFinite(f"no version {parent.version + 1} of {parent.module}: {error}") from None
     blobs = module_parts(after.params, run.layout(parent.module)), compressed_parts(update), state_parts(after)
     snapshot_ref, update_ref, state_ref = at_once(*(partial(BlobRef.of, *parts) for parts in blobs))
     version = ModuleVersion(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..protocol.admission import PASSING, Reason
 from ..protocol.documents import Contribution, Rejection, Sealed, seal
 from ..topology import ModuleId
-from .closing import PAYLOAD_LOST
+from .closing import NOT_FINITE, PAYLOAD_LOST
 from .mirror import Mirror
 from .node import Node
 
@@ -18,7 +18,7 @@ OF_ROUND_MAX = 64
 """Notes of one module and round."""
 OF_AUTHOR_MAX = 4
 """Of those, about one author."""
-NOTED = {*Reason, PAYLOAD_LOST} - PASSING - {Reason.WRONG_RUN, Reason.WRONG_MODULE, Reason.NOT_AUTHOR}
+NOTED = {*Reason, PAYLOAD_LOST, NOT_FINITE} - PASSING - {Reason.WRONG_RUN, Reason.WRONG_MODULE, Reason.NOT_AUTHOR}
 """Reasons that say something of the contribution; others are about who asked what of whom."""
 
 

@@ -149,9 +149,9 @@ def document(world: World, ledger: Ledger, author: Node, payload: bytes, *, path
 
 
 async def contribute(
-    world: World, leader: Leader, author: Node, *, seed: int = 0, path: PathId = PATH
+    world: World, leader: Leader, author: Node, *, seed: int = 0, path: PathId = PATH, size: float = 1e-3
 ) -> Sealed[Receipt]:
-    payload = gradient_bytes(world.run, MODULE, seed=seed)
+    payload = gradient_bytes(world.run, MODULE, seed=seed, size=size)
     sealed = seal(author.swarm.signer, document(world, leader.mirror.ledger(MODULE), author, payload, path=path))
     return await push(author, leader, sealed, payload)
 

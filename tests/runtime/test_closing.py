@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from group_harness import (
@@ -24,8 +25,13 @@ from runtime_harness import World, flip
 from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, signer
 from virtual_time import eventually
 
+from dipaco_p2p.core import outer
+from dipaco_p2p.core.arrays import Floats, tree_norm
+from dipaco_p2p.core.outer import OuterState
+from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.documents import BlobRef, Receipt, Sealed, cosign, seal
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime import intake
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.store import Store
 
@@ -122,6 +128,33 @@ def test_a_disk_that_loses_it_again_and_again_does_not_hold_the_round_up(tmp_pat
         await contribute(world, leader, author, seed=2, path=OTHER_PATH)
         await eventually(lambda: leader.ledger.head.version == 1)
         assert expiries(leader) == {receipt.document.contribution: "payload-lost"}
+
+    of_group(tmp_path, scene)
+
+
+def test_what_makes_no_finite_step_expires_and_the_round_closes_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two outer gradients whose sum is no float32: this leader and every later one would fail at it for ever."""
+    monkeypatch.setattr(intake, "judge_norm", lambda length, norms: ADMITTED)
+    step = outer.outer_step
+
+    def outer_step(state: OuterState, gradient: Floats, **named: Any) -> Any:
+        if tree_norm(gradient) > 1e20:
+            raise ValueError("values that are not finite cannot be compressed")
+        return step(state, gradient, **named)
+
+    monkeypatch.setattr(outer, "outer_step", outer_step)
+
+    async def scene(world: World, group: Group, author: Node) -> None:
+        leader = group.leader
+        huge = await contribute(world, leader, author, seed=1, size=2e33)
+        await contribute(world, leader, author, seed=2, path=OTHER_PATH)
+        await eventually(lambda: leader.ledger.head.version == 1)
+        assert leader.leads and [share.path for share in leader.ledger.head.shares] == [OTHER_PATH]
+        assert expiries(leader) == {huge.document.contribution: "not-finite"}
+        await make_versions(world, leader, author, seed=3)
+        await require_safe(world, group, versions=2)
 
     of_group(tmp_path, scene)
 

@@ -62,6 +62,7 @@ class Outbox:
 
     def __init__(self, node: Node) -> None:
         self._store = Store(node.store.folder / "outbox")
+        self._store.drop_unnamed()
         self._run = node.run.id
 
     def add(self, contribution: Contribution, payload: bytes) -> None:

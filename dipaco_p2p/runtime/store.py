@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -30,6 +31,7 @@ PARTIALS_MAX = 64
 LOCK_NAME = "lock"
 PIECE_BYTES = 4 * 1024 * 1024
 """Of what nobody reads soon, written before the disk begins with it."""
+DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _writes = itertools.count()
 ELSEWHERE = "choose another folder (--home of a volunteer, --dir of a coordinator)"
 
@@ -129,6 +131,21 @@ class Store:
 
     def drop(self, name: str) -> None:
         disk.remove(self._blob_path(name))
+
+    def drop_unnamed(self) -> int:
+        """Remove every blob whose digest stands in no document, and return how many these were.
+
+        A process that died between a blob and the document that was to name it leaves such blobs, and so does one that
+        took uploads of which nothing came. Documents are not understood here: any digest in their bytes counts, so that
+        a new kind of document needs no change. Only for a store that nobody writes to yet.
+        """
+        named: set[bytes] = set()
+        for path in (self.folder / "documents").glob("*.json"):
+            named.update(DIGEST.findall(path.read_bytes()))
+        unnamed = [path for path in (self.folder / "blobs").glob("*/*") if path.name.encode() not in named]
+        for path in unnamed:
+            disk.remove(path)
+        return len(unnamed)
 
     def partial_path(self, name: str) -> Path:
         """Where an unfinished transfer of this name may keep its bytes; the oldest makes room beyond a bound."""

@@ -106,6 +106,8 @@ class Uploads:
         self.progress_s: dict[PeerId, float] = {}
         """When bytes of an unfinished upload last came, by sender."""
         self._unused: dict[PeerId, OrderedDict[str, None]] = {}
+        if dropped := store.drop_unnamed():  # an earlier process took them, and its bounds ended with it
+            log.info("%d blobs that no document names were dropped", dropped)
         serve_uploads(swarm, self._accept)
 
     def claim(self, name: str) -> None:

@@ -11,6 +11,7 @@ from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 from virtual_time import VirtualClock, end, play
 
 from bootstrap.archive import ArchiveMirror, SeedArchive
+from bootstrap.folder import write_stage
 from bootstrap.terms import Terms
 from dipaco_p2p.config import RunConfig
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
@@ -143,7 +144,8 @@ class World:
         self.folder = folder
         self.clock = VirtualClock()
         self.network = MemoryNetwork(seed, self.clock, **faults)
-        self.run = make_run(Store(folder / "seed"), config or tiny_config())
+        store = Store(folder / "seed")
+        self.run = write_stage(store, make_run(store, config or tiny_config()).sealed)
         self.volunteers: list[TinyVolunteer] = []
         self.leaders: list[Leader] = []
         self.seed: TinySeed

@@ -196,3 +196,22 @@ def test_finished_uploads_of_all_senders_are_bounded(tmp_path: Path, monkeypatch
         assert kept == [4, 5, 6, 7] and other.store.size(digest(b"theirs")) is not None
 
     between_two(tmp_path, scene)
+
+
+def test_uploads_of_an_earlier_process_that_nothing_came_of_are_dropped_at_a_start(tmp_path: Path) -> None:
+    """Their bounds are kept in memory: without this, each restart would leave 256 more on the disk."""
+
+    async def scenario() -> None:
+        async with World(tmp_path) as world:
+            one, other, again = world.peer(40), world.peer(41), world.peer(42)
+            Uploads(other.swarm, other.store, size_max=len(DATA))
+            store, names = other.store, [digest(bytes([number]) * 10) for number in range(5)]
+            for number in range(5):
+                await send(one, other.peer, bytes([number]) * 10)
+            named = store.put(b"a document names these bytes")
+            store.write_document("open-somebody", b'{"payload":"' + named.digest.encode() + b'"}')
+            assert all(map(store.size, names))
+            Uploads(again.swarm, store, size_max=len(DATA))
+            assert not any(map(store.size, names)) and store.size(named.digest)
+
+    play(scenario)

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from dipaco_p2p.errors import Refused
+from dipaco_p2p.errors import Refused, Unreachable
 from dipaco_p2p.protocol.documents import BlobRef, Contribution
 from dipaco_p2p.protocol.signing import short
 from dipaco_p2p.runtime.node import Node
@@ -26,6 +26,9 @@ from .trainer import OuterGradient
 from .work import Base, Work
 
 log = logging.getLogger(__name__)
+
+UNANSWERED = "unanswered"
+"""In place of a leader's reason: no leader took the contribution in the time that a round may take."""
 
 
 class Contributor:
@@ -111,6 +114,11 @@ class Contributor:
             history.add("refused", reason=refused.reason, detail=str(refused), **facts)
             self._outbox.remove(contribution)
             return refused.reason
+        except Unreachable as error:
+            log.warning("%s; the path is trained again later", error)
+            history.add("unanswered", detail=str(error), **facts)
+            self._outbox.remove(contribution)
+            return UNANSWERED
         self._receipts.add(sealed)
         self._outbox.remove(contribution)
         receipt = sealed.document

@@ -122,6 +122,7 @@ def _print_event(event: dict[str, Any]) -> None:
         "limited": lambda e: f"limits: {e['detail']}",
         "released": lambda e: f"released {e['path']}",
         "receipt": lambda e: f"receipt for {e['module']} from version {e['base']}: {e['id'][:8]}",
+        "unanswered": lambda e: f"not taken: {e['detail']}; {e['path']} will be trained again",
         "refused": lambda e: f"refused: {e['module']}: {e['reason']}: {e['detail']}",
         "round": lambda e: (
             f"round {e['round']} of {e['path']} done: loss {e['loss']:.3f}, {e['seconds']:.1f} s"

@@ -1,7 +1,8 @@
 """Bringing one outer gradient to the leader of its module, through whatever happens to that leader.
 
 A push is idempotent: the same contribution gets the same place, so after a lost answer it is simply sent again. It
-ends with a receipt, or with a reason why the leader does not want it.
+ends with a receipt, with a reason why the leader does not want it, or when nothing of it got on for as long as a round
+waits at most: a leader that answers `busy` for ever, or nobody who leads, must not hold a volunteer and its path.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
+from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
 from dipaco_p2p.protocol.admission import PASSING, Reason
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
+from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.protocol.signing import PeerId, short
 from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Node
 from dipaco_p2p.runtime.shardings import attached
@@ -20,6 +22,8 @@ from dipaco_p2p.runtime.transfer import send
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+TRIES_MIN = 6
+"""Calls to a leader that may be lost, one after the other, before a push is given up, however short the deadline."""
 BEHIND_TTLS = 3.0
 """Lives of a heartbeat in which a leader may find the branch that we trained from, when it has only just taken over."""
 
@@ -27,18 +31,33 @@ BEHIND_TTLS = 3.0
 async def push(
     node: Node, contribution: Contribution, payload: bytes, *, on_progress: Callable[[], None] = lambda: None
 ) -> Sealed[Receipt]:
-    """Push until there is a receipt; raises Refused with the reason if there will be none.
+    """Push until there is a receipt; raises Refused with the reason if there will be none, and Unreachable when no byte
+    more arrived for `PATIENCE` deadlines of the run, or for `TRIES_MIN` calls that were lost.
 
-    `on_progress` is told of every part that arrived, and of every new try.
+    `on_progress` is told of every part that arrived. A new try alone is no progress.
     """
     sealed = seal(node.swarm.signer, contribution)
     behind_until_s = node.clock.now_s() + BEHIND_TTLS * node.run.config.liveness.heartbeat_ttl_s
+    patience_s = max(PATIENCE * node.run.config.rounds.deadline_s, TRIES_MIN * CALL_TIMEOUT_S)
+    last_s, leader = node.clock.now_s(), None
+    arrived_bytes: dict[PeerId | None, int] = {}
+
+    def arrived(done: int, size: int) -> None:
+        nonlocal last_s
+        if done > arrived_bytes.get(leader, -1):  # a new leader begins at zero
+            arrived_bytes[leader], last_s = done, node.clock.now_s()
+            on_progress()
+
     while True:
-        on_progress()
         leader = node.watch.leader(contribution.module)
-        if leader is not None and not node.watch.decrees.is_frozen:
+        if node.watch.decrees.is_frozen:  # nothing may get on now, and that is nobody's fault
+            last_s = node.clock.now_s()
+            on_progress()
+        elif node.clock.now_s() - last_s >= patience_s:
+            raise Unreachable(f"{contribution.module} took nothing of a contribution for {patience_s:.0f} s")
+        elif leader is not None:
             try:
-                return await _push_once(node, leader, sealed, payload, on_progress)
+                return await _push_once(node, leader, sealed, payload, arrived)
             except Refused as refused:
                 is_patient = _is_behind(node, contribution) and node.clock.now_s() < behind_until_s
                 if refused.reason not in PASSING and not (refused.reason == Reason.UNKNOWN_BASE and is_patient):
@@ -56,10 +75,10 @@ def _is_behind(node: Node, contribution: Contribution) -> bool:
 
 
 async def _push_once(
-    node: Node, leader: PeerId, sealed: Sealed[Contribution], payload: bytes, on_progress: Callable[[], None]
+    node: Node, leader: PeerId, sealed: Sealed[Contribution], payload: bytes, on_progress: Callable[[int, int], None]
 ) -> Sealed[Receipt]:
     digest = sealed.document.payload.digest
-    await send(node, leader, payload, digest=digest, on_progress=lambda done, size: on_progress())
+    await send(node, leader, payload, digest=digest, on_progress=on_progress)
     reply = await node.swarm.call(
         leader,
         "module.contribute",

@@ -2,9 +2,9 @@
 
 A machine whose graphics card or disk hangs still sends heartbeats, and may lead modules well; but while it also renews
 its claim, nobody else takes its path. So a claim is renewed only while there is progress: an inner step, a part of an
-upload that arrived, a new try of a push, the end of a phase. Without any for several times what its rounds take, the
-claim is given up; the heartbeat goes on. When the machine gets on again, its work is offered once, and it claims anew.
-A slow uplink is progress, however slow.
+upload that arrived, the end of a phase. Without any for several times what its rounds take, the claim is given up; the
+heartbeat goes on. When the machine gets on again, its work is offered once, and it claims anew. A slow uplink is
+progress, however slow.
 """
 
 from __future__ import annotations

@@ -203,10 +203,13 @@ class Mirror:
             await self._follow(RemoteLedger(self._node, peer, module), until=None)
 
     async def look_back(self, peer: PeerId, module: ModuleId) -> None:
-        """We own the module no more, and count contributions in versions that are not final: `peer`, which leads it,
-        may have gone on from before them. Raises DipacoError."""
+        """We own the module no more, and count contributions in versions that are not final: `peer`, which leads it or
+        is the coordinator, may have gone on from before them. Raises DipacoError."""
         ledger, remote = self.ledger(module), RemoteLedger(self._node, peer, module)
-        if self.is_owner(module) or not ledger.spent or (await remote.branch()).final <= ledger.final:
+        if self.is_owner(module):
+            return
+        self.settle(module)
+        if not ledger.spent or (await remote.branch()).final <= ledger.final:
             return
         async with self._locks[module]:
             await self._adopt_final(ledger, remote)

@@ -71,12 +71,17 @@ class Ownership:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing that we lead or mirror needs us any more."""
-        topology, mandates = self._node.run.topology, self._node.watch.mandates
-        ours = [module for module in topology.modules() if self._owns(mandates.grant(module))]
-        return all(owner.is_complete for owner in self._owners.values()) and all(
-            self.mirror.ledger(module).final >= self._node.run.config.rounds.rounds for module in ours
-        )
+        """Whether nothing that we lead or mirror, or once did, needs us any more."""
+        modules = self._node.run.topology.modules()
+        return all(owner.is_complete for owner in self._owners.values()) and all(map(self._is_settled, modules))
+
+    def _is_settled(self, module: ModuleId) -> bool:
+        """Whether every contribution that has a receipt by us, or by a leader that we were a mirror of, is in a final
+        version or was reported: of a module that others own by now, we may be the last to have it."""
+        ledger = self.mirror.ledger(module)
+        if self._owns(self._node.watch.mandates.grant(module)):
+            return ledger.final >= self._node.run.config.rounds.rounds
+        return not ledger.spent and not self.mirror.lost[module]
 
     async def run(self) -> None:
         """Take modules that fall to us, drop those that others lead in a newer term; ends when cancelled."""
@@ -235,14 +240,24 @@ class Ownership:
 
     async def _resubmit(self, module: ModuleId) -> None:
         """Contributions with a receipt that the chain may lack, since another branch or leader went on: offered to the
-        leader, until each has a place or a reason."""
-        leader = self._node.watch.leader(module)
-        if leader is None or leader == self._node.peer:
+        leader, until each has a place or a reason. While nobody leads, as after the end of the run, the coordinator
+        says what is final; after the last version nothing can count, and nobody has to be asked."""
+        watch, ledger = self._node.watch, self.mirror.ledger(module)
+        leader = watch.leader(module)
+        source = leader or next(iter(watch.coordinators()), None)
+        if source is None or source == self._node.peer or leader == self._node.peer:
             return
-        if self._followed.get(module) != leader:  # it may have missed what the last one gave a receipt for
+        # A new leader may have missed what the last one gave a receipt for.
+        if leader is not None and self._followed.get(module) != leader:
             self._followed[module] = leader
             self.mirror.lost[module].update(self.mirror.ledger(module).open)
-        await self._look_back(module, leader)
+        await self._look_back(module, source)
+        if not self.mirror.keeps_everything and ledger.final >= self._node.run.config.rounds.rounds:
+            for sealed in list(ledger.open.values()):
+                self.mirror.expire(sealed, Reason.COMPLETE)
+            self.mirror.lost[module].clear()
+        if leader is None:
+            return
         for contribution in sorted(self.mirror.lost[module]):
             if not await self._offer(module, contribution, leader):
                 return

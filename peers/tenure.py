@@ -129,6 +129,14 @@ class Tenure:
         self._done.update({base.module: base.version for base in bases if base.version < self._rounds})
         self.inherited = frozenset()
 
+    def doubt(self, rounds: dict[ModuleId, OpenRound]) -> None:
+        """Learn from the open `rounds` of modules that stand still which of them lack the path: it is to be trained
+        again there, whatever we believed to have contributed."""
+        for reader in self._readers:
+            found = rounds.get(reader.module)
+            if found is not None and found.version == reader.version.version and not found.has(self.path):
+                self._done.pop(reader.module, None)
+
     async def wait_due(self, on_change: Callable[[list[ModuleId]], None]) -> None:
         """Follow the modules until the path can be trained, or is complete; tells which versions are waited for."""
         while not self.is_complete and not self.standing.is_due:

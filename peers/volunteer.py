@@ -16,6 +16,7 @@ from dipaco_p2p.core.engine import AUTO, Engine
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, SwarmError
 from dipaco_p2p.protocol.claims import ClaimEvent, taking_part
 from dipaco_p2p.protocol.liveness import heartbeat_interval_s
+from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.runtime.modules import ModuleReader
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.ownership import Ownership
@@ -245,13 +246,14 @@ class Volunteer:
 
     async def _wait_turn(self, tenure: Tenure) -> ClaimEvent | None:
         """Until the path can be trained (again): None. Or until another one needs us more: why."""
-        waiting = asyncio.ensure_future(tenure.wait_due(self._say_late))
+        waiting, doubted_s = asyncio.ensure_future(tenure.wait_due(self._say_late)), self._node.clock.now_s()
         try:
             await self._node.watch.read_claims()
             while not waiting.done() and not self._is_due(tenure):
                 event = await self._claiming.should_move(tenure.path, tenure.standing)
                 if event is not None:
                     return event
+                doubted_s = await self._doubt(tenure, doubted_s)
                 await done_or_later(waiting, self._node.clock, self._look_every_s)
             if waiting.done():
                 await waiting
@@ -260,6 +262,16 @@ class Volunteer:
         finally:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
+
+    async def _doubt(self, tenure: Tenure, doubted_s: float) -> float:
+        """Ask the leaders whether they have our part, when nothing has moved for longer than any round takes; when we
+        asked last. A refused or unanswered push, or a leader's lost disk, leaves a round that waits for us."""
+        watch, rounds, now_s = self._node.watch, self._node.run.config.rounds, self._node.clock.now_s()
+        if min(now_s - doubted_s, watch.still_s(tenure.path)) < PATIENCE * rounds.deadline_s:
+            return doubted_s
+        await watch.read_rounds(tenure.path.modules())
+        tenure.doubt(watch.rounds)
+        return now_s
 
     def _is_due(self, tenure: Tenure) -> bool:
         """Whether the path can be trained, perhaps with what we left to others."""
@@ -321,12 +333,14 @@ class Volunteer:
 
     def _has_work(self) -> bool:
         """At first any unfinished path. Once we have finished one, a path that nobody trains; or if all have somebody,
-        one with more than a last round ahead, as a replica."""
+        as a replica one with more than a last round ahead, or one that stands still: a claim alone trains nothing."""
         unfinished, watch = self._claiming.unfinished(), self._node.watch
         if not self._training.rounds_done or any(not claims for claims in unfinished.values()):
             return bool(unfinished)
-        last = self._node.run.config.rounds.rounds
-        return any(last - watch.round(path) > 1 for path in unfinished)
+        rounds = self._node.run.config.rounds
+        return any(
+            rounds.rounds - watch.round(path) > 1 or watch.still_s(path) >= rounds.deadline_s for path in unfinished
+        )
 
     def _is_ready(self, path: PathId) -> bool:
         """Whether we could train `path` now: its shard is here, or there is somebody to ask for it."""

@@ -22,14 +22,14 @@ def look(world: World) -> Look:
     present = {machine.peer: machine.name for machine in world.machines if machine.is_running}
     led, versions = set(), {}
     for module in run.topology.modules():
-        heads = read_all(Head, _bodies(world, heads_key(run.id, module)))
+        heads = read_all(Head, bodies(world, heads_key(run.id, module)))
         live = {peer: head for peer, head in heads.items() if peer in present and not head.resigned}
         versions[str(module)] = max((head.version for head in live.values()), default=0)
         if live:
             led.add(str(module))
     claimed = set()
     for path in run.topology.paths():
-        claims = read_all(Claim, _bodies(world, claims_key(run.id, path)))
+        claims = read_all(Claim, bodies(world, claims_key(run.id, path)))
         if any(peer in present and not claim.released for peer, claim in claims.items()):
             claimed.add(str(path))
     sight = world.shelves.sight()
@@ -45,7 +45,8 @@ def look(world: World) -> Look:
     )
 
 
-def _bodies(world: World, key: str) -> Mapping[PeerId, dict[str, Any]]:
+def bodies(world: World, key: str) -> Mapping[PeerId, dict[str, Any]]:
+    """The newest record of each owner under `key` on any node, by its owner."""
     records: list[Record] = []
     for node in world.network.nodes:
         records += node.shelf.live(key).values()

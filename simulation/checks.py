@@ -245,6 +245,11 @@ def all_reach_the_end(outcome: Outcome) -> Iterator[Broken]:
     yield from (Broken(6, what) for what in outcome.behind)
 
 
+def no_wait_is_endless(outcome: Outcome) -> Iterator[Broken]:
+    """6: nobody waits for what nothing will bring; who waits for whom."""
+    yield from (Broken(6, f"an endless wait: {line}") for line in outcome.waits)
+
+
 def _split(lines: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
     return (line.partition(": ") for line in lines)
 
@@ -289,7 +294,7 @@ SAFETY: tuple[Check, ...] = (
     outages_lose_open_rounds_only,
     programs_do_not_fail,
 )
-LIVENESS: tuple[Check, ...] = (the_dead_are_replaced, all_reach_the_end)
+LIVENESS: tuple[Check, ...] = (the_dead_are_replaced, no_wait_is_endless, all_reach_the_end)
 
 
 def broken(outcome: Outcome, checks: tuple[Check, ...] = (*SAFETY, *LIVENESS)) -> list[Broken]:

@@ -97,6 +97,8 @@ class Outcome:
     """Modules of which a version is not finite, or has not the size of its module."""
     bugs: tuple[str, ...] = ()
     """Exceptions of the programs that are no errors of the world around them."""
+    waits: tuple[str, ...] = ()
+    """Both sides of every wait, if the swarm stood still for longer than any rule lets it; else nothing."""
     unfinished: tuple[str, ...] = ()
     """Who had not come to the end of the run in time, and where it was."""
     behind: tuple[str, ...] = ()

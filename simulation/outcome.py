@@ -50,6 +50,7 @@ def outcome_of(world: World) -> Outcome:
         not_finite=unsound,
         behind=tuple(_others(world, chains)),
         bugs=tuple(world.bugs),
+        waits=world.waits,
         unfinished=tuple(
             f"{machine.name}: {machine.errors[-1:] or _last(world, machine.name)}"
             for machine in world.volunteers

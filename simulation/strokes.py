@@ -121,6 +121,15 @@ async def slow(world: World, chance: random.Random) -> None:
     victim.step_s = before
 
 
+@fault("overload")
+async def overload(world: World, chance: random.Random) -> None:
+    """A machine answers `busy` to everything, for longer than a round takes, and goes on leading what it leads."""
+    victim = some(world, chance)
+    world.network.overload(victim.peer)
+    await asyncio.sleep(chance.uniform(1.0, 4.0) * world.plan.config.rounds.deadline_s)
+    world.network.overload(victim.peer, is_over=True)
+
+
 @fault("join")
 async def join(world: World, chance: random.Random) -> None:
     """Somebody comes who was never there."""

@@ -36,6 +36,7 @@ from .strokes import STROKES
 from .strokes_decrees import pardon
 from .training import make_run
 from .virtual_time import WHO, VirtualClock, VirtualLoop
+from .waits import Movement, longest_rest_s, told_waits
 
 LOOK_EVERY_S = 1.0
 BOUND_ROUNDS_S = 40.0
@@ -67,6 +68,8 @@ class World:
         """What goes on when the faults are over."""
         self.where: dict[str, str] = {}
         """What the programs waited in at the end that had not come to theirs."""
+        self.waits: tuple[str, ...] = ()
+        """Who waited for whom, if the swarm stood still for longer than any rule lets it."""
         self.is_calm = False
         self.calm_s = self.end_s = 0.0
         self.seed = SeedMachine(self, Signer(SEED_KEY))
@@ -158,6 +161,7 @@ class World:
         self.network.loss = self.network.duplication = self.network.reordering = 0.0
         for machine in self.machines:
             self.network.slow(machine.peer, 0.0)
+            self.network.overload(machine.peer, is_over=True)
             machine.clock.skew_s = 0.0
             machine.thaw()
             machine.start()
@@ -178,9 +182,14 @@ class World:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _finish(self) -> None:
-        until_s = self.now_s + self.bound_s
+        """Until the run is complete, the time for it is over, or it stands still: that ends by nothing."""
+        until_s, movement, longest_s = self.now_s + self.bound_s, Movement(self.now_s), longest_rest_s(self.plan.config)
         while self.now_s < until_s and not self.is_complete:
             await asyncio.sleep(LOOK_EVERY_S)
+            done = frozenset(each.name for each in self.volunteers if each.is_done)
+            if movement.rested_s(self.looks[-1], done) > longest_s:
+                self.waits = (f"nothing moved for {longest_s:.0f} s", *told_waits(self))
+                return
 
     @property
     def is_complete(self) -> bool:

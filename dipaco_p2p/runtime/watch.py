@@ -72,6 +72,8 @@ class Watch:
         """Addresses that the user typed: behind a forwarded port a peer does not know its own."""
         self.resigned: dict[ModuleId, dict[PeerId, int]] = {module: {} for module in self.heads}
         """Of leaders that said that they lead no more, in which term."""
+        self._moved: dict[ModuleId, tuple[int, float]] = {module: (0, clock.now_s()) for module in self.heads}
+        """The version that each module has reached, and since when it is known here."""
         self._announced = dict.fromkeys(self.heads, 0)
         """The newest term of each module in which a leader has said so."""
         self._terms_s: dict[ModuleId, tuple[int, float]] = {module: (0, clock.now_s()) for module in self.heads}
@@ -119,6 +121,8 @@ class Watch:
         self.seen[module] = max([self.seen[module], *(head.version for head in self.heads[module].values())])
         if self.heads[module]:
             self.led_s[module] = self._clock.now_s()
+        if self._moved[module][0] != self.reached(module):
+            self._moved[module] = self.reached(module), self._clock.now_s()
 
     async def read_rounds(self, modules: Iterable[ModuleId] | None = None) -> None:
         """Ask the leaders of `modules`, or of all, what is in their open rounds."""
@@ -186,6 +190,12 @@ class Watch:
         """How far `path` is: the oldest head among its modules."""
         newest = [self._best(module) for module in path.modules()]
         return min(found[1].version if found else 0 for found in newest)
+
+    def still_s(self, path: PathId) -> float:
+        """For how many seconds no module that holds `path` back has had a new version, as seen from here."""
+        least = min(map(self.reached, path.modules()))
+        behind = [module for module in path.modules() if self.reached(module) == least]
+        return self._clock.now_s() - max(self._moved[module][1] for module in behind)
 
     def standing(self, path: PathId) -> Standing | None:
         """How far `path` is, whoever trained it; None unless the leaders of all its modules have answered."""

@@ -61,6 +61,7 @@ class MemoryNetwork:
         self._group_of: dict[PeerId, int] = {}
         self._cuts: set[tuple[PeerId, PeerId]] = set()
         self._lag_s: dict[PeerId, float] = {}
+        self._overloaded: set[PeerId] = set()
 
     def join(self, signer: Signer, *, clock: Clock | None = None, line: Line | None = None) -> MemorySwarm:
         """A new node for `signer`; one that was killed or closed may join again, with nothing remembered.
@@ -88,6 +89,14 @@ class MemoryNetwork:
     def slow(self, peer: PeerId, lag_s: float) -> None:
         """From now on everything from and to `peer` takes so much longer; 0 ends it."""
         self._lag_s[peer] = lag_s
+
+    def overload(self, peer: PeerId, *, is_over: bool = False) -> None:
+        """From now on `peer` answers every call with `busy`, as one with too many calls at once does, and says and
+        asks what it did before; until it `is_over`."""
+        (self._overloaded.discard if is_over else self._overloaded.add)(peer)
+
+    def is_overloaded(self, peer: PeerId) -> bool:
+        return peer in self._overloaded
 
     def freeze(self, peer: PeerId) -> None:
         """As SIGSTOP would: what comes waits, what was under way stays there, and nothing is refused."""
@@ -329,6 +338,8 @@ class MemorySwarm:
     async def _answer(self, caller: PeerId, request: Frame) -> Frame:
         await self.running.wait()
         try:
+            if self._network.is_overloaded(self.peer):
+                raise Refused("more calls at once than one peer may have now", reason="busy")
             with self._dispatcher.entered(caller) as entrance:
                 async with self._dispatcher.turn(entrance, request.header, len(request.body)):
                     self._counts["bytes_received"] += frames.size_bytes(request)

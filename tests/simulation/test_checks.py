@@ -177,3 +177,9 @@ def test_only_the_leader_of_the_newest_term_is_obeyed() -> None:
     facts = {"module": MODULE, "to": "id-anna", "leader": "id-anna"}
     assert broken(with_events(Event(5.0, BERT, "confirmed", facts))) == []
     assert promises(with_events(Event(5.0, BERT, "confirmed", facts | {"leader": "id-bert"}))) == {3}
+
+
+def test_a_wait_that_nothing_ends_is_told_with_both_its_sides() -> None:
+    found = broken(good(waits=("nothing moved for 90 s", "L0.M0, led by volunteer-1, waits for work of P0")))
+    assert {each.promise for each in found} == {6}
+    assert str(found[1]) == "promise 6: an endless wait: L0.M0, led by volunteer-1, waits for work of P0"

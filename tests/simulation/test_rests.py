@@ -2,74 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scenes import Scene, scene
 
-from simulation.actors import VolunteerMachine
 from simulation.checks import broken
-from simulation.history import Event
-from simulation.outcome import outcome_of
-from simulation.plan import Plan, make_plan
-from simulation.speed import remembered_signatures
+from simulation.plan import make_plan
 from simulation.strokes import STROKES, away_s, some
 from simulation.virtual_time import eventually
-from simulation.world import World, perform, simulate
-
-ROUNDS = 14
-
-
-class Scene(World):
-    """A world in which a test says what happens."""
-
-    def __init__(self, plan: Plan, folder: Path, script: Callable[[Scene], Awaitable[None]]) -> None:
-        super().__init__(plan, folder)
-        self._script = script
-
-    async def play(self) -> None:
-        self.is_calm = True
-        self.seed.start()
-        for volunteer in self.volunteers:
-            volunteer.start()
-        await self._script(self)
-
-    def said(self, who: VolunteerMachine, ev: str, *, since_s: float = 0.0) -> list[Event]:
-        return [each for each in self.events if each.who == who.name and each.ev == ev and each.t_s >= since_s]
-
-    async def rest(self, who: VolunteerMachine, *, until_s: float | None = None) -> float:
-        """Pause it, and wait until it rests; when that was."""
-        who.tell(lambda tour: tour.pause("user", until_s=until_s))
-        count = len(self.said(who, "paused"))
-        await eventually(lambda: len(self.said(who, "paused")) > count)
-        return self.now_s
-
-    async def is_over(self) -> None:
-        await eventually(lambda: self.is_complete, limit_s=1000)
-
-
-def scene(folder: Path, script: Callable[[Scene], Awaitable[None]], **rounds: Any) -> Scene:
-    """Three volunteers on two paths, for long enough; every promise must hold at the end."""
-    plan = make_plan(2, (), volunteers=3)
-    config = plan.config
-    levels = (config.model.levels[0], replace(config.model.levels[0], modules=2, blocks=1, embedding=False, head=False))
-    settings = {"rounds": ROUNDS, "min_paths": 1, "owners": 3, "staleness": 1, "deadline_s": 8.0, "overlap": False}
-    config = replace(
-        config,
-        model=replace(config.model, levels=(replace(levels[0], modules=1), levels[1])),
-        inner=replace(config.inner, steps=6),
-        rounds=replace(config.rounds, **(settings | rounds)),
-    )
-    plan = replace(plan, config=config, step_s=(0.5, 0.5, 0.5), join_s=(0.0, 0.0, 0.0), loss=0.0)
-    world = Scene(plan, folder, script)
-    with remembered_signatures():
-        perform(world)
-        assert world.bugs == [] and world.tracebacks == []
-        if world.is_complete:
-            assert list(map(str, broken(outcome_of(world)))) == []
-    return world
+from simulation.world import World, simulate
 
 
 def test_who_rests_lets_go_of_all_and_others_take_it_up(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 BIN    := .venv/bin
 READY  := .venv/.ready
 SEEDS  ?= 100
+FIRST  ?= 1
 JOBS   ?= 2
 
 .PHONY: help venv demo test browser simulate mutants lint types docs site wheel smoke clean
@@ -26,8 +27,8 @@ browser: ## see to a headless browser for the tests of the leaderboard; without 
 	    apt-get -qq update && apt-get -qqy install --no-install-recommends chromium fonts-dejavu-core prometheus >/dev/null; } || \
 	  echo "no Chromium here: the tests in a browser are skipped. Debian: apt-get install chromium" >&2
 
-simulate: $(READY) ## play SEEDS=500 simulated runs under faults, and check every promise
-	$(BIN)/python -m simulation --seeds $(SEEDS) $(ARGS)
+simulate: $(READY) ## play SEEDS=500 simulated runs under faults from FIRST=1 on, and check every promise; again: continues
+	$(BIN)/python -m simulation --first $(FIRST) --seeds $(SEEDS) --record build/simulation $(ARGS)
 
 mutants: $(READY) ## plant errors into the programs, and see that the simulation finds each
 	$(BIN)/python -m simulation --mutants --seeds $(SEEDS) $(ARGS)

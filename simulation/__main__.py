@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.mutants:
         names = (options.mutant,) if options.mutant else ()
         return _mutants(options.seeds, first=options.first, workers=options.workers, names=names)
-    return _many(range(options.first, options.first + options.seeds), wish, workers=options.workers)
+    return _many(
+        range(options.first, options.first + options.seeds), wish, workers=options.workers, folder=options.record
+    )
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -54,6 +57,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=_positive, default=2, help="processes")
     parser.add_argument("--mutant", help="with one planted error")
     parser.add_argument("--mutants", action="store_true", help="plant each error, until a checker finds it")
+    parser.add_argument("--record", type=Path, help="keep results in this folder, and continue a range from them")
     parser.add_argument("--list", action="store_true", help="list faults and mutants")
     return parser.parse_args(arguments)
 
@@ -82,21 +86,29 @@ def _one(seed: int, wish, *, is_verbose: bool) -> int:  # type: ignore[no-untype
     return 1 if found else 0
 
 
-def _many(seeds: Sequence[int], wish, *, workers: int) -> int:  # type: ignore[no-untyped-def]
+def _many(seeds: Sequence[int], wish, *, workers: int, folder: Path | None = None) -> int:  # type: ignore[no-untyped-def]
+    from .played import Played
     from .points import fault_points
     from .runner import Result, play_seeds
 
-    began_s, done = time.monotonic(), 0
+    played = Played(folder, wish) if folder is not None else None
+    known = played.of(seeds) if played is not None else []
+    if known:
+        print(f"{len(known)} of these {len(seeds)} seeds were played before, at this state of the code", flush=True)
+    began_s, done = time.monotonic(), len(known)
 
     def on_result(result: Result) -> None:
         nonlocal done
         done += 1
+        if played is not None:
+            played.add(result)
         for each in result.broken:
             print(f"seed {result.seed}: {each}", flush=True)
         if done % 25 == 0:
             print(f"{done} of {len(seeds)} seeds, {time.monotonic() - began_s:.0f} s", flush=True)
 
-    results = play_seeds(seeds, wish, workers=workers, on_result=on_result)
+    left = sorted(set(seeds) - {result.seed for result in known})
+    results = known + play_seeds(left, wish, workers=workers, on_result=on_result)
     faults = sum((result.faults for result in results), Counter[str]())
     points = sum((result.points for result in results), Counter[str]())
     print("faults:", ", ".join(f"{name} {count}" for name, count in sorted(faults.items())) or "none")
@@ -106,7 +118,7 @@ def _many(seeds: Sequence[int], wish, *, workers: int) -> int:  # type: ignore[n
         print("never visited:", ", ".join(missed))
     virtual_s, cpu_s = sum(result.virtual_s for result in results), sum(result.cpu_s for result in results)
     print(f"{virtual_s / 3600:.1f} h of virtual time, {cpu_s / max(len(results), 1):.2f} s of CPU a seed")
-    failing = [result.seed for result in results if result.broken]
+    failing = sorted(result.seed for result in results if result.broken)
     for seed in failing:
         print(f"python -m simulation --seed {seed} --verbose{wish.flags}")
     verdict = f"{len(failing)} of them broke a promise" if failing else "no promise broken"

@@ -126,7 +126,7 @@ class Machine:
                 raise
             self.world.bug(f"{self.name} ended with {error!r}", error)
         await swarm.close()
-        process.is_dead = True
+        process.end()
         self.world.ended(self)
 
     async def _program(self, swarm: MemorySwarm) -> None:

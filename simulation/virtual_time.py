@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
+import heapq
 import selectors
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVarTuple
 
 BASE_S = 1_000_000.0
@@ -29,17 +29,14 @@ class Process:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.is_frozen = False
-        self.is_dead = False
-        self.waiting: list[asyncio.Handle] = []
+        self.is_frozen = self.is_dead = False
+        self.is_running = True
+        """Whether it gets turns: it is neither frozen nor dead."""
+        self._waiting: list[asyncio.Handle] = []
         """What would have run while it was frozen."""
         self.context = contextvars.copy_context()
         self.context.run(WHO.set, self)
         self._kept: list[Any] = []
-
-    @property
-    def is_running(self) -> bool:
-        return not (self.is_frozen or self.is_dead)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work`, and all that it starts, as this process."""
@@ -47,25 +44,29 @@ class Process:
 
     def freeze(self) -> None:
         """As SIGSTOP."""
-        self.is_frozen = True
+        self.is_frozen, self.is_running = True, False
 
     def thaw(self) -> None:
         """As SIGCONT: what became due meanwhile runs now."""
-        self.is_frozen = False
-        waiting, self.waiting = self.waiting, []
-        for handle in waiting:
-            asyncio.get_running_loop().call_soon(self._run_late, handle)
+        self.is_frozen, self.is_running = False, not self.is_dead
+        waiting, self._waiting = self._waiting, []
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.resume(waiting)
 
-    def _run_late(self, handle: asyncio.Handle) -> None:
-        if not self.is_running:
-            _park(self, handle)
-        elif not handle.cancelled():
-            handle._run()
+    def park(self, handle: asyncio.Handle) -> None:
+        """Keep what is due until it is thawed; for one that is dead it never runs."""
+        if not self.is_dead:
+            self._waiting.append(handle)
+
+    def end(self) -> None:
+        """It came to its end by itself."""
+        self.is_dead, self.is_running = True, False
 
     def kill(self) -> None:
         """As SIGKILL."""
-        self.is_dead = True
-        self.waiting = []
+        self.end()
+        self._waiting = []
         # Else the collector would close what is left in the middle, and closing runs the `finally` blocks.
         with contextlib.suppress(RuntimeError):  # no loop is running: all is over
             self._kept = list(asyncio.all_tasks())
@@ -86,17 +87,12 @@ def waits_in(task: asyncio.Task[Any] | None) -> str:
     return " > ".join(found)
 
 
-class _Selector(selectors.DefaultSelector):
-    """Where the loop would wait for the machine, time jumps instead."""
-
-    loop: VirtualLoop
+class _NoSelector(selectors.DefaultSelector):
+    """No file is watched but the loop's own waker, and what would write to it comes from other threads, of which there
+    are none."""
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        assert timeout is not None, "every task waits for something that nothing will bring"
-        if timeout <= 0.0:  # no file is watched but the loop's own waker
-            return []
-        self.loop.skipped_s += timeout
-        return super().select(0)
+        return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -104,65 +100,103 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self.skipped_s = 0.0
-        selector = _Selector()
-        selector.loop = self
-        super().__init__(selector)
-        self.set_default_executor(_Inline())
+        super().__init__(_NoSelector())
+        self._soon: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        """A heap, by time and then by the order in which they were set."""
+        self._count = 0
 
     def time(self) -> float:
         return self.skipped_s
 
+    def close(self) -> None:
+        super().close()
+        self._timers.clear()
+
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Nothing to wait for: its worker threads are plain calls."""
+
+    def run_in_executor(self, executor: Any, func: Callable[[*Ts], Any], *args: *Ts) -> asyncio.Future[Any]:
+        """Runs it at once, so that no order of events depends on the machine; whoever waits for it hears of it later,
+        as from a thread."""
+        done = self.create_future()
+        try:
+            result = func(*args)
+        except BaseException as error:
+            self._soon.append(_Turn(_fail, (done, error), self, None))
+        else:
+            self._soon.append(_Turn(_succeed, (done, result), self, None))
+        return done
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        process = WHO.get() if context is None else context.get(WHO)
-        if process is None or process.is_running:
-            return super().call_soon(callback, *args, context=context)
-        return _park(process, asyncio.Handle(callback, args, self, context))
+        handle = _Turn(callback, args, self, context)
+        self._soon.append(handle)
+        return handle
+
+    def resume(self, handles: Iterable[asyncio.Handle]) -> None:
+        """Let run soon what was parked."""
+        self._soon.extend(handles)
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.skipped_s + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        process = WHO.get() if context is None else context.get(WHO)
-        if process is None:
-            return super().call_at(when, callback, *args, context=context)
-        ring = functools.partial(self._ring, process, callback, args)
-        timer = super().call_at(when, ring, context=context)
-        ring.keywords["timer"] = timer
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._count += 1
+        heapq.heappush(self._timers, (when, self._count, timer))
         return timer
 
-    def _ring(self, process: Process, callback: Callback, args: tuple[Any, ...], *, timer: asyncio.TimerHandle) -> None:
-        """A timer of `process` is due."""
-        if process.is_running:
-            callback(*args)
-        else:
+    def _run_once(self) -> None:
+        """A turn for all that is ready, after a jump to the next timer if nothing is."""
+        soon, timers = self._soon, self._timers
+        if not soon and not self._stopping:  # type: ignore[attr-defined]
+            while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+                heapq.heappop(timers)
+            assert timers, "every task waits for something that nothing will bring"
+            self.skipped_s = max(self.skipped_s, timers[0][0])
+        while timers and timers[0][0] <= self.skipped_s:
+            soon.append(heapq.heappop(timers)[2])
+        for _ in range(len(soon)):
+            handle: Any = soon.popleft()
+            if handle._cancelled:
+                continue
+            process = handle._context.get(WHO)
+            if process is not None and not process.is_running:
+                process.park(handle)
+                continue
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": f"{handle!r} failed", "exception": error, "handle": handle})
 
-            def late() -> None:
-                if not timer.cancelled():
-                    callback(*args)
 
-            _park(process, asyncio.Handle(late, (), self, contextvars.copy_context()))
+class _Turn(asyncio.Handle):
+    """As its parent, without what it does for debugging: a run makes a hundred thousand."""
+
+    def __init__(
+        self, callback: Callback, args: Sequence[Any], loop: VirtualLoop, context: contextvars.Context | None
+    ) -> None:
+        self._callback, self._args, self._loop = callback, args, loop
+        self._context = contextvars.copy_context() if context is None else context
+        self._cancelled, self._repr = False, None
 
 
-def _park(process: Process, handle: asyncio.Handle) -> asyncio.Handle:
-    if not process.is_dead:
-        process.waiting.append(handle)
-    return handle
+def _succeed(done: asyncio.Future[Any], result: Any) -> None:
+    if not done.cancelled():
+        done.set_result(result)
 
 
-class _Inline(ThreadPoolExecutor):
-    """Runs what is submitted at once, so that no order of events depends on the machine."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
+def _fail(done: asyncio.Future[Any], error: BaseException) -> None:
+    if not done.cancelled():
+        done.set_exception(error)
 
 
 class VirtualClock:
@@ -174,8 +208,8 @@ class VirtualClock:
     def now_s(self) -> float:
         return BASE_S + self.skew_s + asyncio.get_running_loop().time()
 
-    async def sleep(self, duration_s: float) -> None:
-        await asyncio.sleep(duration_s)
+    def sleep(self, duration_s: float) -> Coroutine[Any, Any, None]:
+        return asyncio.sleep(duration_s)
 
 
 def play(scenario: Callable[[], Awaitable[None]], *, limit_s: float = 600.0) -> None:

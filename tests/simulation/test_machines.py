@@ -58,7 +58,7 @@ def test_a_dead_process_runs_no_finally_block() -> None:
         process.kill()
         await asyncio.sleep(5.0)
         assert beats == [0.0, 1.0]
-        process.is_dead = False  # else the loop of this test would wait for it for ever
+        process.is_dead, process.is_running = False, True  # else the loop of this test would wait for it for ever
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -109,7 +109,7 @@ def test_a_crash_in_a_write_leaves_the_old_or_the_new(tmp_path: Path) -> None:
 def test_a_dead_machine_writes_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         process = Process("dead")
-        process.is_dead = True
+        process.end()
         with installed(SimulatedDisk()), pytest.raises(Crashed):
             process.context.run(Store(tmp_path).write_document, "late", b"x")
 

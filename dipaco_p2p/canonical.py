@@ -16,11 +16,12 @@ from .errors import IntegrityError
 
 DIGEST_CHARS = 64
 _DIGITS = frozenset("0123456789abcdef")
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def canonical_bytes(value: Any) -> bytes:
     """The canonical bytes of `value`; raises ValueError or TypeError for what JSON cannot say (NaN, sets, ...)."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return _JSON.encode(value).encode()
 
 
 def read_canonical(data: bytes) -> Any:

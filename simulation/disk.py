@@ -85,9 +85,10 @@ class SimulatedDisk(Disk):
 
     def sync_folder(self, path: Path) -> None:
         mine = self._mine()
-        kept = [change for change in mine.names if change[0].parent != path]
-        mine.names.clear()
-        mine.names.extend(kept)
+        kept = [change for change in mine.names if change[0].parent != path] if mine.names else []
+        if len(kept) < len(mine.names):
+            mine.names.clear()
+            mine.names.extend(kept)
 
     def _mine(self) -> Unsynced:
         """The running machine's; a dead one writes nothing any more."""

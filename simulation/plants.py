@@ -206,7 +206,7 @@ def _immortal(kind: str) -> Callable[[Any], Any]:
 
     def make(original: Any) -> Any:
         def live(self: Shelf, key: str) -> Any:
-            return dict(self._held.get(key, {})) if kind in key else original(self, key)
+            return self._rows[key].records if kind in key and key in self._rows else original(self, key)
 
         return live
 

@@ -156,7 +156,7 @@ class Libp2pSwarm:
 
     async def get(self, key: str) -> dict[PeerId, Record]:
         if self._node is None:
-            return self._shelf.live(key)
+            return dict(self._shelf.live(key))
         self._guard.know(key)
         found = None
         with contextlib.suppress(TimeoutError):
@@ -165,7 +165,7 @@ class Libp2pSwarm:
         if found is not None and isinstance(found.value, dict):
             pairs = ((owner, entry.value) for owner, entry in found.value.items())
             self._shelf.admit(key, ((owner, data) for owner, data in pairs if isinstance(data, bytes)))
-        return self._shelf.live(key)
+        return dict(self._shelf.live(key))
 
     async def call(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import hashlib
+import json
 import random
 from collections import Counter
 from collections.abc import Collection, Coroutine, Iterable, Sequence
@@ -34,6 +35,8 @@ HOLDERS_MAX = 20
 HELD_BACK = 10.0
 """A message that comes late takes up to this many times the longest delay."""
 ADDRESS_PREFIX = "/memory/p2p/"
+TASKS_KEPT = 32
+"""So many may lie about that are done, before they are looked for."""
 
 
 class MemoryNetwork:
@@ -149,13 +152,18 @@ class MemoryNetwork:
         """Draw once; no draw is spent on a fault that is switched off."""
         return probability > 0.0 and self.random.random() < probability
 
-    async def travel(self, *ends: PeerId) -> None:
-        """One way over the wire, between these peers."""
-        wait_s = sum(self._lag_s.get(peer, 0.0) for peer in ends)
+    def way_s(self, *ends: PeerId) -> float:
+        """How long one way over the wire takes now, between these peers."""
+        wait_s = sum(self._lag_s.get(peer, 0.0) for peer in ends) if self._lag_s else 0.0
         if self.delay_s[1] > 0.0:
             wait_s += self.random.uniform(*self.delay_s)
         if self.chance(self.reordering):
             wait_s += self.random.uniform(0.0, HELD_BACK * self.delay_s[1])
+        return wait_s
+
+    async def travel(self, *ends: PeerId) -> None:
+        """One way over the wire, between these peers."""
+        wait_s = self.way_s(*ends)
         if wait_s > 0.0:
             await self.clock.sleep(wait_s)
 
@@ -165,13 +173,13 @@ class MemorySwarm:
 
     def __init__(self, network: MemoryNetwork, signer: Signer, clock: Clock, line: Line) -> None:
         self._network, self._signer = network, signer
+        self.peer = signer.peer
         self.line = line
         self.alive = True
         self.running = asyncio.Event()
         """Not set while the node is frozen."""
         self.running.set()
-        self.ended = asyncio.Event()
-        """Set when the node is dead: whoever waits for its answer notices."""
+        self._ended: asyncio.Future[None] | None = None
         self.place = place_of(signer.peer)
         """Where it is among the keys of a large network."""
         self._counts: Counter[str] = Counter()
@@ -179,14 +187,12 @@ class MemorySwarm:
         self.shelf = Shelf(clock=clock, ttl_max_s=network.ttl_max_s, counts=self._counts)
         self.changes: Counter[str] = Counter()
         """How often something may have come under a key."""
-        self._has_seen: dict[tuple[MemorySwarm, str], int] = {}
-        """Up to which change of another node we have all that it has under a key."""
+        self._has_seen: dict[str, dict[MemorySwarm, int]] = {}
+        """Under each key up to which change of another node we have all that it has."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
+        """Those that were not done yet, and some that are by now."""
+        self._tasks_max = TASKS_KEPT
         self._context = contextvars.copy_context()
-
-    @property
-    def peer(self) -> PeerId:
-        return self._signer.peer
 
     @property
     def signer(self) -> Signer:
@@ -212,24 +218,27 @@ class MemorySwarm:
         return any([node._admit(key, [(owner, data)]) for node in [self, *chosen]])
 
     def _admit(self, key: str, owner_and_data: Sequence[tuple[PeerId, bytes]]) -> int:
-        self.changes[key] += 1
-        return self.shelf.admit(key, owner_and_data)
+        before = self.shelf.version(key)
+        count = self.shelf.admit(key, owner_and_data)
+        if self.shelf.version(key) is not before:
+            self.changes[key] += 1
+        return count
 
     async def get(self, key: str) -> dict[PeerId, Record]:
         await self._travel()
         if self.alive and not self._network.chance(self._network.loss):
-            known = self.shelf.live(key)
+            has_seen = self._has_seen.setdefault(key, {})
             for node in self._network.reachable(self, key):
+                changes = node.changes.get(key, 0)
+                if has_seen.get(node, 0) == changes:
+                    continue
                 if not self._network.linked(node, self):  # the question arrives, the answer does not
                     continue
-                if self._has_seen.get((node, key)) == node.changes[key]:
-                    continue
-                fresh = [record for peer, record in node.shelf.live(key).items() if not _is_known(record, known, peer)]
-                admitted = self._admit(key, [(record.peer, record.to_bytes()) for record in fresh]) if fresh else 0
+                fresh = self.shelf.lacking(key, node.shelf)
+                admitted = self._admit(key, fresh) if fresh else 0
                 if admitted == len(fresh):  # what is refused now may be fine later: clocks differ
-                    self._has_seen[node, key] = node.changes[key]
-                known = self.shelf.live(key)
-        return self.shelf.live(key)
+                    has_seen[node] = changes
+        return dict(self.shelf.live(key))
 
     async def call(
         self,
@@ -273,10 +282,20 @@ class MemorySwarm:
     def statistics(self) -> SwarmStatistics:
         return SwarmStatistics(**self._counts)
 
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Done when the node is dead: whoever waits for its answer notices."""
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+            if not self.alive:
+                self._ended.set_result(None)
+        return self._ended
+
     def stop(self) -> None:
         """End all that this node is doing, on either side of a call."""
         self.alive = False
-        self.ended.set()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
         for task in self._tasks:
             task.cancel()
 
@@ -293,20 +312,19 @@ class MemorySwarm:
 
     async def _exchange(self, peer: PeerId, request: Frame) -> Frame:
         """The way there, the work at the other side, the way back; what is lost on the way is waited for in vain."""
-        request = self._carry(request, "bytes_sent")
+        request, size_bytes = _carried(request)
+        self._counts["bytes_sent"] += size_bytes
         node = await self._reach(peer)
         if self._network.chance(self._network.duplication):
-            node._spawn(node._answer_again(self.peer, request))
-        work = node._spawn(node._answer(self.peer, request))
-        ended = self._spawn(node.ended.wait())
-        try:
-            await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ended.cancel()
+            node._spawn(node._answer_again(self.peer, request, size_bytes))
+        work = node._spawn(node._answer(self.peer, request, size_bytes))
+        await asyncio.wait({work, node.ended}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done() or work.cancelled():
             raise Unreachable(f"{short(peer)} went away during the call")
         await self._return(node)
-        return self._carry(work.result(), "bytes_received")
+        reply, size_bytes = work.result()
+        self._counts["bytes_received"] += size_bytes
+        return reply
 
     async def _reach(self, peer: PeerId) -> MemorySwarm:
         """The way there: a dead peer is noticed at once, a loss or a partition never."""
@@ -332,45 +350,48 @@ class MemorySwarm:
             raise Unreachable(f"no answer from {short(peer)}: nobody is there")
 
     async def _travel(self, *others: PeerId) -> None:
-        await self.running.wait()
-        await self._network.travel(self.peer, *others)
+        if not self.running.is_set():
+            await self.running.wait()
+        wait_s = self._network.way_s(self.peer, *others)
+        if wait_s > 0.0:
+            await self._network.clock.sleep(wait_s)
 
-    async def _answer(self, caller: PeerId, request: Frame) -> Frame:
-        await self.running.wait()
+    async def _answer(self, caller: PeerId, request: Frame, size_bytes: int) -> tuple[Frame, int]:
+        """The reply as it arrives at the other side, and its length."""
+        if not self.running.is_set():
+            await self.running.wait()
         try:
             if self._network.is_overloaded(self.peer):
                 raise Refused("more calls at once than one peer may have now", reason="busy")
             with self._dispatcher.entered(caller) as entrance:
                 async with self._dispatcher.turn(entrance, request.header, len(request.body)):
-                    self._counts["bytes_received"] += frames.size_bytes(request)
-                    reply = await self._dispatcher.answer(caller, request)
-                    self._counts["bytes_sent"] += frames.size_bytes(reply)
+                    self._counts["bytes_received"] += size_bytes
+                    reply, size_bytes = _carried(await self._dispatcher.answer(caller, request))
+                    self._counts["bytes_sent"] += size_bytes
         except Refused as refused:  # too many calls at once
-            return self._dispatcher.refuse(refused)
-        await self.running.wait()
-        return reply
+            return _carried(self._dispatcher.refuse(refused))
+        if not self.running.is_set():
+            await self.running.wait()
+        return reply, size_bytes
 
-    async def _answer_again(self, caller: PeerId, request: Frame) -> None:
+    async def _answer_again(self, caller: PeerId, request: Frame, size_bytes: int) -> None:
         await self._network.travel(caller, self.peer)
-        await self._answer(caller, request)
-
-    def _carry(self, frame: Frame, direction: str) -> Frame:
-        """The frame as it arrives: a copy, so that nobody shares a header with the other side."""
-        head = frames.encode_head(frame)
-        self._counts[direction] += len(head) + len(frame.body)
-        header = frames.decode_header(head[frames.PREFIX_BYTES :])
-        return Frame(kind=frame.kind, header=header, body=bytes(frame.body))
+        await self._answer(caller, request, size_bytes)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work, context=self._context)
         self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        if len(self._tasks) > self._tasks_max:
+            self._tasks = {each: None for each in self._tasks if not each.done()}
+            self._tasks_max = max(TASKS_KEPT, 2 * len(self._tasks))
         return task
 
 
-def _is_known(record: Record, known: dict[PeerId, Record], peer: PeerId) -> bool:
-    mine = known.get(peer)
-    return mine is record or mine == record  # records of one process are often the same object
+def _carried(frame: Frame) -> tuple[Frame, int]:
+    """The frame as it arrives, and its length: a copy, so that nobody shares a header with the other side."""
+    head = frames.encode_head(frame)
+    copy = Frame(kind=frame.kind, header=json.loads(head[frames.PREFIX_BYTES :]), body=bytes(frame.body))
+    return copy, len(head) + len(frame.body)
 
 
 def place_of(name: str) -> int:

@@ -6,8 +6,9 @@ neighbours), so a reader keeps what it saw until the expiry that the owner signe
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +33,25 @@ class _Held:
     data: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """All under one key; it is never changed, another takes its place."""
+
+    held: dict[PeerId, _Held]
+    records: dict[PeerId, Record]
+    until_s: float
+    """The first of them expires then."""
+
+
+_NOTHING = _Row({}, {}, math.inf)
+
+
 class Shelf:
     """Valid records by key and owner; `ttl_max_s` bounds how far ahead any may expire."""
 
     def __init__(self, *, clock: Clock, ttl_max_s: float, counts: Counter[str]) -> None:
         self._clock, self._ttl_max_s, self._counts = clock, ttl_max_s, counts
-        self._held: dict[str, dict[PeerId, _Held]] = {}
+        self._rows: dict[str, _Row] = {}
         self._counter = 0
 
     def sign(self, signer: Signer, key: str, body: dict[str, Any], *, ttl_s: float) -> Record:
@@ -52,17 +66,16 @@ class Shelf:
         expires_s = max(now_s + ttl_s, before.expires_s + EXPIRY_STEP_S if before else 0.0)
         record = sign_record(signer, key=key, counter=self._counter, expires_s=expires_s, body=body)
         ours = _Held(record, record.to_bytes())
-        self._held[key] = {signer.peer: ours} | self._held.get(key, {})  # first, so that there is room for it
-        self._keep(key, [ours])
+        self._keep(key, [ours], {signer.peer: ours} | self._live(key))  # first, so that there is room for it
         return record
 
     def admit(self, key: str, owner_and_data: Iterable[tuple[object, bytes]]) -> int:
         """Keep the good among what is said to be under `key`, and return their number; count the rest as refused."""
         now_s, good, count = self._clock.now_s(), [], 0
-        known = {peer: one.data for peer, one in self._live(key).items()}
+        known = self._live(key)
         for owner, data in owner_and_data:
             count += 1
-            if isinstance(owner, str) and known.get(PeerId(owner)) == data:
+            if isinstance(owner, str) and (mine := known.get(PeerId(owner))) is not None and mine.data == data:
                 continue
             try:
                 record = checked(data, key=key, owner=owner, now_s=now_s, ttl_max_s=self._ttl_max_s)
@@ -71,19 +84,33 @@ class Shelf:
                 self._counts["records_refused"] += 1
                 count -= 1
         if good:
-            self._keep(key, good)
+            self._keep(key, good, dict(known))
         return count
 
-    def live(self, key: str) -> dict[PeerId, Record]:
+    def lacking(self, key: str, other: Shelf) -> list[tuple[PeerId, bytes]]:
+        """What `other` has under `key` by its clock and we have not, by its owner."""
+        mine, theirs = self._live(key), other._live(key)
+        return [(peer, one.data) for peer, one in theirs.items() if peer not in mine or mine[peer].data != one.data]
+
+    def version(self, key: str) -> object:
+        """Something that is another when something new has come under `key`."""
+        return self._rows.get(key)
+
+    def live(self, key: str) -> Mapping[PeerId, Record]:
         """The newest record of each owner under `key` that has not expired."""
-        return {peer: one.record for peer, one in self._live(key).items()}
+        row, now_s = self._rows.get(key, _NOTHING), self._clock.now_s()
+        if now_s < row.until_s:
+            return row.records
+        return {peer: record for peer, record in row.records.items() if record.expires_s > now_s}
 
     def _live(self, key: str) -> dict[PeerId, _Held]:
-        now_s = self._clock.now_s()
-        return {peer: one for peer, one in self._held.get(key, {}).items() if one.record.expires_s > now_s}
+        row, now_s = self._rows.get(key, _NOTHING), self._clock.now_s()
+        if now_s < row.until_s:
+            return row.held
+        return {peer: one for peer, one in row.held.items() if one.record.expires_s > now_s}
 
-    def _keep(self, key: str, fresh: Iterable[_Held]) -> None:
-        held = self._live(key)
+    def _keep(self, key: str, fresh: Iterable[_Held], held: dict[PeerId, _Held]) -> None:
+        """Put `fresh` among `held`, which is ours from now on."""
         for one in fresh:
             old = held.get(one.record.peer)
             if old is None or newest([old.record, one.record])[one.record.peer] is one.record:
@@ -94,11 +121,12 @@ class Shelf:
             if len(one.data) <= left_bytes and len(kept) < OWNERS_PER_KEY_MAX:
                 kept[peer] = one
                 left_bytes -= len(one.data)
-        self._held.pop(key, None)
+        self._rows.pop(key, None)
         if kept:
-            self._held[key] = kept
-        while len(self._held) > KEYS_MAX:
-            del self._held[next(iter(self._held))]
+            records = {peer: one.record for peer, one in kept.items()}
+            self._rows[key] = _Row(kept, records, min(record.expires_s for record in records.values()))
+        while len(self._rows) > KEYS_MAX:
+            del self._rows[next(iter(self._rows))]
 
 
 def checked(data: bytes, *, key: str, owner: object, now_s: float, ttl_max_s: float) -> Record:

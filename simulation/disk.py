@@ -11,7 +11,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from dipaco_p2p.runtime import store
 from dipaco_p2p.runtime.faults import reach
@@ -61,17 +61,17 @@ class SimulatedDisk(Disk):
     def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
         mine = self._mine()
         half = len(data) // 2
-        mine.files[Path(file.name)] = None
+        mine.files[_path(file)] = None
         super().write(file, data[:half])
         reach("write: in the middle")
         super().write(file, data[half:])
 
     def sync(self, file: BinaryIO) -> None:
-        self._mine().files.pop(Path(file.name), None)
+        self._mine().files.pop(_path(file), None)
 
     def rename(self, old: Path, new: Path) -> None:
         mine = self._mine()
-        mine.names.append((new, new.read_bytes() if new.exists() else None))
+        mine.names.append((new, _bytes_of(new)))
         super().rename(old, new)
         if old in mine.files:
             del mine.files[old]
@@ -79,8 +79,9 @@ class SimulatedDisk(Disk):
 
     def remove(self, path: Path) -> None:
         mine = self._mine()
-        if path.exists():
-            mine.names.append((path, path.read_bytes()))
+        before = _bytes_of(path)
+        if before is not None:
+            mine.names.append((path, before))
             super().remove(path)
 
     def sync_folder(self, path: Path) -> None:
@@ -106,6 +107,18 @@ def installed(disk: Disk):  # type: ignore[no-untyped-def]
         yield disk
     finally:
         store.disk = before
+
+
+def _path(file: BinaryIO) -> Path:
+    name: Any = file.name  # what it was opened with
+    return name if isinstance(name, Path) else Path(name)
+
+
+def _bytes_of(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def _restore(path: Path, before: bytes | None) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 from unittest import mock
 
 from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.core import cores
 from dipaco_p2p.protocol import documents, liveness, records, signing, versions
 from dipaco_p2p.protocol.documents import Sealed
 from dipaco_p2p.protocol.records import Record
+from dipaco_p2p.protocol.signing import PeerId, Signer
 
 SIGNATURES = 1 << 15
 PROGRAMS = ("dipaco_p2p.", "peers.", "bootstrap.")
@@ -25,7 +27,11 @@ PROGRAMS = ("dipaco_p2p.", "peers.", "bootstrap.")
 def remembered_signatures() -> Iterator[None]:
     """Check every signature, and read every record and its body, once while the block runs."""
     with contextlib.ExitStack() as stack:
-        for home, name in ((signing, "verify"), (signing, "public_key_of"), (records, "read_record")):
+        stack.enter_context(mock.patch.object(cores, "CORES_MAX", 1))  # threads for a few numbers take longer than work
+        signed: set[tuple[PeerId, str, bytes, str]] = set()
+        stack.enter_context(mock.patch.object(Signer, "sign", _remembered_sign(Signer.sign, signed)))
+        _replace(stack, "verify", signing.verify, _remembered_verify(signing.verify, signed))
+        for home, name in ((signing, "public_key_of"), (records, "read_record")):
             original = getattr(home, name)
             _replace(stack, name, original, functools.lru_cache(SIGNATURES)(original))
         _replace(stack, "genesis_version", versions.genesis_version, _remembered_genesis(versions.genesis_version))
@@ -41,6 +47,29 @@ def _replace(stack: contextlib.ExitStack, name: str, original: object, remembere
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith(PROGRAMS) and vars(module).get(name) is original:
             stack.enter_context(mock.patch.object(module, name, remembered))
+
+
+def _remembered_sign(sign: Callable[..., str], signed: set[tuple[PeerId, str, bytes, str]]) -> Callable[..., str]:
+    """`Signer.sign`: what it signs need not be checked."""
+
+    def remembered(self: Signer, kind: str, data: bytes) -> str:
+        signature = sign(self, kind, data)
+        signed.add((self.peer, kind, data, signature))
+        return signature
+
+    return remembered
+
+
+def _remembered_verify(
+    verify: Callable[..., bool], signed: set[tuple[PeerId, str, bytes, str]]
+) -> Callable[[PeerId, str, bytes, str], bool]:
+    """`signing.verify`, once for each signature that was not made here."""
+    known = functools.lru_cache(SIGNATURES)(verify)
+
+    def remembered(peer: PeerId, kind: str, data: bytes, signature: str) -> bool:
+        return (peer, kind, data, signature) in signed or known(peer, kind, data, signature)
+
+    return remembered
 
 
 def _remembered_genesis(genesis: Callable[..., Any]) -> Callable[..., Any]:

@@ -156,7 +156,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """A turn for all that is ready, after a jump to the next timer if nothing is."""
         soon, timers = self._soon, self._timers
         if not soon and not self._stopping:  # type: ignore[attr-defined]
-            while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+            while timers and timers[0][2]._cancelled:
                 heapq.heappop(timers)
             assert timers, "every task waits for something that nothing will bring"
             self.skipped_s = max(self.skipped_s, timers[0][0])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import itertools
 import os
@@ -28,6 +29,8 @@ from ..protocol.documents import BlobRef
 from .faults import reach
 
 PARTIALS_MAX = 64
+_PATHS_REMEMBERED = 4096
+"""Making a path takes as long as looking whether its file is there."""
 LOCK_NAME = "lock"
 PIECE_BYTES = 4 * 1024 * 1024
 """Of what nobody reads soon, written before the disk begins with it."""
@@ -193,11 +196,11 @@ class Store:
 
     def write_document(self, name: str, data: bytes) -> None:
         """Keep it in place of what had this name; raises EnvironmentUnfit when the disk is full."""
-        self._write(self.folder / "documents" / f"{name}.json", data)
+        self._write(_document_path(self.folder, name), data)
 
     def read_document(self, name: str) -> bytes | None:
         try:
-            return (self.folder / "documents" / f"{name}.json").read_bytes()
+            return _document_path(self.folder, name).read_bytes()
         except FileNotFoundError:
             return None
 
@@ -206,14 +209,15 @@ class Store:
         return sorted(path.stem for path in (self.folder / "documents").glob(f"{prefix}*.json"))
 
     def drop_document(self, name: str) -> None:
-        disk.remove(self.folder / "documents" / f"{name}.json")
+        disk.remove(_document_path(self.folder, name))
 
     def _blob_path(self, name: str) -> Path:
-        return self.folder / "blobs" / name[:2] / name
+        return _blob_path(self.folder, name)
 
     def _write(self, path: Path, *parts: bytes | memoryview, is_cold: bool = False) -> None:
         try:
-            _make_folder(path.parent)
+            if not path.parent.is_dir():
+                _make_folder(path.parent)
             write_atomically(path, *parts, is_cold=is_cold)
         except EnvironmentUnfit as error:
             self.failure = error
@@ -222,6 +226,16 @@ class Store:
     def _sweep(self) -> None:
         for path in self.folder.rglob("*.tmp"):
             path.unlink(missing_ok=True)
+
+
+@functools.lru_cache(maxsize=_PATHS_REMEMBERED)
+def _blob_path(folder: Path, name: str) -> Path:
+    return folder / "blobs" / name[:2] / name
+
+
+@functools.lru_cache(maxsize=_PATHS_REMEMBERED)
+def _document_path(folder: Path, name: str) -> Path:
+    return folder / "documents" / f"{name}.json"
 
 
 @contextlib.contextmanager

@@ -318,7 +318,8 @@ class MemorySwarm:
         if self._network.chance(self._network.duplication):
             node._spawn(node._answer_again(self.peer, request, size_bytes))
         work = node._spawn(node._answer(self.peer, request, size_bytes))
-        await asyncio.wait({work, node.ended}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {work, node.ended}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not work.done() or work.cancelled():
             raise Unreachable(f"{short(peer)} went away during the call")
         await self._return(node)

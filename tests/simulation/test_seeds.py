@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
 
 from simulation.catalogue import MUTANTS
 from simulation.plan import make_plan
-from simulation.points import fault_points
+from simulation.points import ROOT, fault_points
 from simulation.runner import Result, Wish, play_seed
 from simulation.strokes import STROKES
 from simulation.world import simulate
@@ -59,6 +62,26 @@ def test_a_seed_repeats_its_run_event_by_event() -> None:
         (event.t_s, event.who, event.ev) for event in second.events
     ]
     assert first.chains == second.chains
+
+
+@pytest.mark.slow
+def test_a_seed_repeats_its_run_in_another_process() -> None:
+    script = (
+        "from simulation.plan import make_plan; from simulation.world import simulate\n"
+        "outcome = simulate(make_plan(3, ('crash', 'partition', 'loss')))[0]\n"
+        "print([(event.t_s, event.who, event.ev) for event in outcome.events], outcome.chains)"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": "0"},
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(texts) == 1
 
 
 @pytest.mark.slow

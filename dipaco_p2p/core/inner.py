@@ -2,7 +2,7 @@
 
 Rule 1: a step depends on the modules, the optimizer state, the shard, the seed and the step's number only, so a
 restart from `state_bytes` goes on with the same bits.
-Rule 2: no clock in here: `on_step` may stop the loop after any step.
+Rule 2: no clock in here: `on_step` may stop the loop after any step, and `goes_on` within one, which is then not taken.
 Rule 3: on a GPU nobody waits for a step: its report is read while the next one runs, so that `on_step` and the check of
 its numbers come one step late, and the last ones before `run` returns. Not run on a GPU yet.
 Source: DiPaCo (arXiv 2403.10616) sections 2.3 and 4; DiLoCo keeps the optimizer state between rounds.
@@ -53,7 +53,7 @@ class InnerResult:
     steps_done: int
     tokens: int
     loss: float
-    """Mean over the steps."""
+    """Mean over the steps; NaN without one."""
 
 
 class InnerLoop:
@@ -101,8 +101,10 @@ class InnerLoop:
         first_step: int,
         steps: int,
         on_step: Callable[[StepReport], bool] | None = None,
+        goes_on: Callable[[], bool] | None = None,
     ) -> InnerResult:
-        """Take `steps` steps from `flats` (one per level); fewer if `on_step` returns False.
+        """Take `steps` steps from `flats` (one per level); fewer if `on_step` returns False, or `goes_on` does,
+        which is asked before each part of a batch: then the step under way is left out, and perhaps none is taken.
 
         Raises DipacoError when the loss is not finite, and EnvironmentUnfit when memory is too small; what was trained
         until then is lost, and the optimizer's state is of no use.
@@ -110,12 +112,12 @@ class InnerLoop:
         assert steps > 0, steps
         load_modules(self._model, flats)
         with within_memory():
-            reports = self._steps(shard, range(first_step, first_step + steps), on_step)
+            reports = self._steps(shard, range(first_step, first_step + steps), on_step, goes_on)
         return InnerResult(
             flats=[read_module(self._model, level) for level in range(len(flats))],
             steps_done=len(reports),
             tokens=sum(report.tokens for report in reports),
-            loss=math.fsum(report.loss for report in reports) / len(reports),
+            loss=math.fsum(report.loss for report in reports) / len(reports) if reports else math.nan,
         )
 
     def state_bytes(self) -> bytes:
@@ -134,7 +136,13 @@ class InnerLoop:
         parts = [str(self._device), attention, optimizer_name(self._optimizer), self._micro.described(), threads]
         return ", ".join(filter(None, [*failed, *parts]))
 
-    def _steps(self, shard: Shard, steps: range, on_step: Callable[[StepReport], bool] | None) -> list[StepReport]:
+    def _steps(
+        self,
+        shard: Shard,
+        steps: range,
+        on_step: Callable[[StepReport], bool] | None,
+        may_go_on: Callable[[], bool] | None,
+    ) -> list[StepReport]:
         under_way: deque[_Reading] = deque()
         reports: list[StepReport] = []
 
@@ -143,21 +151,27 @@ class InnerLoop:
             return on_step is None or on_step(reports[-1])
 
         for step in steps:
-            under_way.append(self._step(shard, step))
+            reading = self._step(shard, step, may_go_on)
+            if reading is None:
+                break
+            under_way.append(reading)
             if len(under_way) > self._reads_late and not goes_on():
                 break
         while under_way:
             goes_on()
         return reports
 
-    def _step(self, shard: Shard, step: int) -> _Reading:
+    def _step(self, shard: Shard, step: int, goes_on: Callable[[], bool] | None) -> _Reading | None:
+        """None for a step that was left out."""
         lr = learning_rate(self._config, step, self._total_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         tokens_BT = self._tokens(shard, step)
         if self._micro.is_open and self._device.type == "cpu":
             self._measure(tokens_BT)
-        loss = self._micro.fitted(len(tokens_BT), partial(self._gradient, tokens_BT))
+        loss = self._micro.fitted(len(tokens_BT), partial(self._gradient, tokens_BT, goes_on))
+        if loss is None:
+            return None
         grad_norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._config.clip)
         reading = _Reading(step=step, lr=lr, tokens=tokens_BT.numel(), loss=loss, grad_norm=grad_norm)
         if not self._reads_late:
@@ -165,11 +179,11 @@ class InnerLoop:
         self._optimizer.step()
         return reading
 
-    def _gradient(self, tokens_BT: Tensor, fit: Fit) -> Tensor:
-        """The batch's mean loss, its gradient left with the parameters."""
+    def _gradient(self, tokens_BT: Tensor, goes_on: Callable[[], bool] | None, fit: Fit) -> Tensor | None:
+        """The batch's mean loss, its gradient left with the parameters; None as in `accumulate`."""
         self._model.model.is_checkpointed = fit.is_checkpointed
         self._optimizer.zero_grad(set_to_none=True)
-        return accumulate(tokens_BT, fit.size, partial(self._loss, self._model))
+        return accumulate(tokens_BT, fit.size, partial(self._loss, self._model), goes_on=goes_on)
 
     def _tokens(self, shard: Shard, step: int) -> Tensor:
         # Not made ahead in a thread: it takes far less than 1 % of a step (benchmarks/trainer), and a GPU is busy then.

@@ -6,11 +6,15 @@ Rule 2: a GPU says when its memory is used up, and the step is tried again, smal
 instead: there, what one sequence keeps is measured, and a budget decides before the first step.
 Rule 3: a batch's loss is the mean over its predicted positions, and every sequence has as many of them: a part counts
 by its share of the sequences.
+Rule 4: whoever needs the device at once waits for no whole batch: before each part it is asked whether to go on. A GPU
+is given work ahead, but never more than one part of it, so that two parts are all that follows a no. Not run on a GPU
+yet.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -117,6 +121,13 @@ class MicroBatch:
         self._drop("was too much")
         return True
 
+    def shorten(self) -> bool:
+        """From the next step on smaller parts, which take less time each; whether there are any."""
+        if len(self._ladder) < 2 or self._ladder[1].size == self._ladder[0].size:  # checkpointing takes more time
+            return False
+        self._drop("took too long at once")
+        return True
+
     def described(self) -> str:
         """The fit and why it was chosen; empty before the first step."""
         why = self._why or ("as was asked for" if self._size else "the whole batch fits")
@@ -126,15 +137,26 @@ class MicroBatch:
         self._why = f"{self._ladder.pop(0).size} {problem}"
 
 
-def accumulate(tokens_BT: Tensor, size: int, loss_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """The mean loss of a batch, `size` sequences at a time; adds its gradient to those of the parameters."""
+def accumulate(
+    tokens_BT: Tensor, size: int, loss_of: Callable[[Tensor], Tensor], *, goes_on: Callable[[], bool] | None = None
+) -> Tensor | None:
+    """The mean loss of a batch, `size` sequences at a time; adds its gradient to those of the parameters. None, and a
+    gradient of no use, if `goes_on`, which is asked before each part, says no."""
     total: Tensor | None = None
+    under_way: deque[torch.cuda.Event] = deque()
     for part in torch.split(tokens_BT, size):
+        if len(under_way) > 1:
+            under_way.popleft().synchronize()
+        if goes_on is not None and not goes_on():
+            return None
         loss = loss_of(part)
         if len(part) < len(tokens_BT):
             loss = loss * (len(part) / len(tokens_BT))
         loss.backward()  # type: ignore[no-untyped-call]
         total = loss.detach() if total is None else total + loss.detach()
+        if tokens_BT.is_cuda:
+            under_way.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
+            under_way[-1].record()
     assert total is not None
     return total
 

@@ -78,6 +78,34 @@ def test_on_step_can_stop_the_loop():
     assert (result.steps_done, result.tokens) == (3, 3 * 4 * 64)
 
 
+@pytest.mark.parametrize("reads_late", [False, True])
+def test_a_step_that_is_not_wanted_any_more_leaves_no_trace(reads_late: bool):
+    def parts() -> InnerLoop:
+        return InnerLoop(CONFIG, 30, MODEL, device="cpu", seed=5, micro=MicroBatch(size=1), reads_late=reads_late)
+
+    asked: list[int] = []
+
+    def goes_on() -> bool:
+        asked.append(len(asked))
+        return len(asked) <= 2 * CONFIG.batch + 1
+
+    stopped, whole = parts(), parts()
+    result = stopped.run(FLATS, SHARD, first_step=0, steps=9, goes_on=goes_on)
+    expected = whole.run(FLATS, SHARD, first_step=0, steps=2)
+    assert len(asked) == 2 * CONFIG.batch + 2, "the third step ended before its second part"
+    assert (result.steps_done, result.tokens, result.loss) == (2, expected.tokens, expected.loss)
+    assert all(np.array_equal(one, other) for one, other in zip(result.flats, expected.flats, strict=True))
+    assert stopped.state_bytes() == whole.state_bytes()
+
+
+def test_a_round_whose_first_step_is_not_wanted_has_none():
+    fresh, stopped = loop(), loop()
+    result = stopped.run(FLATS, SHARD, first_step=0, steps=3, goes_on=lambda: False)
+    assert (result.steps_done, result.tokens) == (0, 0) and np.isnan(result.loss)
+    assert all(np.array_equal(one, other) for one, other in zip(result.flats, FLATS, strict=True))
+    assert stopped.state_bytes() == fresh.state_bytes()
+
+
 def test_the_given_modules_are_not_changed():
     before = [flat.copy() for flat in FLATS]
     loop().run(FLATS, SHARD, first_step=0, steps=1)

@@ -93,6 +93,30 @@ def test_memory_that_shrinks_later_is_met_too() -> None:
     assert loop.tried[-1] == Fit(2)
 
 
+def test_parts_get_shorter_down_to_one_sequence_and_not_by_checkpointing() -> None:
+    micro = MicroBatch()
+    assert micro.fit(5) == Fit(5)
+    assert micro.shorten() and micro.fit(5) == Fit(3)
+    assert "5 took too long at once" in micro.described()
+    assert micro.shorten() and micro.shorten() and not micro.shorten()
+    assert micro.fit(5) == Fit(1)
+    chosen = MicroBatch(size=4)
+    assert chosen.fit(8) == Fit(4) and not chosen.shorten(), "its user has said so"
+
+
+@pytest.mark.parametrize("parts", [0, 1, 2])
+def test_a_batch_that_is_not_wanted_any_more_ends_before_its_next_part(parts: int) -> None:
+    model, asked = path_model(), []
+
+    def goes_on() -> bool:
+        asked.append(model)
+        return len(asked) <= parts
+
+    assert accumulate(TOKENS, 2, model.loss, goes_on=goes_on) is None
+    assert len(asked) == parts + 1 and any(p.grad is not None for p in model.parameters()) == bool(parts)
+    assert accumulate(TOKENS, 2, model.loss, goes_on=lambda: True) is not None
+
+
 @pytest.mark.parametrize(("size", "checkpoint"), [(0, None), (2, None), (0, False), (2, True)])
 def test_where_nothing_fits_the_user_learns_what_to_do(size: int, checkpoint: bool | None) -> None:
     loop, micro = FakeLoop(0), MicroBatch(size=size, checkpoint=checkpoint)

@@ -35,9 +35,10 @@ Place = tuple[int, PathId]
 class Evaluating:
     """What one volunteer checks in one stage."""
 
-    def __init__(self, node: Node, *, device: str) -> None:
+    def __init__(self, node: Node, *, device: str, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        """`is_stopping` is asked between batches."""
         self._node = node
-        self._measuring = Measuring(node, device=device)
+        self._measuring = Measuring(node, device=device, is_stopping=is_stopping)
         self._began_s = node.clock.now_s()
         self._spent_s = 0.0
         self._last_s = 0.0

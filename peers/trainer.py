@@ -90,16 +90,19 @@ class PathTrainer:
         on_step: Callable[[StepReport], bool],
     ) -> InnerResult:
         """tau inner steps from these modules on the shard's part of `replica`, a place among so many; fewer if
-        `on_step` says so. Raises DipacoError if training diverges."""
+        `on_step` says so, and perhaps none if the GPU is wanted by others. Raises DipacoError if training diverges."""
         steps, first_step = self._run.config.inner.steps, self._run.first_step(round_number)
         part = self._shard.part(*replica)
+        goes_on = None if self._steps is None else self._steps.goes_on
         if self._steps is not None:
             on_step = self._steps.follow(on_step)
         if self._engines is not None:
             engine = self._engines.engine(steps_left=self._run.total_steps - first_step)
             self._loop.use(fast=engine.is_fast, compiled=engine.is_compiled)
             on_step = self._engines.watched(on_step, taken=self._tells_setup(self._engines))
-        return await asyncio.to_thread(self._loop.run, flats, part, first_step=first_step, steps=steps, on_step=on_step)
+        return await asyncio.to_thread(
+            self._loop.run, flats, part, first_step=first_step, steps=steps, on_step=on_step, goes_on=goes_on
+        )
 
     def use_shard(self, shard: Shard, sharding: int) -> None:
         """Train on another shard from the next round on."""

@@ -102,6 +102,9 @@ class Training:
         work = await self._begun(tenure) or await self._from_the_start(tenure)
         if work is None:
             return
+        if not work.result.steps_done:  # the GPU was wanted by others before the first one ended
+            self._watchdog.end()
+            return
         steps_min = STEPS_SHARE_MIN * self._node.run.config.inner.steps
         if not self._is_stopping() or work.result.steps_done >= steps_min:
             await self._contribute(tenure, work)

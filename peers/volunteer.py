@@ -84,7 +84,7 @@ class Volunteer:
             is_finishing=lambda: self._is_finishing,
         )
         self._scoring = Scoring(node, device=device, is_stopping=lambda: self._is_ending)
-        self._evaluating = Evaluating(node, device=device) if evaluate else None
+        self._evaluating = Evaluating(node, device=device, is_stopping=lambda: self._is_ending) if evaluate else None
         self._look_every_s = heartbeat_interval_s(node.run.config.liveness) / 2
         self._is_stopping = False
         self._is_finishing = False

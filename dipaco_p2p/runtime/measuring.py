@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from ..core.features import document_features
 from ..core.heldout import HeldOut, decode_held_out
 from ..core.model import PathModel, load_modules
 from ..core.router import Router, decode_router
-from ..errors import IntegrityError
+from ..errors import IntegrityError, Interrupted
 from ..protocol.checks import IN_ALL_MAX, Check
 from ..protocol.documents import BlobRef, ModuleVersion, Sealed, seal
 from ..protocol.judgement import Judgement
@@ -37,6 +37,9 @@ from .trained import assign, trained_paths, witnesses
 from .transfer import fetch
 
 log = logging.getLogger(__name__)
+
+BATCH = 32
+"""Sequences between two looks whether we are to stop."""
 
 Chain = list[Sealed[ModuleVersion]]
 
@@ -57,10 +60,12 @@ class Measured:
 class Measuring:
     """What one peer needs to measure the paths of one stage; what it has fetched for that stays in memory."""
 
-    def __init__(self, node: Node, *, device: str = "cpu") -> None:
-        """`node` need not have said anything to the swarm, and need not be a volunteer."""
+    def __init__(self, node: Node, *, device: str = "cpu", is_stopping: Callable[[], bool] = lambda: False) -> None:
+        """`node` need not have said anything to the swarm, and need not be a volunteer; `is_stopping` is asked between
+        batches: nobody waits for what is measured then."""
         self._node = node
         self._device = device
+        self._is_stopping = is_stopping
         self._chains: dict[ModuleId, Chain] = {}
         self._part: HeldOut | None = None
         self._features: NDArray[np.float32] | None = None
@@ -68,8 +73,8 @@ class Measuring:
 
     async def measure(self, judgement: Judgement, path: PathId) -> Measured:
         """`path` at the judgement's round, from the versions and by the sharding that it names. Raises IntegrityError
-        if the chains have other versions or the sharding was not for that round, and DipacoError for what is not to
-        be had."""
+        if the chains have other versions or the sharding was not for that round, Interrupted when it is not wanted any
+        more, and DipacoError for what is not to be had."""
         run, version = self._node.run, judgement.version
         await learn_shardings(self._node)
         sharding = self._sharding(judgement)
@@ -168,9 +173,13 @@ class Measuring:
         return await fetch(self._node, ref, holders=list(dict.fromkeys(peer for peer in likely if peer is not None)))
 
     def _evaluate(self, path: PathId, blobs: Sequence[bytes], tokens: NDArray[np.int32]) -> Evaluation:
-        nats = losses(self._model(path, blobs), tokens)
+        model, nats = self._model(path, blobs), list[float]()
+        for first in range(0, len(tokens), BATCH):
+            if self._is_stopping():
+                raise Interrupted("the measurement is not wanted any more")
+            nats += losses(model, tokens[first : first + BATCH], batch=BATCH).tolist()
         return Evaluation(
-            nats_total=math.fsum(nats.tolist()),
+            nats_total=math.fsum(nats),
             tokens=len(tokens) * counted_tokens(self._node.run.config.model.context),
         )
 

@@ -1,4 +1,4 @@
-"""Takes out of a text what its author would not show to strangers: keys, addresses, names, folders.
+"""Takes out of a text what its author would not show to strangers: keys, addresses, names, folders, games.
 
 What is known (the key, the home, the user, the machine) is looked for literally, what is not by its form. A version
 number of four parts may go with the addresses: rather one too many.
@@ -25,6 +25,7 @@ _URL = re.compile(r"\b([a-z][a-z0-9+.-]*://)[^/\s\"'<>]+")
 _MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 _IP4 = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]*\d)")
 _IP6 = re.compile(r"(?<![\w:])[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(?:%\w+)?")
+_PROGRAM = re.compile(r"(yielding the GPU to )(?!another program)[\w.+? -]+")
 _PEER = re.compile(r"\b(?:12D3KooW|Qm)[1-9A-HJ-NP-Za-km-z]{32,50}([1-9A-HJ-NP-Za-km-z]{6})\b")
 
 
@@ -51,6 +52,7 @@ class Redactor:
         text = _DNS.sub(r"/\1/[host]", text)
         text = _URL.sub(r"\1[host]", text)
         text = _MAIL.sub("[mail]", text)
+        text = _PROGRAM.sub(r"\1[program]", text)
         text = _PEER.sub(r"...\1", text)
         text = _IP4.sub("[ip]", text)
         text = _IP6.sub(_without_ip6, text)

@@ -1,20 +1,17 @@
-"""Shares that are kept by waiting between inner steps: of the processor's time, and of a GPU's power.
+"""What is kept between inner steps: a share of the processor's time, by waiting, and a GPU that can be given up soon.
 
-A step is never interrupted, so within one the machine gives all it has; the mean is what is kept. Time is an argument.
+Within a step all the processor gives is taken; the mean is what is kept. Time is an argument.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections import deque
 
 BURST_S = 5.0
 """Processor time that was left unused so long before a step, or later, may be caught up."""
-DUTY_MIN = 0.02
-SAMPLES = 10
-GAIN = 0.5
-"""A correction goes half of the way: the samples that it is made of lag behind."""
+GPU_PART_S = 0.4
+"""Two parts may still follow once a GPU is wanted (core/microbatch.py), and a look may be a second away."""
+LONG_STEPS = 3
 
 
 class CpuShare:
@@ -41,33 +38,17 @@ class CpuShare:
         return max(0.0, self._free_s - now_s)
 
 
-class PowerShare:
-    """How long to wait after steps so that the mean power stays at a limit, learnt from samples of it.
+class LongParts:
+    """Whether parts of a batch take too long for a GPU to be given up in time: three steps in a row, since now and then
+    one is compiled first."""
 
-    Power rises with the share of time in which the GPU computes. The share is corrected by what the mean of the last
-    samples was too high or too low, and ends where the mean is the limit, or at 1.
-    """
+    def __init__(self) -> None:
+        self._long = 0
 
-    def __init__(self, limit_w: float) -> None:
-        self._limit_w = limit_w
-        self._samples: deque[float] = deque(maxlen=SAMPLES)
-        self.duty = 1.0
-        """Share of the time in which steps are taken."""
-
-    @property
-    def is_too_low(self) -> bool:
-        """Whether the limit cannot be kept: the GPU takes more though hardly anything is computed."""
-        return self.duty <= DUTY_MIN and bool(self._samples) and statistics.mean(self._samples) > self._limit_w
-
-    def told(self, watts: float) -> None:
-        """A sample of the GPU's power; they come at equal times."""
-        self._samples.append(watts)
-        if len(self._samples) == SAMPLES:
-            ratio = self._limit_w / max(statistics.mean(self._samples), 1e-9)
-            self.duty = min(1.0, max(DUTY_MIN, self.duty * ratio**GAIN))
-            for _ in range(SAMPLES // 2):  # what follows is judged with as many new samples
-                self._samples.popleft()
-
-    def wait_s(self, busy_s: float) -> float:
-        """How long to wait after computing for `busy_s`."""
-        return busy_s * (1 / self.duty - 1)
+    def told(self, longest_s: float) -> bool:
+        """Of one step, the longest part; whether parts should be shorter from now on."""
+        self._long = self._long + 1 if longest_s > GPU_PART_S else 0
+        if self._long < LONG_STEPS:
+            return False
+        self._long = 0
+        return True

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import tzinfo
 from pathlib import Path
 from typing import Protocol
@@ -14,23 +13,26 @@ from dipaco_p2p.clock import Clock
 from dipaco_p2p.core.microbatch import MicroBatch
 from dipaco_p2p.errors import EnvironmentUnfit
 from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.tasks import keep_going
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.topology import PathId
 
 from ..config import PeerConfig
 from ..display import tell
 from ..machine import free_bytes
-from ..preferences.keys import GB
+from ..preferences.keys import GB, When
 from ..status import Status
 from . import gpu
-from .brake import PowerShare
 from .governor import IDLE_HINT, Governor, Senses, Steered, beside, month_share, moved_by, used_up
 from .month import MonthAccount
+from .nvml import Card
 from .space import Allowance, InUse, limited
 from .steps import BetweenSteps
+from .yielding import Programs, Yielding
 
-POWER_LOOK_S = 1.0
+log = logging.getLogger(__name__)
+
+FAILURES_MAX = 5
+"""Looks in a row that NVML may fail in: a driver that wakes up says so too."""
 
 
 class Toured(Steered, Protocol):
@@ -44,7 +46,13 @@ class Toured(Steered, Protocol):
 
 def between_steps(config: PeerConfig, micro: MicroBatch, *, device: str) -> BetweenSteps:
     """What goes on between the inner steps of this process."""
-    return BetweenSteps(config.limits, micro=micro if device == "cpu" else None, free_bytes=free_bytes)
+    is_shared = device != "cpu" and config.when.gpu_yield != "off"
+    return BetweenSteps(
+        config.limits,
+        micro=micro if device == "cpu" else None,
+        free_bytes=free_bytes,
+        parts=micro if is_shared else None,
+    )
 
 
 def check_before(config: PeerConfig, clock: Clock, *, senses: Senses | None = None) -> None:
@@ -70,7 +78,9 @@ async def governed(
 ) -> AsyncIterator[None]:
     """While the block runs, `tour` keeps what its owner wishes. Raises EnvironmentUnfit when it cannot."""
     month = MonthAccount(config.home, now_s=clock.now_s(), zone=zone)
-    with _space(tour, config) as allowance, _power(tour, config, device) as power:
+    gpu.limit_memory(device, config.limits.gpu_memory)
+    card = watch(tour, config.when, clock, device, senses or Senses())
+    with _space(tour, config) as allowance:
         governor = Governor(
             tour,
             config.when,
@@ -81,11 +91,11 @@ async def governed(
             month_gb=config.limits.month_gb,
             moved_bytes=moved_by(swarm),
             each_look=lambda: None if allowance is None else allowance.measure(),
+            gpu=None if card is None else card.look,
+            give_way=tour.steps.give_way,
         )
         try:
-            async with beside(governor, tour), contextlib.AsyncExitStack() as stack:
-                if power is not None:
-                    await stack.enter_async_context(_sampling(power, clock))
+            async with beside(governor, tour):
                 yield
         finally:
             tour.steps.stop()
@@ -126,56 +136,66 @@ def _shards(node: Node, *, but: PathId | None) -> Iterator[Path]:
 # -- the graphics card
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Power:
-    """A card whose mean power is kept by waiting."""
+class CardWatch:
+    """Asks a card who uses it, until NVML fails for good: then the GPU is ours as if nobody asked."""
 
-    card: gpu.Card
-    share: PowerShare
+    def __init__(
+        self,
+        card: Card,
+        when: When,
+        *,
+        clock: Clock,
+        is_resting: Callable[[], bool],
+        say: Callable[[str], None],
+        who: Programs,
+    ) -> None:
+        """`is_resting` as in `Yielding`; `say` is told, from the thread of `look`, when the card is asked no more."""
+        self._card = card
+        self._yielding = Yielding(when, who=who)
+        self._clock = clock
+        self._is_resting = is_resting
+        self._say = say
+        self._failures = 0
+        self._reasons: tuple[str, ...] = ()
+
+    def look(self) -> tuple[str, ...]:
+        """Why to leave the card alone now; takes some milliseconds."""
+        if self._failures >= FAILURES_MAX:
+            return ()
+        try:
+            reading = self._card.read()
+        except EnvironmentUnfit as error:
+            self._failures += 1
+            if self._failures < FAILURES_MAX:
+                return self._reasons
+            said = f"the GPU is not yielded until the next start: {error}"
+            log.warning(said)
+            self._say(said)
+            return ()
+        self._failures = 0
+        self._reasons = self._yielding.told(reading, now_s=self._clock.now_s(), is_resting=self._is_resting())
+        return self._reasons
 
 
-@contextlib.contextmanager
-def _power(tour: Toured, config: PeerConfig, device: str) -> Iterator[Power | None]:
-    """Raises EnvironmentUnfit when a card does not say what it draws."""
-    gpu.limit_memory(device, config.limits.gpu_memory)
-    watts = config.limits.gpu_power_w
-    if watts is None or not device.startswith("cuda"):
-        yield None
-        return
-    card = gpu.Card(gpu.uuid_of(device))
-    card.check()
+def watch(tour: Toured, when: When, clock: Clock, device: str, senses: Senses) -> CardWatch | None:
+    """Of the card that is trained on; None without one, where its owner wants none, or where NVML is not there."""
+    if not device.startswith("cuda") or (when.gpu_yield == "off" and when.gpu_temperature_c is None):
+        return None
     try:
-        if card.limit(watts):
-            tell(f"the GPU's own power limit is {watts:g} W now, and is put back at the end")
-            yield None
-        else:
-            tell(
-                f"the GPU's power is kept at {watts:g} W in the mean by waiting between steps: its own limit needs root"
-            )
-            power = Power(card=card, share=PowerShare(watts))
-            tour.steps.brake(power.share)
-            yield power
-    finally:
-        card.give_back()
+        card = senses.open_card(device)
+    except EnvironmentUnfit as error:
+        tell(f"the GPU is not yielded to other programs: {error}" + (f"; {error.hint}" if error.hint else ""))
+        return None
+    return CardWatch(
+        card,
+        when,
+        clock=clock,
+        is_resting=lambda: is_resting(tour.status),
+        say=tour.steps.say,
+        who=senses.programs,
+    )
 
 
-@contextlib.asynccontextmanager
-async def _sampling(power: Power, clock: Clock) -> AsyncIterator[None]:
-    task = asyncio.create_task(keep_going(lambda: _sample(power, clock), clock))
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def _sample(power: Power, clock: Clock) -> None:
-    is_told = False
-    while True:
-        watts = await asyncio.to_thread(power.card.power_w)
-        if watts is not None:
-            power.share.told(watts)
-        if power.share.is_too_low and not is_told:
-            is_told = True
-            tell(f"the GPU draws {watts:g} W though hardly anything is computed: `gpu_power_w` cannot be kept")
-        await clock.sleep(POWER_LOOK_S)
+def is_resting(status: Status | None) -> bool:
+    """Whether nothing is computed: in a pause, or before the first stage."""
+    return status is None or status.doing == "paused"

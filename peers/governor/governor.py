@@ -1,7 +1,7 @@
 """The governor: beside a volunteer, it pauses and resumes it as its owner wishes, and ends it where no pause helps.
 
-It looks every few seconds, and at the second when the schedule changes. What it decides is in rules.py; what it sees
-comes from senses.py, from the swarm's counters and from the clock.
+It looks every few seconds, at a GPU every second, and at the second when the schedule changes. What it decides is in
+rules.py; what it sees comes from senses.py, from the card, from the swarm's counters and from the clock.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from dipaco_p2p.swarm.api import Swarm
 
 from ..preferences.keys import GB, When
 from ..preferences.schedule import next_month_s
-from . import senses
+from . import programs, senses
 from .month import MonthAccount
+from .nvml import Card, open_card
 from .rules import Sight, holds, look_s
+from .yielding import Programs
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
+GPU_LOOK_S = 1.0
+"""Half of the time within which a GPU is yielded; the other half is for the step that is under way (brake.py)."""
 IDLE_LOOK_S = 15.0
 """Between two questions whether anybody is there: each starts programs."""
 MONTH_END_SHARE = 1.03
@@ -54,6 +58,9 @@ class Senses:
 
     on_battery: Callable[[], bool] = senses.on_battery
     idle_min: Callable[[], float | None] = senses.idle_min
+    open_card: Callable[[str], Card] = open_card
+    """The card that torch trains on; raises EnvironmentUnfit."""
+    programs: Programs = programs
 
 
 class Governor:
@@ -71,8 +78,12 @@ class Governor:
         month_gb: float | None = None,
         moved_bytes: Callable[[], int] = lambda: 0,
         each_look: Callable[[], None] = lambda: None,
+        gpu: Callable[[], tuple[str, ...]] | None = None,
+        give_way: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """`moved_bytes` is what the swarm has sent and received; `each_look` is what else has to be done often."""
+        """`moved_bytes` is what the swarm has sent and received; `each_look` is what else has to be done often; `gpu`
+        says why the GPU is to be left alone, and is asked in a thread; `give_way` is told when that begins, and with
+        nothing when it ends."""
         self._steered = steered
         self._when = when
         self._clock = clock
@@ -82,6 +93,11 @@ class Governor:
         self._month_gb = month_gb
         self._moved_bytes = moved_bytes
         self._each_look = each_look
+        self._gpu = gpu
+        self._give_way = give_way
+        self._gives_way = ""
+        self._on_battery = False
+        self._looked_s = -math.inf
         self._held: dict[str, float | None] = {}
         self._idle_min: float | None = None
         self._asked_s = -math.inf
@@ -91,26 +107,45 @@ class Governor:
         while True:
             sight = await self._look()
             self._steer(holds(self._when, sight, self._zone))
-            self._each_look()
+            self._say_whether(", ".join(sight.gpu))
             self._check_month(sight)
-            await self._clock.sleep(look_s(self._when, sight, self._zone, at_most_s=LOOK_S))
+            at_most_s = LOOK_S if self._gpu is None else GPU_LOOK_S
+            await self._clock.sleep(look_s(self._when, sight, self._zone, at_most_s=at_most_s))
 
     async def _look(self) -> Sight:
-        on_battery = not self._when.on_battery and self._senses.on_battery()
+        if self._gpu is None or abs(self._clock.now_s() - self._looked_s) >= LOOK_S:
+            self._looked_s = self._clock.now_s()
+            self._on_battery = not self._when.on_battery and self._senses.on_battery()
+            self._each_look()
+        gpu = () if self._gpu is None else await asyncio.to_thread(self._gpu)
         if self._when.only_idle and abs(self._clock.now_s() - self._asked_s) >= IDLE_LOOK_S:
             self._idle_min = await asyncio.to_thread(self._senses.idle_min)
             self._asked_s = self._clock.now_s()
         now_s = self._clock.now_s()
-        return Sight(now_s=now_s, on_battery=on_battery, idle_min=self._idle_min, month_share=self._month_share(now_s))
+        return Sight(
+            now_s=now_s,
+            on_battery=self._on_battery,
+            idle_min=self._idle_min,
+            month_share=self._month_share(now_s),
+            gpu=gpu,
+        )
 
     def _steer(self, now: dict[str, float | None]) -> None:
         """Say what has changed."""
         for reason, until_s in now.items():
             if reason not in self._held or self._held[reason] != until_s:
+                log.info("pause: %s", reason)
                 self._steered.pause(reason, until_s=until_s)
         for reason in self._held.keys() - now.keys():
+            log.info("no more: %s", reason)
             self._steered.resume(reason)
         self._held = now
+
+    def _say_whether(self, gives_way: str) -> None:
+        """After the pause has begun: steps that end now are to find that they are the last."""
+        if gives_way != self._gives_way:
+            self._gives_way = gives_way
+            self._give_way(gives_way)
 
     def _month_share(self, now_s: float) -> float:
         if self._month is None:

@@ -22,6 +22,8 @@ class Sight:
     """None: nobody knows, and then the owner is taken to be there."""
     month_share: float = 0.0
     """Of the monthly traffic, how much is used; 0 without a limit."""
+    gpu: tuple[str, ...] = ()
+    """Why the GPU is left alone, in words (yielding.py)."""
 
 
 def holds(when: When, sight: Sight, zone: tzinfo | None = None) -> dict[str, float | None]:
@@ -36,7 +38,7 @@ def holds(when: When, sight: Sight, zone: tzinfo | None = None) -> dict[str, flo
         found["idle"] = None
     if sight.month_share >= MONTH_SHARE:
         found["month"] = next_month_s(sight.now_s, zone)
-    return found
+    return found | dict.fromkeys(sight.gpu)
 
 
 def look_s(when: When, sight: Sight, zone: tzinfo | None = None, *, at_most_s: float) -> float:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from .keys import SETTINGS, Setting
+from .keys import GONE, SETTINGS, Setting, flag_of
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -28,7 +28,7 @@ def preference_flags(command: Command) -> Command:
         for each in signature.parameters.values()
         if each.kind is not inspect.Parameter.VAR_KEYWORD
     ]
-    options = [_parameter(setting) for setting in SETTINGS.values()]
+    options = [*(_parameter(setting) for setting in SETTINGS.values()), *map(_gone, GONE)]
     every: Any = command
     every.__signature__ = signature.replace(parameters=[*own, *options], return_annotation=None)
     every.__annotations__ = {each.name: each.annotation for each in [*own, *options]}
@@ -48,6 +48,12 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     return inspect.Parameter(
         setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_kind(setting), option]
     )
+
+
+def _gone(name: str) -> inspect.Parameter:
+    """A flag that nobody is shown, so that who still gives it hears why it is gone (layers.py)."""
+    kind = Annotated[str | None, typer.Option(flag_of(name), hidden=True)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
 def _kind(setting: Setting) -> Any:

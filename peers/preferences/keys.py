@@ -17,6 +17,7 @@ GB = 10**9
 """What keys that end in `_gb` count in: bytes."""
 ENGINES = ("auto", "exact", "bf16", "fast")
 """As in core/engine.py, which takes seconds to import."""
+YIELDS = ("any", "listed", "off")
 
 
 def key(
@@ -85,6 +86,19 @@ class When:
         0.0, "Train only after so many minutes without input of a user; 0: also beside one.", low=0.0, high=1440.0
     )
     on_battery: bool = key(False, "Train on battery too.")
+    gpu_yield: str = key(
+        "any",
+        "Leave the GPU to: any other program that uses it; listed ones (gpu_programs); off: none.",
+        choices=YIELDS,
+    )
+    gpu_programs: tuple[str, ...] = key(
+        (),
+        "Programs that the GPU is left to as soon as they are on it, by name.",
+        example='["eldenring.exe", "blender"]',
+    )
+    gpu_temperature_c: float | None = key(
+        None, "Pause while the GPU is as hot as this, in degrees Celsius.", low=30.0, high=110.0, example="80"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +110,6 @@ class Limits:
     )
     gpu_memory: float | None = key(
         None, "Share of the GPU's memory, from 0.05 to 1.", low=0.05, high=1.0, example="0.5"
-    )
-    gpu_power_w: float | None = key(
-        None, "Mean power of the GPU in watts; kept by waiting between steps.", low=10.0, high=5000.0, example="220"
     )
     cpu: float | None = key(
         None,
@@ -152,16 +163,30 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        return f"DIPACO_{self.name.upper()}"
+        return variable_of(self.name)
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.name)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it has several values, with commas between them where they are one text."""
+        return typing.get_origin(self.kind) is tuple
 
     @property
     def is_switch(self) -> bool:
         """Whether it is yes or no."""
         return bool in (self.kind, *typing.get_args(self.kind))
+
+
+def variable_of(name: str) -> str:
+    """How a key is called in the environment."""
+    return f"DIPACO_{name.upper()}"
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _settings() -> dict[str, Setting]:
@@ -190,3 +215,8 @@ TABLES: dict[str, Any] = {
 }
 SETTINGS: dict[str, Setting] = _settings()
 """By name; no two tables share one."""
+GONE = {
+    "gpu_power_w": "is gone: clocks and power of a card are never set here; take it out, and use `gpu_temperature_c`, "
+    "or set the card's own limit yourself with `nvidia-smi -pl`"
+}
+"""Keys that there were, and what to do about them."""

@@ -21,7 +21,7 @@ from dipaco_p2p import strict
 from dipaco_p2p.errors import ConfigError
 
 from .checks import check_pair, check_value
-from .keys import SETTINGS, TABLES, Preferences, Setting
+from .keys import GONE, SETTINGS, TABLES, Preferences, Setting, flag_of, variable_of
 from .schedule import parse_spans
 
 FILE_NAME = "config.toml"
@@ -74,6 +74,9 @@ def resolve(
     path = config_path(config, environment)
     is_wanted = config is not None or bool(environment.get("DIPACO_CONFIG"))
     tables = _read(path, is_wanted=is_wanted)
+    for name in GONE:
+        _check_gone(name, flags.get(name), where=flag_of(name))
+        _check_gone(name, environment.get(variable_of(name)) or None, where=variable_of(name))
     found: dict[str, tuple[Any, Source]] = {}
     for name, setting in SETTINGS.items():
         if name in tables.get(setting.table, {}):
@@ -111,7 +114,7 @@ def home_in_file() -> str:
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variables that look like ours and are none, each with the nearest that is, or nothing."""
-    known = [*OURS, *(setting.variable for setting in SETTINGS.values())]
+    known = [*OURS, *map(variable_of, [*SETTINGS, *GONE])]
     names = [name for name in environment if name.startswith("DIPACO_") and name not in known]
     return {name: next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), "") for name in names}
 
@@ -156,16 +159,24 @@ def _check_places(tables: Mapping[str, Any], path: Path) -> None:
     """A key that stands in another table than its own is told where it belongs; raises ConfigError."""
     for table, values in tables.items():
         names = values if isinstance(values, dict) and table in TABLES else {table: values}
-        for name in names:
+        for name, value in names.items():
+            _check_gone(name, value, where=f"`{name}` in {path}")
             known = SETTINGS.get(name)
             if known is not None and known.table != table and name not in TABLES:
                 stands = f"in [{table}]" if table in TABLES else "outside of any table"
                 raise ConfigError(f"`{name}` stands {stands} of {path}", hint=f"it belongs into [{known.table}]")
 
 
+def _check_gone(name: str, value: Any, *, where: str) -> None:
+    """Raises ConfigError for a value of a key that there was."""
+    if name in GONE and value is not None:
+        problem, _, hint = GONE[name].partition("; ")
+        raise ConfigError(f"{where} {problem}", hint=hint)
+
+
 def _from_flag(value: Any, setting: Setting) -> Any:
     """A flag is typed already, but for what TOML writes as a list; a path is a text."""
-    if isinstance(value, str) and setting.name == "schedule":
+    if isinstance(value, str) and setting.is_list:
         return _parsed(value, setting, setting.flag)
     return _checked(str(value) if isinstance(value, Path) else value, setting, setting.flag)
 
@@ -175,6 +186,8 @@ def _parsed(text: str, setting: Setting, where: str) -> Any:
     words, kinds = text.strip().lower(), (setting.kind, *typing.get_args(setting.kind))
     if setting.name == "schedule":
         return _checked([str(span) for span in _spans(text, where)], setting, where)
+    if setting.is_list:
+        return _checked([part for part in map(str.strip, text.split(",")) if part], setting, where)
     if type(None) in kinds and words in UNSET:
         return None
     if bool in kinds:

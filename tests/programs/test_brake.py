@@ -1,4 +1,4 @@
-"""Waiting between steps: over minutes the share of the processor, or the power of a card, is what was asked for."""
+"""Between steps: over minutes the share of the processor is what was asked for, and parts of batches stay short."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from peers.governor.brake import BURST_S, DUTY_MIN, CpuShare, PowerShare
+from peers.governor.brake import BURST_S, GPU_PART_S, LONG_STEPS, CpuShare, LongParts
 
 
 @pytest.mark.parametrize(("share", "cores", "threads"), [(0.5, 2, 1), (0.25, 8, 8), (0.05, 1, 1), (1.0, 4, 4)])
@@ -36,32 +36,9 @@ def test_time_that_was_waited_is_made_up_for_no_longer_than_a_burst() -> None:
     assert brake.wait_s(11.0, 1010.0, busy_s=10.0) == pytest.approx(20.0 - 10.0 - saved_s)
 
 
-def card(power: PowerShare, *, idle_w: float, load_w: float, seconds: int, seed: int = 1) -> float:
-    """The mean power of the second half, of a card that computes as the brake lets it, with samples that are noisy."""
-    chance, drawn = random.Random(seed), []
-    for _ in range(seconds):
-        watts = idle_w + (load_w - idle_w) * power.duty
-        drawn.append(watts)
-        power.told(watts * chance.uniform(0.85, 1.15))
-    return sum(drawn[seconds // 2 :]) / (seconds - seconds // 2)
-
-
-@pytest.mark.parametrize("limit_w", [120.0, 220.0, 300.0])
-def test_the_mean_power_of_a_card_ends_at_the_limit(limit_w: float) -> None:
-    power = PowerShare(limit_w)
-    assert card(power, idle_w=60.0, load_w=350.0, seconds=400) == pytest.approx(limit_w, rel=0.05)
-    assert not power.is_too_low
-
-
-def test_below_the_limit_nothing_waits_and_below_what_an_idle_card_draws_that_is_said() -> None:
-    high, low = PowerShare(400.0), PowerShare(50.0)
-    card(high, idle_w=60.0, load_w=350.0, seconds=100)
-    assert high.duty == 1.0 and high.wait_s(3.0) == 0.0
-    card(low, idle_w=60.0, load_w=350.0, seconds=400)
-    assert low.is_too_low and low.duty == DUTY_MIN
-
-
-def test_a_wait_makes_steps_the_wanted_share_of_the_time() -> None:
-    power = PowerShare(100.0)
-    power.duty = 0.25
-    assert power.wait_s(2.0) == pytest.approx(6.0)
+def test_parts_get_shorter_after_some_long_steps_in_a_row_and_not_for_one_that_is_compiled() -> None:
+    parts = LongParts()
+    assert not any(parts.told(each) for each in [60.0, 60.0, 0.1] * 5)
+    assert not any(parts.told(GPU_PART_S) for _ in range(10))
+    told = [parts.told(GPU_PART_S * 1.01) for _ in range(2 * LONG_STEPS)]
+    assert told == ([False] * (LONG_STEPS - 1) + [True]) * 2

@@ -218,6 +218,14 @@ def test_the_names_in_the_settings_are_taken_out_everywhere(careless: Path) -> N
     assert "Zaphod" not in "".join(clean.values()) and json.loads(clean["config.json"])["device"] == "cpu"
 
 
+def test_which_games_are_played_is_taken_out(home: Path) -> None:
+    settings = json.dumps({"when": {"gpu_programs": ["blender", "Doom.exe"]}})
+    log = "pause: yielding the GPU to eldenring.exe\nno more: yielding the GPU to another program\nlimits: doom.exe\n"
+    texts = redacted(home, {"config.json": settings, "peer.log": log, "history.jsonl": json.dumps({"detail": log})})
+    assert not any(word in text.lower() for text in texts.values() for word in ("eldenring", "blender", "doom"))
+    assert "to [program]\nno more: yielding the GPU to another program\n" in texts["peer.log"]
+
+
 def test_a_report_says_what_it_is_made_of_and_replaces_nothing(home: Path, tmp_path: Path) -> None:
     texts = redacted(home, collect(home))
     about = json.loads(texts["about.json"])

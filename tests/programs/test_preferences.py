@@ -61,6 +61,9 @@ def test_what_nobody_says_is_what_the_program_did_before(tmp_path: Path) -> None
         ("only_idle", "2.5", 2.5),
         ("gpu_memory", "none", None),
         ("gpu", "none", "none"),
+        ("gpu_yield", "off", "off"),
+        ("gpu_programs", "eldenring.exe, Blender", ("eldenring.exe", "Blender")),
+        ("gpu_temperature_c", "80", 80.0),
         ("device", "cuda:1", "cuda:1"),
     ],
 )
@@ -92,6 +95,12 @@ def test_a_schedule_is_a_list_in_the_file_and_a_text_elsewhere(tmp_path: Path) -
         ('[when]\nschedule = ["sun 25:00-26:00"]', ("`25:00`", "a span looks like")),
         ('[when]\nschedule = ["someday"]', ("`someday`", "mon, tue")),
         ('[training]\nengine = "fats"', ("`fats`", "did you mean `fast`?")),
+        ('[when]\ngpu_yield = "all"', ("`all`", "any, listed")),
+        ('[when]\ngpu_yield = "listed"', ('`gpu_yield = "listed"`', "`gpu_programs` lists none")),
+        ('[when]\ngpu_programs = ["/usr/bin/blender"]', ("`/usr/bin/blender`", "without the folder")),
+        ('[when]\ngpu_programs = [" "]', ("no program's name",)),
+        ("[when]\ngpu_temperature_c = 300", ("`gpu_temperature_c`", "from 30.0 to 110.0")),
+        ("[limits]\ngpu_power_w = 220", ("`gpu_power_w` in", "config.toml is gone", "never set here", "take it out")),
         ('[training]\ndevice = "abacus"', ("`abacus`", "cuda:1")),
         ('[training]\ndevice = "cuda"\n[limits]\ngpu = "none"', ('`gpu = "none"`', "leave one of them out")),
         ('[training]\ndevice = "cuda:1"\n[limits]\ngpu = "0"', ("the only GPU", "leave one of them out")),
@@ -113,6 +122,7 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(tmp_path: Path, text: s
         ("DIPACO_ON_BATTERY", "perhaps", ("neither yes nor no", "use true or false")),
         ("DIPACO_SCHEDULE", "mon 8-9", ("DIPACO_SCHEDULE", "`mon 8-9`")),
         ("DIPACO_DOWN_MBIT", "inf", ("DIPACO_DOWN_MBIT", "inf Mbit/s")),
+        ("DIPACO_GPU_POWER_W", "220", ("DIPACO_GPU_POWER_W is gone", "`gpu_temperature_c`")),
     ],
 )
 def test_a_mistake_in_the_environment_names_the_variable(name: str, text: str, words: tuple[str, ...]) -> None:
@@ -122,6 +132,7 @@ def test_a_mistake_in_the_environment_names_the_variable(name: str, text: str, w
 def test_a_mistake_in_a_flag_names_the_flag() -> None:
     refused({"up_mbit": -3.0}, "--up-mbit", "-3 Mbit/s")
     refused({"gpu_memory": 1.5}, "--gpu-memory", "from 0.05 to 1")
+    refused({"gpu_power_w": "220"}, "--gpu-power-w is gone", "nvidia-smi -pl")
 
 
 def test_a_file_that_was_named_must_be_there_and_the_usual_one_need_not(tmp_path: Path) -> None:

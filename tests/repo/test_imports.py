@@ -91,6 +91,7 @@ ALSO = {
     "dipaco_p2p/swarm/libp2p.py": frozenset({"hivemind", "torch"}),
     "dipaco_p2p/swarm/dht.py": frozenset({"hivemind"}),
     "dipaco_p2p/swarm/dht_storage.py": frozenset({"hivemind"}),
+    "peers/governor/nvml.py": frozenset({"pynvml"}),
 }
 
 

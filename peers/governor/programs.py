@@ -1,9 +1,9 @@
 """Who a process is, as the kernel tells in /proc: its names, and whether it is a volunteer like this one.
 
-A volunteer holds the lock of its home, a folder with an identity, for as long as it lives; which process holds the lock
-of an open file stands in /proc/<pid>/fdinfo (proc_pid_fdinfo(5)). What a process calls itself is not believed. The
-kernel shows this of processes of the same user in the same container; a volunteer of another user or container looks
-like any other program, and a coordinator of the same user like a volunteer.
+A volunteer holds the lock of its home, a folder with an identity, for as long as it lives; that a process holds the
+lock of a file that it has open stands in /proc/<pid>/fdinfo (proc_pid_fdinfo(5)). What a process calls itself is not
+believed. The kernel shows this of processes of the same user in the same container; a volunteer of another user or
+container looks like any other program, and a coordinator of the same user like a volunteer.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ def _locks_home(pid: int, opened: Path) -> bool:
     with contextlib.suppress(OSError):
         target = Path(os.readlink(opened))
         if target.name == LOCK_NAME and (target.parent / KEY_NAME).is_file():
-            lines = (PROC / str(pid) / "fdinfo" / opened.name).read_text().splitlines()
-            return any(line.startswith("lock:") and f" WRITE {pid} " in line for line in lines)
+            return "\nlock:" in (PROC / str(pid) / "fdinfo" / opened.name).read_text()
     return False
 
 

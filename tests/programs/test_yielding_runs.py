@@ -121,6 +121,12 @@ class Gamer:
             self.nvml.put(OURS, memory=4 * GIB, use=90 if now_s - max(self.busy_s, default=0.0) < 1.0 else 0)
             await self.home.clock.sleep(0.1)
 
+    def is_in_first_step(self) -> bool:
+        """Of a round, and hardly begun."""
+        status = None if self.tour is None else self.tour.status
+        is_new = status is not None and (status.doing, status.step) == ("training", 0)
+        return is_new and self.home.clock.now_s() - max(self.busy_s) < PART_S
+
     def stands(self) -> str:
         """As `dipaco-peer status` says it."""
         assert self.tour is not None
@@ -162,6 +168,7 @@ def test_a_game_has_the_card_within_two_seconds_and_training_has_it_back_after_h
 ) -> None:
     async def scenario(gamer: Gamer) -> None:
         clock, busy_s = gamer.home.clock, gamer.busy_s
+        await eventually(gamer.is_in_first_step)
         began_s = clock.now_s()
         gamer.nvml.put(GAME, memory=GIB // 8, use=40)
         await clock.sleep(45.0)

@@ -16,6 +16,7 @@ from dipaco_p2p.runtime import intake, ledger, recompute, store
 from dipaco_p2p.runtime.intake import Intake
 from dipaco_p2p.runtime.ledger import Ledger
 from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm import blobs
 from dipaco_p2p.swarm.shelf import Shelf
 
@@ -196,6 +197,11 @@ def deadline_never_fires(soil: Soil) -> None:
         return event
 
     soil.replace(Round, "_event", make)
+
+
+@mutant("a claim alone keeps others from a path", faults=("idle claimant", "gone for good", "leave", "seed death"))
+def a_claim_is_enough(soil: Soil) -> None:
+    soil.replace(Watch, "still_s", _always(0.0))
 
 
 # -- records

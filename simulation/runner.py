@@ -22,6 +22,8 @@ from .world import keep_disks_in, memory, simulate
 
 SEED_CPU_S = 60
 """At most. A run takes two; one that does not end goes round in circles at one moment of its time."""
+SEEDS_A_PROCESS = 200
+"""Then another takes its place: a run leaves its process with memory that is free and not given back."""
 
 
 class Hung(KeyboardInterrupt):
@@ -108,7 +110,9 @@ def pool_of(workers: int) -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory(prefix="dipaco-simulations-", dir=memory()) as home,
-        ProcessPoolExecutor(workers, context, initializer=keep_disks_in, initargs=(home,)) as pool,
+        ProcessPoolExecutor(
+            workers, context, initializer=keep_disks_in, initargs=(home,), max_tasks_per_child=SEEDS_A_PROCESS
+        ) as pool,
     ):
         try:
             yield pool

@@ -49,9 +49,9 @@ def training_loss(*, fast: bool, compiled: bool = True) -> Loss:
 
 def attention_of(loss: Loss, device: torch.device) -> str:
     """What `loss` computes attention with, in words."""
-    if device.type != "cpu":
-        return "SDPA"
-    return "plain attention" if loss is PathModel.loss else "attention in blocks"
+    if loss is PathModel.loss:
+        return "plain attention"
+    return "attention in blocks" if device.type == "cpu" else "SDPA"
 
 
 def fast_loss(model: PathModel, tokens_BT: Tensor) -> Tensor:
@@ -116,10 +116,7 @@ def _loss(model: PathModel, tokens_BT: Tensor, rope: Rope) -> Tensor:
             hidden_BTD = run_block(through, hidden_BTD, rope, is_checkpointed=decoder.is_checkpointed)
         normed_BTD = decoder.norm(hidden_BTD)
         targets_BT = F.pad(tokens_BT[:, 1:], (0, 1), value=IGNORED)
-        if tokens_BT.device.type == "cpu":
-            return head_loss(normed_BTD.flatten(0, 1).bfloat16(), model.head_weight, targets_BT.flatten())
-        logits_BTV = F.linear(normed_BTD, model.head_weight)
-    return F.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED)
+        return head_loss(normed_BTD.flatten(0, 1).bfloat16(), model.head_weight, targets_BT.flatten())
 
 
 def _through(block: Any, hidden_BTD: Tensor, rope: Rope) -> Tensor:
@@ -132,9 +129,7 @@ def _through(block: Any, hidden_BTD: Tensor, rope: Rope) -> Tensor:
 
 
 def _products(normed_BTD: Tensor, *layers: Any) -> Sequence[Tensor]:
-    """What each layer makes of the same values; on a CPU by one product, whose ways back are single ones too."""
-    if normed_BTD.device.type != "cpu":
-        return [layer(normed_BTD) for layer in layers]
+    """What each layer makes of the same values, by one product, whose ways back are single ones too."""
     joined = F.linear(normed_BTD, torch.cat([layer.weight for layer in layers]))
     return joined.chunk(len(layers), dim=-1)
 

@@ -1,4 +1,4 @@
-"""Attention, and the output head with its cross-entropy, as single operations of the fast mode on a CPU.
+"""Attention (on a CPU), and the output head with its cross-entropy, as single operations of the fast mode.
 
 A compiler that is given them as formulas makes loops over whole tensors of scores and logits, in float32 and several
 times over: more than half of a step. Here torch's kernels work on blocks that stay in a cache, in bfloat16 between
@@ -24,7 +24,10 @@ QUERIES = 128
 """The least queries at a time: fewer, and calling the kernels costs more than the scores it saves."""
 BLOCKS_MAX = 4
 LOGITS = 1 << 20
-"""Logits at a time: 2 MB, which stay in a cache."""
+"""Logits at a time on a CPU: 2 MB, which stay in a cache."""
+CUDA_LOGITS = 1 << 27
+"""On a GPU: 256 MB, and as much again for the probabilities; all logits of 32 x 1024 tokens and 32,000 words would take
+2 GB, several times over. Fewer would make products that do not fill a large GPU."""
 TINY = torch.finfo(torch.float32).tiny
 """The least probability that counts: no token's loss is above 87 nats."""
 
@@ -80,13 +83,19 @@ def _attend_backward(
 
 def _head(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The sum of the losses in nats, and its gradients, which are at hand on the way forward."""
+    with torch.autocast(hidden_ND.device.type, enabled=False):  # else a GPU's softmax would give float32
+        return _head_in_slices(hidden_ND, weight_VD, targets_N)
+
+
+def _head_in_slices(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     counted_N1 = (targets_N != IGNORED)[:, None]
     counted_ND, targets_N = hidden_ND * counted_N1, targets_N.clamp(min=0)
     right_N, wrong_N, zeros_N = hidden_ND.new_zeros((3, len(hidden_ND)))
     hidden_grad_ND, weight_grad_VD = torch.empty_like(hidden_ND), torch.zeros_like(weight_VD)
     weight_VD = weight_VD.to(hidden_ND.dtype)
     for rows, places, logits in _slices(hidden_ND, weight_VD, targets_N):
-        probs = torch.softmax(logits, dim=1, out=logits)
+        # Only on a CPU does it pay, and is it known, to put the result where the input is.
+        probs = torch.softmax(logits, dim=1, out=logits if logits.device.type == "cpu" else None)
         # `take` and `put_`, because `scatter_` copies all of what it changes.
         right_N[rows] = probs.take(places)
         wrong_N[rows] = probs.put_(places, zeros_N[rows]).sum(dim=1)
@@ -136,6 +145,7 @@ def _head_gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
 torch.library.impl("dipaco::attend", "cpu", _attend)
 torch.library.impl("dipaco::attend_backward", "cpu", _attend_backward)
 torch.library.impl("dipaco::head", "cpu", _head)
+torch.library.impl("dipaco::head", "cuda", _head)
 torch.library.register_fake("dipaco::attend", _fake_attend)
 torch.library.register_fake("dipaco::attend_backward", _fake_attend_backward)
 torch.library.register_fake("dipaco::head", _fake_head)
@@ -161,8 +171,9 @@ def _slices(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Iterator
     Not so few that adding up the weight's gradient takes as long as its products.
     """
     positions, (words, width) = len(hidden_ND), weight_VD.shape
-    rows = min(max(LOGITS // words, 2 * width), positions)
-    places_N = targets_N + torch.arange(positions) % rows * words
+    at_once = LOGITS if hidden_ND.device.type == "cpu" else CUDA_LOGITS
+    rows = min(max(at_once // words, 2 * width), positions)
+    places_N = targets_N + torch.arange(positions, device=targets_N.device) % rows * words
     logits = hidden_ND.new_empty(rows, words)
     for start in range(0, positions, rows):
         here = slice(start, min(start + rows, positions))

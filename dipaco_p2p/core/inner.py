@@ -22,12 +22,15 @@ from torch import Tensor, nn
 from ..config import InnerConfig, ModelConfig
 from ..errors import DipacoError
 from .arrays import Floats
-from .fast import attention_of, has_failed, training_loss
+from .fast import Loss, attention_of, eager_loss, fast_loss, has_failed, training_loss
 from .inner_state import InnerState
 from .microbatch import Fit, MicroBatch, accumulate, measure, within_memory
 from .model import PathModel, load_modules, read_module
-from .optimizer import make_optimizer, optimizer_name
+from .optimizer import make_optimizer, moments_bytes_to_come, optimizer_name
 from .shards import Shard, batch
+
+GoesOn = Callable[[], bool] | None
+"""Asked before each part of a batch: whether the step under way goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,7 @@ class InnerLoop:
         self._optimizer = make_optimizer(self._model, config, eight_bit=eight_bit)
         self._micro = micro or MicroBatch()
         self._reads_late = self._device.type == "cuda" if reads_late is None else reads_late
+        self._has_begun = False
         self.use(fast=fast)
 
     def use(self, *, fast: bool, compiled: bool = True) -> None:
@@ -125,8 +129,10 @@ class InnerLoop:
         return InnerState.capture(self._model, self._optimizer).to_bytes()
 
     def load_state(self, data: bytes) -> None:
-        """Continue from `state_bytes`; raises IntegrityError, and then nothing has changed."""
-        InnerState.from_bytes(data, self._model).restore(self._model, self._optimizer)
+        """Continue from `state_bytes`; raises IntegrityError, and then nothing has changed, and EnvironmentUnfit."""
+        state = InnerState.from_bytes(data, self._model)
+        with within_memory():
+            state.restore(self._model, self._optimizer)
 
     def described(self) -> str:
         """What steps are taken with on this machine, besides their precision."""
@@ -161,7 +167,7 @@ class InnerLoop:
             goes_on()
         return reports
 
-    def _step(self, shard: Shard, step: int, goes_on: Callable[[], bool] | None) -> _Reading | None:
+    def _step(self, shard: Shard, step: int, goes_on: GoesOn) -> _Reading | None:
         """None for a step that was left out."""
         lr = learning_rate(self._config, step, self._total_steps)
         for group in self._optimizer.param_groups:
@@ -169,7 +175,8 @@ class InnerLoop:
         tokens_BT = self._tokens(shard, step)
         if self._micro.is_open and self._device.type == "cpu":
             self._measure(tokens_BT)
-        loss = self._micro.fitted(len(tokens_BT), partial(self._gradient, tokens_BT, goes_on))
+        gradient = self._gradient_of_batch if self._has_begun else self._first_gradient
+        loss = gradient(tokens_BT, goes_on)
         if loss is None:
             return None
         grad_norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._config.clip)
@@ -177,13 +184,31 @@ class InnerLoop:
         if not self._reads_late:
             reading.report()  # what is not finite must not reach the optimizer
         self._optimizer.step()
+        self._has_begun = True
         return reading
 
-    def _gradient(self, tokens_BT: Tensor, goes_on: Callable[[], bool] | None, fit: Fit) -> Tensor | None:
-        """The batch's mean loss, its gradient left with the parameters; None as in `accumulate`."""
+    def _first_gradient(self, tokens_BT: Tensor, goes_on: GoesOn) -> Tensor | None:
+        """That of the first step, with what the optimizer will take held free: its moments come after the gradient.
+
+        While the fit is being found nothing is compiled, which takes a minute for each size.
+        """
+        kept = torch.empty(moments_bytes_to_come(self._optimizer), dtype=torch.uint8, device=self._device)
+        is_search = self._loss is fast_loss and not self._micro.is_found
+        loss = self._gradient_of_batch(tokens_BT, goes_on, eager_loss if is_search else self._loss)
+        del kept
+        return loss
+
+    def _gradient_of_batch(self, tokens_BT: Tensor, goes_on: GoesOn, loss_of: Loss | None = None) -> Tensor | None:
+        """The batch's mean loss, its gradient left with the parameters, in parts that fit; None as in `accumulate`."""
+        return self._micro.fitted(
+            len(tokens_BT), partial(self._gradient, tokens_BT, goes_on, self._loss if loss_of is None else loss_of)
+        )
+
+    def _gradient(self, tokens_BT: Tensor, goes_on: GoesOn, loss_of: Loss, fit: Fit) -> Tensor | None:
+        """The same in parts of one size."""
         self._model.model.is_checkpointed = fit.is_checkpointed
         self._optimizer.zero_grad(set_to_none=True)
-        return accumulate(tokens_BT, fit.size, partial(self._loss, self._model), goes_on=goes_on)
+        return accumulate(tokens_BT, fit.size, partial(loss_of, self._model), goes_on=goes_on)
 
     def _tokens(self, shard: Shard, step: int) -> Tensor:
         # Not made ahead in a thread: it takes far less than 1 % of a step (benchmarks/trainer), and a GPU is busy then.

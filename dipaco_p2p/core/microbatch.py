@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from ..errors import EnvironmentUnfit
 
 OutOfMemory = torch.cuda.OutOfMemoryError
-CPU_REFUSES = "DefaultCPUAllocator: can't allocate memory"
-"""How torch's RuntimeError begins when the system gives a CPU's process no more, as under a limit of its own."""
+REFUSALS = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""What torch's RuntimeError says when the system gives a CPU's process no more, as under a limit of its own; and when a
+GPU gives none to CUDA itself or to its libraries, as beside a game that has just started."""
 BUDGET_SHARE = 0.5
 """Of the free memory: the rest is for what a step needs for moments only, and for other programs."""
 FIXED_BYTES = 28
@@ -83,11 +84,17 @@ class MicroBatch:
         self._memory_bytes = memory_bytes
         self._ladder: list[Fit] = []
         self._why = ""
+        self._is_found = False
 
     @property
     def is_open(self) -> bool:
         """Whether a budget waits for `choose`."""
         return self._memory_bytes is not None and not self._ladder
+
+    @property
+    def is_found(self) -> bool:
+        """Whether a batch has gone through."""
+        return self._is_found
 
     def choose(self, batch: int, need: Need) -> None:
         """The first that fits into the budget, or else the smallest."""
@@ -107,7 +114,9 @@ class MicroBatch:
         while True:
             fit = self.fit(batch)
             try:
-                return attempt(fit)
+                done = attempt(fit)
+                self._is_found = done is not None
+                return done
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or len(self._ladder) == 1:
                     raise
@@ -134,6 +143,7 @@ class MicroBatch:
         return f"{self._ladder[0]} ({why})" if self._ladder else ""
 
     def _drop(self, problem: str) -> None:
+        torch.cuda.empty_cache()  # blocks of the larger fit's sizes; nothing where CUDA was never used
         self._why = f"{self._ladder.pop(0).size} {problem}"
 
 
@@ -180,7 +190,7 @@ def measure(model: nn.Module, loss_of: Callable[[Tensor], Tensor], tokens_1T: Te
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device, or the system, had no memory left to give."""
-    return isinstance(error, (OutOfMemory, MemoryError)) or CPU_REFUSES in str(error)
+    return isinstance(error, (OutOfMemory, MemoryError)) or any(words in str(error) for words in REFUSALS)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ INIT_WIDTH = 768
 """GPT-2's deviation of initial weights, and the width that it is right for: narrower models need larger weights."""
 
 QUERIES = 128
-"""Queries at a time in attention on a CPU."""
+"""Queries at a time in attention without a fused kernel."""
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -211,7 +211,8 @@ def _rotate(values_BHTK: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _attend(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor) -> Tensor:
-    if query_BHTK.device.type != "cpu":
+    # On a GPU, the way back of torch's fused kernel for float32 adds up in any order: no two runs give the same bits.
+    if query_BHTK.device.type != "cpu" and not torch.is_grad_enabled():
         return F.scaled_dot_product_attention(query_BHTK, key_BHTK, value_BHTK, is_causal=True)
     # On a CPU, at the default sizes, plain products are a little quicker than torch's fused kernel (a training step in
     # 82 to 84 ms, not 86 to 89; best of 35, one thread), if queries go in slices: then the later half of the keys
@@ -221,7 +222,7 @@ def _attend(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor) -> Tensor:
     mixed = []
     for start in range(0, tokens, QUERIES):
         end = min(start + QUERIES, tokens)
-        mask = _causal_mask(tokens)[start:end, :end].expand(batch * heads, -1, -1)
+        mask = _causal_mask(tokens, query.device)[start:end, :end].expand(batch * heads, -1, -1)
         scores = torch.baddbmm(mask, query[:, start:end], key[:, :end].transpose(1, 2), alpha=1 / math.sqrt(width))
         mixed.append(torch.bmm(scores.softmax(dim=-1), value[:, :end]))
     return torch.cat(mixed, dim=1).view(batch, heads, tokens, width)
@@ -230,8 +231,8 @@ def _attend(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor) -> Tensor:
 # Kept tables must be ordinary tensors, even if the first to ask is in inference mode.
 @functools.lru_cache(maxsize=4)
 @torch.inference_mode(False)
-def _causal_mask(tokens: int) -> Tensor:
-    return torch.full((tokens, tokens), -math.inf).triu(1)
+def _causal_mask(tokens: int, device: torch.device) -> Tensor:
+    return torch.full((tokens, tokens), -math.inf, device=device).triu(1)
 
 
 @functools.lru_cache(maxsize=4)

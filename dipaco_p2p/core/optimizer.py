@@ -2,7 +2,7 @@
 
 8-bit moments save 6 bytes a parameter, but bitsandbytes waits for the GPU after every parameter (0.50, its
 `Optimizer8bit.step`), so that the processor cannot launch work ahead: they are for GPUs that are short of memory.
-Not measured on a GPU yet.
+A limit on a GPU's memory counts as its size. Not measured on a GPU yet.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..config import InnerConfig
 
 MOMENTS_SHARE = 0.1
 """Of a GPU's memory: where float32 moments would take more, they are held in 8 bits."""
-MOMENTS_BYTES = 8
-"""Of one parameter in float32."""
+MOMENTS_BYTES, MOMENTS_BYTES_8BIT = 8, 2
+"""Of one parameter, in float32 and in 8 bits."""
 
 
 def make_optimizer(
@@ -45,6 +45,13 @@ def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
     return "fused AdamW" if isinstance(optimizer, torch.optim.AdamW) else "8-bit AdamW"
 
 
+def moments_bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
+    """What the optimizer's first step will take for moments: those that a state has brought are there already."""
+    each = MOMENTS_BYTES if isinstance(optimizer, torch.optim.AdamW) else MOMENTS_BYTES_8BIT
+    without = [p for group in optimizer.param_groups for p in group["params"] if p not in optimizer.state]
+    return each * sum(int(p.numel()) for p in without)
+
+
 def is_short(parameter_count: int, *, memory_bytes: int) -> bool:
     """Whether float32 moments of so many parameters would take too much of a device's memory."""
     return MOMENTS_BYTES * parameter_count > MOMENTS_SHARE * memory_bytes
@@ -54,5 +61,11 @@ def _is_8bit_better(parameters: list[torch.nn.Parameter]) -> bool:
     device = parameters[0].device
     if device.type != "cuda" or importlib.util.find_spec("bitsandbytes") is None:
         return False
-    memory_bytes = torch.cuda.get_device_properties(device).total_memory
-    return is_short(sum(p.numel() for p in parameters), memory_bytes=memory_bytes)
+    return is_short(sum(p.numel() for p in parameters), memory_bytes=_allowed_bytes(device))
+
+
+def _allowed_bytes(device: torch.device) -> int:
+    """Of a GPU's memory, what this process may take (`set_per_process_memory_fraction`)."""
+    fraction_of = getattr(torch.cuda.memory, "get_per_process_memory_fraction", None)  # newer than our oldest torch
+    fraction = 1.0 if fraction_of is None else fraction_of(device)
+    return int(fraction * torch.cuda.get_device_properties(device).total_memory)

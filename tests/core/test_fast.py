@@ -132,7 +132,12 @@ def test_without_a_compiler_training_is_exact_and_says_so(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("is_fast", "device", "said"),
-    [(False, "cpu", "plain attention"), (True, "cpu", "attention in blocks"), (True, "cuda", "SDPA")],
+    [
+        (False, "cpu", "plain attention"),
+        (True, "cpu", "attention in blocks"),
+        (False, "cuda", "plain attention"),
+        (True, "cuda", "SDPA"),
+    ],
 )
 def test_the_attention_that_is_told_is_the_one_that_is_used(is_fast: bool, device: str, said: str):
     loss = fast.training_loss(fast=is_fast, compiled=False)

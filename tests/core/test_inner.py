@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
+from dipaco_p2p.core import inner
 from dipaco_p2p.core.codec import decode, encode
 from dipaco_p2p.core.inner import InnerLoop, StepReport, learning_rate
 from dipaco_p2p.core.microbatch import MicroBatch, OutOfMemory
@@ -251,6 +253,43 @@ def test_a_step_that_runs_out_of_memory_is_taken_again_in_parts(monkeypatch: pyt
     assert sizes == [4, 2, 2, 2, 2] and result.tokens == 2 * 4 * 64
     assert result.loss == pytest.approx(loop().run(FLATS, SHARD, first_step=0, steps=2).loss, abs=1e-4)
     assert "micro-batch 2" in one.described() and "4 did not fit" in one.described()
+
+
+def test_the_moments_to_come_are_held_free_while_the_first_gradient_finds_its_fit(monkeypatch: pytest.MonkeyPatch):
+    one, held, asked = loop(), [], torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **kind: held.append(size) or asked(*size, **kind))
+    one.run(FLATS, SHARD, first_step=0, steps=3)
+    moments = 8 * sum(flat.size for flat in FLATS)
+    assert held.count((moments,)) == 1, "once, since then they are there"
+    restarted = loop()
+    restarted.load_state(one.state_bytes())
+    held.clear()
+    restarted.run(FLATS, SHARD, first_step=3, steps=1)
+    assert (moments,) not in held, "those of a state are there before the first step"
+
+
+def test_nothing_is_compiled_while_the_fit_is_being_found(monkeypatch: pytest.MonkeyPatch):
+    calls, micro = [], MicroBatch()
+
+    def named(name: str, limit: int) -> Callable[[PathModel, torch.Tensor], torch.Tensor]:
+        def loss_of(model: PathModel, tokens: torch.Tensor) -> torch.Tensor:
+            calls.append((name, len(tokens)))
+            if len(tokens) > limit:
+                raise OutOfMemory("CUDA out of memory.")
+            return model.loss(tokens)
+
+        return loss_of
+
+    compiled = named("compiled", 4)
+    monkeypatch.setattr(inner, "fast_loss", compiled)
+    monkeypatch.setattr(inner, "eager_loss", named("eager", 2))
+    monkeypatch.setattr(inner, "training_loss", lambda **settings: compiled)
+    one = InnerLoop(CONFIG, 30, MODEL, device="cpu", seed=5, fast=True, micro=micro)
+    one.run(FLATS, SHARD, first_step=0, steps=2)
+    assert calls == [("eager", 4), *[("eager", 2)] * 2, *[("compiled", 2)] * 2]
+    calls.clear()
+    InnerLoop(CONFIG, 30, MODEL, device="cpu", seed=5, fast=True, micro=micro).run(FLATS, SHARD, first_step=0, steps=1)
+    assert calls == [("compiled", 2)] * 2, "what one loop has found is there for the next"
 
 
 def test_a_small_budget_takes_a_batch_in_parts():

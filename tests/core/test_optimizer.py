@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
-from dipaco_p2p.core.model import PathModel
-from dipaco_p2p.core.optimizer import is_short, make_optimizer, optimizer_name
+from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
+from dipaco_p2p.core.optimizer import (
+    MOMENTS_BYTES,
+    _allowed_bytes,
+    is_short,
+    make_optimizer,
+    moments_bytes_to_come,
+    optimizer_name,
+)
 
 MODEL = ModelConfig(
     vocab_size=258,
@@ -17,6 +27,12 @@ MODEL = ModelConfig(
     levels=(LevelConfig(embedding=True, head=True), LevelConfig(blocks=1)),
 )
 CONFIG = InnerConfig()
+
+
+def path_model() -> PathModel:
+    model = PathModel(MODEL)
+    load_modules(model, list(initial_modules(MODEL, seed=0).values()))
+    return model
 
 
 def test_only_matrices_decay() -> None:
@@ -34,3 +50,25 @@ def test_moments_have_8_bits_where_float32_would_take_a_tenth_of_the_memory() ->
     parameters = 150_000_000
     assert is_short(parameters, memory_bytes=8 * 2**30)
     assert not is_short(parameters, memory_bytes=24 * 2**30)
+
+
+@pytest.mark.parametrize(("eight_bit", "each"), [(False, 8), (True, 2)])
+def test_moments_are_to_come_until_the_first_step(eight_bit: bool, each: int) -> None:
+    model = path_model()
+    optimizer = make_optimizer(model, CONFIG, eight_bit=eight_bit)
+    assert moments_bytes_to_come(optimizer) == each * sum(p.numel() for p in model.parameters())
+    model.loss(torch.zeros(1, 8, dtype=torch.long)).backward()
+    optimizer.step()
+    assert moments_bytes_to_come(optimizer) == 0
+
+
+@pytest.mark.parametrize(("fraction", "is_8bit"), [(1.0, False), (0.25, True)])
+def test_a_limit_on_a_gpus_memory_counts_as_its_size(
+    fraction: float, is_8bit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters = sum(p.numel() for p in path_model().parameters())
+    card = SimpleNamespace(total_memory=20 * MOMENTS_BYTES * parameters)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(torch.cuda.memory, "get_per_process_memory_fraction", lambda device: fraction)
+    allowed = _allowed_bytes(torch.device("cuda"))
+    assert allowed == fraction * card.total_memory and is_short(parameters, memory_bytes=allowed) == is_8bit

@@ -116,8 +116,16 @@ def no_memory() -> None:
     raise MemoryError
 
 
-@pytest.mark.parametrize("ask", [too_much, no_memory])
-def test_a_cpu_without_memory_gets_a_smaller_batch_as_a_gpu_does(ask: Callable[[], None]) -> None:
+def cuda_has_none() -> None:
+    raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported")
+
+
+def cublas_has_none() -> None:
+    raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+
+@pytest.mark.parametrize("ask", [too_much, no_memory, cuda_has_none, cublas_has_none])
+def test_without_memory_a_batch_gets_smaller_whoever_says_so(ask: Callable[[], None]) -> None:
     micro, tried = MicroBatch(), []
 
     def attempt(fit: Fit) -> str:

@@ -41,12 +41,13 @@ def train_dense(
     evaluator: Evaluator,
     tokens: Tokens,
     *,
+    device: str = "cpu",
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> Baseline:
     """Train the dense baseline on `tokens` (n, T) for as many rounds as the grid had; `on_progress` hears of each."""
     config, outer, codecs = run.config, run.config.outer, run.config.compression
     shard = Shard(tokens=tokens)
-    loop = InnerLoop(config.inner, run.total_steps, config.model, device="cpu", seed=config.seed)
+    loop = InnerLoop(config.inner, run.total_steps, config.model, device=device, seed=config.seed)
     loop.load_state(_blob(store, run.manifest.optimizer.digest))
     states = _genesis(run, store)
     residuals = [np.zeros_like(state.params) for state in states]

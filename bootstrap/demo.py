@@ -14,7 +14,7 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,16 @@ class DemoConfig:
     kills: int
     corpus: str
     seed: int
+    device: str = "cpu"
+    """What the volunteers train on, all of them on the same."""
+    threads: int = 1
+    """Of each program; a volunteer trains with one."""
+    path: Mapping[str, int] = field(default_factory=dict)
+    """Keys of [model] in the run file, where a path is not the small default one."""
+    blocks: int = 4
+    """Of a path, in equal parts to the levels."""
+    bytes_max: int = 12_000_000
+    """Of the text."""
 
 
 async def run_demo(
@@ -90,7 +100,7 @@ async def _measured(config: DemoConfig, work: Path, is_stopped: threading.Event)
     began_s = time.monotonic()
     run_file = work / "run.toml"
     run_file.write_text(run_text(config))
-    demo = Demo(config, work)
+    demo = Demo(config, work, children=Children(threads=config.threads))
     try:
         await demo.start_coordinator(run_file)
         await demo.start_volunteers()
@@ -104,6 +114,7 @@ async def _measured(config: DemoConfig, work: Path, is_stopped: threading.Event)
             demo.homes,
             demo.kills,
             kills_asked=config.kills,
+            device=config.device,
             is_stopped=is_stopped.is_set,
         )
     )
@@ -160,7 +171,8 @@ def _work_folder(folder: Path | None) -> Iterator[Path]:
 def run_text(config: DemoConfig) -> str:
     """The demo's run file. Small on purpose: four paths must train in minutes on two CPU cores."""
     widths = grid_widths(config.grid)
-    blocks = max(1, 4 // len(widths))
+    blocks = max(1, config.blocks // len(widths))
+    path = "".join(f"{key} = {value}\n" for key, value in config.path.items())
     levels = "".join(f"\n[[model.levels]]\nmodules = {width}\nblocks = {blocks}\n" for width in widths)
     return f"""\
 [run]
@@ -168,6 +180,7 @@ name = "demo"
 seed = {config.seed}
 
 [model]
+{path}
 [[model.levels]]
 modules = 1
 embedding = true
@@ -192,6 +205,7 @@ heartbeat_ttl_s = {HEARTBEAT_TTL_S}
 
 [corpus]
 source = {json.dumps(str(Path(config.corpus).resolve()) if Path(config.corpus).exists() else config.corpus)}
+bytes_max = {config.bytes_max}
 
 [node]
 port = 0
@@ -280,8 +294,8 @@ class Demo:
     async def start_volunteer(self) -> str:
         """One more volunteer, as a person would start it; its name."""
         name = f"volunteer-{len(self.volunteers) + 1}"
-        arguments = ("join", *self.address, "--home", str(self.work / name), "--device", "cpu", "--threads", "1")
-        arguments += ("--listen", "/ip4/127.0.0.1/tcp/0")
+        arguments = ("join", *self.address, "--home", str(self.work / name), "--device", self.config.device)
+        arguments += ("--threads", "1", "--listen", "/ip4/127.0.0.1/tcp/0")
         log = self.work / f"{name}.log"
         self.volunteers[name] = await self.children.start(name, "peers.cli", *arguments, log=log)
         return name

@@ -101,7 +101,13 @@ class DemoResult:
 
 
 def measure(
-    folder: Path, homes: dict[str, Path], kills: list[Kill], *, kills_asked: int, is_stopped: Callable[[], bool]
+    folder: Path,
+    homes: dict[str, Path],
+    kills: list[Kill],
+    *,
+    kills_asked: int,
+    device: str,
+    is_stopped: Callable[[], bool],
 ) -> DemoResult:
     """Read what the programs left, verify every chain, and train the dense baseline beside it.
 
@@ -116,7 +122,7 @@ def measure(
     sequences = read_sequences(folder / SEQUENCES_FILE, run.config.model)
     assert sequences is not None
     with _stage("Training the dense baseline", rounds, is_stopped) as advance:
-        dense = train_dense(run, store, evaluator, sequences.train.tokens, on_progress=advance)
+        dense = train_dense(run, store, evaluator, sequences.train.tokens, device=device, on_progress=advance)
     losses = {row["version"]: row for row in read_evaluations(files.stage(GRID) / "evaluations.jsonl")}
     finished = json.loads((files.stage(GRID) / "finished.json").read_text())
     events = {name: [event for event in _history(home, run.id)] for name, home in homes.items()}

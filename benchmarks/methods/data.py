@@ -32,7 +32,7 @@ from dipaco_p2p.config import PREFIX_TOKENS
 from dipaco_p2p.core.shards import cut, split_by_document
 from dipaco_p2p.errors import CorpusError
 
-from .jobs import CONTEXT, VOCAB_SIZE
+from .jobs import CONTEXT, SIZES, Size
 
 PARTS = ("train", "router", "tune", "report")
 ROUTER_SHARE, TUNE_SHARE, REPORT_SHARE = 0.08, 0.04, 0.08
@@ -88,16 +88,17 @@ class Data:
             return cls(domains=tuple(arrays["domains"].tolist()), **parts)
 
 
-def prepare_data(sources: Sequence[str], *, bytes_max: int) -> Data:
+def prepare_data(sources: Sequence[str], *, bytes_max: int, size: Size = SIZES["small"]) -> Data:
     """Read the corpora, train the tokenizer, cut and split. Raises CorpusError."""
     with stage("Reading the corpus"):
         documents = read_documents(sources, bytes_max=bytes_max)
     with stage("Training the tokenizer", total=sum(document.size_bytes for document in documents)) as advance:
-        data = train_tokenizer((d.text for d in documents), vocab_size=VOCAB_SIZE, on_progress=advance)
+        data = train_tokenizer((d.text for d in documents), vocab_size=size.vocab_size, on_progress=advance)
     tokenizer = Tokenizer(data)
     with stage("Tokenising", total=len(documents)) as advance:
         arrays = tokenise(documents, tokenizer, on_progress=advance)
-    return split_sequences([document.domain for document in documents], arrays, tokenizer.byte_lengths())
+    names = [document.domain for document in documents]
+    return split_sequences(names, arrays, tokenizer.byte_lengths(), context=size.context)
 
 
 def read_documents(sources: Sequence[str], *, bytes_max: int) -> list[Document]:

@@ -63,14 +63,14 @@ def batch_seed(job: Job, number: int, replica: int = 0) -> int:
 class Worker:
     """One replica of one path: its optimizer, and what compression still owes."""
 
-    def __init__(self, job: Job, path: PathId, replica: int, start: WarmStart, *, fast: bool) -> None:
+    def __init__(self, job: Job, path: PathId, replica: int, start: WarmStart, *, fast: bool, device: str) -> None:
         self.path = path
         number = job.model.topology.number(path)
         seed = batch_seed(job, number, replica)
         total_steps = WARMUP_STEPS + job.rounds * job.round_steps
         self._job = job
         self._is_attacker = job.attack and number == 0
-        self._loop = InnerLoop(job.inner, total_steps, job.model, device="cpu", seed=seed, fast=fast)
+        self._loop = InnerLoop(job.inner, total_steps, job.model, device=device, seed=seed, fast=fast)
         self._loop.load_state(start.optimizer)
         self._senders = [
             Sender(job.codec, feedback=job.feedback, decay=job.decay, goes_on=job.goes_on) for _ in job.model.levels
@@ -99,7 +99,7 @@ class Worker:
 class Grid:
     """All modules and workers of a job."""
 
-    def __init__(self, job: Job, start: WarmStart, shards: Sequence[Shard], *, fast: bool) -> None:
+    def __init__(self, job: Job, start: WarmStart, shards: Sequence[Shard], *, fast: bool, device: str = "cpu") -> None:
         self.job = job
         self.topology = job.model.topology
         self.agreement: dict[int, list[float]] = {}
@@ -109,7 +109,7 @@ class Grid:
         self.states = {module: OuterState.fresh(fresh[module.level]) for module in self.topology.modules()}
         self._norms: dict[ModuleId, list[float]] = {module: [] for module in self.states}
         self._workers = [
-            [Worker(job, path, replica, start, fast=fast) for replica in range(job.replicas)]
+            [Worker(job, path, replica, start, fast=fast, device=device) for replica in range(job.replicas)]
             for path in self.topology.paths()
         ]
 

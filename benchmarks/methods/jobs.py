@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
 from dipaco_p2p.strict import plain
@@ -20,7 +20,27 @@ STEPS = 720
 """Inner steps per path after that, for every method."""
 ROUND_STEPS = 40
 
-_LATER: Mapping[str, object] = {"inner_lr": 1.0, "batch": InnerConfig().batch, "goes_on": True}
+_LATER: Mapping[str, object] = {"inner_lr": 1.0, "batch": InnerConfig().batch, "goes_on": True, "size": "small"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What paths are made of, beside their grid and width."""
+
+    vocab_size: int = VOCAB_SIZE
+    context: int = CONTEXT
+    heads: int = 2
+    blocks: int = 1
+    """Times those of the grid."""
+    warmup_batch: int = InnerConfig().batch
+
+
+SIZES: Mapping[str, Size] = {
+    "small": Size(),
+    "2M": Size(vocab_size=12_288, context=512, warmup_batch=128),
+    "20M": Size(vocab_size=12_288, context=512, heads=6, blocks=2, warmup_batch=128),
+}
+"""For a GPU: at widths of 96 and 384, which read the same sequences."""
 
 _TRUNK = LevelConfig(embedding=True, head=True)
 _PRIVATE_BLOCK = LevelConfig(private=True, blocks=1)
@@ -40,6 +60,7 @@ def _with_private_ends(modules: int) -> tuple[LevelConfig, ...]:
 GRIDS: Mapping[str, tuple[LevelConfig, ...]] = {
     "1": (_TRUNK, LevelConfig(blocks=4)),
     "2x2": _halves(2),
+    "2x4": (_halves(2)[0], _halves(4)[1]),
     "3x3": _halves(3),
     "4x4": _halves(4),
     "2x2 private ends": _with_private_ends(2),
@@ -110,6 +131,8 @@ class Job:
     """Of the usual inner learning rate."""
     batch: int = InnerConfig().batch
     """Sequences of an inner step of one worker; the warm-up has the usual number."""
+    size: str = "small"
+    """Of the paths, one of `SIZES`."""
 
     @property
     def key(self) -> str:
@@ -123,7 +146,12 @@ class Job:
     @property
     def model(self) -> ModelConfig:
         paths = int(self.grid.split()[1]) if self.grid.startswith("flat") else 0
-        return path_model(self.width, levels=GRIDS[self.grid], paths=paths)
+        return path_model(self.width, levels=GRIDS[self.grid], paths=paths, size=SIZES[self.size])
+
+    @property
+    def one_path(self) -> ModelConfig:
+        """The warm-up's."""
+        return path_model(self.width, size=SIZES[self.size])
 
     @property
     def inner(self) -> InnerConfig:
@@ -144,8 +172,16 @@ class Job:
         return {name: plain(value) for name, value in changed.items()}
 
 
-def path_model(width: int, *, levels: tuple[LevelConfig, ...] = GRIDS["1"], paths: int = 0) -> ModelConfig:
-    """A path of four blocks; feed-forward layers are three times as wide as the rest."""
+def path_model(
+    width: int, *, levels: tuple[LevelConfig, ...] = GRIDS["1"], paths: int = 0, size: Size = SIZES["small"]
+) -> ModelConfig:
+    """A path of four blocks, or so many times four; feed-forward layers are three times as wide as the rest."""
     return ModelConfig(
-        vocab_size=VOCAB_SIZE, width=width, heads=2, ffn_width=3 * width, context=CONTEXT, levels=levels, paths=paths
+        vocab_size=size.vocab_size,
+        width=width,
+        heads=size.heads,
+        ffn_width=3 * width,
+        context=size.context,
+        levels=tuple(replace(level, blocks=size.blocks * level.blocks) for level in levels),
+        paths=paths,
     )

@@ -24,10 +24,9 @@ from dipaco_p2p.core.router import Doubles
 from dipaco_p2p.core.shards import Shard
 
 from .data import PARTS, Data, Ints, Part
-from .drills import restart, rotation
 from .every_step import EveryStep
 from .grid import Grid, WarmStart
-from .jobs import STEPS, WARMUP_STEPS, Job, path_model
+from .jobs import SIZES, STEPS, WARMUP_STEPS, Job, path_model
 from .routing import Routes, first_routes, rerouted, router_features, shards
 from .store import Folder, load_warm, save_model, save_warm
 
@@ -60,9 +59,10 @@ class Task:
 class Bench:
     """The files that tasks read, each read once by a process."""
 
-    def __init__(self, folder: Folder, *, fast: bool) -> None:
+    def __init__(self, folder: Folder, *, fast: bool, device: str = "cpu") -> None:
         self.folder = folder
         self.fast = fast
+        self.device = device
         self.warm = functools.lru_cache(maxsize=2)(self._warm)
 
     @functools.cached_property
@@ -88,9 +88,10 @@ class Bench:
 
 def warm_up(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
     """Train the one-path model that all jobs of this seed and width start from, and route by it."""
-    model, began_s = path_model(job.width), time.perf_counter()
+    model, began_s = job.one_path, time.perf_counter()
     start = initial_modules(model, seed=job.seed)
-    loop = InnerLoop(InnerConfig(), WARMUP_STEPS + STEPS, model, device="cpu", seed=job.seed, fast=bench.fast)
+    inner, total_steps = InnerConfig(batch=SIZES[job.size].warmup_batch), WARMUP_STEPS + STEPS
+    loop = InnerLoop(inner, total_steps, model, device=bench.device, seed=job.seed, fast=bench.fast)
     result = loop.run(
         [start[level] for level in range(len(model.levels))],
         Shard(tokens=bench.data.train.tokens),
@@ -98,7 +99,7 @@ def warm_up(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
         steps=WARMUP_STEPS,
         on_step=_step_counter(on_progress),
     )
-    frozen = PathModel(model)
+    frozen = PathModel(model).to(bench.device)
     load_modules(frozen, result.flats)
     routed = {part: features(frozen, rows[:, :PREFIX_TOKENS]) for part, rows in bench.tokens.items()}
     tensors: dict[str, Floats] = {}
@@ -116,13 +117,18 @@ def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
     start, _ = bench.warm(job.seed, job.width)
     data, routes = bench.data, bench.first_routes(job)
     cut, first = _cut(job, routes, data.train), routes.router
-    make = EveryStep if job.outer == "every step" else Grid
-    grid = make(job, start, cut.shards, fast=bench.fast)
+    grid: Grid | EveryStep
+    if job.outer == "every step":
+        grid = EveryStep(job, start, cut.shards, fast=bench.fast)
+    else:
+        grid = Grid(job, start, cut.shards, fast=bench.fast, device=bench.device)
     best: dict[int, tuple[float, list[Floats]]] = {}
     curve, moved, on_step = [], [], _step_counter(on_progress)
     for number in range(job.rounds):
         if number in job.reshard:
-            nats = np.stack([_nats(job, grid.flats(p), data.router) for p in range(job.model.path_count)], axis=1)
+            nats = np.stack(
+                [_nats(job, grid.flats(p), data.router, bench.device) for p in range(job.model.path_count)], axis=1
+            )
             before, routes = routes, rerouted(job, bench.router_features(job), nats, first)
             moved.append(float((before.once("train") != routes.once("train")).mean()))
             cut = _cut(job, routes, data.train)
@@ -131,10 +137,10 @@ def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
         if job.early_stop:
             _keep_best(job, grid, cut.holdouts, best)
         if (number + 1) * CURVE_POINTS % job.rounds < CURVE_POINTS and number + 1 < job.rounds:
-            nats = routed_nats(job, grid.flats, data.report, routes.once("report"))
+            nats = routed_nats(job, grid.flats, data.report, routes.once("report"), device=bench.device)
             curve.append([(number + 1) * job.round_steps, _mean(nats, data.report)])
     paths = [best[p][1] if best else grid.flats(p) for p in range(job.model.path_count)]
-    result = _result(job, paths, routes, cut.shards, data)
+    result = _result(bench, job, paths, routes, cut.shards)
     save_model(bench.folder.model(job), paths, routes.once("report"), routes.router)
     return result | {
         "curve": [*curve, [job.rounds * job.round_steps, result["report"]["loss"]]],
@@ -146,20 +152,26 @@ def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
 
 def rotate(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
     """The drill of fewer workers than paths."""
+    from .drills import rotation  # it signs what it publishes: that needs a library more
+
     return rotation(job, bench.warm(job.seed, job.width)[0], _first_shards(bench, job))
 
 
 def kill(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
     """The drill of killed workers."""
+    from .drills import restart
+
     return restart(job, bench.warm(job.seed, job.width)[0], _first_shards(bench, job))
 
 
-def routed_nats(job: Job, flats: Callable[[int], Sequence[Floats]], part: Part, chosen: Ints) -> Doubles:
+def routed_nats(
+    job: Job, flats: Callable[[int], Sequence[Floats]], part: Part, chosen: Ints, *, device: str = "cpu"
+) -> Doubles:
     """Nats (n,) of each sequence under the path that `chosen` (n,) gives it."""
     nats = np.zeros(len(part))
     for number in np.unique(chosen).tolist():
         rows = np.flatnonzero(chosen == number)
-        nats[rows] = _nats(job, flats(number), part.rows(rows))
+        nats[rows] = _nats(job, flats(number), part.rows(rows), device)
     return nats
 
 
@@ -215,10 +227,11 @@ def _keep_best(
 
 
 def _result(
-    job: Job, paths: Sequence[Sequence[Floats]], routes: Routes, cut: Sequence[Shard], data: Data
+    bench: Bench, job: Job, paths: Sequence[Sequence[Floats]], routes: Routes, cut: Sequence[Shard]
 ) -> dict[str, Any]:
-    report = routed_nats(job, paths.__getitem__, data.report, routes.once("report"))
-    tune = routed_nats(job, paths.__getitem__, data.tune, routes.once("tune"))
+    data, device = bench.data, bench.device
+    report = routed_nats(job, paths.__getitem__, data.report, routes.once("report"), device=device)
+    tune = routed_nats(job, paths.__getitem__, data.tune, routes.once("tune"), device=device)
     of_domain = {
         name: _mean(report[data.report.domains == place], data.report)
         for place, name in enumerate(data.domains)
@@ -228,17 +241,17 @@ def _result(
         "tune": {"loss": _mean(tune, data.tune)},
         "report": evaluation(report, data.report),
         "domains": of_domain,
-        "training_text": _training_loss(job, paths, cut),
+        "training_text": _training_loss(job, paths, cut, device),
         "parameters": _parameters(job),
         "path_steps": job.path_steps,
         "shards": [len(shard.tokens) for shard in cut],
     }
 
 
-def _training_loss(job: Job, paths: Sequence[Sequence[Floats]], cut: Sequence[Shard]) -> float:
+def _training_loss(job: Job, paths: Sequence[Sequence[Floats]], cut: Sequence[Shard], device: str) -> float:
     """Nats per token of some sequences of each path's own shard."""
     count = max(1, FIT_SEQUENCES // len(cut))
-    model, nats, sequences = PathModel(job.model), 0.0, 0
+    model, nats, sequences = PathModel(job.model).to(device), 0.0, 0
     for flats, shard in zip(paths, cut, strict=True):
         load_modules(model, flats)
         rows = shard.tokens[np.random.default_rng(job.seed).permutation(len(shard.tokens))[:count]]
@@ -251,8 +264,8 @@ def _parameters(job: Job) -> int:
     return sum(module_layout(job.model, module.level).size for module in topology.modules())
 
 
-def _nats(job: Job, flats: Sequence[Floats], part: Part) -> Doubles:
-    model = PathModel(job.model)
+def _nats(job: Job, flats: Sequence[Floats], part: Part, device: str) -> Doubles:
+    model = PathModel(job.model).to(device)
     load_modules(model, flats)
     return losses(model, part.tokens)
 

@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 
 from benchmarks.manifests import sealed_manifest
-from dipaco_p2p.config import RunConfig
+from dipaco_p2p.config import ModelConfig, RunConfig
 from dipaco_p2p.core.engine import EXACT, FAST
 from dipaco_p2p.core.inner import InnerLoop
 from dipaco_p2p.core.model import initial_modules
@@ -73,9 +73,18 @@ def shares(config: RunConfig, *, rounds: int, runs: int, device: str, fast: bool
     return [volunteer.bare_s(rounds) / volunteer.whole_s(rounds) for _ in range(runs)]
 
 
-def whole_rounds(*, rounds: int, runs: int, device: str, fast: bool, steps: int | None = None) -> dict[str, object]:
-    """The figures for the default run, of rounds of `steps` inner steps."""
-    config = RunConfig()
-    config = replace(config, inner=replace(config.inner, steps=steps or config.inner.steps))
-    found = shares(config, rounds=rounds, runs=runs, device=device, fast=fast)
-    return {"steps_a_round": config.inner.steps, "rounds": rounds, "median": statistics.median(found), "shares": found}
+def whole_rounds(
+    *,
+    rounds: int,
+    runs: int,
+    device: str,
+    fast: bool,
+    steps: int | None = None,
+    model: ModelConfig | None = None,
+    batch: int | None = None,
+) -> dict[str, object]:
+    """The figures for the default run, of rounds of `steps` inner steps; or for another model and batch."""
+    config = RunConfig(model=model or ModelConfig())
+    inner = replace(config.inner, steps=steps or config.inner.steps, batch=batch or config.inner.batch)
+    found = shares(replace(config, inner=inner), rounds=rounds, runs=runs, device=device, fast=fast)
+    return {"steps_a_round": inner.steps, "rounds": rounds, "median": statistics.median(found), "shares": found}

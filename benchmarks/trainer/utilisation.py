@@ -8,6 +8,7 @@ Not run on a GPU yet; the count is compared with torch's own in the tests.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +16,8 @@ import torch
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
 from dipaco_p2p.core.engine import compile_hindrance, hindrance
 from dipaco_p2p.core.inner import InnerLoop, StepReport
-from dipaco_p2p.core.model import initial_modules
+from dipaco_p2p.core.microbatch import MicroBatch
+from dipaco_p2p.core.model import PathModel, initial_modules
 
 from .loops import TOTAL_STEPS, noise
 
@@ -86,35 +88,83 @@ def flops_per_token(model: ModelConfig) -> int:
     return 6 * product_weights(model) + attention_flops(model)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a path is trained: as a volunteer would in a long run, unless it says otherwise."""
+
+    batch: int = BATCH
+    is_compiled: bool = True
+    is_exact: bool = False
+    eight_bit: bool | None = None
+
+
+class Bare:
+    """A volunteer's inner loop on random text, and nothing around it."""
+
+    def __init__(
+        self,
+        device: str,
+        way: Way,
+        *,
+        model: ModelConfig = PATH,
+        micro: MicroBatch | None = None,
+        prepare: Callable[[PathModel], object] = lambda path: None,
+    ) -> None:
+        """`prepare` may change the path before its first step."""
+        inner = replace(InnerConfig(), batch=way.batch)
+        self.loop = InnerLoop(
+            inner, TOTAL_STEPS, model, device=device, seed=0, eight_bit=way.eight_bit, micro=micro or MicroBatch()
+        )
+        fast = not way.is_exact and hindrance(device) is None
+        self.loop.use(fast=fast, compiled=fast and way.is_compiled and compile_hindrance(device) is None)
+        self.flats = list(initial_modules(model, seed=0).values())
+        self._shard = noise(model)
+        self._done = 0
+        prepare(self.loop.path)
+        self.take(WARM_STEPS)
+
+    def take(self, steps: int, on_step: Callable[[StepReport], bool] | None = None) -> None:
+        """So many steps; the next ones go on from there, but for the modules."""
+        self.loop.run(self.flats, self._shard, first_step=self._done, steps=steps, on_step=on_step)
+        self._done += steps
+
+    def step_s(self, steps: int) -> float:
+        """Mean seconds of one of so many."""
+        ended_s: list[float] = []
+
+        def on_step(report: StepReport) -> bool:
+            ended_s.append(time.perf_counter())
+            return True
+
+        # One more before, for the modules go in with the first, and one after: the last report of a GPU does not wait
+        # for a next step.
+        self.take(steps + 2, on_step)
+        return (ended_s[-2] - ended_s[0]) / steps
+
+
 def utilisation(
-    device: str, *, model: ModelConfig = PATH, batch: int = BATCH, steps: int, peak_size: int = PEAK_SIZE
+    device: str, *, model: ModelConfig = PATH, way: Way | None = None, steps: int, peak_size: int = PEAK_SIZE
 ) -> Utilisation:
-    """Train `model` for some steps as a volunteer would in a long run."""
-    inner = replace(InnerConfig(), batch=batch)
-    loop = InnerLoop(inner, TOTAL_STEPS, model, device=device, seed=0)
-    fast = hindrance(device) is None
-    loop.use(fast=fast, compiled=fast and compile_hindrance(device) is None)
-    flats = list(initial_modules(model, seed=0).values())
-    ended_s: list[float] = []
-
-    def on_step(report: StepReport) -> bool:
-        ended_s.append(time.perf_counter())
-        return True
-
-    # One step more than is counted: the last report of a GPU does not wait for a next step.
-    loop.run(flats, noise(model), first_step=0, steps=WARM_STEPS + steps + 1, on_step=on_step)
-    step_s = (ended_s[-2] - ended_s[WARM_STEPS - 1]) / steps
+    """Train `model` for some steps, and see how busy the device was."""
+    way, name = way or Way(), device_name(device)
+    bare = Bare(device, way, model=model)
+    step_s = bare.step_s(steps)
     return Utilisation(
-        device=device_name(device),
-        setup=loop.described(),
-        parameters=sum(flat.size for flat in flats),
+        device=name,
+        setup=bare.loop.described(),
+        parameters=sum(flat.size for flat in bare.flats),
         step_s=step_s,
-        tokens_per_s=batch * model.context / step_s,
+        tokens_per_s=way.batch * model.context / step_s,
         flops_per_token=flops_per_token(model),
         peak=peak_flops(device, size=peak_size),
-        nominal=nominal_flops(device_name(device)),
-        memory_bytes=torch.cuda.max_memory_allocated() if torch.device(device).type == "cuda" else 0,
+        nominal=nominal_flops(name),
+        memory_bytes=memory_bytes(device),
     )
+
+
+def memory_bytes(device: str) -> int:
+    """The most that torch has held of a GPU's memory, free blocks among it; 0 elsewhere."""
+    return torch.cuda.max_memory_reserved(device) if torch.device(device).type == "cuda" else 0
 
 
 def peak_flops(device: str, *, size: int = PEAK_SIZE, repeats: int = 20) -> float:

@@ -134,6 +134,11 @@ class InnerLoop:
         with within_memory():
             state.restore(self._model, self._optimizer)
 
+    @property
+    def path(self) -> PathModel:
+        """The path as it is now."""
+        return self._model
+
     def described(self) -> str:
         """What steps are taken with on this machine, besides their precision."""
         attention = attention_of(self._loss, self._device)

@@ -16,7 +16,7 @@ from benchmarks.trainer import report, utilisation
 from benchmarks.trainer.loops import EXACT, PLAIN, loops
 from benchmarks.trainer.report import Wish, batch_s, measure, ratios, utilisation_table
 from benchmarks.trainer.rounds import Volunteer, shares
-from benchmarks.trainer.utilisation import PATH, attention_flops, flops_per_token, nominal_flops, product_weights
+from benchmarks.trainer.utilisation import PATH, Way, attention_flops, flops_per_token, nominal_flops, product_weights
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig, RunConfig
 from dipaco_p2p.core.compress import CODECS
 from dipaco_p2p.core.layout import module_layout
@@ -128,7 +128,7 @@ def test_the_path_is_as_large_as_it_says() -> None:
 
 def test_a_share_of_the_peak_is_measured_on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(utilisation, "hindrance", lambda device: "not worth compiling here")
-    own = utilisation.utilisation("cpu", model=MODEL, batch=2, steps=2, peak_size=64)
+    own = utilisation.utilisation("cpu", model=MODEL, way=Way(batch=2), steps=2, peak_size=64)
     assert own.of_peak == pytest.approx(own.flops_per_token * 2 * MODEL.context / own.step_s / own.peak)
     assert own.nominal is None and own.of_nominal is None and "micro-batch 2" in own.setup
     assert "not known" in list(utilisation_table(own).columns[1].cells)

@@ -56,15 +56,13 @@ class DemoConfig:
     corpus: str
     seed: int
     device: str = "cpu"
-    """What the volunteers train on, all of them on the same."""
     threads: int = 1
-    """Of each program; a volunteer trains with one."""
+    """Of the coordinator; a volunteer trains with one, on the device."""
     path: Mapping[str, int] = field(default_factory=dict)
     """Keys of [model] in the run file, where a path is not the small default one."""
     blocks: int = 4
-    """Of a path, in equal parts to the levels."""
+    """Of a path."""
     bytes_max: int = 12_000_000
-    """Of the text."""
 
 
 async def run_demo(

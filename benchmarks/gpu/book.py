@@ -56,8 +56,10 @@ class Book:
         own = {"error": error} if figures is None else {"figures": figures}
         line = json.dumps({"part": part, "case": name, **own, "when": time.strftime("%Y-%m-%d", time.gmtime())})
         text = self.lines.read_bytes() if self.lines.exists() else b""
-        with self.lines.open("ab") as file:
-            file.write((b"" if not text or text.endswith(b"\n") else b"\n") + line.encode() + b"\n")
+        with self.lines.open("r+b" if text else "wb") as file:
+            file.truncate(text.rfind(b"\n") + 1)  # a line that a kill has cut off would spoil this one
+            file.seek(0, 2)
+            file.write(line.encode() + b"\n")
 
     def has(self, part: Part, case: Case) -> bool:
         return case.name in self.found.get(part.name, {})

@@ -54,7 +54,7 @@ def job_of(bench: Bench, method: str, *, paths: int, is_tuning: bool, **rates: f
         fields["grid"] = GRIDS[paths]
     job = Job(method=method, seed=0, **fields | rates)  # type: ignore[arg-type]  # the fields are those of Job
     if bench.is_small:
-        return replace(job, width=16, steps=2, round_steps=1)
+        return replace(job, size="tiny", width=16, batch=2, steps=2, round_steps=1)
     job = replace(job, batch=BATCH, round_steps=ROUND_STEPS)
     if is_tuning:
         return replace(job, size="2M", width=96, steps=TUNE_STEPS)
@@ -81,9 +81,9 @@ def _text(bench: Bench) -> Data:
     if not bench.is_small:
         return prepare_data(["found"], bytes_max=BYTES_MAX, size=SIZES["20M"])
     generator, names = np.random.default_rng(0), ["low", "high"] * 120
-    context = SIZES["small"].context
+    context = SIZES["tiny"].context
     arrays = [(generator.integers(0, 40, context) + 500 * (name == "high")).astype(np.int32) for name in names]
-    return split_sequences(names, arrays, np.full(SIZES["small"].vocab_size, 2))
+    return split_sequences(names, arrays, np.full(SIZES["tiny"].vocab_size, 2), context=context)
 
 
 def _trained(bench: Bench, job: Job) -> Figures:

@@ -36,11 +36,13 @@ class Size:
 
 
 SIZES: Mapping[str, Size] = {
+    "tiny": Size(context=64, warmup_batch=2),
     "small": Size(),
     "2M": Size(vocab_size=12_288, context=512, warmup_batch=128),
     "20M": Size(vocab_size=12_288, context=512, heads=6, blocks=2, warmup_batch=128),
 }
-"""For a GPU: at widths of 96 and 384, which read the same sequences."""
+"""`tiny` is for trying, `small` is the experiment's; the others are for a GPU, at widths of 96 and 384, and read the same
+sequences."""
 
 _TRUNK = LevelConfig(embedding=True, head=True)
 _PRIVATE_BLOCK = LevelConfig(private=True, blocks=1)

@@ -41,7 +41,7 @@ SIZES: Mapping[str, Size] = {
     "2M": Size(vocab_size=12_288, context=512, warmup_batch=128),
     "20M": Size(vocab_size=12_288, context=512, heads=6, blocks=2, warmup_batch=128),
 }
-"""`tiny` is for trying, `small` is the experiment's; the others are for a GPU, at widths of 96 and 384, and read the same
+"""`tiny` is for trying, `small` the experiment's; the others are for a GPU, at widths of 96 and 384, and read the same
 sequences."""
 
 _TRUNK = LevelConfig(embedding=True, head=True)

@@ -97,17 +97,6 @@ def not_final_forgotten(soil: Soil) -> None:
     soil.replace(Ledger, "settle", make)
 
 
-@mutant("who lost a branch leaves without a word", faults=("partition", "seed death", "gone for good", "disk loss"))
-def leaves_without_a_word(soil: Soil) -> None:
-    def make(original: Any) -> Any:
-        def is_settled(self: Ownership, module: Any) -> bool:
-            return not self._owns(self._node.watch.mandates.grant(module)) or original(self, module)
-
-        return is_settled
-
-    soil.replace(Ownership, "_is_settled", make)
-
-
 @mutant("mandate not on disk", faults=("seed death", "total outage"))
 def mandate_not_on_disk(soil: Soil) -> None:
     def make(original: Any) -> Any:

@@ -29,9 +29,6 @@ from .model import PathModel, load_modules, read_module
 from .optimizer import make_optimizer, moments_bytes_to_come, optimizer_name
 from .shards import Shard, batch
 
-GoesOn = Callable[[], bool] | None
-"""Asked before each part of a batch: whether the step under way goes on."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
@@ -172,7 +169,7 @@ class InnerLoop:
             goes_on()
         return reports
 
-    def _step(self, shard: Shard, step: int, goes_on: GoesOn) -> _Reading | None:
+    def _step(self, shard: Shard, step: int, goes_on: Callable[[], bool] | None) -> _Reading | None:
         """None for a step that was left out."""
         lr = learning_rate(self._config, step, self._total_steps)
         for group in self._optimizer.param_groups:
@@ -180,8 +177,8 @@ class InnerLoop:
         tokens_BT = self._tokens(shard, step)
         if self._micro.is_open and self._device.type == "cpu":
             self._measure(tokens_BT)
-        gradient = self._gradient_of_batch if self._has_begun else self._first_gradient
-        loss = gradient(tokens_BT, goes_on)
+        take = self._fitted if self._has_begun else self._first_gradient
+        loss = take(tokens_BT, self._loss, goes_on)
         if loss is None:
             return None
         grad_norm = nn.utils.clip_grad_norm_(self._model.parameters(), self._config.clip)
@@ -192,25 +189,24 @@ class InnerLoop:
         self._has_begun = True
         return reading
 
-    def _first_gradient(self, tokens_BT: Tensor, goes_on: GoesOn) -> Tensor | None:
+    def _first_gradient(self, tokens_BT: Tensor, loss_of: Loss, goes_on: Callable[[], bool] | None) -> Tensor | None:
         """That of the first step, with what the optimizer will take held free: its moments come after the gradient.
 
         While the fit is being found nothing is compiled, which takes a minute for each size.
         """
         kept = torch.empty(moments_bytes_to_come(self._optimizer), dtype=torch.uint8, device=self._device)
-        is_search = self._loss is fast_loss and not self._micro.is_found
-        loss = self._gradient_of_batch(tokens_BT, goes_on, eager_loss if is_search else self._loss)
+        is_search = loss_of is fast_loss and not self._micro.is_found
+        loss = self._fitted(tokens_BT, eager_loss if is_search else loss_of, goes_on)
         del kept
         return loss
 
-    def _gradient_of_batch(self, tokens_BT: Tensor, goes_on: GoesOn, loss_of: Loss | None = None) -> Tensor | None:
-        """The batch's mean loss, its gradient left with the parameters, in parts that fit; None as in `accumulate`."""
-        return self._micro.fitted(
-            len(tokens_BT), partial(self._gradient, tokens_BT, goes_on, self._loss if loss_of is None else loss_of)
-        )
+    def _fitted(self, tokens_BT: Tensor, loss_of: Loss, goes_on: Callable[[], bool] | None) -> Tensor | None:
+        return self._micro.fitted(len(tokens_BT), partial(self._gradient, tokens_BT, loss_of, goes_on))
 
-    def _gradient(self, tokens_BT: Tensor, goes_on: GoesOn, loss_of: Loss, fit: Fit) -> Tensor | None:
-        """The same in parts of one size."""
+    def _gradient(
+        self, tokens_BT: Tensor, loss_of: Loss, goes_on: Callable[[], bool] | None, fit: Fit
+    ) -> Tensor | None:
+        """The batch's mean loss, its gradient left with the parameters; None as in `accumulate`."""
         self._model.model.is_checkpointed = fit.is_checkpointed
         self._optimizer.zero_grad(set_to_none=True)
         return accumulate(tokens_BT, fit.size, partial(loss_of, self._model), goes_on=goes_on)

@@ -115,7 +115,7 @@ class MicroBatch:
             fit = self.fit(batch)
             try:
                 done = attempt(fit)
-                self._is_found = done is not None
+                self._is_found = self._is_found or done is not None  # None: it was stopped on the way
                 return done
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or len(self._ladder) == 1:

@@ -48,8 +48,8 @@ def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
 def moments_bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
     """What the optimizer's first step will take for moments: those that a state has brought are there already."""
     each = MOMENTS_BYTES if isinstance(optimizer, torch.optim.AdamW) else MOMENTS_BYTES_8BIT
-    without = [p for group in optimizer.param_groups for p in group["params"] if p not in optimizer.state]
-    return each * sum(int(p.numel()) for p in without)
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    return each * sum(int(p.numel()) for p in parameters if p not in optimizer.state)
 
 
 def is_short(parameter_count: int, *, memory_bytes: int) -> bool:
@@ -67,5 +67,5 @@ def _is_8bit_better(parameters: list[torch.nn.Parameter]) -> bool:
 def _allowed_bytes(device: torch.device) -> int:
     """Of a GPU's memory, what this process may take (`set_per_process_memory_fraction`)."""
     fraction_of = getattr(torch.cuda.memory, "get_per_process_memory_fraction", None)  # newer than our oldest torch
-    fraction = 1.0 if fraction_of is None else fraction_of(device)
-    return int(fraction * torch.cuda.get_device_properties(device).total_memory)
+    fraction = 1.0 if fraction_of is None else float(fraction_of(device))
+    return int(fraction * int(torch.cuda.get_device_properties(device).total_memory))

@@ -1,4 +1,4 @@
-"""Two volunteers on one GPU: what each gets, what both together get, and whether each keeps its share of the memory."""
+"""Others on the same GPU: a second volunteer, and whether each keeps its share of the memory; and a game."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from dipaco_p2p.errors import DipacoError
 from peers.governor.gpu import limit_memory
 
 from .cards import GB, SLACK, share_of
-from .case import Bench, Case, Figures, Found, Part, table, verdict
+from .case import Bench, Case, Figures, Found, Part, number, table, verdict
 from .fast import GIB, path_of, way_of
+from .games import WANTED_S, games
 
 EACH_GB = 40
 STEADY_S = 8.0
@@ -98,15 +99,27 @@ def _train(connection: Connection, bench: Bench) -> None:
 def _rows(found: Found) -> list[str]:
     rows: list[tuple[object, ...]] = [("volunteers", "tokens/s of each", "together", f"within {EACH_GB} GB each")]
     for name, own in found.items():
-        each = own["tokens_per_s"]
-        assert isinstance(each, list)
+        each = own.get("tokens_per_s")
+        if not isinstance(each, list):
+            continue
         rows.append((name, ", ".join(f"{value:,.0f}" for value in each), f"{sum(each):,.0f}", verdict(own)))
     lines = table(*rows)
     if {"one", "two"} <= found.keys():
         one, two = (sum(found[name]["tokens_per_s"]) for name in ("one", "two"))  # type: ignore[call-overload]
         lines += [f"Two together do {two / one:.2f} times what one does.", ""]
-    return lines
+    return lines + (_game(found["game"]) if "game" in found else [])
 
 
-CASES = (Case(name="one", limit_s=60, ask=_alone, is_small_too=False), Case(name="two", limit_s=90, ask=_two))
-PART = Part(name="beside", about="What do two volunteers on one GPU get?", cases=CASES, rows=_rows)
+def _game(own: Figures) -> list[str]:
+    has_it = f"Another program has the card for itself after {number(own, 'has_it_s'):.2f} s (wanted: {WANTED_S:g})"
+    said = ", ".join(map(str, own["said"])) if isinstance(own["said"], list) else ""
+    resumed = "" if own["resumed_s"] is None else f"; it trains again {number(own, 'resumed_s'):.0f} s after that ends"
+    return [f"{has_it}. The volunteer says: {said or 'nothing'}{resumed}. As wanted: {verdict(own)}.", ""]
+
+
+CASES = (
+    Case(name="one", limit_s=60, ask=_alone, is_small_too=False),
+    Case(name="two", limit_s=90, ask=_two),
+    Case(name="game", limit_s=300, ask=games, is_small_too=False),
+)
+PART = Part(name="beside", about="What do others on the same GPU get?", cases=CASES, rows=_rows)

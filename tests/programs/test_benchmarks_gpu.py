@@ -18,6 +18,7 @@ from benchmarks.gpu.__main__ import chosen
 from benchmarks.gpu.book import Book
 from benchmarks.gpu.case import Bench, Case, Figures, Part, verdict
 from benchmarks.gpu.collect import OPTIMIZER, PROGRAMS, SWARM, cut, pins
+from benchmarks.gpu.games import WINDOW_S, own_after_s
 from benchmarks.gpu.page import page
 from benchmarks.gpu.parts import NAMES, part
 from benchmarks.gpu.right import off
@@ -203,6 +204,11 @@ def test_kernels_are_told_apart_by_their_names() -> None:
 def test_gaps_are_what_no_kernel_covers() -> None:
     assert inside.idle_us([(0, 10), (5, 8), (12, 20), (30, 31)]) == 2 + 10
     assert inside.idle_us([]) == 0
+
+
+def test_a_game_has_the_card_from_when_it_stays_at_its_best() -> None:
+    assert own_after_s([5, 6, 10, 5, 9.5, 10, 9.1]) == 4 * WINDOW_S
+    assert own_after_s([10, 9.5]) == 0
 
 
 def test_a_difference_is_held_against_the_whole_length() -> None:

@@ -78,6 +78,13 @@ def test_the_first_size_that_fits_is_taken_and_stays(limit: int) -> None:
     assert f"micro-batch {found.size}" in micro.described()
 
 
+def test_a_batch_that_was_stopped_on_its_way_has_not_shown_that_it_fits() -> None:
+    micro = MicroBatch()
+    assert micro.fitted(8, lambda fit: None) is None and not micro.is_found
+    micro.fitted(8, FakeLoop(8).attempt)
+    assert micro.is_found and micro.fitted(8, lambda fit: None) is None and micro.is_found
+
+
 def test_checkpointing_comes_when_not_even_one_sequence_fits() -> None:
     loop, micro = FakeLoop(0, checkpointed=1), MicroBatch()
     micro.fitted(4, loop.attempt)

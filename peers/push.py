@@ -1,8 +1,8 @@
 """Bringing one outer gradient to the leader of its module, through whatever happens to that leader.
 
 A push is idempotent: the same contribution gets the same place, so after a lost answer it is simply sent again. It
-ends with a receipt, with a reason why the leader does not want it, or when nothing of it got on for as long as a round
-waits at most: a leader that answers `busy` for ever, or nobody who leads, must not hold a volunteer and its path.
+ends with a receipt, with a reason why the leader does not want it, or when the leader took nothing of it for longer
+than a round waits: one that answers `busy` for ever, or nobody who leads, must not hold a volunteer and its path.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.5
 TRIES_MIN = 6
 """Calls to a leader that may be lost, one after the other, before a push is given up, however short the deadline."""
+GIVEN_UP = 3
+"""Times of that in which no byte more arrives, whatever the leader answers."""
 BEHIND_TTLS = 3.0
 """Lives of a heartbeat in which a leader may find the branch that we trained from, when it has only just taken over."""
 
@@ -31,30 +33,33 @@ BEHIND_TTLS = 3.0
 async def push(
     node: Node, contribution: Contribution, payload: bytes, *, on_progress: Callable[[], None] = lambda: None
 ) -> Sealed[Receipt]:
-    """Push until there is a receipt; raises Refused with the reason if there will be none, and Unreachable when no byte
-    more arrived for `PATIENCE` deadlines of the run, or for `TRIES_MIN` calls that were lost.
+    """Push until there is a receipt; raises Refused with the reason if there will be none, and Unreachable when the
+    leader took nothing for `PATIENCE` deadlines of the run (and the time of `TRIES_MIN` lost calls), or no byte more
+    arrived for `GIVEN_UP` times as long: a leader may take the same bytes for ever, and give no receipt.
 
     `on_progress` is told of every part that arrived. A new try alone is no progress.
     """
     sealed = seal(node.swarm.signer, contribution)
     behind_until_s = node.clock.now_s() + BEHIND_TTLS * node.run.config.liveness.heartbeat_ttl_s
     patience_s = max(PATIENCE * node.run.config.rounds.deadline_s, TRIES_MIN * CALL_TIMEOUT_S)
-    last_s, leader = node.clock.now_s(), None
+    took_s = more_s = node.clock.now_s()
+    leader: PeerId | None = None
     arrived_bytes: dict[PeerId | None, int] = {}
 
     def arrived(done: int, size: int) -> None:
-        nonlocal last_s
+        nonlocal took_s, more_s
+        took_s = node.clock.now_s()
         if done > arrived_bytes.get(leader, -1):  # a new leader begins at zero
-            arrived_bytes[leader], last_s = done, node.clock.now_s()
+            arrived_bytes[leader], more_s = done, took_s
             on_progress()
 
     while True:
-        leader = node.watch.leader(contribution.module)
+        leader, now_s = node.watch.leader(contribution.module), node.clock.now_s()
         if node.watch.decrees.is_frozen:  # nothing may get on now, and that is nobody's fault
-            last_s = node.clock.now_s()
+            took_s = more_s = now_s
             on_progress()
-        elif node.clock.now_s() - last_s >= patience_s:
-            raise Unreachable(f"{contribution.module} took nothing of a contribution for {patience_s:.0f} s")
+        elif now_s - took_s >= patience_s or now_s - more_s >= GIVEN_UP * patience_s:
+            raise Unreachable(f"{contribution.module} gave no receipt for a contribution in {now_s - more_s:.0f} s")
         elif leader is not None:
             try:
                 return await _push_once(node, leader, sealed, payload, arrived)

@@ -187,7 +187,7 @@ class World:
         while self.now_s < until_s and not self.is_complete:
             await asyncio.sleep(LOOK_EVERY_S)
             done = frozenset(each.name for each in self.volunteers if each.is_done)
-            if movement.rested_s(self.looks[-1], done) > longest_s:
+            if self.looks and movement.rested_s(self.looks[-1], done) > longest_s:
                 self.waits = (f"nothing moved for {longest_s:.0f} s", *told_waits(self))
                 return
 

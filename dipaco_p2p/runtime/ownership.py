@@ -253,7 +253,8 @@ class Ownership:
             self.mirror.lost[module].update(self.mirror.ledger(module).open)
         await self._look_back(module, source)
         if not self.mirror.keeps_everything and ledger.final >= self._node.run.config.rounds.rounds:
-            for sealed in list(ledger.open.values()):
+            late = [sealed for sealed in ledger.open.values() if sealed.document.base_version >= ledger.base_min]
+            for sealed in late:  # what a rollback has undone is reported as that, when the module is settled
                 self.mirror.expire(sealed, Reason.COMPLETE)
             self.mirror.lost[module].clear()
         if leader is None:

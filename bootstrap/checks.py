@@ -22,14 +22,13 @@ from dipaco_p2p.protocol.checks import IN_ALL_MAX, OF_AUTHOR_MAX, OF_PATH_MAX, O
 from dipaco_p2p.protocol.documents import Sealed, unseal
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.items import items_reply
 from dipaco_p2p.runtime.mirror_calls import whole
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.api import Reply, Swarm
 from dipaco_p2p.topology import ModuleId, PathId
-
-from .archive import SeedArchive
 
 log = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.protocol.decrees import ADMIT, BAN, FREEZE, ROLLBACK, Decree
 from dipaco_p2p.protocol.documents import Sealed
 from dipaco_p2p.protocol.signing import PeerId, Signer, public_key_of, short
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.decrees import Decrees
 from dipaco_p2p.runtime.ledger import Ledger
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.swarm.identity import load_or_create
 from dipaco_p2p.topology import ModuleId
 
-from .archive import SeedArchive
 from .folder import DECREES, RunFolder
 
 SCHEMA = "dipaco.coordinator.decrees/1"

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dipaco_p2p.errors import Interrupted
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.history import read_history
 from dipaco_p2p.runtime.run import Run
 
-from .archive import SeedArchive
 from .baseline import train_dense
 from .evaluator import Evaluator, read_evaluations
 from .folder import GRID, RunFolder

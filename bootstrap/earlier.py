@@ -12,6 +12,7 @@ import logging
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.protocol.liveness import Heartbeat
+from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.mandates import Mandates
 from dipaco_p2p.runtime.mirror_calls import MirrorCalls
@@ -24,7 +25,6 @@ from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 
-from .archive import ArchiveMirror, SeedArchive
 from .checks import Checks
 from .records import PublicRecords
 
@@ -50,6 +50,6 @@ def serve_earlier(run: Run, swarm: Swarm, store: Store, *, clock: Clock) -> None
         return
     records = PublicRecords(store, archive)
     serve_store(scoped, store)
-    MirrorCalls(node, ArchiveMirror(node, archive)).serve_reading()
+    MirrorCalls(ArchiveChains(node, archive)).serve_reading()
     records.serve(scoped)
     Checks(run, store, archive, judged=records.judgement, is_alive=lambda peer: False).serve(scoped, is_open=False)

@@ -29,12 +29,11 @@ from dipaco_p2p.core.router import Router, decode_router
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion
 from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.runtime.trained import assign, trained_paths, witnesses
 from dipaco_p2p.topology import ModuleId, PathId
-
-from .archive import SeedArchive
 
 Flat = NDArray[np.float32]
 Indices = NDArray[np.int64]

@@ -17,12 +17,12 @@ from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Sealed, seal, unseal
 from dipaco_p2p.protocol.judgement import Judgement, ModuleLoss, PathLoss
 from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.items import items_reply
 from dipaco_p2p.runtime.mirror_calls import whole
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.api import Reply, Swarm
 
-from .archive import SeedArchive
 from .evaluator import Evaluator, RoundEvaluation
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.store import folder_lock
 
-from .archive import SeedArchive
 from .folder import GRID, WARMUP, RunFolder
 from .progress import stage
 from .verify import ChainReport, verify_fork, verify_run

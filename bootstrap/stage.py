@@ -19,11 +19,12 @@ from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.runtime.decrees import Decrees, serve_decrees
 from dipaco_p2p.runtime.history import History
+from dipaco_p2p.runtime.leadership import Leadership
 from dipaco_p2p.runtime.mandates import Mandates
 from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.ownership import Ownership
 from dipaco_p2p.runtime.presence import Presence
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store, write_atomically
@@ -34,7 +35,6 @@ from dipaco_p2p.swarm.api import Reply, Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
-from .archive import ArchiveMirror, SeedArchive
 from .best import METHOD, serving_header
 from .checks import Checks
 from .control.view import Seen
@@ -86,13 +86,10 @@ class SeedStage:
             uploads_s=self._uploads.progress_s,
         )
         self._archive = SeedArchive(run, store)
-        self._mirror = ArchiveMirror(self._node, self._archive)
-        self._catching_up = CatchingUp(self._node, self._mirror, self._archive, folder.parent, tell=_print)
-        self._mirror.is_closed = lambda: self._catching_up.is_going_on
+        self._chains = ArchiveChains(self._node, self._archive, is_closed=lambda: self._catching_up.is_going_on)
+        self._catching_up = CatchingUp(self._chains, folder.parent, tell=_print)
         self._terms = Terms(self._node, on_deposed=self._on_deposed, is_closed=lambda: self._catching_up.is_going_on)
-        self._ownership = Ownership(
-            self._node, self._mirror, self._terms, may_take=lambda: not self._terms.is_catching_up
-        )
+        self._ownership = Leadership(self._chains, self._terms, may_take=lambda: not self._terms.is_catching_up)
         self._met = Met(folder.parent, scoped.peer)
         self._new_version = asyncio.Event()
         self._evaluator = make_evaluator(run, store, self._archive)
@@ -119,7 +116,7 @@ class SeedStage:
         serve_store(self._node.swarm, self._node.store)
         serve_decrees(self._node)
         self._terms.serve()
-        self._mirror.listen(self._on_version)
+        self._chains.listen(self._on_version)
         self._resharding.serve()
         self._records.serve(self._node.swarm)
         self._checks.serve(self._node.swarm)

@@ -14,14 +14,13 @@ from dipaco_p2p.core.outer import OuterState
 from dipaco_p2p.errors import DipacoError, IntegrityError
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.versions import check_chain, genesis_version
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.payloads import stored
 from dipaco_p2p.runtime.recompute import make_again
-from dipaco_p2p.runtime.rollbacks import make_rollback_again
+from dipaco_p2p.runtime.rollback import make_rollback_again
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
-
-from .archive import SeedArchive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

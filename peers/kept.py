@@ -2,7 +2,7 @@
 
     state-<path>.json      the path's inner states: moments and error feedback (states.py)
     version-, open-*.json  the chains of the modules that it trains, mirrors or leads, and the newest parameters;
-                           so that a restart fetches only what is newer (runtime/mirror.py)
+                           so that a restart fetches only what is newer (runtime/chain.py)
     outbox/                contributions whose push has begun and has not ended: a restart pushes them again, which is
                            the same contribution and counts once
     receipts.jsonl         what leaders signed for, the newest last

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dipaco_p2p.protocol.documents import ModuleVersion, Share
 from dipaco_p2p.protocol.rounds import OpenRound, Standing, standing
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.modules import ModuleReader
+from dipaco_p2p.runtime.follower import Follower
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .trainer import Flat, PathTrainer
@@ -18,7 +18,7 @@ from .work import Base
 class Tenure:
     """One path in our hands, from its claim to its release."""
 
-    def __init__(self, trainer: PathTrainer, readers: Sequence[ModuleReader], *, rounds: int) -> None:
+    def __init__(self, trainer: PathTrainer, readers: Sequence[Follower], *, rounds: int) -> None:
         """`rounds` is how many the run has. The readers hold parameters."""
         self.trainer = trainer
         self._readers = list(readers)
@@ -146,18 +146,18 @@ class Tenure:
             await asyncio.gather(*(self._follow(reader, late, on_change) for reader in behind))
 
     async def _follow(
-        self, reader: ModuleReader, late: list[ModuleId], on_change: Callable[[list[ModuleId]], None]
+        self, reader: Follower, late: list[ModuleId], on_change: Callable[[list[ModuleId]], None]
     ) -> None:
         await reader.sync(after=reader.version.version)
         late.remove(reader.module)
         if late:
             on_change(late)
 
-    def _behind(self) -> list[ModuleReader]:
+    def _behind(self) -> list[Follower]:
         """The modules that the path waits for."""
         waiting = [reader for reader in self._readers if self._is_done(reader)]
         least = min(reader.version.version for reader in waiting)
         return [reader for reader in waiting if reader.version.version == least]
 
-    def _is_done(self, reader: ModuleReader) -> bool:
+    def _is_done(self, reader: Follower) -> bool:
         return self._done.get(reader.module) == reader.version.version

@@ -14,15 +14,14 @@ from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import DipacoError, SwarmError, WrongRun
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.chain import Chains
 from dipaco_p2p.runtime.console import log_to
 from dipaco_p2p.runtime.decrees import Decrees, serve_decrees
-from dipaco_p2p.runtime.granting import Electing
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import Stages, check_next_stage, fetch_stages
+from dipaco_p2p.runtime.leadership import Electing, Leadership
 from dipaco_p2p.runtime.mandates import Mandates
-from dipaco_p2p.runtime.mirror import Mirror
 from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.ownership import Ownership
 from dipaco_p2p.runtime.presence import Presence
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.shardings import serve_shardings
@@ -244,10 +243,8 @@ class Tour:
         node = self.node
         assert node is not None
         volunteer: Volunteer | None = None
-        mirror = Mirror(node)
-        ownership = Ownership(
-            node,
-            mirror,
+        ownership = Leadership(
+            Chains(node),
             Electing(node),
             may_take=lambda: volunteer is not None and volunteer.is_run_open(),
         )

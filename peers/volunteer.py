@@ -17,9 +17,9 @@ from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, SwarmError
 from dipaco_p2p.protocol.claims import ClaimEvent, taking_part
 from dipaco_p2p.protocol.liveness import heartbeat_interval_s
 from dipaco_p2p.protocol.rounds import PATIENCE
-from dipaco_p2p.runtime.modules import ModuleReader
+from dipaco_p2p.runtime.follower import Follower
+from dipaco_p2p.runtime.leadership import Leadership
 from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.ownership import Ownership
 from dipaco_p2p.runtime.tasks import done_or_later, keep_going
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -50,7 +50,7 @@ class Volunteer:
     def __init__(
         self,
         node: Node,
-        ownership: Ownership,
+        ownership: Leadership,
         status: Status,
         *,
         device: str,
@@ -89,7 +89,7 @@ class Volunteer:
         self._is_stopping = False
         self._is_finishing = False
         self._work: asyncio.Task[None] | None = None
-        self._readers: dict[ModuleId, ModuleReader] = {}
+        self._readers: dict[ModuleId, Follower] = {}
         self._broken: set[PathId] = set()
         """Paths whose training failed here."""
         self._has_begun = False
@@ -225,9 +225,9 @@ class Volunteer:
             await asyncio.gather(*map(watch.read_heads, silent))
             await watch.read_rounds(silent)
 
-    def _reader(self, module: ModuleId) -> ModuleReader:
+    def _reader(self, module: ModuleId) -> Follower:
         if module not in self._readers:
-            self._readers[module] = ModuleReader(self._node, module, self._ownership.mirror)
+            self._readers[module] = Follower(self._node, module, self._ownership.chains[module])
         return self._readers[module]
 
     async def _route(self, tenure: Tenure) -> None:
@@ -328,7 +328,7 @@ class Volunteer:
             return True
         watch, needed = self._node.watch, self._node.run.config.rounds.min_paths
         covered = sum(bool(claims) for claims in watch.claims.values())
-        kept = any(self._ownership.mirror.ledger(module).head.version for module in watch.heads)
+        kept = any(self._ownership.chains[module].ledger.head.version for module in watch.heads)
         return covered >= needed or kept or any(watch.seen.values())
 
     def _has_work(self) -> bool:

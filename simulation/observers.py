@@ -12,8 +12,8 @@ from unittest import mock
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.documents import Contribution, Sealed
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.chain import ModuleChain
 from dipaco_p2p.runtime.history import History
-from dipaco_p2p.runtime.mirror import Mirror
 
 from .virtual_time import WHO
 
@@ -36,17 +36,17 @@ def observed(world: World) -> Iterator[None]:
 @contextlib.contextmanager
 def _confirmations(world: World) -> Iterator[None]:
     """Notes for whom a mirror keeps something, and who leads as far as it knows."""
-    keep = Mirror.keep_contribution
+    keep = ModuleChain.keep_contribution
 
-    def noted(self: Mirror, sender: PeerId, sealed: Sealed[Contribution]) -> None:
+    def noted(self: ModuleChain, sender: PeerId, sealed: Sealed[Contribution]) -> None:
         module = sealed.document.module
-        grant = self._node.watch.mandates.grant(module)
+        grant = self.node.watch.mandates.grant(module)
         keep(self, sender, sealed)
         world.observe(
             "confirmed", {"module": str(module), "id": sealed.id, "to": sender, "leader": grant and grant.leader}
         )
 
-    with mock.patch.object(Mirror, "keep_contribution", noted):
+    with mock.patch.object(ModuleChain, "keep_contribution", noted):
         yield
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bootstrap.archive import SeedArchive
 from bootstrap.folder import open_stage
 from bootstrap.verify import verify_run
 from dipaco_p2p.core.codec import decode_module
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, Share
 from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.ledger import Ledger
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store

@@ -8,13 +8,13 @@ from typing import Any
 from bootstrap.terms import Terms
 from dipaco_p2p.protocol import owners
 from dipaco_p2p.protocol.versions import Tally
-from dipaco_p2p.runtime.custody import Custody
+from dipaco_p2p.runtime.chain import ModuleChain
 from dipaco_p2p.runtime.intake import Intake
+from dipaco_p2p.runtime.leader import Leader
+from dipaco_p2p.runtime.leadership import Leadership
 from dipaco_p2p.runtime.ledger import Ledger
 from dipaco_p2p.runtime.mandates import Mandates
-from dipaco_p2p.runtime.mirror import Mirror
-from dipaco_p2p.runtime.owner import ModuleOwner
-from dipaco_p2p.runtime.ownership import Ownership
+from dipaco_p2p.runtime.replication import Replication
 
 from .mutants import Soil, mutant
 
@@ -30,45 +30,46 @@ async def _done(*parts: Any, **named: Any) -> None:
 @mutant("no replication before the receipt", faults=LEADERS_DIE)
 def no_replication(soil: Soil) -> None:
     def make(original: Any) -> Any:
-        async def keep(self: Custody, sealed: Any, payload: bytes) -> Any:
-            self._mirror.add(sealed)
+        async def keep(self: Replication, sealed: Any, payload: bytes) -> Any:
+            self._chain.add(sealed)
             return self._node.peer, *(replica.peer for replica in self.replicas()[:1])
 
         return keep
 
-    soil.replace(Custody, "keep", make)
+    soil.replace(Replication, "keep", make)
 
 
 @mutant("takeover forgets open contributions", faults=LEADERS_DIE)
 def takeover_forgets(soil: Soil) -> None:
     def make(original: Any) -> Any:
-        async def reopen(self: ModuleOwner, **changes: Any) -> None:
+        async def reopen(self: Leader, **changes: Any) -> None:
             self._ledger.open.clear()
             await original(self, **changes)
 
         return reopen
 
-    soil.replace(ModuleOwner, "_reopen", make)
-    soil.replace(Ownership, "_resubmit", lambda original: _done)
+    soil.replace(Leader, "_reopen", make)
+    soil.replace(Leadership, "_resubmit", lambda original: _done)
 
 
 @mutant("merge drops the losing branch's contributions", faults=BRANCHES, seeds=(29,))
 def merge_drops(soil: Soil) -> None:
     def make(original: Any) -> Any:
-        def truncate(self: Mirror, ledger: Ledger, version: int) -> None:
+        def leave(self: ModuleChain, version: int) -> None:
+            ledger = self.ledger
             given_up = [share.contribution for sealed in ledger.versions[version:] for share in sealed.document.shares]
-            original(self, ledger, version)
+            original(self, version)
             for contribution in given_up:
                 ledger.drop(contribution)
 
-        return truncate
+        return leave
 
-    soil.replace(Mirror, "_truncate", make)
+    soil.replace(ModuleChain, "_leave", make)
 
 
 @mutant("old term's leader obeyed", faults=("freeze", "partition", "one-way cut"))
 def old_leader_obeyed(soil: Soil) -> None:
-    soil.replace(Mirror, "_require_leader", lambda original: lambda self, module, sender: None)
+    soil.replace(ModuleChain, "_require_leader", lambda original: lambda self, sender: None)
 
 
 @mutant("newcomer displaces leader", faults=("join",))

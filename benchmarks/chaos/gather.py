@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from bootstrap.archive import SeedArchive
 from bootstrap.folder import GRID, RunFolder
 from bootstrap.report import verify_stages
 from dipaco_p2p.protocol.documents import ModuleVersion
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.history import read_history
 
 from .evidence import Done, Event, Evidence, Link, Share

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bootstrap.archive import SeedArchive
 from bootstrap.evaluator import Evaluator
 from bootstrap.folder import RunFolder
+from dipaco_p2p.runtime.archive import SeedArchive
 
 
 def losses(folders: dict[str, Path], versions: dict[str, int]) -> dict[str, float]:

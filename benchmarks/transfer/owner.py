@@ -14,13 +14,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
-from bootstrap.archive import SeedArchive
 from bootstrap.folder import GRID
 from bootstrap.stage import SeedStage
 from dipaco_p2p import strict
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.config import RunConfig
 from dipaco_p2p.runtime import faults
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.history import read_history
 from dipaco_p2p.runtime.join import Stages
 from dipaco_p2p.runtime.run import Run

@@ -1,7 +1,7 @@
 """A volunteer that trains nothing: it holds the modules of the only path, pushes what it is given, and follows.
 
 It listens nowhere, as `dipaco-peer join --no-listen`, so that no module falls to it; all else that it says and asks is
-what the program says and asks: heartbeat and claim, `peers.push`, `ModuleReader` with a mirror that keeps versions.
+what the program says and asks: heartbeat and claim, `peers.push`, `Follower` with a mirror that keeps versions.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dipaco_p2p.core.compress import compress, encode_compressed
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
+from dipaco_p2p.runtime.chain import Chains, ModuleChain
+from dipaco_p2p.runtime.follower import Follower
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import fetch_stages
 from dipaco_p2p.runtime.knock import CONNECT_TIMEOUT_S
 from dipaco_p2p.runtime.mandates import Mandates
-from dipaco_p2p.runtime.mirror import Mirror
-from dipaco_p2p.runtime.modules import ModuleReader
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.presence import Presence
 from dipaco_p2p.runtime.run import Run
@@ -58,15 +58,13 @@ class Pushed:
     receipt_s: float
 
 
-class NotingMirror(Mirror):
+class NotingChain(ModuleChain):
     """Notes when a version was applied and checked, and its blobs are on this disk."""
 
-    def __init__(self, node: Node) -> None:
-        super().__init__(node)
-        self.applied_s: dict[ModuleId, float] = {}
+    applied_s = 0.0
 
     def note(self, versions: Sequence[Sealed[ModuleVersion]], snapshot: Parts, update: bytes | None = None) -> None:
-        self.applied_s[versions[-1].document.module] = self._node.clock.now_s()
+        self.applied_s = self.node.clock.now_s()
         super().note(versions, snapshot, update)
 
 
@@ -87,8 +85,9 @@ class IdleVolunteer:
         serve_store(scoped, store)
         self.modules = list(run.topology.modules())
         [self._path] = run.topology.paths()
-        self._mirror = NotingMirror(self.node)
-        self._readers = {module: ModuleReader(self.node, module, self._mirror) for module in self.modules}
+        chains = Chains(self.node)
+        self._chains = {module: NotingChain(chains, module) for module in self.modules}
+        self._readers = {module: Follower(self.node, module, chain) for module, chain in self._chains.items()}
         self._residuals: dict[ModuleId, Floats] = {}
         self._loops: list[asyncio.Task[None]] = []
 
@@ -137,7 +136,7 @@ class IdleVolunteer:
     async def follow(self, versions: Mapping[ModuleId, int]) -> dict[ModuleId, float]:
         """Wait for what follows these versions, all at once, and apply it; when each was applied."""
         await asyncio.gather(*(self._readers[module].sync(after=after) for module, after in versions.items()))
-        return {module: self._mirror.applied_s[module] for module in versions}
+        return {module: self._chains[module].applied_s for module in versions}
 
     def version(self, module: ModuleId) -> int:
         """The version that is held."""

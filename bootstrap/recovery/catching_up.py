@@ -19,12 +19,11 @@ from pathlib import Path
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.branches import Branch
 from dipaco_p2p.protocol.signing import PeerId, short
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.archive import ArchiveChains
 from dipaco_p2p.runtime.remote import RemoteLedger
 from dipaco_p2p.runtime.shardings import learn_shardings
 from dipaco_p2p.topology import ModuleId
 
-from ..archive import ArchiveMirror, SeedArchive
 from .filling import Filling
 from .marker import drop_marker, read_marker, write_marker
 
@@ -39,12 +38,9 @@ FILL_AGAIN_S = 10.0
 class CatchingUp:
     """Of the stage that is open; over at once in a folder that never came out of a backup."""
 
-    def __init__(
-        self, node: Node, mirror: ArchiveMirror, archive: SeedArchive, root: Path, *, tell: Callable[[str], None]
-    ) -> None:
-        self._node = node
-        self._mirror = mirror
-        self._archive = archive
+    def __init__(self, chains: ArchiveChains, root: Path, *, tell: Callable[[str], None]) -> None:
+        node, archive = self._node, self._archive = chains.node, chains.archive
+        self._chains = chains
         self._root = root
         self._tell = tell
         self._filling = Filling(node, archive)
@@ -107,7 +103,7 @@ class CatchingUp:
                 log.info("%s: ...%s does not say what it knows: %s", module, short(peer), error)
         for peer in sorted(found, key=lambda peer: (found[peer].rank, peer)):
             try:
-                await self._mirror.catch_up(peer, module, until=found[peer].final)
+                await self._chains[module].catch_up(peer, until=found[peer].final)
             except DipacoError as error:
                 log.info("%s: the chain of ...%s is not to be had: %s", module, short(peer), error)
 

@@ -16,6 +16,7 @@ from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.items import read_items
 from dipaco_p2p.runtime.ledger import Ledger
 from dipaco_p2p.runtime.node import Node
@@ -24,7 +25,6 @@ from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.transfer import fetch
 from dipaco_p2p.topology import ModuleId
 
-from ..archive import SeedArchive
 from ..records import IDS_MAX
 
 log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.errors import DipacoError, Unreachable
 from dipaco_p2p.protocol.liveness import Heartbeat
+from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.runtime.entry import read_entry
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import fetch_stages
@@ -29,7 +30,6 @@ from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.libp2p import Libp2pSwarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 
-from ..archive import ArchiveMirror, SeedArchive
 from ..folder import RunFolder, write_stage
 from .catching_up import CatchingUp
 from .filling import refs_of
@@ -104,7 +104,7 @@ async def _take_over(swarm: Swarm, folder: RunFolder, before: Run, run: Run, add
 async def _end_warmup(node: Node, folder: RunFolder) -> None:
     """The chain of the warm-up from whoever still serves it; without it the grid goes on all the same."""
     archive = SeedArchive(node.run, node.store)
-    catching_up = CatchingUp(node, ArchiveMirror(node, archive), archive, folder.root, tell=log.info)
+    catching_up = CatchingUp(ArchiveChains(node, archive), folder.root, tell=log.info)
     await catching_up.learn_once()
 
 

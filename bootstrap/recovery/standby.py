@@ -18,6 +18,7 @@ from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, Unreachable
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.runtime.console import log_to, on_signals
 from dipaco_p2p.runtime.decrees import Decrees, serve_decrees
 from dipaco_p2p.runtime.entry import Entry, read_entry
@@ -42,7 +43,6 @@ from dipaco_p2p.swarm.line import Line
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
-from ..archive import ArchiveMirror, SeedArchive
 from ..folder import GRID, WARMUP, RunFolder, write_stage
 from ..records import PublicRecords
 from .filling import Filling
@@ -77,7 +77,7 @@ class StandbyStage:
         )
         self._met = Met(folder.parent, scoped.peer)
         self._archive = SeedArchive(run, store)
-        self._mirror = ArchiveMirror(self.node, self._archive)
+        self._chains = ArchiveChains(self.node, self._archive)
         self._filling = Filling(self.node, self._archive)
         self.missing: int | None = None
         """Files that it should have and nobody has given yet; None before the first look."""
@@ -89,9 +89,9 @@ class StandbyStage:
         serve_store(swarm, store)
         serve_decrees(self.node)
         serve_shardings(self.node)
-        MirrorCalls(self.node, self._mirror).serve()
+        MirrorCalls(self._chains).serve()
         PublicRecords(store, self._archive).serve(swarm)
-        self._mirror.listen(self._on_version)
+        self._chains.listen(self._on_version)
         loops: Sequence[Callable[[], Any]] = (self.node.presence.run, self._look, self._copy)
         self._tasks = [asyncio.create_task(keep_going(loop, self.node.clock)) for loop in loops]
 
@@ -130,7 +130,7 @@ class StandbyStage:
                     with contextlib.suppress(DipacoError):
                         head = self.node.watch.heads[module].get(peer)
                         until = head.final if head is not None else await self._final(peer, module)
-                        await self._mirror.catch_up(peer, module, until=until)
+                        await self._chains[module].catch_up(peer, until=until)
             await self._filling.copy_judgements()
             missing = await self._filling.fill()
             if missing != self.missing:

@@ -10,19 +10,18 @@ from ..protocol.documents import Contribution, Grant, ModuleVersion, unseal
 from ..protocol.signing import PeerId
 from ..swarm.api import Reply
 from ..topology import ModuleId
+from .chain import Chains
 from .items import items_reply
-from .mirror import Mirror
 from .module_calls import learn_mandate, module_of_run
-from .node import Node
 from .shardings import learn_attached
 
 
 class MirrorCalls:
     """The calls `mirror.*` and `module.mandate`."""
 
-    def __init__(self, node: Node, mirror: Mirror) -> None:
-        self._node = node
-        self._mirror = mirror
+    def __init__(self, chains: Chains) -> None:
+        self._node = chains.node
+        self._chains = chains
 
     def serve(self) -> None:
         """Answer from now on."""
@@ -49,18 +48,18 @@ class MirrorCalls:
     async def _on_state(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         module = self._module(header)
         await self._see(module, sender, header)
-        branch = self._mirror.ledger(module).branch
+        branch = self._chains[module].ledger.branch
         return Reply(
             {"final": branch.final, "version": branch.version, "weight": branch.weight, "digest": branch.digest}
         )
 
     async def _on_chain(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        return items_reply(self._mirror.ledger(self._module(header)).versions[whole(header, "after") :])
+        return items_reply(self._chains[self._module(header)].ledger.versions[whole(header, "after") :])
 
     async def _on_open(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         module, after = self._module(header), str(header.get("after", ""))
         await self._see(module, sender, header)
-        kept = self._mirror.ledger(module).kept
+        kept = self._chains[module].ledger.kept
         return items_reply(kept[name] for name in sorted(kept) if name > after)
 
     async def _on_contribution(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
@@ -69,7 +68,7 @@ class MirrorCalls:
         learn_attached(self._node, header.get("sharding"))
         sealed = unseal(Contribution, header.get("contribution"))
         require_same(sealed.document.module, module)
-        self._mirror.keep_contribution(sender, sealed)
+        self._chains[module].keep_contribution(sender, sealed)
         return Reply({})
 
     async def _on_version(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
@@ -77,20 +76,20 @@ class MirrorCalls:
         await self._see(module, sender, header)
         sealed = unseal(ModuleVersion, header.get("version"))
         require_same(sealed.document.module, module)
-        signature = await self._mirror.keep_version(sender, sealed)
-        self._mirror.note_final(module, whole(header, "final"), str(header.get("final_signature")))
+        signature = await self._chains[module].keep_version(sender, sealed)
+        self._chains[module].note_final(whole(header, "final"), str(header.get("final_signature")))
         return Reply({"cosignature": signature})
 
     async def _on_final(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         module = self._module(header)
-        self._mirror.note_final(module, whole(header, "final"), str(header.get("final_signature")))
-        return Reply({"final": self._mirror.ledger(module).final})
+        self._chains[module].note_final(whole(header, "final"), str(header.get("final_signature")))
+        return Reply({"final": self._chains[module].ledger.final})
 
     async def _on_follow(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         module = self._module(header)
         await self._see(module, sender, header)
         try:
-            await self._mirror.welcome(sender, module)
+            await self._chains[module].welcome(sender)
         except (SwarmError, IntegrityError) as error:  # the caller may be gone by now
             raise Refused(f"your chain of {module} is not to be had: {error}", reason="busy") from None
         return Reply({})

@@ -15,8 +15,8 @@ from ..protocol.versions import Known
 from ..swarm.api import Reply
 from ..topology import ModuleId
 from .items import items_reply
+from .leader import Leader
 from .node import Node
-from .owner import ModuleOwner
 from .rejections import Rejections
 from .shardings import learn_attached
 
@@ -32,7 +32,7 @@ class ModuleCalls:
     def __init__(
         self,
         node: Node,
-        owner_of: Callable[[ModuleId], ModuleOwner],
+        owner_of: Callable[[ModuleId], Leader],
         take: Callable[[ModuleId], Awaitable[None]],
         rejections: Rejections,
     ) -> None:
@@ -74,7 +74,7 @@ class ModuleCalls:
             receipt = await owner.contribute(sealed.document.author, sealed, is_forwarded=True)
         return Reply({"receipt": receipt.to_dict()})
 
-    def _require_decreed(self, owner: ModuleOwner, sealed: Sealed[Contribution], *, is_promised: bool = False) -> None:
+    def _require_decreed(self, owner: Leader, sealed: Sealed[Contribution], *, is_promised: bool = False) -> None:
         """Raise Refused for a new one whose author is banned, and for any while the run is frozen."""
         verdict = judge_decreed(sealed.document.author, self._node.watch.decrees.state)
         is_excused = owner.has(sealed.id) or (is_promised and verdict.reason is Reason.BANNED)

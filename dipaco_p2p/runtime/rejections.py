@@ -10,9 +10,8 @@ from __future__ import annotations
 from ..protocol.admission import PASSING, Reason
 from ..protocol.documents import Contribution, Rejection, Sealed, seal
 from ..topology import ModuleId
-from .closing import NOT_FINITE, PAYLOAD_LOST
-from .mirror import Mirror
-from .node import Node
+from .chain import Chains
+from .leader import NOT_FINITE, PAYLOAD_LOST
 
 OF_ROUND_MAX = 64
 """Notes of one module and round."""
@@ -25,11 +24,11 @@ NOTED = {*Reason, PAYLOAD_LOST, NOT_FINITE} - PASSING - {Reason.WRONG_RUN, Reaso
 class Rejections:
     """Of the modules that this peer leads."""
 
-    def __init__(self, node: Node, mirror: Mirror) -> None:
-        self._node = node
-        self._mirror = mirror
+    def __init__(self, chains: Chains) -> None:
+        self._node = chains.node
+        self._chains = chains
         self._notes: dict[ModuleId, dict[str, Sealed[Rejection]]] = {}
-        mirror.on_expired = self.note
+        chains.on_expired = self.note
 
     def note(self, sealed: Sealed[Contribution], reason: str) -> None:
         """Sign a note, if we lead the module, the reason is one to note, and there is room. Of a contribution that is
@@ -41,7 +40,7 @@ class Rejections:
         grant = self._node.watch.mandates.grant(module)
         if grant is None or grant.leader != self._node.peer or document.path not in run.topology:
             return
-        round_ = self._mirror.ledger(module).head.version
+        round_ = self._chains[module].ledger.head.version
         notes = self._kept(module, round_)
         if sealed.id not in notes and self._has_room(notes, sealed, round_):
             rejection = Rejection(
@@ -56,7 +55,7 @@ class Rejections:
 
     def of(self, module: ModuleId) -> dict[str, Sealed[Rejection]]:
         """By contribution: of the open round and the ones before."""
-        return self._kept(module, self._mirror.ledger(module).head.version)
+        return self._kept(module, self._chains[module].ledger.head.version)
 
     def _kept(self, module: ModuleId, round_: int) -> dict[str, Sealed[Rejection]]:
         oldest = round_ - 1 - self._node.run.config.rounds.staleness

@@ -9,18 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 
-from ..errors import DipacoError, Refused, SwarmError
+from ..errors import DipacoError, SwarmError
 from ..protocol.branches import Branch
-from ..protocol.documents import BlobRef, Contribution, Sealed
+from ..protocol.documents import BlobRef
 from ..protocol.signing import PeerId, short
-from .closing import PAYLOAD_LOST, recover
-from .intake import Intake
-from .ledger import Ledger
-from .mirror import Mirror
-from .node import Node
-from .payloads import PayloadLost
+from .chain import ModuleChain
 from .remote import RemoteLedger
 from .transfer import fetch
 
@@ -30,36 +25,13 @@ TRIES = 5
 RETRY_S = 0.5
 
 
-async def judged_again(
-    node: Node,
-    mirror: Mirror,
-    intake: Intake,
-    sealed: Sealed[Contribution],
-    *,
-    measure: Callable[[Sealed[Contribution]], Awaitable[tuple[bytes, float]]],
-) -> float | None:
-    """The norm of an open contribution of a former leader, under the same rules; None if it may not count, which is
-    reported."""
-    try:
-        intake.judge(sealed.document.author, sealed)
-        try:
-            return (await measure(sealed))[1]
-        except PayloadLost:
-            await recover(node, mirror, mirror.ledger(sealed.document.module), sealed)
-            return (await measure(sealed))[1]
-    except (Refused, PayloadLost) as error:
-        log.warning("%s: cannot take over %s: %s", sealed.document.module, sealed.id[:8], error)
-        mirror.expire(sealed, str(error.reason if isinstance(error, Refused) else PAYLOAD_LOST))
-        return None
-
-
 class Takeover:
     """One module's, by this peer."""
 
-    def __init__(self, node: Node, mirror: Mirror, ledger: Ledger) -> None:
-        self._node = node
-        self._mirror = mirror
-        self._ledger = ledger
+    def __init__(self, chain: ModuleChain) -> None:
+        self._node = chain.node
+        self._chain = chain
+        self._ledger = chain.ledger
 
     async def gather(self, last_group: Collection[PeerId]) -> int:
         """Take over the best branch that anybody has, and the contributions that are open anywhere; the newest version
@@ -68,14 +40,14 @@ class Takeover:
         Asked after our grant, which everybody asked sees: from then on the last leader gets nothing confirmed by them.
         """
         watch = self._node.watch
-        likely = {*last_group, *watch.seeds(), *watch.heads[self._ledger.module]}
+        likely = {*last_group, *watch.seeds(), *watch.heads[self._chain.module]}
         found = await self._branches(likely)
-        if not found or max(branch.version for branch in found.values()) < watch.seen[self._ledger.module]:
+        if not found or max(branch.version for branch in found.values()) < watch.seen[self._chain.module]:
             found |= await self._branches(watch.heartbeats.keys() - found.keys())
         await self._take_best(found)
         for peer in sorted(found):
             await self._take_open(peer)
-        return max([watch.seen[self._ledger.module], *self._bases()])
+        return max([watch.seen[self._chain.module], *self._bases()])
 
     def _bases(self) -> list[int]:
         """What the open contributions were trained from: there are these versions, whether we have them or not."""
@@ -88,9 +60,9 @@ class Takeover:
 
     async def _branch_of(self, peer: PeerId) -> Branch | None:
         try:
-            return await RemoteLedger(self._node, peer, self._ledger.module).branch()
+            return await RemoteLedger(self._node, peer, self._chain.module).branch()
         except DipacoError as error:
-            log.info("%s: ...%s did not say what it has: %s", self._ledger.module, short(peer), error)
+            log.info("%s: ...%s did not say what it has: %s", self._chain.module, short(peer), error)
             return None
 
     async def _take_best(self, found: dict[PeerId, Branch]) -> None:
@@ -99,19 +71,19 @@ class Takeover:
             if not found[peer].is_better(self._ledger.branch):
                 continue
             try:
-                await self._mirror.follow(peer, self._ledger.module)
+                await self._chain.follow(peer)
             except DipacoError as error:
-                log.warning("%s: the branch of ...%s cannot be had: %s", self._ledger.module, short(peer), error)
+                log.warning("%s: the branch of ...%s cannot be had: %s", self._chain.module, short(peer), error)
 
     async def _take_open(self, peer: PeerId) -> None:
         try:
-            for sealed in await RemoteLedger(self._node, peer, self._ledger.module).kept():
+            for sealed in await RemoteLedger(self._node, peer, self._chain.module).kept():
                 is_here = sealed.id in self._ledger.kept or self._ledger.counted.get(sealed.id, 0)
-                if sealed.document.module == self._ledger.module and not is_here:
+                if sealed.document.module == self._chain.module and not is_here:
                     self._node.store.put(await self._fetch_patiently(sealed.document.payload, peer))
-                    self._mirror.add(sealed)
+                    self._chain.add(sealed)
         except DipacoError as error:
-            log.warning("%s: not all that ...%s keeps could be taken over: %s", self._ledger.module, short(peer), error)
+            log.warning("%s: not all that ...%s keeps could be taken over: %s", self._chain.module, short(peer), error)
 
     async def _fetch_patiently(self, ref: BlobRef, peer: PeerId) -> bytes:
         """What has a receipt must not be lost with a message."""

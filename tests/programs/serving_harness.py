@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from bootstrap.archive import ArchiveMirror, SeedArchive
 from bootstrap.folder import GRID, WARMUP, RunFolder, write_sharding, write_stage
 from bootstrap.serving import ServedRun, open_folder
 from bootstrap.tokenizer import train_tokenizer
@@ -46,6 +45,7 @@ from dipaco_p2p.protocol.documents import (
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.ledger import Ledger
 from dipaco_p2p.runtime.mirror_calls import MirrorCalls
@@ -253,7 +253,7 @@ def serve_archive(served: Served, swarm: Swarm, clock: Clock) -> None:
         presence=Presence(served.run, swarm, clock, Heartbeat(role="seed")),
         history=History(None, clock),
     )
-    MirrorCalls(node, ArchiveMirror(node, SeedArchive(served.run, served.store))).serve()
+    MirrorCalls(ArchiveChains(node, SeedArchive(served.run, served.store))).serve()
 
 
 def _make_chain(run: Run, store: Store, module: ModuleId, genesis: Any) -> dict[tuple[ModuleId, int], Any]:

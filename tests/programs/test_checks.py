@@ -15,7 +15,6 @@ from stages_harness import Home, eventually, run_file
 from tiny_run import make_run, signer, tiny_config
 from virtual_time import VirtualClock, play
 
-from bootstrap.archive import SeedArchive
 from bootstrap.checks import Checks
 from bootstrap.folder import GRID, RunFolder
 from bootstrap.records import PublicRecords
@@ -27,6 +26,7 @@ from dipaco_p2p.protocol.documents import Sealed, seal, unseal
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from dipaco_p2p.topology import PathId

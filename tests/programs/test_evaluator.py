@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from runtime_harness import finished_run
 
-from bootstrap.archive import SeedArchive
 from bootstrap.baseline import train_dense
 from bootstrap.evaluator import Evaluator, append_evaluation, best_rounds, read_evaluations, stopped_evaluation
 from bootstrap.finished import score_table
@@ -23,6 +22,7 @@ from dipaco_p2p.core.router import decode_router
 from dipaco_p2p.core.shards import decode_shard
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.protocol.documents import ShardRef
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId

@@ -14,7 +14,7 @@ from tiny_run import MODEL, tiny_config
 from virtual_time import end, eventually, play
 
 from dipaco_p2p.core.inner import InnerResult
-from dipaco_p2p.runtime.modules import ModuleReader
+from dipaco_p2p.runtime.follower import Follower
 from dipaco_p2p.topology import PathId
 from peers.claiming import first_round
 from peers.tenure import Tenure
@@ -97,7 +97,7 @@ def test_a_path_is_not_trained_while_a_module_of_it_is_fetched_anew(tmp_path: Pa
     async def scenario() -> None:
         async with world_of_one_path(tmp_path) as world:
             node, path = world.peer(61), PathId((0, 0, 0))
-            readers = [ModuleReader(node, module) for module in path.modules()]
+            readers = [Follower(node, module) for module in path.modules()]
             tenure = Tenure(cast(PathTrainer, SimpleNamespace(path=path)), readers, rounds=30)
             assert tenure.standing.is_due and not tenure.is_ready
             await asyncio.gather(*(reader.sync() for reader in readers))

@@ -11,7 +11,6 @@ from e2e_harness import write_corpus
 from stages_harness import Home, play_whole, run_file
 from typer.testing import CliRunner
 
-from bootstrap.archive import SeedArchive
 from bootstrap.cli import app
 from bootstrap.folder import GRID, WARMUP, RunFolder
 from bootstrap.planning.examine import planned_of, text_bytes_of
@@ -20,6 +19,7 @@ from bootstrap.planning.show import lines
 from bootstrap.runfile import CorpusConfig, RunFile
 from dipaco_p2p.config import CompressionConfig, RunConfig
 from dipaco_p2p.core.compress import HEADER_BYTES_MAX
+from dipaco_p2p.runtime.archive import SeedArchive
 
 LINE = Line(up_mbit=10.0, down_mbit=50.0)
 

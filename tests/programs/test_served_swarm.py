@@ -11,7 +11,6 @@ import pytest
 from serving_harness import COORDINATOR, LEADER, PROMPT, ROUNDS, Served, grant_of, make_served, serve_archive
 from virtual_time import VirtualClock, play
 
-from bootstrap.archive import SeedArchive
 from bootstrap.export import export_path
 from bootstrap.generate import Request, write_on
 from bootstrap.served_swarm import read_swarm
@@ -20,6 +19,7 @@ from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, WrongRun
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed
 from dipaco_p2p.protocol.liveness import Head, Heartbeat
 from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.items import items_reply
 from dipaco_p2p.runtime.join import Stages
 from dipaco_p2p.runtime.presence import Presence

@@ -11,13 +11,13 @@ from runtime_harness import World, finished_run
 from tiny_run import MODEL, tiny_config
 from virtual_time import eventually, play
 
-from bootstrap.archive import SeedArchive
 from bootstrap.evaluator import Evaluator
 from bootstrap.serving import ServedRun, _Folder
 from dipaco_p2p.config import LevelConfig
 from dipaco_p2p.core.inner import InnerResult
 from dipaco_p2p.core.router import Router
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.runtime.trained import assign, trained_paths, witnesses
 from dipaco_p2p.topology import ModuleId, PathId, Topology

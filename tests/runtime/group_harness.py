@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime_harness import Leader, World, offer
+from runtime_harness import TinyLeader, World, offer
 from tiny_run import contribution_of, gradient_bytes, tiny_config
 from virtual_time import eventually, play
 
@@ -16,9 +16,9 @@ from bootstrap.verify import verify_run
 from dipaco_p2p.errors import Refused, Unreachable
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.leader import Leader
 from dipaco_p2p.runtime.ledger import Ledger
 from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.owner import ModuleOwner
 from dipaco_p2p.topology import ModuleId, PathId
 from simulation.virtual_time import Process
 
@@ -27,7 +27,7 @@ PATH, OTHER_PATH = PathId((0, 0, 0)), PathId((0, 0, 1))
 """The two paths through MODULE: a round that has both closes at once."""
 
 
-class Member(Leader):
+class Member(TinyLeader):
     """An owner that acts by itself."""
 
     def __init__(self, world: World, number: int, *, process: Process) -> None:
@@ -50,12 +50,12 @@ class Member(Leader):
 
     @property
     def leads(self) -> bool:
-        owner = self.ownership._owners.get(MODULE)
+        owner = self.ownership._leaders.get(MODULE)
         return owner is not None and owner.is_leading
 
     @property
     def ledger(self) -> Ledger:
-        return self.mirror.ledger(MODULE)
+        return self.chain.ledger
 
     def said(self, ev: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["ev"] == ev and event["module"] == str(MODULE)]
@@ -149,14 +149,14 @@ def document(world: World, ledger: Ledger, author: Node, payload: bytes, *, path
 
 
 async def contribute(
-    world: World, leader: Leader, author: Node, *, seed: int = 0, path: PathId = PATH, size: float = 1e-3
+    world: World, leader: TinyLeader, author: Node, *, seed: int = 0, path: PathId = PATH, size: float = 1e-3
 ) -> Sealed[Receipt]:
     payload = gradient_bytes(world.run, MODULE, seed=seed, size=size)
-    sealed = seal(author.swarm.signer, document(world, leader.mirror.ledger(MODULE), author, payload, path=path))
+    sealed = seal(author.swarm.signer, document(world, leader.chain.ledger, author, payload, path=path))
     return await push(author, leader, sealed, payload)
 
 
-async def push(author: Node, leader: Leader, sealed: Sealed[Contribution], payload: bytes) -> Sealed[Receipt]:
+async def push(author: Node, leader: TinyLeader, sealed: Sealed[Contribution], payload: bytes) -> Sealed[Receipt]:
     """Until there is an answer: a leader may wait as long as we for mirrors that it cannot reach."""
     for _ in range(3):
         with contextlib.suppress(Unreachable):
@@ -164,7 +164,7 @@ async def push(author: Node, leader: Leader, sealed: Sealed[Contribution], paylo
     return await offer(author, leader.peer, sealed, payload)
 
 
-async def sees(node: Node, leader: Leader) -> None:
+async def sees(node: Node, leader: TinyLeader) -> None:
     """Look until `node` believes that `leader` leads."""
     for _ in range(40):
         await node.watch.refresh()
@@ -174,9 +174,9 @@ async def sees(node: Node, leader: Leader) -> None:
     raise AssertionError(f"{leader.peer} is not believed")
 
 
-async def make_versions(world: World, leader: Leader, author: Node, count: int = 1, *, seed: int = 0) -> list[str]:
+async def make_versions(world: World, leader: TinyLeader, author: Node, count: int = 1, *, seed: int = 0) -> list[str]:
     """Let `leader` make versions of two contributions each; the contributions' ids."""
-    ledger, ids = leader.mirror.ledger(MODULE), []
+    ledger, ids = leader.chain.ledger, []
     for number in range(count):
         before = ledger.head.version
         for offset, path in enumerate((PATH, OTHER_PATH)):
@@ -188,7 +188,7 @@ async def make_versions(world: World, leader: Leader, author: Node, count: int =
     return ids
 
 
-async def lead_at_last(world: World, leader: Leader) -> ModuleOwner:
+async def lead_at_last(world: World, leader: TinyLeader) -> Leader:
     """Lead MODULE, also if its group may still come back, or had a newer version: that is waited for a while."""
     for _ in range(20):
         with contextlib.suppress(Unreachable, Refused):

@@ -6,14 +6,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from group_harness import MODULE
-from runtime_harness import Leader, World
+from runtime_harness import TinyLeader, World
 from tiny_run import tiny_config
 from virtual_time import eventually, play
 
 from dipaco_p2p.runtime.node import Node
 
 
-def on_stage(folder: Path, scene: Callable[[World, Leader, Leader, Node], Awaitable[None]], **changes: int) -> None:
+def on_stage(
+    folder: Path, scene: Callable[[World, TinyLeader, TinyLeader, Node], Awaitable[None]], **changes: int
+) -> None:
     """`scene` gets two peers that lead when they are told to; by default in groups of one."""
 
     async def scenario() -> None:
@@ -26,15 +28,15 @@ def on_stage(folder: Path, scene: Callable[[World, Leader, Leader, Node], Awaita
     play(scenario)
 
 
-async def seed_away(world: World, *leaders: Leader) -> None:
+async def seed_away(world: World, *leaders: TinyLeader) -> None:
     await world.kill_seed()
     await eventually(lambda: not any(leader.node.watch.seeds() for leader in leaders))
 
 
-async def seed_back(world: World, *leaders: Leader) -> None:
+async def seed_back(world: World, *leaders: TinyLeader) -> None:
     await world.start_seed().node.presence.beat()
     await eventually(lambda: all(leader.node.watch.seeds() for leader in leaders))
 
 
-def is_safe(leader: Leader) -> bool:
-    return leader.owner(MODULE)._custody.is_final
+def is_safe(leader: TinyLeader) -> bool:
+    return leader.owner(MODULE)._replication.is_final

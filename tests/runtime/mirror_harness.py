@@ -14,8 +14,8 @@ from virtual_time import play
 from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed, seal
 from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.runtime.chain import ModuleChain
 from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.mirror import Mirror
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.recompute import Made
 from dipaco_p2p.topology import ModuleId
@@ -33,14 +33,14 @@ class Shelf:
         self.made: dict[int, Made] = {}
         if keeps_everything:
             self.node: Node = world.seed.node
-            self.mirror: Mirror = world.seed.mirror
+            self.chain: ModuleChain = world.seed.chains[MODULE]
         else:
             member = world.leader(52)
-            self.node, self.mirror = member.node, member.mirror
+            self.node, self.chain = member.node, member.chain
 
     @property
     def ledger(self) -> Ledger:
-        return self.mirror.ledger(MODULE)
+        return self.chain.ledger
 
     def adopt(self, leader: Signer, *, term: int) -> None:
         """The coordinator grants `term` to `leader`, with us as its mirror if that are not we."""
@@ -69,13 +69,13 @@ class Shelf:
         items = [self.contribution(number, path=path, variant=variant) for path in (0, 1)]
         if is_handed_in:
             for contribution, _ in items:
-                self.mirror.add(contribution)
+                self.chain.add(contribution)
         sealed, made = version_of(self.run, leader, items, term=term, after=self.made.get(number - 1))
         self.made[number] = made
         return sealed, made
 
     async def keep(self, sealed: Sealed[ModuleVersion], *, sender: Signer = ONE) -> str:
-        return await self.mirror.keep_version(sender.peer, sealed)
+        return await self.chain.keep_version(sender.peer, sealed)
 
 
 def on_shelf(

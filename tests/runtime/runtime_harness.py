@@ -10,22 +10,21 @@ from typing import Any
 from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 from virtual_time import VirtualClock, end, play
 
-from bootstrap.archive import ArchiveMirror, SeedArchive
 from bootstrap.folder import write_stage
 from bootstrap.terms import Terms
 from dipaco_p2p.config import RunConfig
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
+from dipaco_p2p.runtime.chain import Chains, ModuleChain
 from dipaco_p2p.runtime.decrees import Decrees, serve_decrees
-from dipaco_p2p.runtime.granting import Electing
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import Stages
+from dipaco_p2p.runtime.leader import Leader
+from dipaco_p2p.runtime.leadership import Electing, Leadership
 from dipaco_p2p.runtime.mandates import Mandates
-from dipaco_p2p.runtime.mirror import Mirror
 from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.owner import ModuleOwner
-from dipaco_p2p.runtime.ownership import Ownership
 from dipaco_p2p.runtime.presence import Presence
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
@@ -72,10 +71,10 @@ class TinySeed:
         size_max = 2 * max(map(run.snapshot_bytes_max, run.topology.modules()))
         self.node = replace(node, keep_upload=Uploads(self.swarm, node.store, size_max=size_max).claim)
         self.archive = SeedArchive(run, self.node.store)
-        self.mirror = ArchiveMirror(self.node, self.archive)
+        self.chains = ArchiveChains(self.node, self.archive)
         self.terms = Terms(self.node, on_deposed=self._on_deposed)
         self.terms.serve()
-        self.ownership = Ownership(self.node, self.mirror, self.terms)
+        self.ownership = Leadership(self.chains, self.terms)
         Stages(self.swarm).add(run)
         serve_store(self.swarm, self.node.store)
 
@@ -103,10 +102,8 @@ class TinyVolunteer:
         self.events: list[dict[str, Any]] = []
         self.node.history.listen(self.events.append)
         serve_store(self.swarm, self.node.store)
-        self.mirror = Mirror(self.node)
-        self.ownership = Ownership(
-            self.node, self.mirror, Electing(self.node), may_take=lambda: self.volunteer.is_run_open()
-        )
+        self.chains = Chains(self.node)
+        self.ownership = Leadership(self.chains, Electing(self.node), may_take=lambda: self.volunteer.is_run_open())
         self.status = status or Status()
         self.volunteer = Volunteer(self.node, self.ownership, self.status, device="cpu")
         self.task: asyncio.Task[None] | None = None
@@ -147,7 +144,7 @@ class World:
         store = Store(folder / "seed")
         self.run = write_stage(store, make_run(store, config or tiny_config()).sealed)
         self.volunteers: list[TinyVolunteer] = []
-        self.leaders: list[Leader] = []
+        self.leaders: list[TinyLeader] = []
         self.seed: TinySeed
         self._seed_task: asyncio.Task[None] | None = None
 
@@ -185,8 +182,8 @@ class World:
         self.network.kill(volunteer.peer)
         await end(volunteer.task)
 
-    def leader(self, number: int) -> Leader:
-        self.leaders.append(Leader(self, number))
+    def leader(self, number: int) -> TinyLeader:
+        self.leaders.append(TinyLeader(self, number))
         return self.leaders[-1]
 
     def peer(self, number: int) -> Node:
@@ -200,7 +197,7 @@ class World:
         )
 
 
-class Leader:
+class TinyLeader:
     """A peer that leads what it is told to, without training: its rounds close half a second after a contribution."""
 
     def __init__(self, world: World, number: int) -> None:
@@ -209,8 +206,8 @@ class Leader:
         self.node = with_uploads(node_of(world.run, self.swarm, folder, world.clock, Heartbeat(owns=True)))
         self.events: list[dict[str, Any]] = []
         self.node.history.listen(self.events.append)
-        self.mirror = Mirror(self.node)
-        self.ownership = Ownership(self.node, self.mirror, Electing(self.node), may_take=lambda: False)
+        self.chains = Chains(self.node)
+        self.ownership = Leadership(self.chains, Electing(self.node), may_take=lambda: False)
         serve_store(self.swarm, self.node.store)
         self.tasks = [asyncio.create_task(part) for part in (self.node.presence.run(), watch_forever(self.node))]
 
@@ -218,10 +215,15 @@ class Leader:
     def peer(self) -> PeerId:
         return self.swarm.peer
 
-    def owner(self, module: ModuleId) -> ModuleOwner:
-        return self.ownership._owners[module]
+    @property
+    def chain(self) -> ModuleChain:
+        """Of the module that most tests lead."""
+        return self.chains[ModuleId(1, 0)]
 
-    async def lead(self, module: ModuleId) -> ModuleOwner:
+    def owner(self, module: ModuleId) -> Leader:
+        return self.ownership._leaders[module]
+
+    async def lead(self, module: ModuleId) -> Leader:
         await self.node.watch.refresh()
         await self.ownership.take(module)
         return self.owner(module)

@@ -13,12 +13,12 @@ from runtime_harness import World
 from tiny_run import SEED_NUMBER, granted, signer
 from virtual_time import eventually
 
-from bootstrap.archive import SeedArchive
 from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import MIRRORS_MAX, Grant, seal, unseal
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.runtime import items
+from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.remote import RemoteLedger
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.api import Reply
@@ -194,7 +194,7 @@ def test_what_it_has_signed_is_never_given_up(tmp_path: Path) -> None:
         shelf.made.clear()
         chain = [shelf.version(n, leader=member.swarm.signer, term=2, variant=1) for n in (1, 2, 3)]
         for sealed, made in chain:
-            member.mirror.append(sealed, made)
+            member.chain.append(sealed, made)
         assert await refusal(shelf.keep(chain[2][0], sender=member.swarm.signer)) == Reason.STALE_BASE
         assert [sealed.document for sealed in shelf.ledger.versions] == [first.document, second.document]
         for sealed, _ in chain[:2]:
@@ -214,12 +214,12 @@ def test_it_makes_all_versions_again_that_it_has_missed(tmp_path: Path) -> None:
             for path in (0, 1):
                 sealed, payload = shelf.contribution(number, path=path)
                 member.node.store.put(payload)
-                member.mirror.add(sealed)
+                member.chain.add(sealed)
                 shelf.node.store.drop(sealed.document.payload.digest)
             version, made = shelf.version(number, leader=leader, is_handed_in=False)
             for path in (0, 1):
                 shelf.node.store.drop(shelf.contribution(number, path=path)[0].document.payload.digest)
-            member.mirror.append(version, made)
+            member.chain.append(version, made)
         await member.node.watch.refresh()
         await shelf.keep(version, sender=leader)
         assert [sealed.document.version for sealed in shelf.ledger.versions] == [1, 2, 3]
@@ -236,7 +236,7 @@ def test_a_restart_goes_on_from_the_disk(tmp_path: Path) -> None:
         shelf.adopt(ONE, term=1)
         version, _ = shelf.version(1)
         waiting = shelf.contribution(2, base=0)[0]
-        shelf.mirror.keep_contribution(ONE.peer, waiting)
+        shelf.chain.keep_contribution(ONE.peer, waiting)
         counted = shelf.contribution(1)[0]
         await shelf.keep(version)
         archive = SeedArchive(shelf.run, Store(shelf.node.store.folder))
@@ -256,11 +256,11 @@ def test_a_crash_between_a_version_and_its_signature_leaves_nothing_twice(tmp_pa
         version, made = shelf.version(1, leader=member.swarm.signer)
         for sealed in shelf.ledger.open.values():
             member.node.store.put(shelf.node.store.get(sealed.document.payload.digest) or b"")
-            member.mirror.add(sealed)
-        member.mirror.append(version, made)
-        shelf.mirror.append(version, made)  # and not what `keep_version` does after it
+            member.chain.add(sealed)
+        member.chain.append(version, made)
+        shelf.chain.append(version, made)  # and not what `keep_version` does after it
         await shelf.world.kill_seed()
-        shelf.node, shelf.mirror = (seed := shelf.world.start_seed()).node, seed.mirror
+        shelf.node, shelf.chain = (seed := shelf.world.start_seed()).node, seed.chains[MODULE]
         seed.ownership._may_take = lambda: False
         await shelf.node.watch.refresh()
         assert shelf.ledger.head.version == 1
@@ -301,7 +301,7 @@ def test_a_long_chain_comes_over_the_network_in_pages(tmp_path: Path, monkeypatc
         opened += [shelf.contribution(7, base=5, path=path, variant=1)[0] for path in (0, 1)]
         opened += [shelf.contribution(7, path=path, variant=2)[0] for path in (0, 1)]
         for sealed in opened:
-            shelf.mirror.add(sealed)
+            shelf.chain.add(sealed)
         node = shelf.world.peer(40)
         await node.watch.refresh()
         remote = RemoteLedger(node, SEED.peer, MODULE)

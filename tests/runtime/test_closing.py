@@ -226,9 +226,9 @@ def test_a_payload_stays_while_another_contribution_names_it(tmp_path: Path) -> 
         (first, payload), copier = shelf.contribution(1), signer(77)
         version, _ = shelf.version(1)
         copied = contribution_of(shelf.run, copier, payload, module=MODULE, path=PATH)
-        shelf.mirror.add(seal(copier, copied))
+        shelf.chain.add(seal(copier, copied))
         await shelf.keep(version)
-        shelf.mirror.note_final(MODULE, 1, cosign(signer(SEED_NUMBER), version))
+        shelf.chain.note_final(1, cosign(signer(SEED_NUMBER), version))
         assert first.id not in shelf.ledger.kept
         assert shelf.node.store.get(BlobRef.of(payload).digest) == payload
 

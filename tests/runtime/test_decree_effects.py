@@ -29,8 +29,8 @@ from virtual_time import eventually
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Sealed, seal
+from dipaco_p2p.runtime.follower import Follower
 from dipaco_p2p.runtime.mandates import Mandates
-from dipaco_p2p.runtime.modules import ModuleReader
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.remote import RemoteLedger
 from dipaco_p2p.topology import PathId
@@ -172,7 +172,7 @@ async def undone(group: Group, *, to: int, version: int) -> None:
 def test_a_rollback_is_a_version_with_earlier_parameters_that_anybody_can_make_again(tmp_path: Path, to: int) -> None:
     async def scene(world: World, group: Group, author: Node) -> None:
         await make_versions(world, group.leader, author, 3)
-        reader = ModuleReader(author, MODULE)
+        reader = Follower(author, MODULE)
         await author.watch.refresh()
         await reader.sync()
         await roll_back(world, group, to=to)

@@ -25,9 +25,9 @@ def test_what_the_leader_says_is_final_is_looked_at(tmp_path: Path) -> None:
             (0, cosign(signer(SEED_NUMBER), version)),
         )
         for number, signature in forged:
-            shelf.mirror.note_final(MODULE, number, signature)
+            shelf.chain.note_final(number, signature)
             assert shelf.ledger.final == 0 and shelf.ledger.spent
-        shelf.mirror.note_final(MODULE, 1, cosign(signer(SEED_NUMBER), version))
+        shelf.chain.note_final(1, cosign(signer(SEED_NUMBER), version))
         assert shelf.ledger.final == 1 and not shelf.ledger.kept
         payload = shelf.contribution(1)[0].document.payload
         shelf.node.store.drop(payload.digest)  # the harness has put it there once more
@@ -42,15 +42,15 @@ def test_who_is_no_owner_any_more_looks_at_what_became_final(tmp_path: Path, is_
         for each, variant in ((shelf, 0), (archive, 0 if is_same else 1)):
             each.adopt(ONE, term=1)
             await each.keep(each.version(1, variant=variant)[0])
-        await shelf.mirror.look_back(archive.node.peer, MODULE)
+        await shelf.chain.look_back(archive.node.peer)
         assert shelf.ledger.spent and shelf.ledger.head.version == 1, "who is in the group follows its leader"
         assert shelf.node.watch.mandates.believes(MODULE, granted(shelf.run, MODULE, term=2, leader=OTHER.peer))
         counted = set(shelf.ledger.spent)
-        await shelf.mirror.look_back(archive.node.peer, MODULE)
+        await shelf.chain.look_back(archive.node.peer)
         if is_same:
-            assert shelf.ledger.final == 1 and not shelf.ledger.kept and not shelf.mirror.lost[MODULE]
+            assert shelf.ledger.final == 1 and not shelf.ledger.kept and not shelf.chain.lost
         else:
-            assert shelf.ledger.head.version == 0 and shelf.mirror.lost[MODULE] == counted == set(shelf.ledger.open)
+            assert shelf.ledger.head.version == 0 and shelf.chain.lost == counted == set(shelf.ledger.open)
 
     on_shelf(tmp_path, scene, keeps_everything=False)
 
@@ -67,7 +67,7 @@ def test_a_mirror_that_follows_has_final_versions_as_they_were_signed(tmp_path: 
         theirs, _ = archive.version(1, leader=OTHER, term=2)
         await archive.keep(theirs, sender=OTHER)
         assert shelf.ledger.head.digest == theirs.document.digest and shelf.ledger.head != theirs.document
-        await shelf.mirror.follow(archive.node.peer, MODULE)
+        await shelf.chain.follow(archive.node.peer)
         assert shelf.ledger.final == 1 and shelf.ledger.head == theirs.document and not shelf.ledger.kept
 
     on_shelf(tmp_path, scene, keeps_everything=False)
@@ -81,10 +81,10 @@ def test_that_a_version_is_final_says_nothing_of_those_before_it(tmp_path: Path)
         first, second = [shelf.version(number)[0] for number in (1, 2)]
         for each in (first, second):
             await shelf.keep(each)
-        shelf.mirror.note_final(MODULE, 2, cosign(signer(SEED_NUMBER), second))
+        shelf.chain.note_final(2, cosign(signer(SEED_NUMBER), second))
         assert shelf.ledger.final == 0 and len(shelf.ledger.kept) == 4
         for number, each in enumerate((first, second), start=1):
-            shelf.mirror.note_final(MODULE, number, cosign(signer(SEED_NUMBER), each))
+            shelf.chain.note_final(number, cosign(signer(SEED_NUMBER), each))
             assert shelf.ledger.final == number
 
     on_shelf(tmp_path, scene, keeps_everything=False)
@@ -106,8 +106,8 @@ def test_what_a_final_document_of_the_same_parameters_does_not_count_is_open_aga
         await archive.keep(theirs, sender=OTHER)
         assert theirs.document.digest == shelf.ledger.head.digest
         assert not counted & {share.contribution for share in theirs.document.shares}
-        await shelf.mirror.follow(archive.node.peer, MODULE)
+        await shelf.chain.follow(archive.node.peer)
         assert shelf.ledger.head == theirs.document and shelf.ledger.final == 1
-        assert set(shelf.ledger.open) == shelf.mirror.lost[MODULE] == counted
+        assert set(shelf.ledger.open) == shelf.chain.lost == counted
 
     on_shelf(tmp_path, scene, keeps_everything=False)

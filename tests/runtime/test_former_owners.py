@@ -32,6 +32,6 @@ def test_a_former_mirror_is_not_done_until_what_it_keeps_is_final_though_nobody_
         former.node.watch.leader = lambda module: None  # type: ignore[method-assign]
         await eventually(lambda: not former.ledger.kept)
         assert former.ledger.final == 1
-        assert former.ownership._is_settled(MODULE) and not former.mirror.is_owner(MODULE)
+        assert former.ownership._is_settled(MODULE) and not former.chain.is_owner
 
     of_group(tmp_path, scene, rounds=2)

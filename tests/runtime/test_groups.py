@@ -26,7 +26,7 @@ from virtual_time import eventually
 
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.protocol.admission import Reason
-from dipaco_p2p.runtime.modules import ModuleReader
+from dipaco_p2p.runtime.follower import Follower
 from dipaco_p2p.runtime.node import Node
 
 # -- a leader dies
@@ -68,7 +68,7 @@ def test_readers_believe_a_mirror_that_granted_itself_the_next_term(tmp_path: Pa
         new = world.peer(71)
         for node in (old, new):
             await sees(node, group.leader)
-            reader = ModuleReader(node, MODULE)
+            reader = Follower(node, MODULE)
             assert node.watch.mandates.newest(MODULE)[-1].document.author == group.leader.peer
             await reader.sync()
             assert reader.version == group.leader.ledger.head
@@ -293,7 +293,7 @@ def test_a_whole_group_that_is_lost_goes_on_from_what_a_trainer_kept(tmp_path: P
         await make_versions(world, group.leader, author, 2, seed=3)
         newcomer = group.join(57)
         await eventually(lambda: group.leader.peer in newcomer.node.watch.heartbeats)
-        reader = ModuleReader(newcomer.node, MODULE, newcomer.mirror)
+        reader = Follower(newcomer.node, MODULE, newcomer.chain)
         await reader.sync()
         assert newcomer.ledger.head.version == 3 and newcomer not in (group.leader, *group.mirrors)
         for member in list(group.members):

@@ -162,7 +162,7 @@ def test_a_version_that_counts_what_is_not_here_is_refused_until_it_is(tmp_path:
         version, _ = shelf.version(1, is_handed_in=False)
         assert await refusal(shelf.keep(version)) == "contribution-missing"
         for path in (0, 1):
-            shelf.mirror.keep_contribution(ONE.peer, shelf.contribution(1, path=path)[0])
+            shelf.chain.keep_contribution(ONE.peer, shelf.contribution(1, path=path)[0])
         await shelf.keep(version)
         assert shelf.ledger.head.version == 1
 
@@ -180,7 +180,7 @@ def test_an_invented_contribution_is_not_counted(tmp_path: Path, keeps_everythin
         honest, _ = shelf.version(2)
         odd = shelf.contribution(2, base=1)[0]
         wrong = seal(signer(30), replace(odd.document, base_digest="7" * 64))
-        shelf.mirror.add(wrong)
+        shelf.chain.add(wrong)
         one = honest.document.shares[0]
         lie = replace(one, contribution=wrong.id)
         shares = tuple(sorted((lie, honest.document.shares[1]), key=lambda share: (share.path, share.contribution)))
@@ -204,9 +204,9 @@ def test_only_the_leader_of_the_newest_term_hands_in(tmp_path: Path, keeps_every
         second, _ = shelf.version(2)
         assert await refusal(shelf.keep(second)) == Reason.NOT_LEADER
         with pytest.raises(Refused) as caught:
-            shelf.mirror.keep_contribution(ONE.peer, contribution)
+            shelf.chain.keep_contribution(ONE.peer, contribution)
         assert caught.value.reason == Reason.NOT_LEADER
-        shelf.mirror.keep_contribution(OTHER.peer, contribution)
+        shelf.chain.keep_contribution(OTHER.peer, contribution)
         assert contribution.id in shelf.ledger.open
 
     on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
@@ -265,14 +265,14 @@ def test_a_contribution_needs_its_run_module_and_payload(tmp_path: Path, keeps_e
             ({"run": "0" * 64}, Reason.WRONG_RUN),
             ({"payload": BlobRef(digest="1" * 64, size=5)}, "payload-missing"),
             ({"payload": replace(contribution.document.payload, size=5)}, "payload-missing"),
-            ({"module": ModuleId(2, 0)}, Reason.NOT_LEADER),
+            ({"module": ModuleId(2, 0)}, Reason.WRONG_MODULE),
         ):
             wrong = seal(signer(30), replace(contribution.document, **odd))
             with pytest.raises(Refused) as caught:
-                shelf.mirror.keep_contribution(ONE.peer, wrong)
+                shelf.chain.keep_contribution(ONE.peer, wrong)
             assert caught.value.reason == reason
         assert not shelf.ledger.open
-        shelf.mirror.keep_contribution(ONE.peer, contribution)
+        shelf.chain.keep_contribution(ONE.peer, contribution)
         assert list(Ledger(shelf.run, shelf.node.store, MODULE).open) == [contribution.id], "it is on disk"
 
     on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
@@ -288,7 +288,7 @@ def test_payloads_leave_the_disk_of_a_mirror_when_they_are_final_and_old_blobs_a
             assert len(payloads) == 2
             await shelf.keep(version)
             assert all(shelf.node.store.size(name) is not None for name in payloads), "another branch may win yet"
-            shelf.mirror.note_final(MODULE, number, cosign(signer(SEED_NUMBER), version))
+            shelf.chain.note_final(number, cosign(signer(SEED_NUMBER), version))
             assert all(shelf.node.store.size(name) is None for name in payloads)
             made.append(version)
         here = [shelf.node.store.size(sealed.document.digest) is not None for sealed in made]
@@ -299,7 +299,7 @@ def test_payloads_leave_the_disk_of_a_mirror_when_they_are_final_and_old_blobs_a
 
 def test_a_trainer_keeps_the_chain_and_its_newest_snapshot(tmp_path: Path) -> None:
     async def scene(shelf: Shelf) -> None:
-        mirror, store = shelf.mirror, shelf.node.store
+        mirror, store = shelf.chain, shelf.node.store
         found = [shelf.version(number, is_handed_in=False) for number in (1, 2, 3)]
         versions = [sealed for sealed, _ in found]
         mirror.note(versions[:2], found[1][1].snapshot)
@@ -317,7 +317,7 @@ def test_an_owner_knows_better_than_what_it_reads(tmp_path: Path) -> None:
     async def scene(shelf: Shelf) -> None:
         shelf.adopt(ONE, term=1)
         version, made = shelf.version(1)
-        shelf.mirror.note([version], made.snapshot)
+        shelf.chain.note([version], made.snapshot)
         assert shelf.ledger.versions == []
 
     on_shelf(tmp_path, scene, keeps_everything=False)
@@ -327,12 +327,12 @@ def test_a_trainer_follows_to_another_branch_but_not_away_from_what_is_final(tmp
     async def scene(shelf: Shelf) -> None:
         first, _ = shelf.version(1, is_handed_in=False)
         second, made = shelf.version(2, is_handed_in=False)
-        shelf.mirror.note([first, second], made.snapshot)
+        shelf.chain.note([first, second], made.snapshot)
         branch, branch_made = shelf.version(1, leader=OTHER, term=2, is_handed_in=False, variant=1)
-        shelf.mirror.note([branch], branch_made.snapshot)
+        shelf.chain.note([branch], branch_made.snapshot)
         assert shelf.ledger.versions == [branch]
         shelf.ledger.cosign(1, {signer(SEED_NUMBER).peer: cosign(signer(SEED_NUMBER), branch)})
-        shelf.mirror.note([first, second], made.snapshot)
+        shelf.chain.note([first, second], made.snapshot)
         assert shelf.ledger.head == branch.document
 
     on_shelf(tmp_path, scene, keeps_everything=False)

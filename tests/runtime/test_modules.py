@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_harness import Leader, World, offer
+from runtime_harness import TinyLeader, World, offer
 from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import eventually, play
 
@@ -20,17 +20,17 @@ from dipaco_p2p.errors import Refused
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Claim, Heartbeat
-from dipaco_p2p.runtime import modules
+from dipaco_p2p.runtime import follower as modules
+from dipaco_p2p.runtime.chain import Chains
+from dipaco_p2p.runtime.follower import TRAINERS_MAX, Follower
 from dipaco_p2p.runtime.items import items_reply, read_items
-from dipaco_p2p.runtime.mirror import Mirror
-from dipaco_p2p.runtime.modules import TRAINERS_MAX, ModuleReader
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
 
 MODULE = ModuleId(1, 0)
 PATH = PathId((0, 0, 0))
-Scene = Callable[[World, Leader, ModuleReader, Callable[[int], Awaitable[None]]], Awaitable[None]]
+Scene = Callable[[World, TinyLeader, Follower, Callable[[int], Awaitable[None]]], Awaitable[None]]
 
 
 def on_stage(folder: Path, scene: Scene) -> None:
@@ -52,14 +52,14 @@ def on_stage(folder: Path, scene: Scene) -> None:
                     signer = author.swarm.signer
                     document = contribution_of(world.run, signer, payload, module=MODULE, path=PATH, **base)
                     await offer(author, leader.peer, document, payload)
-                    await eventually(lambda head=head: owner.head.version > head.version and owner._custody.is_final)
+                    await eventually(lambda head=head: owner.head.version > head.version and owner._replication.is_final)
 
-            await scene(world, leader, ModuleReader(node, MODULE), advance)
+            await scene(world, leader, Follower(node, MODULE), advance)
 
     play(scenario)
 
 
-def require_bits(world: World, reader: ModuleReader) -> None:
+def require_bits(world: World, reader: Follower) -> None:
     """What the reader holds is the version that it says, and the archive has the same bytes."""
     assert reader.params is not None
     data = encode_module(reader.params, world.run.layout(MODULE))
@@ -75,7 +75,7 @@ def test_another_leaders_document_of_the_same_parameters_is_left_for_the_chain_t
     """Both halves of a partition trained a path: the same bytes, of other contributions, in another term."""
 
     async def scene(
-        world: World, leader: Leader, reader: ModuleReader, advance: Callable[[int], Awaitable[None]]
+        world: World, leader: TinyLeader, reader: Follower, advance: Callable[[int], Awaitable[None]]
     ) -> None:
         await advance(2)
         await reader.sync()
@@ -103,7 +103,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_first_sync_brings_the_genesis(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, reader: ModuleReader, advance: Any) -> None:
+    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
         await reader.sync()
         assert reader.version.version == 0 and not reader.is_complete
         require_bits(world, reader)
@@ -112,7 +112,7 @@ def test_the_first_sync_brings_the_genesis(tmp_path: Path) -> None:
 
 
 def test_near_by_updates_and_far_by_snapshot_give_the_same_bits(tmp_path: Path, fetched: list[str]) -> None:
-    async def scene(world: World, leader: Leader, reader: ModuleReader, advance: Any) -> None:
+    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
         await reader.sync()
         await advance(3)
         fetched.clear()
@@ -121,7 +121,7 @@ def test_near_by_updates_and_far_by_snapshot_give_the_same_bits(tmp_path: Path, 
         assert fetched == [version.update.digest for version in versions if version.update]
         require_bits(world, reader)
 
-        far = ModuleReader(world.peer(62), MODULE)
+        far = Follower(world.peer(62), MODULE)
         await far._node.watch.refresh()
         fetched.clear()
         await far.sync()
@@ -140,7 +140,7 @@ def test_near_by_updates_and_far_by_snapshot_give_the_same_bits(tmp_path: Path, 
 
 
 def test_waiting_ends_with_the_next_version(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, reader: ModuleReader, advance: Any) -> None:
+    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
         await reader.sync()
         waiting = asyncio.create_task(reader.sync(after=0))
         await asyncio.sleep(30.0)  # virtual: longer than one question may wait
@@ -153,7 +153,7 @@ def test_waiting_ends_with_the_next_version(tmp_path: Path) -> None:
 
 
 def test_a_holder_that_changes_bytes_is_passed_over(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, reader: ModuleReader, advance: Any) -> None:
+    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
         await reader.sync()
         await advance(1)
         update = leader.owner(MODULE).head.update
@@ -168,7 +168,7 @@ def test_a_holder_that_changes_bytes_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_dead_leader_is_passed_over_for_the_archive(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, reader: ModuleReader, advance: Any) -> None:
+    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
         await reader.sync()
         await advance(2)
         await leader.die(world)
@@ -182,7 +182,7 @@ def test_a_dead_leader_is_passed_over_for_the_archive(tmp_path: Path) -> None:
 def test_a_chain_of_lies_moves_nobody(tmp_path: Path) -> None:
     """A leader that answers with a version that does not follow: the archive's chain is taken instead."""
 
-    async def scene(world: World, leader: Leader, reader: ModuleReader, advance: Any) -> None:
+    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
         await reader.sync()
         await advance(2)
         second = leader.owner(MODULE)._ledger.versions[1]
@@ -199,7 +199,7 @@ def test_a_chain_of_lies_moves_nobody(tmp_path: Path) -> None:
 
 
 def test_a_complete_module_is_not_waited_for(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, reader: ModuleReader, advance: Any) -> None:
+    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
         await advance(16)
         await reader.sync()
         assert reader.is_complete
@@ -209,7 +209,7 @@ def test_a_complete_module_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_params_are_those_of_the_genesis_blob(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, reader: ModuleReader, advance: Any) -> None:
+    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
         await reader.sync()
         data = world.seed.node.store.get(reader.version.digest)
         assert data is not None and reader.params is not None
@@ -219,9 +219,9 @@ def test_params_are_those_of_the_genesis_blob(tmp_path: Path) -> None:
 
 
 def test_a_trainer_keeps_what_others_may_ask_it_for(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, reader: ModuleReader, advance: Any) -> None:
+    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
         store = reader._node.store
-        trainer = ModuleReader(reader._node, MODULE, Mirror(reader._node))
+        trainer = Follower(reader._node, MODULE, Chains(reader._node)[MODULE])
         await trainer.sync()
         await advance(2)
         await trainer.sync()
@@ -234,7 +234,7 @@ def test_a_trainer_keeps_what_others_may_ask_it_for(tmp_path: Path) -> None:
 
 
 def test_a_few_who_train_from_a_version_are_asked_for_it_before_the_archive(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, reader: ModuleReader, advance: Any) -> None:
+    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
         await advance(1)
         await reader.sync()
         watch, elsewhere = reader._node.watch, PathId((0, 1, 0))
@@ -254,7 +254,7 @@ def test_a_few_who_train_from_a_version_are_asked_for_it_before_the_archive(tmp_
 
 def test_who_has_another_version_of_a_number_is_told_so_at_once(tmp_path: Path) -> None:
     async def scene(
-        world: World, leader: Leader, reader: ModuleReader, advance: Callable[[int], Awaitable[None]]
+        world: World, leader: TinyLeader, reader: Follower, advance: Callable[[int], Awaitable[None]]
     ) -> None:
         await advance(1)
         head = leader.owner(MODULE).head

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_harness import Leader, World, offer
+from runtime_harness import TinyLeader, World, offer
 from tiny_run import MODEL, contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import eventually, play
 
@@ -23,8 +23,8 @@ from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, seal
 from dipaco_p2p.protocol.rounds import Entry, OpenRound, read_open_round
 from dipaco_p2p.runtime.items import read_items
+from dipaco_p2p.runtime.leader import Leader
 from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.owner import ModuleOwner
 from dipaco_p2p.runtime.transfer import send
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -36,7 +36,7 @@ SIZE = module_layout(MODEL, 1).size
 class Stage:
     """A led module, an honest contributor, and the means to let rounds pass."""
 
-    def __init__(self, world: World, leader: Leader, owner: ModuleOwner, node: Node) -> None:
+    def __init__(self, world: World, leader: TinyLeader, owner: Leader, node: Node) -> None:
         self.world, self.leader, self.owner, self.node = world, leader, owner, node
 
     def document(self, payload: bytes, **changes: Any) -> Contribution:
@@ -345,13 +345,13 @@ def test_a_leader_tells_what_is_in_its_open_round(tmp_path: Path) -> None:
         await offer(stage.node, stage.leader.peer, stage.document(payload), payload)
         entry = Entry(path=PATH, peer=stage.node.peer)
         assert await told() == OpenRound(version=0, entries=(entry,), deadline_s=deadline_s)
-        publish, seen = stage.owner._custody.publish, []
+        publish, seen = stage.owner._replication.publish, []
 
         async def slow_publish() -> None:
             seen.append(stage.owner.open_round())
             await publish()
 
-        stage.owner._custody.publish = slow_publish  # type: ignore[method-assign]
+        stage.owner._replication.publish = slow_publish  # type: ignore[method-assign]
         await eventually(lambda: stage.owner.head.version == 1)
         assert seen[0] == OpenRound(version=0, entries=(entry,), deadline_s=deadline_s), "it is not published yet"
         await asyncio.sleep(0.1)

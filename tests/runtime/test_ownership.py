@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 from group_harness import MODULE, PATH, contribute, expired, lead_at_last, make_versions, require_verified
 from leaders_harness import is_safe, on_stage, seed_away, seed_back
-from runtime_harness import Leader, World, offer
+from runtime_harness import TinyLeader, World, offer
 from tiny_run import contribution_of, gradient_bytes, granted
 from virtual_time import eventually
 
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.versions import Known
-from dipaco_p2p.runtime.custody import LOST_TTLS
-from dipaco_p2p.runtime.modules import ModuleReader
+from dipaco_p2p.runtime.follower import Follower
 from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Node
+from dipaco_p2p.runtime.replication import LOST_TTLS
 from dipaco_p2p.runtime.transfer import UNUSED_UPLOADS_MAX
 from dipaco_p2p.swarm.api import Reply
 
 
 def test_a_new_leader_goes_on_with_a_new_term(tmp_path: Path) -> None:
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
         term = (await first.lead(MODULE)).grant.term
         await make_versions(world, first, author, 2)
         await first.die(world)
@@ -41,7 +41,7 @@ def test_a_new_leader_goes_on_with_a_new_term(tmp_path: Path) -> None:
 def test_a_leader_that_returns_asks_for_a_new_term(tmp_path: Path) -> None:
     """Its disk says that it leads; a later leader is gone already, so that no head tells it otherwise."""
 
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
         world.seed.ownership._may_take = lambda: False
         await first.lead(MODULE)
         await make_versions(world, first, author)
@@ -61,7 +61,7 @@ def test_a_leader_that_returns_asks_for_a_new_term(tmp_path: Path) -> None:
 
 
 def test_a_leader_that_is_alive_is_not_displaced(tmp_path: Path) -> None:
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
         await first.lead(MODULE)
         with pytest.raises(Refused, match="which is alive"):
             await second.lead(MODULE)
@@ -74,7 +74,7 @@ def test_a_leader_that_is_alive_is_not_displaced(tmp_path: Path) -> None:
 def test_a_new_term_is_no_reason_to_be_patient_anew(tmp_path: Path) -> None:
     """Peers that take turns in waiting for a version that is lost would never come to lead."""
 
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
         ttl_s, began_s = world.run.config.liveness.heartbeat_ttl_s, world.clock.now_s()
         for each in (first, second, world.seed):
             each.ownership._may_take = lambda: False
@@ -93,7 +93,7 @@ def test_a_new_term_is_no_reason_to_be_patient_anew(tmp_path: Path) -> None:
 
 
 def test_a_receipt_outlives_its_leader(tmp_path: Path) -> None:
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
         await first.lead(MODULE)
         receipt = await contribute(world, first, author)
         assert set(receipt.document.holders) == {first.peer, world.seed.node.peer}
@@ -107,7 +107,7 @@ def test_a_receipt_outlives_its_leader(tmp_path: Path) -> None:
 
 
 def test_a_deposed_leader_takes_nothing_more_and_resigns(tmp_path: Path) -> None:
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
         old = await first.lead(MODULE)
         world.network.freeze(first.peer)
         await expired(world)
@@ -128,7 +128,7 @@ def test_a_deposed_leader_takes_nothing_more_and_resigns(tmp_path: Path) -> None
     on_stage(tmp_path, scene)
 
 
-def depose(world: World, leader: Leader, other: Leader) -> None:
+def depose(world: World, leader: TinyLeader, other: TinyLeader) -> None:
     """The coordinator grants the next term to `other`, and `leader` knows."""
     mandates = leader.node.watch.mandates
     sealed = granted(world.run, MODULE, term=mandates.term(MODULE) + 1, leader=other.peer)
@@ -136,29 +136,29 @@ def depose(world: World, leader: Leader, other: Leader) -> None:
 
 
 def test_who_is_deposed_while_it_makes_a_version_publishes_none(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, other: Leader, author: Node) -> None:
+    async def scene(world: World, leader: TinyLeader, other: TinyLeader, author: Node) -> None:
         await leader.lead(MODULE)
         async with leader.node.averaging:  # the round closes, and its version has to wait
             await contribute(world, leader, author, seed=1)
             await asyncio.sleep(world.run.config.rounds.deadline_s)
             depose(world, leader, other)
         await asyncio.sleep(2.0)
-        ledger = leader.mirror.ledger(MODULE)
+        ledger = leader.chain.ledger
         assert (ledger.head.version, len(ledger.open)) == (0, 1), "whoever leads now counts it"
 
     on_stage(tmp_path, scene)
 
 
 def test_who_is_deposed_while_it_takes_over_never_leads(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, other: Leader, author: Node) -> None:
+    async def scene(world: World, leader: TinyLeader, other: TinyLeader, author: Node) -> None:
         await leader.node.watch.refresh()
-        read = leader.mirror.states.read_patiently
+        read = leader.chain.state.read_patiently
 
         async def slow(*args: Any, **kwargs: Any) -> Any:
             depose(world, leader, other)
             return await read(*args, **kwargs)
 
-        leader.mirror.states.read_patiently = slow  # type: ignore[method-assign]
+        leader.chain.state.read_patiently = slow  # type: ignore[method-assign]
         with pytest.raises(Refused, match="not led here"):
             await leader.ownership.take(MODULE)
         assert MODULE not in leader.ownership.modules and not leader.node.presence._heads
@@ -167,7 +167,7 @@ def test_who_is_deposed_while_it_takes_over_never_leads(tmp_path: Path) -> None:
 
 
 def test_nobody_leads_without_a_grant(tmp_path: Path) -> None:
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
         await seed_away(world, first, second)
         with pytest.raises(IntegrityError, match="nobody who may has granted"):
             await first.lead(MODULE)
@@ -177,7 +177,7 @@ def test_nobody_leads_without_a_grant(tmp_path: Path) -> None:
 
 
 def test_versions_that_the_archive_never_got_are_handed_in_after_a_restart(tmp_path: Path) -> None:
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
         await first.lead(MODULE)
         await seed_away(world, first)
         await make_versions(world, first, author, 2)
@@ -196,7 +196,7 @@ def test_versions_that_the_archive_never_got_are_handed_in_after_a_restart(tmp_p
 def test_a_long_outage_of_the_archive_loses_no_payload(tmp_path: Path) -> None:
     """Longer than a sender's uploads are kept that nothing came of."""
 
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
         await first.lead(MODULE)
         await seed_away(world, first)
         count = UNUSED_UPLOADS_MAX // 2 + 1
@@ -211,7 +211,7 @@ def test_a_long_outage_of_the_archive_loses_no_payload(tmp_path: Path) -> None:
 
 
 def test_versions_that_the_archive_went_on_without_are_forgotten(tmp_path: Path) -> None:
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
         await first.lead(MODULE)
         await make_versions(world, first, author)
         await seed_away(world, first)
@@ -234,7 +234,7 @@ def test_versions_that_the_archive_went_on_without_are_forgotten(tmp_path: Path)
 
 
 def test_an_author_counts_once_per_base_also_under_a_new_leader(tmp_path: Path) -> None:
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
         genesis = (await first.lead(MODULE)).head
         await make_versions(world, first, author)
         await first.die(world)
@@ -252,13 +252,13 @@ def test_an_author_counts_once_per_base_also_under_a_new_leader(tmp_path: Path) 
 
 
 def test_a_reader_leaves_a_branch_that_was_lost_with_its_leader(tmp_path: Path) -> None:
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
         await first.lead(MODULE)
         await make_versions(world, first, author)
         await seed_away(world, first)
         await make_versions(world, first, author, 2, seed=5)
         node = world.peer(70)
-        reader = ModuleReader(node, MODULE)
+        reader = Follower(node, MODULE)
         await node.watch.refresh()
         await reader.sync()
         lost = reader.version
@@ -276,16 +276,16 @@ def test_a_reader_leaves_a_branch_that_was_lost_with_its_leader(tmp_path: Path) 
 
 
 def test_a_version_is_shown_after_another_has_made_it_again(tmp_path: Path) -> None:
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
         owner = await first.lead(MODULE)
         shown: list[int] = []
-        publish = owner._custody.publish
+        publish = owner._replication.publish
 
         async def slow_publish() -> None:
             shown.append(len(await owner.versions_after(Known(version=0), wait_s=0.0)))
             await publish()
 
-        owner._custody.publish = slow_publish  # type: ignore[method-assign]
+        owner._replication.publish = slow_publish  # type: ignore[method-assign]
         await make_versions(world, first, author)
         [sealed] = await owner.versions_after(Known(version=0), wait_s=0.0)
         assert shown == [0] and set(sealed.cosignatures) == {world.seed.node.peer}
@@ -300,9 +300,9 @@ def test_a_seed_that_leads_and_is_slow_to_answer_is_not_deposed(tmp_path: Path) 
         await asyncio.sleep(CALL_TIMEOUT_S)
         raise Refused("too late", reason="busy")
 
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
         await world.seed.ownership.take(MODULE)
-        await eventually(lambda: first.peer in world.seed.ownership._owners[MODULE].grant.mirrors)
+        await eventually(lambda: first.peer in world.seed.ownership._leaders[MODULE].grant.mirrors)
         term, handlers = world.seed.term(MODULE), world.seed.swarm._dispatcher._handlers
         await eventually(lambda: first.node.watch.mandates.term(MODULE) == term)
         adopt, handlers["archive.adopt"] = handlers["archive.adopt"], never
@@ -316,9 +316,9 @@ def test_a_seed_that_leads_and_is_slow_to_answer_is_not_deposed(tmp_path: Path) 
 
 
 def test_when_a_seed_that_led_is_gone_a_mirror_goes_on(tmp_path: Path) -> None:
-    async def scene(world: World, first: Leader, second: Leader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
         await world.seed.ownership.take(MODULE)
-        await eventually(lambda: first.peer in world.seed.ownership._owners[MODULE].grant.mirrors)
+        await eventually(lambda: first.peer in world.seed.ownership._leaders[MODULE].grant.mirrors)
         term = world.seed.term(MODULE)
         await eventually(lambda: first.node.watch.mandates.term(MODULE) == term)
         await seed_away(world, first)

@@ -19,7 +19,7 @@ from group_harness import (
 from runtime_harness import World
 from virtual_time import eventually
 
-from dipaco_p2p.runtime.modules import ModuleReader
+from dipaco_p2p.runtime.follower import Follower
 from dipaco_p2p.runtime.node import Node
 
 
@@ -143,7 +143,7 @@ def test_a_reader_on_the_losing_side_comes_to_the_one_head(tmp_path: Path) -> No
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         leader, other, second = await both_lead(world, group, author)
-        reader = ModuleReader(second, MODULE)
+        reader = Follower(second, MODULE)
         await make_versions(world, other, second, seed=6)
         await reader.sync()
         assert reader.version.version == 2
@@ -163,7 +163,7 @@ def test_who_waits_on_the_losing_one_of_two_heads_of_one_number_comes_to_the_oth
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         leader, other, second = await both_lead(world, group, author)
-        readers = [ModuleReader(author, MODULE), ModuleReader(second, MODULE)]
+        readers = [Follower(author, MODULE), Follower(second, MODULE)]
         await make_versions(world, leader, author, seed=5)
         await make_versions(world, other, second, seed=6)
         for reader in readers:

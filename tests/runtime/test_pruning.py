@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tiny_run import contribution_of, gradient_bytes, make_run, signer, tiny_config, version_of
 
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed, seal
-from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.pruning import Pruning
+from dipaco_p2p.runtime.chain import Chains, ModuleChain
 from dipaco_p2p.runtime.recompute import Made
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
@@ -29,6 +30,12 @@ def run(store: Store) -> Run:
     return make_run(store, tiny_config(rounds=9))
 
 
+@pytest.fixture
+def chain(run: Run, store: Store) -> ModuleChain:
+    history = SimpleNamespace(add=lambda *parts, **named: None)
+    return Chains(cast(Any, SimpleNamespace(run=run, store=store, history=history)))[MODULE]
+
+
 def contribution(run: Run, number: int, *, base: int) -> tuple[Sealed[Contribution], bytes]:
     payload, path = gradient_bytes(run, MODULE, seed=number), run.topology.paths_through(MODULE)[0]
     author = signer(number)
@@ -36,16 +43,16 @@ def contribution(run: Run, number: int, *, base: int) -> tuple[Sealed[Contributi
     return seal(author, document), payload
 
 
-def grow(run: Run, store: Store, ledger: Ledger, numbers: range, *, after: Made | None = None) -> list[Made]:
+def grow(run: Run, store: Store, chain: ModuleChain, numbers: range, *, after: Made | None = None) -> list[Made]:
     """A version for each number, each of another contribution, with all its blobs in the store."""
     made = []
     for number in numbers:
         sealed, after = version_of(
-            run, signer(9), [contribution(run, number, base=ledger.head.version)], term=1, after=after
+            run, signer(9), [contribution(run, number, base=chain.ledger.head.version)], term=1, after=after
         )
         for blob in (after.snapshot, after.update, after.state_blob):
             store.put(b"".join(blob))
-        ledger.append(sealed)
+        chain.ledger.append(sealed)
         made.append(after)
     return made
 
@@ -55,37 +62,35 @@ def here(store: Store, sealed: Sealed[ModuleVersion]) -> int:
     return sum(store.size(ref.digest) is not None for ref in (version.snapshot, version.update, version.state) if ref)
 
 
-def test_a_gap_does_not_save_what_is_older(run: Run, store: Store) -> None:
-    ledger, pruning = Ledger(run, store, MODULE), Pruning(store)
-    grow(run, store, ledger, range(1, 7))
-    for name in (ledger.versions[3].document.snapshot, ledger.versions[3].document.update):
+def test_a_gap_does_not_save_what_is_older(chain: ModuleChain, run: Run, store: Store) -> None:
+    grow(run, store, chain, range(1, 7))
+    for name in (chain.ledger.versions[3].document.snapshot, chain.ledger.versions[3].document.update):
         assert name is not None
         store.drop(name.digest)
-    pruning.versions(ledger, keep=KEEP)
-    assert [here(store, sealed) for sealed in ledger.versions] == [0, 0, 0, 0, 0, 3]
+    chain._prune(keep=KEEP)
+    assert [here(store, sealed) for sealed in chain.ledger.versions] == [0, 0, 0, 0, 0, 3]
 
 
-def test_what_was_given_up_goes_unless_the_other_branch_names_it_too(run: Run, store: Store) -> None:
-    ledger, pruning = Ledger(run, store, MODULE), Pruning(store)
-    made = grow(run, store, ledger, range(1, 6))
-    pruning.versions(ledger, keep=KEEP)
-    lost = ledger.versions[2:]
-    pruning.given_up(MODULE, lost)
-    ledger.truncate(2)
-    grow(run, store, ledger, range(3, 4), after=made[1])  # the same step again
-    grow(run, store, ledger, range(14, 15), after=made[2])
-    pruning.versions(ledger, keep=2)
+def test_what_was_given_up_goes_unless_the_other_branch_names_it_too(
+    chain: ModuleChain, run: Run, store: Store
+) -> None:
+    made = grow(run, store, chain, range(1, 6))
+    chain._prune(keep=KEEP)
+    lost = chain.ledger.versions[2:]
+    chain._leave(2)
+    grow(run, store, chain, range(3, 4), after=made[1])  # the same step again
+    grow(run, store, chain, range(14, 15), after=made[2])
+    chain._prune(keep=2)
     assert [here(store, sealed) for sealed in lost] == [3, 0, 0], "the first is on both"
-    assert [here(store, sealed) for sealed in ledger.versions] == [0, 0, 3, 3]
+    assert [here(store, sealed) for sealed in chain.ledger.versions] == [0, 0, 3, 3]
 
 
-def test_a_payload_that_another_contribution_has_too_stays(run: Run, store: Store) -> None:
-    ledger, pruning = Ledger(run, store, MODULE), Pruning(store)
+def test_a_payload_that_another_contribution_has_too_stays(chain: ModuleChain, run: Run, store: Store) -> None:
     sealed, payload = contribution(run, 1, base=0)
     name = store.put(payload).digest
-    ledger.add(sealed)
-    pruning.payloads([name], [ledger])
+    chain.ledger.add(sealed)
+    chain._drop_payloads([name])
     assert store.size(name) is not None
-    ledger.drop(sealed.id)
-    pruning.payloads([name], [ledger])
+    chain.ledger.drop(sealed.id)
+    chain._drop_payloads([name])
     assert store.size(name) is None

@@ -76,8 +76,8 @@ def test_what_expires_is_noted(tmp_path: Path) -> None:
         payload = gradient_bytes(stage.world.run, MODULE)
         document = stage.document(payload, path=PATH)
         await offer(stage.node, stage.leader.peer, document, payload)
-        [sealed] = stage.leader.mirror.ledger(MODULE).open.values()
-        stage.leader.mirror.expire(sealed, "payload-lost")
+        [sealed] = stage.leader.chain.ledger.open.values()
+        stage.leader.chain.expire(sealed, "payload-lost")
         [note] = await notes(stage)
         assert (note.document.reason, rejected(note.document).id) == ("payload-lost", sealed.id)
 

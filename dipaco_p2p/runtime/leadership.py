@@ -12,38 +12,37 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Protocol
 
 from ..errors import DipacoError, IntegrityError, Refused, SwarmError
 from ..protocol import owners
 from ..protocol.admission import PASSING, Reason
-from ..protocol.documents import Grant
+from ..protocol.documents import Grant, Sealed, unseal
 from ..protocol.liveness import heartbeat_interval_s
 from ..protocol.signing import PeerId, short
 from ..topology import ModuleId
-from .custody import LOST_TTLS
-from .granting import Granting
-from .mirror import Mirror
+from .chain import Chains, ModuleChain
+from .faults import reach
+from .leader import Leader
 from .mirror_calls import MirrorCalls
 from .module_calls import ModuleCalls
 from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Node
-from .owner import ModuleOwner
 from .rejections import Rejections
 from .remote import RemoteLedger
+from .replication import LOST_TTLS
 
 log = logging.getLogger(__name__)
 
 
-class Ownership:
+class Leadership:
     """All the modules that this peer leads."""
 
-    def __init__(
-        self, node: Node, mirror: Mirror, granting: Granting, *, may_take: Callable[[], bool] = lambda: True
-    ) -> None:
-        self._node = node
-        self.mirror = mirror
+    def __init__(self, chains: Chains, granting: Granting, *, may_take: Callable[[], bool] = lambda: True) -> None:
+        node = self._node = chains.node
+        self.chains = chains
         self._granting = granting
         self._may_take = may_take
-        self._owners: dict[ModuleId, ModuleOwner] = {}
+        self._leaders: dict[ModuleId, Leader] = {}
         self._tasks: dict[ModuleId, asyncio.Task[None]] = {}
         self._taking: dict[ModuleId, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._offers: dict[ModuleId, asyncio.Task[None]] = {}
@@ -60,28 +59,28 @@ class Ownership:
         """Since when mirrors of ours are not heard of."""
         self._followed: dict[ModuleId, PeerId] = {}
         """Whom we last saw leading a module that we do not lead."""
-        for module in node.run.topology.modules():
-            mirror.lost[module].update(mirror.ledger(module).open)  # from before a restart
-        ModuleCalls(node, self._owner, self.take, Rejections(node, mirror)).serve()
-        MirrorCalls(node, mirror).serve()
+        for chain in chains.all():
+            chain.lost.update(chain.ledger.open)  # from before a restart
+        ModuleCalls(node, self._leader_of, self.take, Rejections(chains)).serve()
+        MirrorCalls(chains).serve()
 
     @property
     def modules(self) -> list[ModuleId]:
-        return sorted(self._owners)
+        return sorted(self._leaders)
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing that we lead or mirror, or once did, needs us any more."""
         modules = self._node.run.topology.modules()
-        return all(owner.is_complete for owner in self._owners.values()) and all(map(self._is_settled, modules))
+        return all(leader.is_complete for leader in self._leaders.values()) and all(map(self._is_settled, modules))
 
     def _is_settled(self, module: ModuleId) -> bool:
         """Whether every contribution that has a receipt by us, or by a leader that we were a mirror of, is in a final
         version or was reported: of a module that others own by now, we may be the last to have it."""
-        ledger = self.mirror.ledger(module)
+        chain = self.chains[module]
         if self._owns(self._node.watch.mandates.grant(module)):
-            return ledger.final >= self._node.run.config.rounds.rounds
-        return not ledger.spent and not self.mirror.lost[module]
+            return chain.ledger.final >= self._node.run.config.rounds.rounds
+        return not chain.ledger.spent and not chain.lost
 
     async def run(self) -> None:
         """Take modules that fall to us, drop those that others lead in a newer term; ends when cancelled."""
@@ -106,7 +105,7 @@ class Ownership:
             await self._let_go(module)
         for module, taking in list(self._taking.items()):
             async with taking:  # what just falls to us is led for a moment, or nobody would hear that it is free
-                if module in self._owners:
+                if module in self._leaders:
                     await self._let_go(module)
         for module in self._node.run.topology.modules():
             await self._resubmit(module)
@@ -131,21 +130,21 @@ class Ownership:
     async def take(self, module: ModuleId) -> None:
         """Lead `module` from now on, in a new term; raises DipacoError if nobody who may grants it."""
         async with self._taking[module]:
-            if module in self._owners or self._is_leaving:
+            if module in self._leaders or self._is_leaving:
                 return
-            owner = await self._begin(module)
-            self._owners[module] = owner
-            self._tasks[module] = asyncio.create_task(owner.run(), name=f"owner of {module}")
-            self._say_group(owner)
-            term, version = owner.grant.term, owner.head.version
+            leader = await self._begin(module)
+            self._leaders[module] = leader
+            self._tasks[module] = asyncio.create_task(leader.run(), name=f"leader of {module}")
+            self._say_group(leader)
+            term, version = leader.grant.term, leader.head.version
             self._node.history.add("leads", module=str(module), term=term, version=version)
 
-    async def _begin(self, module: ModuleId) -> ModuleOwner:
+    async def _begin(self, module: ModuleId) -> Leader:
         """In a new term, unless a try before has got one: what this disk says of earlier terms may be out of date."""
         mandates = self._node.watch.mandates
         last = mandates.grant(module)
         last_group = last.group if last is not None else ()
-        is_over = last is not None and last.term < self.mirror.ledger(module).head.term  # by a member banned since
+        is_over = last is not None and last.term < self.chains[module].ledger.head.term  # by a member banned since
         if last is None or is_over or self._granted.get(module) != last:
             await self._granting.obtain(module, mirrors=self._mirrors(module, last_group))
             self._groups[module] = last_group
@@ -155,28 +154,28 @@ class Ownership:
             self._began_s[module] = now_s
         # Not from our newest term on: peers that take turns, each patient anew, would never come to lead.
         began_s = self._began_s[module]
-        owner = ModuleOwner(self._node, self.mirror, module)
+        leader = Leader(self.chains[module])
         last_group = self._groups.get(module, last_group)
-        await owner.start(last_group=last_group, is_patient=now_s - began_s < LOST_TTLS * ttl_s)
+        await leader.start(last_group=last_group, is_patient=now_s - began_s < LOST_TTLS * ttl_s)
         del self._began_s[module]
-        return owner
+        return leader
 
     async def drop(self, module: ModuleId) -> None:
         """Lead `module` no more."""
-        owner = self._owners.pop(module, None)
-        if owner is not None:
+        leader = self._leaders.pop(module, None)
+        if leader is not None:
             task = self._tasks.pop(module)  # at once: it may be taken again while we wait
             try:
-                await owner.stop()
+                await leader.stop()
             finally:
                 task.cancel()
             await asyncio.gather(task, return_exceptions=True)  # a failure was logged when it was noticed
-            self.mirror.lost[module].update(self.mirror.ledger(module).open)
+            self.chains[module].lost.update(self.chains[module].ledger.open)
 
     # -- looking after them
 
     async def _check(self, module: ModuleId) -> None:
-        leading = self._owners.get(module)
+        leading = self._leaders.get(module)
         try:
             if leading is None:
                 if module not in self._offers or self._offers[module].done():
@@ -197,32 +196,32 @@ class Ownership:
         """Whether we are in the group: its leader perhaps, that has not everything yet that it needs to lead."""
         return grant is not None and self._node.peer in grant.group
 
-    def _is_over(self, owner: ModuleOwner) -> bool:
+    def _is_over(self, leader: Leader) -> bool:
         """Whether leading failed, or there is a newer mandate than ours."""
-        task = self._tasks[owner.module]
+        task = self._tasks[leader.module]
         if task.done() and not task.cancelled() and task.exception() is not None:
-            log.error("leading %s failed", owner.module, exc_info=task.exception())
+            log.error("leading %s failed", leader.module, exc_info=task.exception())
             return True
-        newest = self._node.watch.mandates.grant(owner.module)
-        return newest != owner.grant or not owner.is_leading
+        newest = self._node.watch.mandates.grant(leader.module)
+        return newest != leader.grant or not leader.is_leading
 
-    async def _merge(self, owner: ModuleOwner) -> None:
+    async def _merge(self, leader: Leader) -> None:
         """Look at the heads of other leaders: after a partition or a race, theirs may be the better branch."""
-        for peer, head in self._node.watch.heads[owner.module].items():
-            if peer != self._node.peer and head.branch.is_better(self.mirror.ledger(owner.module).branch):
-                await owner.merge(peer, head.branch)
-        for archive in owner.diverged_archives:
-            await owner.merge(archive, await RemoteLedger(self._node, archive, owner.module).branch())
+        for peer, head in self._node.watch.heads[leader.module].items():
+            if peer != self._node.peer and head.branch.is_better(self.chains[leader.module].ledger.branch):
+                await leader.merge(peer, head.branch)
+        for archive in leader.diverged_archives:
+            await leader.merge(archive, await RemoteLedger(self._node, archive, leader.module).branch())
 
-    async def _renew(self, owner: ModuleOwner) -> None:
+    async def _renew(self, leader: Leader) -> None:
         """Fill the gap of a mirror that is gone, in a new term."""
-        mirrors = self._mirrors(owner.module, owner.grant.mirrors)
-        if not self._is_worth_a_term(owner.grant.mirrors):
+        mirrors = self._mirrors(leader.module, leader.grant.mirrors)
+        if not self._is_worth_a_term(leader.grant.mirrors):
             return
-        if set(mirrors) != set(owner.grant.mirrors) and not owner.is_complete:
-            await self._granting.obtain(owner.module, mirrors=mirrors)
-            await owner.renew()
-            self._say_group(owner)
+        if set(mirrors) != set(leader.grant.mirrors) and not leader.is_complete:
+            await self._granting.obtain(leader.module, mirrors=mirrors)
+            await leader.renew()
+            self._say_group(leader)
 
     def _is_worth_a_term(self, present: tuple[PeerId, ...]) -> bool:
         """Not while a mirror has only just fallen silent: its heartbeat may be late, and every term costs calls."""
@@ -235,14 +234,14 @@ class Ownership:
 
     def _mirrors(self, module: ModuleId, present: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
         node = self._node
-        owners_count = node.run.config.rounds.owners
-        return owners.mirrors(module, node.watch.heartbeats, leader=node.peer, present=present, owners=owners_count)
+        owner_count = node.run.config.rounds.owners
+        return owners.mirrors(module, node.watch.heartbeats, leader=node.peer, present=present, owners=owner_count)
 
     async def _resubmit(self, module: ModuleId) -> None:
         """Contributions with a receipt that the chain may lack, since another branch or leader went on: offered to the
         leader, until each has a place or a reason. While nobody leads, as after the end of the run, the coordinator
         says what is final; after the last version nothing can count, and nobody has to be asked."""
-        watch, ledger = self._node.watch, self.mirror.ledger(module)
+        watch, chain = self._node.watch, self.chains[module]
         leader = watch.leader(module)
         source = leader or next(iter(watch.coordinators()), None)
         if source is None or source == self._node.peer or leader == self._node.peer:
@@ -250,30 +249,31 @@ class Ownership:
         # A new leader may have missed what the last one gave a receipt for.
         if leader is not None and self._followed.get(module) != leader:
             self._followed[module] = leader
-            self.mirror.lost[module].update(self.mirror.ledger(module).open)
-        await self._look_back(module, source)
-        if not self.mirror.keeps_everything and ledger.final >= self._node.run.config.rounds.rounds:
+            chain.lost.update(chain.ledger.open)
+        await self._look_back(chain, source)
+        ledger = chain.ledger
+        if not chain.keeps_everything and ledger.final >= self._node.run.config.rounds.rounds:
             late = [sealed for sealed in ledger.open.values() if sealed.document.base_version >= ledger.base_min]
             for sealed in late:  # what a rollback has undone is reported as that, when the module is settled
-                self.mirror.expire(sealed, Reason.COMPLETE)
-            self.mirror.lost[module].clear()
+                chain.expire(sealed, Reason.COMPLETE)
+            chain.lost.clear()
         if leader is None:
             return
-        for contribution in sorted(self.mirror.lost[module]):
-            if not await self._offer(module, contribution, leader):
+        for contribution in sorted(chain.lost):
+            if not await self._offer(chain, contribution, leader):
                 return
-            self.mirror.lost[module].discard(contribution)
+            chain.lost.discard(contribution)
 
-    async def _look_back(self, module: ModuleId, leader: PeerId) -> None:
+    async def _look_back(self, chain: ModuleChain, leader: PeerId) -> None:
         try:
-            await self.mirror.look_back(leader, module)
+            await chain.look_back(leader)
         except DipacoError as error:
-            log.info("%s: ...%s does not say what is final: %s", module, short(leader), error)
+            log.info("%s: ...%s does not say what is final: %s", chain.module, short(leader), error)
 
-    async def _offer(self, module: ModuleId, contribution: str, leader: PeerId) -> bool:
+    async def _offer(self, chain: ModuleChain, contribution: str, leader: PeerId) -> bool:
         """Whether this one is settled."""
-        ledger, history = self.mirror.ledger(module), self._node.history
-        sealed = ledger.open.get(contribution)
+        module, history = chain.module, self._node.history
+        sealed = chain.ledger.open.get(contribution)
         payload = self._node.store.get(sealed.document.payload.digest) if sealed is not None else None
         if sealed is None or payload is None:
             return True
@@ -283,7 +283,7 @@ class Ownership:
         except Refused as refused:
             if refused.reason in PASSING:
                 return False
-            self.mirror.expire(sealed, refused.reason)
+            chain.expire(sealed, refused.reason)
         except (SwarmError, IntegrityError) as error:
             log.info("%s: ...%s did not take %s again: %s", module, short(leader), contribution[:8], error)
             return False
@@ -297,7 +297,7 @@ class Ownership:
         watch.heartbeats.pop(self._node.peer, None)
         alive = [peer for peer in watch.successors(module) if peer != self._node.peer]
         if alive:
-            if not watch.coordinators() and self.mirror.is_owner(module):
+            if not watch.coordinators() and self.chains[module].is_owner:
                 # Nobody else may be able to: our last act as a member of the group.
                 watch.mandates.grant_next(self._node.swarm.signer, module, leader=alive[0], mirrors=())
             await self._hand_over(module, alive[0], timeout_s=CALL_TIMEOUT_S)
@@ -319,11 +319,68 @@ class Ownership:
         self._node.history.add("handed_over", module=str(module), to=successor)
         return True
 
-    def _say_group(self, owner: ModuleOwner) -> None:
-        grant = owner.grant
-        self._node.history.add("mirrors", module=str(owner.module), term=grant.term, mirrors=list(grant.mirrors))
+    def _say_group(self, leader: Leader) -> None:
+        grant = leader.grant
+        self._node.history.add("mirrors", module=str(leader.module), term=grant.term, mirrors=list(grant.mirrors))
 
-    def _owner(self, module: ModuleId) -> ModuleOwner:
-        if module not in self._owners:
+    def _leader_of(self, module: ModuleId) -> Leader:
+        if module not in self._leaders:
             raise Refused(f"{module} is not led here", reason=Reason.NOT_LEADER)
-        return self._owners[module]
+        return self._leaders[module]
+
+
+class Granting(Protocol):
+    """How a peer comes to lead."""
+
+    async def obtain(self, module: ModuleId, *, mirrors: tuple[PeerId, ...]) -> None:
+        """Have a new term of `module` granted to us, with these mirrors; the node's mandates know it then.
+
+        Raises DipacoError if nobody who may grants it.
+        """
+
+
+class Electing(Granting):
+    """A volunteer's way: ask a seed node; if none answers, and nobody else's head lives, grant it ourselves as a member
+    of the last group."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def obtain(self, module: ModuleId, *, mirrors: tuple[PeerId, ...]) -> None:
+        mandates = self._node.watch.mandates
+        for seed in self._node.watch.coordinators():
+            try:
+                await self._ask(seed, module, mirrors)
+                return
+            except SwarmError as error:
+                log.info("no seed node grants %s: %s", module, error)
+                if self._node.watch.leader(module) not in (None, self._node.peer):
+                    raise  # somebody leads, perhaps that slow seed itself: whoever lives is not deposed
+            except Refused:
+                await self._catch_up(seed, module)
+                raise
+        mandates.grant_next(self._node.swarm.signer, module, leader=self._node.peer, mirrors=mirrors)
+        reach("mandate: granted by a member")
+
+    async def _ask(self, seed: PeerId, module: ModuleId, mirrors: tuple[PeerId, ...]) -> None:
+        watch = self._node.watch
+        header = {
+            "module": str(module),
+            "term": watch.mandates.term(module) + 1,
+            "mirrors": list(mirrors),
+            "mandate": [sealed.to_dict() for sealed in watch.mandates.newest(module)[-1:]],
+        }
+        addresses = watch.addresses(seed)
+        reply = await self._node.swarm.call(
+            seed, "archive.adopt", header, timeout_s=CONTROL_TIMEOUT_S, addresses=addresses
+        )
+        sealed: Sealed[Grant] = unseal(Grant, reply.header.get("grant"))
+        if sealed.document.leader != self._node.peer or not watch.mandates.believes(module, sealed):
+            raise IntegrityError("an archive that grants to another, or without the coordinator's signature")
+
+    async def _catch_up(self, seed: PeerId, module: ModuleId) -> None:
+        """It refused: perhaps it knows of a newer term."""
+        try:
+            await self._node.watch.learn_mandate(module, seed)
+        except (SwarmError, Refused, IntegrityError) as error:
+            log.info("the seed node does not say who leads %s: %s", module, error)

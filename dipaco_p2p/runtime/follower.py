@@ -23,8 +23,8 @@ from ..protocol.signing import PeerId
 from ..protocol.versions import check_successor, genesis_version
 from ..swarm.api import Reply
 from ..topology import ModuleId, PathId
+from .chain import ModuleChain
 from .items import read_items
-from .mirror import Mirror
 from .module_calls import WAIT_MAX_S
 from .node import CONTROL_TIMEOUT_S, Node
 from .recompute import kept
@@ -38,13 +38,13 @@ TRAINERS_MAX = 3
 ARCHIVES_MAX = 2
 
 
-class ModuleReader:
+class Follower:
     """Holds the newest version that it has fetched and checked."""
 
-    def __init__(self, node: Node, module: ModuleId, mirror: Mirror | None = None) -> None:
-        """`mirror` keeps what is followed: for our next start, and for whoever takes the module over."""
+    def __init__(self, node: Node, module: ModuleId, chain: ModuleChain | None = None) -> None:
+        """`chain` keeps what is followed: for our next start, and for whoever takes the module over."""
         self._node = node
-        self._mirror = mirror
+        self._chain = chain
         self._layout = node.run.layout(module)
         self.module = module
         self.version: ModuleVersion = genesis_version(node.run.manifest, module)
@@ -55,8 +55,8 @@ class ModuleReader:
         self._unknown_since_s: float | None = None
         """Since when the leader says that our version is none of its chain."""
         self._is_on_lost_branch = False
-        if mirror is not None:
-            self._resume(mirror)
+        if chain is not None:
+            self._resume(chain)
 
     @property
     def is_complete(self) -> bool:
@@ -130,9 +130,9 @@ class ModuleReader:
         group = [peer for peer in (grant.group if grant else ()) if peer in self._node.watch.heartbeats]
         return [peer for peer in dict.fromkeys([*self._node.watch.seeds(), *group]) if peer != self._node.peer]
 
-    def _resume(self, mirror: Mirror) -> None:
+    def _resume(self, chain: ModuleChain) -> None:
         """Begin with the newest version on this disk that somebody cosigned; what was damaged is fetched again."""
-        ledger, coordinator = mirror.ledger(self.module), self._node.run.manifest.author
+        ledger, coordinator = chain.ledger, self._node.run.manifest.author
         for sealed in ledger.versions:
             self._note_shares(sealed.document)
         for sealed in reversed(ledger.versions):
@@ -206,7 +206,7 @@ class ModuleReader:
         assert version.update is not None and self.params is not None
         blob = await fetch(self._node, version.update, holders=self._holders(version))
         params, snapshot = await asyncio.to_thread(self._updated, blob, version)
-        if self._is_next_of_mirror(version):  # here, since they may be large: in the event loop heartbeats would wait
+        if self._is_next_here(version):  # here, since they may be large: in the event loop heartbeats would wait
             await kept(version, [(version.snapshot, snapshot), (version.update, [blob])], self._node.store)
         self.params, self.version = params, version
         self._note_shares(version)
@@ -220,16 +220,14 @@ class ModuleReader:
             raise IntegrityError(f"the update to version {version.version} of {self.module} does not give its digest")
         return params, snapshot
 
-    def _is_next_of_mirror(self, version: ModuleVersion) -> bool:
-        """Whether the mirror will keep this version."""
-        mirror = self._mirror
-        if mirror is None or mirror.is_owner(self.module):
-            return False
-        return mirror.ledger(self.module).head.version == version.version - 1
+    def _is_next_here(self, version: ModuleVersion) -> bool:
+        """Whether our own chain will keep this version."""
+        chain = self._chain
+        return chain is not None and not chain.is_owner and chain.ledger.head.version == version.version - 1
 
     def _keep(self, versions: list[Sealed[ModuleVersion]], snapshot: Parts, update: bytes | None = None) -> None:
-        if self._mirror is not None and versions:
-            self._mirror.note(versions, snapshot, update)
+        if self._chain is not None and versions:
+            self._chain.note(versions, snapshot, update)
 
     async def _load_snapshot(self, version: ModuleVersion) -> Parts:
         limit = self._node.run.snapshot_bytes_max(self.module)

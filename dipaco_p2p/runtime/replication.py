@@ -18,10 +18,9 @@ from ..errors import DipacoError, IntegrityError, Refused, Unreachable
 from ..protocol.admission import Reason
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, is_cosigned
 from ..protocol.signing import PeerId, short
+from .chain import MISSING, ModuleChain
 from .faults import reach
-from .ledger import Ledger
-from .mirror import MISSING, Mirror
-from .node import CONTROL_TIMEOUT_S, Node
+from .node import CONTROL_TIMEOUT_S
 from .remote import RemoteLedger
 from .tasks import done_or_later
 
@@ -33,13 +32,13 @@ LOST_TTLS = 3.0
 """Lives of a heartbeat after which contributions that nobody has count as lost."""
 
 
-class Custody:
+class Replication:
     """One leader's dealings with its mirrors and the archive."""
 
-    def __init__(self, node: Node, mirror: Mirror, ledger: Ledger) -> None:
-        self._node = node
-        self._mirror = mirror
-        self._ledger = ledger
+    def __init__(self, chain: ModuleChain) -> None:
+        self._node = chain.node
+        self._chain = chain
+        self._ledger = chain.ledger
         self._replicas: dict[PeerId, Replica] = {}
         self._unprovable_s: float | None = None
         """Since when contributions of our chain are not to be had by the archive, nor by us."""
@@ -66,7 +65,7 @@ class Custody:
 
         Raises Refused when somebody else leads, or when none of those who should have it has taken it.
         """
-        self._mirror.add(sealed)
+        self._chain.add(sealed)
         reach("custody: contribution on disk, not replicated")
         replicas = self.replicas()
         if not replicas:
@@ -93,7 +92,7 @@ class Custody:
     def replicas(self) -> list[Replica]:
         """Those alive who should have everything that we have; the archive last, since it is busiest."""
         node = self._node
-        grant = node.watch.mandates.grant(self._ledger.module)
+        grant = node.watch.mandates.grant(self._chain.module)
         group = grant.mirrors if grant is not None and grant.leader == node.peer else ()
         peers = [peer for peer in group if peer in node.watch.heartbeats]
         return [self._replica(peer) for peer in [*peers, *node.watch.seeds()] if peer != node.peer]
@@ -115,16 +114,16 @@ class Custody:
 
     def _absent(self) -> list[Replica]:
         """Those who should be there, and from whom no heartbeat came."""
-        grant = self._node.watch.mandates.grant(self._ledger.module)
+        grant = self._node.watch.mandates.grant(self._chain.module)
         peers = {*(grant.mirrors if grant is not None else ()), self._node.run.manifest.author}
         banned = self._node.watch.decrees.state.banned.keys()
         return [self._replica(peer) for peer in sorted(peers - banned - {self._node.peer})]
 
     def _replica(self, peer: PeerId) -> Replica:
-        grant = self._node.watch.mandates.grant(self._ledger.module)
+        grant = self._node.watch.mandates.grant(self._chain.module)
         if peer not in self._replicas:
             is_archive = grant is None or peer not in grant.group
-            self._replicas[peer] = Replica(self._node, self._mirror, self._ledger, peer, is_archive=is_archive)
+            self._replicas[peer] = Replica(self._chain, peer, is_archive=is_archive)
         return self._replicas[peer]
 
     def welcome(self) -> None:
@@ -204,7 +203,7 @@ class Custody:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, DipacoError):
-            log.error("%s: handing something in failed", self._ledger.module, exc_info=error)
+            log.error("%s: handing something in failed", self._chain.module, exc_info=error)
 
     def _succeeded(self, peer: PeerId, task: asyncio.Task[Any]) -> bool:
         """Whether it did; raises Refused if it says that another leads."""
@@ -212,18 +211,20 @@ class Custody:
             return False
         error = task.exception()
         if isinstance(error, Refused) and error.reason == Reason.NOT_LEADER:
-            self._begin(self._node.watch.learn_mandate(self._ledger.module, peer))
+            self._begin(self._node.watch.learn_mandate(self._chain.module, peer))
             raise error
         if isinstance(error, DipacoError):
-            log.info("%s: ...%s did not take it: %s", self._ledger.module, short(peer), error)
+            log.info("%s: ...%s did not take it: %s", self._chain.module, short(peer), error)
         return error is None
 
 
 class Replica:
     """What one mirror, or the archive, has of our chain."""
 
-    def __init__(self, node: Node, mirror: Mirror, ledger: Ledger, peer: PeerId, *, is_archive: bool) -> None:
-        self._mirror = mirror
+    def __init__(self, chain: ModuleChain, peer: PeerId, *, is_archive: bool) -> None:
+        node = self._node = chain.node
+        self._chain = chain
+        self._ledger = chain.ledger
         self.peer = peer
         self.is_archive = is_archive
         self.is_welcome = False
@@ -233,9 +234,7 @@ class Replica:
         self.is_unprovable = False
         self.is_diverged = False
         """Whether it is the archive, and has another branch than we: then that one goes on."""
-        self._node = node
-        self._ledger = ledger
-        self._remote = RemoteLedger(node, peer, ledger.module)
+        self._remote = RemoteLedger(node, peer, chain.module)
         self._version: int | None = None
         """The newest version that it has, once it is known."""
         self._branch = 0
@@ -275,7 +274,7 @@ class Replica:
             if self.is_archive or (is_ours and is_news):
                 await self._hand_in(sealed)
                 if self._branch != branch:
-                    raise Unreachable(f"{self._ledger.module} went over to another branch meanwhile")
+                    raise Unreachable(f"{self._chain.module} went over to another branch meanwhile")
                 self._version, self.is_welcome = sealed.document.version, True
 
     async def _tell_final(self) -> None:
@@ -291,7 +290,7 @@ class Replica:
         from another leader, that document is. Raises Refused when it has another version, or more than we have."""
         theirs = await self._remote.chain(after=self._ledger.final)
         for sealed in theirs:
-            if not self._mirror.adopt(self._ledger, sealed):
+            if not self._chain.adopt(sealed):
                 self.is_diverged = self._is_last_word
                 raise Refused(f"the archive has another version {sealed.document.version}", reason=Reason.STALE_BASE)
         self.is_diverged = False
@@ -322,7 +321,7 @@ class Replica:
         except Refused as refused:
             if refused.reason != MISSING:
                 raise
-        await self._mirror.recover(self._ledger, {share.contribution for share in sealed.document.shares})
+        await self._chain.recover({share.contribution for share in sealed.document.shares})
         for share in sealed.document.shares:
             contribution = self._ledger.kept.get(share.contribution)
             payload = self._node.store.get(contribution.document.payload.digest) if contribution else None

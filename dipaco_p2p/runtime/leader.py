@@ -24,46 +24,45 @@ from ..protocol.branches import Branch
 from ..protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Sealed, seal
 from ..protocol.grants import Mandate
 from ..protocol.pace import Arrivals
-from ..protocol.rounds import OpenRound, Round
+from ..protocol.rounds import Entry, OpenRound, Round
 from ..protocol.signing import PeerId
 from ..protocol.versions import Known
-from ..topology import ModuleId
-from .closing import make_next, told_round, told_version
-from .custody import Custody
+from .chain import ModuleChain
 from .faults import reach
 from .intake import Intake, receipt_for
 from .mandates import head_record
-from .mirror import Mirror
-from .node import Node
 from .payloads import PayloadLost
-from .recompute import Made, make_version
-from .rollbacks import due, undo
+from .recompute import Made, StepNotFinite, made_and_kept, make_version
+from .replication import Replication
+from .rollback import due, undo
 from .shardings import learn_shardings
-from .takeover import Takeover, judged_again
+from .takeover import Takeover
 from .tasks import changed_or_later, repeat
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 CATCH_UP_S = 5.0
+PAYLOAD_LOST = "payload-lost"
+NOT_FINITE = "not-finite"
 
 
-class ModuleOwner:
+class Leader:
     """Leads one module under its mandate, from `start` to `stop`."""
 
-    def __init__(self, node: Node, mirror: Mirror, module: ModuleId) -> None:
-        self.module = module
-        self._node = node
-        self._mirror = mirror
-        self._ledger = mirror.ledger(module)
-        self._custody = Custody(node, mirror, self._ledger)
+    def __init__(self, chain: ModuleChain) -> None:
+        node = self._node = chain.node
+        self.module = chain.module
+        self._chain = chain
+        self._ledger = chain.ledger
+        self._replication = Replication(chain)
         self._intake = Intake(node.run, node.store, self._ledger)
-        self._mandate: Mandate = node.watch.mandates.newest(module)
+        self._mandate: Mandate = node.watch.mandates.newest(self.module)
         self._state: OuterState | None = None
         self._is_fresh = False
         """Whether the outer state was lost, so that the next version says so."""
         self._round = self._new_round()
-        self._arrivals = Arrivals(paths=len(node.run.topology.paths_through(module)))
+        self._arrivals = Arrivals(paths=len(node.run.topology.paths_through(self.module)))
         self._lock = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._arrived = asyncio.Event()  # a contribution was admitted, perhaps the last that the round waits for
@@ -90,26 +89,26 @@ class ModuleOwner:
 
     @property
     def diverged_archives(self) -> list[PeerId]:
-        return self._custody.diverged
+        return self._replication.diverged
 
     @property
     def is_complete(self) -> bool:
         """Whether the last version is made, and safe without us."""
-        return self._ledger.is_complete and self._custody.is_final and self._custody.is_told
+        return self._ledger.is_complete and self._replication.is_final and self._replication.is_told
 
     async def start(self, *, last_group: Collection[PeerId] = (), is_patient: bool = False) -> None:
         """Gather what the last group and others have, take their open contributions over, and announce the head.
 
         Raises Unreachable if `is_patient` and there should be a newer version than all that can be had now.
         """
-        newest = await Takeover(self._node, self._mirror, self._ledger).gather(last_group)
+        newest = await Takeover(self._chain).gather(last_group)
         if is_patient and self.head.version < newest:
             raise Unreachable(f"version {newest} of {self.module} is not to be had, only {self.head.version}")
         await self._reopen(is_patient=is_patient)
         self._is_leading = True
         self._require_leading()  # to gather takes a while
         await self._announce()
-        self._custody.welcome()
+        self._replication.welcome()
 
     async def run(self) -> None:
         """Close rounds as they become ready, until cancelled or stopped."""
@@ -122,10 +121,10 @@ class ModuleOwner:
     async def stop(self) -> None:
         """Admit nothing more; what was admitted is where the next leader finds it."""
         was_leading, self._is_leading = self._is_leading, False
-        with contextlib.closing(self._custody), contextlib.suppress(Refused):
+        with contextlib.closing(self._replication), contextlib.suppress(Refused):
             async with self._lock:
-                if was_leading and not self._custody.is_final:
-                    await self._custody.hand_in()
+                if was_leading and not self._replication.is_final:
+                    await self._replication.hand_in()
         async with self._changed:
             self._changed.notify_all()
 
@@ -134,16 +133,16 @@ class ModuleOwner:
         self._mandate = self._node.watch.mandates.newest(self.module)
         async with self._lock:
             await self._announce()
-        self._custody.welcome()
+        self._replication.welcome()
 
     async def merge(self, peer: PeerId, branch: Branch) -> None:
         """Take over the branch of another leader if it is better than ours. Raises DipacoError."""
         async with self._lock:
             if branch.is_better(self._ledger.branch):
-                await self._mirror.follow(peer, self.module)
+                await self._chain.follow(peer)
                 await self._reopen()
                 await self._announce()
-                self._custody.begin_anew()
+                self._replication.begin_anew()
 
     # -- what trainers ask
 
@@ -216,7 +215,7 @@ class ModuleOwner:
 
     async def _keep(self, sealed: Sealed[Contribution], payload: bytes) -> tuple[PeerId, ...]:
         try:
-            return await self._custody.keep(sealed, payload)
+            return await self._replication.keep(sealed, payload)
         except Refused as refused:
             self._depose(refused)
             raise
@@ -276,18 +275,19 @@ class ModuleOwner:
     async def _catch_up(self) -> None:
         """Hand in, now and then, what somebody did not take: it may have come back."""
         now_s = self._node.clock.now_s()
-        if now_s >= self._catch_up_s and not (self._custody.is_final and self._custody.is_told):
+        if now_s >= self._catch_up_s and not (self._replication.is_final and self._replication.is_told):
             self._catch_up_s = now_s + CATCH_UP_S
-            await self._or_stop(self._custody.hand_in())  # without the lock: a frozen mirror keeps it waiting
+            await self._or_stop(self._replication.hand_in())  # without the lock: a frozen mirror keeps it waiting
             await self._go_back()
-            self._mirror.settle(self.module)
+            self._chain.settle()
 
     async def _take_back(self) -> None:
         """What our document of a version counted, and the one that the coordinator has signed does not."""
-        if not self._mirror.lost[self.module]:
+        if not self._chain.lost:
             return
         async with self._lock:
-            for id_ in sorted(self._mirror.lost.pop(self.module) & self._ledger.open.keys()):
+            lost, self._chain.lost = self._chain.lost, set()
+            for id_ in sorted(lost & self._ledger.open.keys()):
                 if not self._intake.has(id_):
                     await self._take_over(self._ledger.open[id_])
 
@@ -295,21 +295,54 @@ class ModuleOwner:
         """Versions whose contributions are lost with all who had them can never be final: after a while, in which one
         of these may come back, the chain goes on from the last one that is."""
         async with self._lock:
-            if self.is_leading and self._custody.is_hopeless():
-                self._mirror.give_up(self.module)
+            if self.is_leading and self._replication.is_hopeless():
+                self._chain.give_up()
                 await self._reopen()
                 await self._announce()
-                self._custody.begin_anew()
+                self._replication.begin_anew()
 
     def _new_round(self) -> Round:
         paths = self._node.run.topology.paths_through(self.module)
         return Round(number=self.head.version, expected=frozenset(paths))
 
     async def _close(self) -> None:
-        if made := await make_next(self._node, self._mirror, self._ledger, self._intake, self._make):
+        if made := await self._make_next():
             await self._append(made)
         else:
             self._round = self._new_round()
+
+    async def _make_next(self) -> Made | None:
+        """The next version, made of what is admitted; None when nothing of that is left.
+
+        - Payloads are read from the disk. One that it has lost meanwhile is asked of whoever else keeps it, for a
+          receipt names two holders; only if nobody gives it the contribution expires, is reported, and the version is
+          made of the others.
+        - Contributions whose outer step is not finite make no version, under this leader or any other: the longest
+          expires and is reported, until the others make one.
+        - Versions are made one at a time, of all modules that this peer leads and mirrors: what that takes in memory
+          does not grow with how many rounds close at once.
+        """
+        assert self._intake.admitted, "a round without contributions does not close"
+        reach("owner: round closed, version not made")
+        recovered: set[str] = set()
+        while admitted := self._intake.admitted:
+            try:
+                async with self._node.averaging:
+                    return await made_and_kept(self._make, self._node.store)
+            except PayloadLost as lost:
+                log.warning("%s: a payload cannot be read any more: %s", self.module, lost)
+                sealed = admitted[lost.contribution].sealed
+                # A disk that loses it again would do so for ever.
+                if sealed.id in recovered or not await self._chain.recover_payload(sealed):
+                    self._intake.expel(sealed)
+                    self._chain.expire(sealed, PAYLOAD_LOST)
+                recovered.add(sealed.id)
+            except StepNotFinite as error:
+                longest = max(admitted.values(), key=lambda item: (item.norm or 0.0, item.sealed.id)).sealed
+                log.warning("%s; the longest of %d contributions expires", error, len(admitted))
+                self._intake.expel(longest)
+                self._chain.expire(longest, NOT_FINITE)
+        return None
 
     async def _roll_back(self) -> None:
         """Carry the coordinator's newest decree on this module out, also while the run is frozen."""
@@ -326,11 +359,11 @@ class ModuleOwner:
         if not self.is_leading:  # who leads now makes it, of the same contributions
             return
         reach("owner: averaged, version not on disk")
-        self._mirror.append(seal(self._node.swarm.signer, made.version), made)
+        self._chain.append(seal(self._node.swarm.signer, made.version), made)
         reach("owner: version on disk, not cosigned")
         self._next_round(made)
-        await self._or_stop(self._custody.publish())
-        self._mirror.settle(self.module)
+        await self._or_stop(self._replication.publish())
+        self._chain.settle()
         reach("owner: version cosigned, not announced")
         await self._announce()
         reach("owner: version announced")
@@ -357,9 +390,9 @@ class ModuleOwner:
         self._round = self._new_round()
         self._node.history.add("version", **told_version(version))
 
-    async def _or_stop(self, custody: Coroutine[Any, Any, None]) -> None:
+    async def _or_stop(self, handing_in: Coroutine[Any, Any, None]) -> None:
         try:
-            await custody
+            await handing_in
         except Refused as refused:
             self._depose(refused)
 
@@ -380,21 +413,52 @@ class ModuleOwner:
         """Begin the round after the head anew, with all that is open here."""
         await learn_shardings(self._node)  # what is taken over may be of any
         holders = [self.head.author, *self._node.watch.heartbeats]
-        self._state = await self._mirror.states.read_patiently(self.head, holders=holders)
+        self._state = await self._chain.state.read_patiently(self.head, holders=holders)
         self._is_fresh = self._state is None
         if self._is_fresh and is_patient:
             raise Unreachable(f"the outer state of {self.module} is not to be had")
         if self._state is None:
-            self._state = await self._mirror.states.read_params(self.head, holders=holders)
+            self._state = await self._chain.state.read_params(self.head, holders=holders)
         self._intake = Intake(self._node.run, self._node.store, self._ledger)
         self._intake.recall()
         self._round = self._new_round()
         for sealed in list(self._ledger.open.values()):
             await self._take_over(sealed)
-        self._mirror.lost.pop(self.module, None)
+        self._chain.lost = set()
 
     async def _take_over(self, sealed: Sealed[Contribution]) -> None:
-        """Admit an open contribution of a former leader."""
-        norm = await judged_again(self._node, self._mirror, self._intake, sealed, measure=self._measure)
-        if norm is not None:
+        """Admit an open contribution of a former leader, under the same rules; one that may not count is reported."""
+        try:
+            self._intake.judge(sealed.document.author, sealed)
+            try:
+                _, norm = await self._measure(sealed)
+            except PayloadLost:
+                await self._chain.recover_payload(sealed)
+                _, norm = await self._measure(sealed)
+        except (Refused, PayloadLost) as error:
+            log.warning("%s: cannot take over %s: %s", self.module, sealed.id[:8], error)
+            self._chain.expire(sealed, str(error.reason if isinstance(error, Refused) else PAYLOAD_LOST))
+        else:
             self._admit(sealed, norm)
+
+
+def told_round(open_: Round, head: ModuleVersion, *, published: int, deadline_s: float) -> OpenRound:
+    """What is in, of the version that trainers may see. If that is not the head, its round is closed, and the next
+    version is not cosigned yet."""
+    entries = open_.entries
+    if published < head.version:
+        counted = [share for share in head.shares if share.base_version == published]
+        entries = frozenset(Entry(path=share.path, peer=share.peer) for share in counted)
+    return OpenRound(version=published, entries=tuple(entries), deadline_s=deadline_s)
+
+
+def told_version(version: ModuleVersion) -> dict[str, Any]:
+    """What its leader's history says of a version."""
+    return {
+        "module": str(version.module),
+        "version": version.version,
+        "digest": version.digest,
+        "contributions": [share.contribution for share in version.shares],
+        "weights": [round(share.weight, 4) for share in version.shares],
+        "term": version.term,
+    } | ({} if version.rollback is None else {"rollback": version.rollback.decree.to})

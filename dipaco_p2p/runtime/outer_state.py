@@ -1,4 +1,4 @@
-"""The outer states after versions, which the next ones are made from: kept here, or fetched from who has them."""
+"""The outer state after a version, which the next one is made from: kept here, or fetched from whoever has it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ..core.outer import OuterState, decode_state
 from ..errors import BlobMissing, IntegrityError
 from ..protocol.documents import ModuleVersion
 from ..protocol.signing import PeerId
-from ..topology import ModuleId
 from .node import Node
 from .transfer import fetch_kept
 
@@ -21,18 +20,16 @@ TRIES = 3
 RETRY_S = 0.5
 
 
-class OuterStates:
-    """Those of all modules that this peer leads or mirrors."""
+class KeptState:
+    """That of one module which this peer leads or mirrors; the newest one stays in memory."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._newest: dict[ModuleId, tuple[ModuleVersion, OuterState]] = {}
-        """After the newest version that was made here: its digest alone would not do, for a rollback has an earlier
-        version's."""
+        self._newest: tuple[ModuleVersion, OuterState] | None = None
 
     def note(self, version: ModuleVersion, state: OuterState) -> None:
-        """This is the state after `version`."""
-        self._newest[version.module] = (version, state)
+        """This is the state after `version`, the newest that was made here."""
+        self._newest = version, state
 
     def is_here(self, version: ModuleVersion) -> bool:
         """Whether momentum and residual after `version` are on this disk."""
@@ -43,13 +40,11 @@ class OuterStates:
 
         Raises BlobMissing if even the parameters are not.
         """
-        made, known = self._newest.get(version.module, (None, None))
-        if made is not None and (made.version, made.digest, made.state) == (
-            version.version,
-            version.digest,
-            version.state,
-        ):
-            return known
+        if self._newest is not None:
+            made, known = self._newest
+            # The digest alone would not do: a rollback has an earlier version's.
+            if (made.version, made.digest, made.state) == (version.version, version.digest, version.state):
+                return known
         params = await self._params(version, holders)
         if version.state is None:
             return OuterState.fresh(params)

@@ -1,0 +1,431 @@
+"""One module at this peer: its ledger, its outer state, its blobs, and the contributions it may still owe to somebody.
+
+- A **mirror** takes contributions and versions from the leader of the newest term that names it, and from nobody else.
+  It makes every version again from its contributions before it cosigns, so that a leader cannot pass off another one.
+- It follows the leader, also to another branch: the leader is who decides between branches (leader.py). Contributions
+  that the other branch lacks are then `lost`, and submitted once more (leadership.py).
+- A **trainer** keeps the chain of the modules that it follows, and of the newest version the snapshot and the update.
+  Others fetch these from it, too; and after the loss of a whole group the chain goes on from whoever has it.
+- An **archive** (archive.py) keeps everything for ever, and its coordinator's signature makes a version final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from ..canonical import Parts
+from ..errors import BlobMissing, DipacoError, Refused
+from ..protocol.admission import Reason, judge
+from ..protocol.branches import is_final
+from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, is_cosigned
+from ..protocol.signing import PeerId, short
+from ..topology import ModuleId
+from .faults import reach
+from .intake import admission_rules
+from .ledger import Ledger
+from .node import Node
+from .outer_state import KeptState
+from .payloads import PayloadLost, stored
+from .recompute import Admitted, Made, made_and_kept, make_again
+from .remote import RemoteLedger
+from .rollback import undo_again
+from .shardings import learn_shardings
+from .transfer import fetch_kept
+
+log = logging.getLogger(__name__)
+
+MISSING = "contribution-missing"
+RECOVER_TRIES = 3
+RETRY_S = 0.5
+
+
+class Chains:
+    """The chains that this peer keeps, one per module of the run, each opened when it is first asked for."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._chains: dict[ModuleId, ModuleChain] = {}
+        self.on_expired: Callable[[Sealed[Contribution], str], None] = lambda sealed, reason: None
+        """Told of every contribution that expires here, and why."""
+
+    def __getitem__(self, module: ModuleId) -> ModuleChain:
+        if module not in self._chains:
+            self._chains[module] = ModuleChain(self, module)
+        return self._chains[module]
+
+    def all(self) -> list[ModuleChain]:
+        """Those of all modules of the run."""
+        return [self[module] for module in self.node.run.topology.modules()]
+
+    def drop_payloads(self, names: Iterable[str]) -> None:
+        """Drop these blobs, unless a contribution that some chain keeps has the same payload: anybody can send
+        another's once more."""
+        ledgers = [chain.ledger for chain in self._chains.values()]
+        named = {sealed.document.payload.digest for ledger in ledgers for sealed in ledger.kept.values()}
+        for name in names:
+            if name not in named:
+                self.node.store.drop(name)
+
+
+class ModuleChain:
+    """What this peer keeps of one module, as its leader, its mirror or its trainer."""
+
+    keeps_everything = False
+    """Whether nothing here is ever dropped, and every version was made here: archive.py."""
+
+    def __init__(self, chains: Chains, module: ModuleId, ledger: Ledger | None = None) -> None:
+        self.node = chains.node
+        self.module = module
+        self.ledger = Ledger(self.node.run, self.node.store, module) if ledger is None else ledger
+        self.state = KeptState(self.node)
+        self.lost: set[str] = set()
+        """Contributions that are here, and that the chain which goes on may lack."""
+        self._chains = chains
+        self._lock = asyncio.Lock()
+        self._pruned = 0
+        """How many versions, from the first on, have no blob here any more."""
+        self._orphans: set[str] = set()
+        """Blobs of versions that were given up."""
+
+    # -- what this peer does itself
+
+    def add(self, sealed: Sealed[Contribution]) -> None:
+        """Keep a contribution whose payload is in the store."""
+        self.ledger.add(sealed)
+        self.node.keep_upload(sealed.document.payload.digest)
+
+    def append(self, sealed: Sealed[ModuleVersion], made: Made) -> None:
+        """Keep the next version, which was made here."""
+        for ref, parts in made.blobs:
+            self.node.store.keep(ref, *parts)  # where it is since it was made
+            self.node.keep_upload(ref.digest)  # somebody may have sent it before
+        self.ledger.append(sealed)
+        self.state.note(sealed.document, made.state)
+
+    def append_vouched(self, sealed: Sealed[ModuleVersion]) -> None:
+        """Keep the next version as somebody else has made it again."""
+        self.ledger.append(sealed)
+
+    def note(self, versions: Sequence[Sealed[ModuleVersion]], snapshot: Parts, update: bytes | None = None) -> None:
+        """What we have fetched as a trainer, the parameters of the last of it, and if it was fetched its update: kept
+        unless we own the module, for then we know better. Others read it from us."""
+        if self.is_owner:
+            return
+        ledger = self.ledger
+        known = {(sealed.document.version, sealed.document.digest) for sealed in ledger.versions}
+        versions = [one for one in versions if (one.document.version, one.document.digest) not in known]
+        begin = versions[0].document.version - 1 if versions else 0
+        if not versions or begin > ledger.head.version or begin < ledger.final:
+            return
+        if begin < ledger.head.version:  # we went over to another branch
+            self._leave(begin)
+        newest = versions[-1].document
+        self.node.store.keep(newest.snapshot, *snapshot)
+        if newest.update is not None and update is not None:
+            self.node.store.keep(newest.update, update)
+        for sealed in versions:
+            ledger.append(sealed)
+        self._prune(keep=1)
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether we are in the module's group."""
+        grant = self.node.watch.mandates.grant(self.module)
+        return grant is not None and self.node.peer in grant.group
+
+    def give_up(self) -> None:
+        """Leave the versions that are not final: nobody can show what they were made of."""
+        self._leave(self.ledger.final)
+
+    def settle(self) -> None:
+        """Drop what is final, and what no base needs any more. An archive keeps it."""
+        for sealed in self.ledger.undone:
+            self.expire(sealed, Reason.ROLLED_BACK)
+        self._drop_payloads(self.ledger.settle())
+        self._prune(keep=self.node.run.config.rounds.staleness + 2)
+
+    def expire(self, sealed: Sealed[Contribution], reason: str) -> None:
+        """A contribution that may not count, or cannot: it is reported, and kept no longer."""
+        self.node.history.add("expired", module=str(self.module), id=sealed.id, reason=reason)
+        self._chains.on_expired(sealed, reason)
+        self.ledger.drop(sealed.id)
+        self._drop_payloads([sealed.document.payload.digest])
+
+    # -- what the leader asks
+
+    def keep_contribution(self, sender: PeerId, sealed: Sealed[Contribution]) -> None:
+        """Keep a contribution, its payload uploaded before; only from the leader."""
+        document = sealed.document
+        if document.run != self.node.run.id:
+            raise Refused("a contribution to another run", reason=Reason.WRONG_RUN)
+        if document.module != self.module:
+            raise Refused(f"a contribution to {document.module}, not {self.module}", reason=Reason.WRONG_MODULE)
+        self._require_leader(sender)
+        if self.node.store.size(document.payload.digest) != document.payload.size:
+            raise Refused(f"upload blob {document.payload.digest[:8]} first", reason="payload-missing")
+        self.add(sealed)
+        reach("mirror: contribution on disk, not acknowledged")
+
+    async def keep_version(self, sender: PeerId, sealed: Sealed[ModuleVersion]) -> str:
+        """Keep the leader's next version, after making it again; our cosignature. The same again changes nothing."""
+        ledger, version = self.ledger, sealed.document
+        self._require_leader(sender)
+        async with self._lock:
+            self._require_leader(sender)  # still: others may have had their turn before
+            if self._has(sealed):
+                await self._make_sure(sealed, source=sender)
+            else:
+                if ledger.head.digest != version.parent or ledger.head.version + 1 != version.version:
+                    await self._follow(RemoteLedger(self.node, sender, self.module), until=version.version - 1)
+                await self._take(sealed, source=sender)
+            signature = cosign(self.node.swarm.signer, sealed)
+            ledger.cosign(version.version, {self.node.peer: signature})
+            self.settle()
+            return signature
+
+    async def recover(self, contributions: Collection[str]) -> set[str]:
+        """Look for contributions that are not here, or whose payload is lost here: others of the group kept them, too.
+        What nobody gave."""
+        lacking = {id_ for id_ in contributions if not self._keeps(id_)}
+        for peer in sorted(self.node.watch.heartbeats) if lacking else ():
+            if peer == self.node.peer or not lacking:
+                continue
+            try:
+                kept = await RemoteLedger(self.node, peer, self.module).kept()
+            except DipacoError as error:
+                log.info("%s: ...%s does not say what it keeps: %s", self.module, short(peer), error)
+                continue
+            await self._copy([sealed for sealed in kept if sealed.id in lacking], peer)
+            lacking = {id_ for id_ in lacking if not self._keeps(id_)}
+        return lacking
+
+    async def recover_payload(self, sealed: Sealed[Contribution]) -> bool:
+        """Have a payload once more that this disk has lost; whether somebody gave it."""
+        for _ in range(RECOVER_TRIES - 1):  # what has a receipt must not be lost with a message
+            if not await self.recover({sealed.id}):
+                return True
+            await self.node.clock.sleep(RETRY_S)
+        return not await self.recover({sealed.id})
+
+    def note_final(self, version: int, signature: str) -> None:
+        """The leader says that the coordinator has cosigned the version after the final ones. Of a later one this says
+        nothing of those before it: the coordinator may have signed other documents of the same parameters."""
+        ledger, coordinator = self.ledger, self.node.run.manifest.author
+        if version == ledger.final + 1 <= ledger.head.version:
+            if is_cosigned(ledger.versions[version - 1], coordinator, signature):
+                ledger.cosign(version, {coordinator: signature})
+                self.settle()
+
+    def adopt(self, sealed: Sealed[ModuleVersion]) -> bool:
+        """As `Ledger.adopt`; what the document counts no more is submitted again."""
+        before = set(self.ledger.open)
+        is_adopted = self.ledger.adopt(sealed)
+        self.lost.update(self.ledger.open.keys() - before)
+        return is_adopted
+
+    async def follow(self, peer: PeerId) -> None:
+        """Take over the chain of `peer`, its blobs and its open contributions. Raises DipacoError."""
+        async with self._lock:
+            await self._follow(RemoteLedger(self.node, peer, self.module), until=None)
+
+    async def look_back(self, peer: PeerId) -> None:
+        """We own the module no more, and count contributions in versions that are not final: `peer`, which leads it or
+        is the coordinator, may have gone on from before them. Raises DipacoError."""
+        remote = RemoteLedger(self.node, peer, self.module)
+        if self.is_owner:
+            return
+        self.settle()
+        if not self.ledger.spent or (await remote.branch()).final <= self.ledger.final:
+            return
+        async with self._lock:
+            await self._adopt_final(remote)
+            self.settle()
+
+    async def welcome(self, sender: PeerId) -> None:
+        """The leader has us as a mirror now: take over its chain. Raises DipacoError."""
+        self._require_leader(sender)
+        await self.follow(sender)
+
+    # -- versions of others
+
+    def _require_leader(self, sender: PeerId) -> None:
+        if (reason := self.node.watch.decrees.reason(sender)) is not None:
+            raise Refused(f"banned by the coordinator: {reason}", reason=Reason.BANNED)
+        if (leader := self._led_by()) != sender:
+            term = self.node.watch.mandates.term(self.module)
+            raise Refused(f"{self.module} is led by ...{short(leader)} in term {term}", reason=Reason.NOT_LEADER)
+        if not self.is_owner:
+            raise Refused(f"the group of {self.module} is without us", reason=Reason.NOT_LEADER)
+
+    def _led_by(self) -> PeerId:
+        grant = self.node.watch.mandates.grant(self.module)
+        return grant.leader if grant else self.node.run.manifest.author
+
+    def _require_led_by(self, leader: PeerId) -> None:
+        """Before a chain is changed, after what took time: somebody may have taken the module over meanwhile, perhaps
+        we ourselves, and who begins to lead must find it as it will stay."""
+        if self._led_by() != leader:
+            raise Refused(f"{self.module} is led by ...{short(leader)} no more", reason=Reason.NOT_LEADER)
+
+    def _has(self, sealed: Sealed[ModuleVersion]) -> bool:
+        """Whether this very version is here."""
+        version = sealed.document.version
+        return 0 < version <= self.ledger.head.version and self.ledger.versions[version - 1].document == sealed.document
+
+    async def _make_sure(self, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
+        """What is here may have been taken over ready made; or a crash came between making and signing it."""
+        ledger, version = self.ledger, sealed.document.version
+        if self.node.peer in ledger.versions[version - 1].cosignatures:
+            return
+        if version != ledger.head.version or version == ledger.final:
+            raise Refused(f"version {version} of {self.module} was not made here", reason=Reason.STALE_BASE)
+        ledger.truncate(version - 1)
+        await self._take(sealed, source=source)
+
+    async def _take(self, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
+        """The next version, made again."""
+        self.ledger.check(sealed)
+        led_by = self._led_by()
+        if sealed.document.is_fresh and self.state.is_here(self.ledger.head):
+            raise Refused("the outer state before this version is not lost: it is here", reason=Reason.MALFORMED)
+        made = await self._make_again(sealed.document, source=source)
+        reach("mirror: version made again, not on disk")
+        self._require_led_by(led_by)
+        self.append(sealed, made)
+        reach("mirror: version on disk, not cosigned")
+
+    async def _make_again(self, version: ModuleVersion, *, source: PeerId) -> Made:
+        node, parent, state = self.node, self.ledger.head, None
+        if version.rollback is not None:
+            return await undo_again(node, parent, version, source=source)
+        if not version.is_fresh:
+            state = await self.state.read(parent, holders=[source])
+        if state is None:
+            state = await self.state.read_params(parent, holders=[source])
+        await learn_shardings(node)
+        admitted = [self._admitted(share.contribution) for share in version.shares]
+        try:
+            async with node.averaging:
+                return await made_and_kept(lambda: make_again(node.run, parent, state, admitted, version), node.store)
+        except PayloadLost as lost:  # whoever asks can give it once more
+            raise Refused(str(lost), reason=MISSING) from None
+
+    def _admitted(self, contribution: str) -> Admitted:
+        """A contribution that a version counts: it must be here, and one that may count."""
+        sealed = self.ledger.kept.get(contribution)
+        if sealed is None or not self._keeps(contribution):
+            raise Refused(f"contribution {contribution[:8]} is not here", reason=MISSING)
+        rules = admission_rules(self.node.run, self.ledger, contributed={})
+        verdict = judge(sealed.document, sender=sealed.document.author, contribution_id=sealed.id, rules=rules)
+        if verdict.reason is not None:
+            raise Refused(f"contribution {contribution[:8]} may not count: {verdict.detail}", reason=verdict.reason)
+        return stored(self.node.run, self.node.store, self.module, sealed)
+
+    def _keeps(self, contribution: str) -> bool:
+        """Whether a contribution is here with its payload."""
+        sealed = self.ledger.kept.get(contribution)
+        return sealed is not None and self.node.store.size(sealed.document.payload.digest) is not None
+
+    async def _follow(self, remote: RemoteLedger, *, until: int | None) -> None:
+        ledger, led_by = self.ledger, self._led_by()
+        common, theirs = await remote.meet(ledger.versions, until=until)
+        vouched = self._vouched(theirs)
+        if vouched or not self.keeps_everything:  # first: who stops here still has a whole chain
+            await self._fetch_head(vouched[-1].document if vouched else ledger.head, remote.peer)
+        kept = await remote.kept()
+        self._require_led_by(led_by)
+        if common < ledger.head.version and (theirs or until is not None):
+            self._leave(common)
+        if not self.keeps_everything and ledger.final < ledger.head.version:
+            await self._adopt_final(remote)  # first: what follows may count what ours do
+            self._require_led_by(led_by)
+        for sealed in vouched:
+            self.append_vouched(sealed)
+        await self._copy(kept, remote.peer)
+        for sealed in theirs[len(vouched) :]:
+            await self._take(sealed, source=remote.peer)
+            signature = cosign(self.node.swarm.signer, sealed)
+            ledger.cosign(sealed.document.version, {self.node.peer: signature})
+        self.settle()
+
+    async def _adopt_final(self, remote: RemoteLedger) -> None:
+        """Have final versions as the coordinator signed them: the same parameters may have come of another leader's
+        document here. Where it signed others, our branch ends."""
+        ledger, led_by, coordinator = self.ledger, self._led_by(), self.node.run.manifest.author
+        theirs = await remote.chain(after=ledger.final, until=ledger.head.version)
+        self._require_led_by(led_by)
+        for sealed in theirs:
+            number = sealed.document.version
+            if not ledger.final < number <= ledger.head.version or not is_final(sealed, coordinator=coordinator):
+                break
+            if not self.adopt(sealed):
+                self._leave(number - 1)
+        told = [one.document.version for one in theirs if is_final(one, coordinator=coordinator)]
+        for seed in self.node.watch.coordinators()[:1] if max(told, default=0) > ledger.final else ():
+            if seed != remote.peer:  # the one that told us may lack signatures in between, too: the archive has all
+                await self._adopt_final(RemoteLedger(self.node, seed, self.module))
+
+    def _vouched(self, versions: list[Sealed[ModuleVersion]]) -> list[Sealed[ModuleVersion]]:
+        """Those of a chain that somebody besides their maker has made again, who was entitled to: the others have to be
+        made again here."""
+        coordinator, known = self.node.run.manifest.author, self.node.watch.mandates.peers(self.module)
+        for count in range(len(versions), 0, -1):
+            sealed = versions[count - 1]
+            others = sealed.cosignatures.keys() - {sealed.document.author}
+            if others & known or is_final(sealed, coordinator=coordinator):
+                return versions[:count]
+        return []
+
+    def _leave(self, version: int) -> None:
+        """Leave our branch after `version`. What the coordinator has signed is never left: then it is theirs that has
+        to end."""
+        ledger = self.ledger
+        if version < ledger.final:
+            raise Refused(f"version {ledger.final} of {self.module} here is final", reason=Reason.STALE_BASE)
+        log.warning("%s: versions %d to %d were given up", self.module, version + 1, ledger.head.version)
+        self.node.history.add("gave_up", module=str(self.module), after=version)
+        for sealed in ledger.versions[version:]:  # another branch may name the same blobs
+            self._orphans.update(_blobs(sealed))
+        self._pruned = min(self._pruned, version)
+        ledger.truncate(version)
+        self.lost.update(ledger.open)
+        reach("mirror: branch left, contributions not submitted again")
+
+    async def _copy(self, contributions: Iterable[Sealed[Contribution]], peer: PeerId) -> None:
+        """Keep what another holder keeps and we lack, so that two have it again."""
+        for sealed in contributions:
+            if sealed.document.module != self.module or self._keeps(sealed.id):
+                continue
+            try:
+                await fetch_kept(self.node, sealed.document.payload, holders=[peer])
+                self.add(sealed)
+            except DipacoError as error:
+                log.info("%s: contribution %s was not copied: %s", self.module, sealed.id[:8], error)
+
+    async def _fetch_head(self, version: ModuleVersion, peer: PeerId) -> None:
+        """What the next version is made from; a trainer, from whom we may have it, has no outer state."""
+        await fetch_kept(self.node, version.snapshot, holders=[peer])
+        if version.state is not None:
+            with contextlib.suppress(BlobMissing):
+                await fetch_kept(self.node, version.state, holders=[peer])
+
+    def _drop_payloads(self, names: Iterable[str]) -> None:
+        self._chains.drop_payloads(names)
+
+    def _prune(self, *, keep: int) -> None:
+        """Drop the blobs of versions that nobody's base is any more, of all but the newest `keep`: what a peer keeps is
+        bounded, whatever it leads or mirrors."""
+        versions, oldest = self.ledger.versions, max(0, self.ledger.head.version - keep)
+        names = {name for sealed in versions[self._pruned : oldest] for name in _blobs(sealed)} | self._orphans
+        self._orphans = set()
+        for name in names - {name for sealed in versions[oldest:] for name in _blobs(sealed)}:
+            self.node.store.drop(name)
+        self._pruned = max(self._pruned, oldest)
+
+
+def _blobs(sealed: Sealed[ModuleVersion]) -> list[str]:
+    version = sealed.document
+    return [ref.digest for ref in (version.snapshot, version.update, version.state) if ref is not None]

@@ -11,17 +11,12 @@ import logging
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
-from dipaco_p2p.runtime.history import History
-from dipaco_p2p.runtime.mandates import Mandates
 from dipaco_p2p.runtime.mirror_calls import MirrorCalls
-from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.presence import Presence
+from dipaco_p2p.runtime.node import open_member
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.runtime.transfer import serve_store
-from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 
@@ -34,15 +29,7 @@ log = logging.getLogger(__name__)
 def serve_earlier(run: Run, swarm: Swarm, store: Store, *, clock: Clock) -> None:
     """Answer from now on. A damaged archive is not served: the open stage does without it."""
     scoped = ScopedSwarm(swarm, run.id)
-    node = Node(
-        run=run,
-        swarm=scoped,
-        store=store,
-        clock=clock,
-        watch=Watch(run, scoped, clock, Mandates(run, store)),
-        presence=Presence(run, scoped, clock, Heartbeat(owns=False)),  # never put out
-        history=History(None, clock),
-    )
+    node = open_member(run, scoped, clock, store)
     try:
         archive = SeedArchive(run, store)
     except IntegrityError as error:

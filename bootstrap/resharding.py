@@ -27,9 +27,8 @@ from dipaco_p2p.errors import CorpusError, DipacoError, Refused
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Scores, Sealed, Sharding, ShardRef, seal, unseal
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.runtime.shardings import serve_shardings
-from dipaco_p2p.runtime.transfer import Uploads
 from dipaco_p2p.strict import plain
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import PathId
@@ -54,11 +53,10 @@ Table = NDArray[np.float32]
 class Resharding:
     """All re-shardings of one stage."""
 
-    def __init__(self, node: Node, evaluator: Evaluator, uploads: Uploads, sequences: Callable[[], Sequences]) -> None:
+    def __init__(self, node: Member, evaluator: Evaluator, sequences: Callable[[], Sequences]) -> None:
         self._node = node
         self._run = node.run
         self._evaluator = evaluator
-        self._uploads = uploads
         self._sequences = sequences
         self._wanted: tuple[int, int] | None = None
         """Number and round of the sharding that scores are wanted for."""
@@ -187,7 +185,7 @@ class Resharding:
             if data is None:
                 raise Refused("upload the table first", reason="payload-missing")
             await asyncio.to_thread(self._check_sample, document, data)
-            self._uploads.claim(document.table.digest)
+            self._node.uploads.claim(document.table.digest)
             name = f"scores-{document.sharding}-{document.path}"
             self._node.store.write_document(name, canonical_bytes(sealed.to_dict()))
             self._node.history.add("scored", path=str(document.path), sharding=document.sharding, peer=sender)

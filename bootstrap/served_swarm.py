@@ -15,17 +15,13 @@ from typing import Any
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import SwarmError, Unreachable
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion
-from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import fetch_stages
-from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.presence import Presence
-from dipaco_p2p.runtime.reading import ask, fetch_chain, open_reader
+from dipaco_p2p.runtime.node import Reader, open_reader
+from dipaco_p2p.runtime.reading import ask, fetch_chain, open_connection
 from dipaco_p2p.runtime.shardings import learn_shardings
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.runtime.transfer import fetch
-from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId, PathId
@@ -39,23 +35,17 @@ log = logging.getLogger(__name__)
 @asynccontextmanager
 async def open_swarm(text: str, *, expected: str | None) -> AsyncIterator[ServedRun]:
     """The run that `text` leads to, under an identity that is forgotten afterwards. Raises as joining does."""
-    async with open_reader(text, expected=expected) as reader:
-        yield await read_swarm(reader.swarm, reader.host, reader.clock, folder=reader.folder, expected=reader.run)
+    async with open_connection(text, expected=expected) as connection:
+        yield await read_swarm(
+            connection.swarm, connection.host, connection.clock, folder=connection.folder, expected=connection.run
+        )
 
 
 async def read_swarm(swarm: Swarm, host: PeerId, clock: Clock, *, folder: Path, expected: str | None) -> ServedRun:
     """The newest stage of the run that `host` names; what is fetched is kept in `folder`."""
     run = (await fetch_stages(swarm, host, expected=expected))[-1]
     scoped = ScopedSwarm(swarm, run.id)
-    node = Node(
-        run=run,
-        swarm=scoped,
-        store=Store(folder),
-        clock=clock,
-        watch=Watch(run, scoped, clock),
-        presence=Presence(run, scoped, clock, Heartbeat(owns=False)),  # never put out
-        history=History(None, clock),
-    )
+    node = open_reader(run, scoped, clock, Store(folder))
     await node.watch.read_peers()
     await learn_shardings(node)
     return ServedRun(run, LiveSwarm(node, host=host))
@@ -64,7 +54,7 @@ async def read_swarm(swarm: Swarm, host: PeerId, clock: Clock, *, folder: Path, 
 class LiveSwarm:
     """The peers of a run as a source; `host` is the one whose address was given."""
 
-    def __init__(self, node: Node, *, host: PeerId) -> None:
+    def __init__(self, node: Reader, *, host: PeerId) -> None:
         self._node = node
         self._host = host
         self._chains: dict[ModuleId, list[ModuleVersion]] = {}
@@ -77,7 +67,7 @@ class LiveSwarm:
     async def chain(self, module: ModuleId) -> list[ModuleVersion]:
         """Asked for once: whatever is published later, a text is written with the versions that it began with."""
         if module not in self._chains:
-            self._chains[module] = await fetch_chain(self._node.watch, self._node.swarm, self._node.run, module)
+            self._chains[module] = await fetch_chain(self._node, module)
             self._authors |= {version.digest: version.author for version in self._chains[module]}
         return self._chains[module]
 
@@ -85,7 +75,7 @@ class LiveSwarm:
         """Only the coordinator is asked: it judges the rounds, and nothing but the connection signs its answer."""
         node, author = self._node, self._node.run.manifest.author
         try:
-            reply = await ask(node.watch, node.swarm, author, METHOD, {})
+            reply = await ask(node, author, METHOD, {})
         except SwarmError as error:
             log.info("%s of %s gave nothing: %s", METHOD, author, error)
             message = "the coordinator, which judges the rounds, does not answer"

@@ -23,14 +23,11 @@ from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.runtime.decrees import Decrees, serve_decrees
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.leadership import Leadership
-from dipaco_p2p.runtime.mandates import Mandates
-from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.presence import Presence
+from dipaco_p2p.runtime.node import open_member
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store, write_atomically
 from dipaco_p2p.runtime.tasks import keep_going
-from dipaco_p2p.runtime.transfer import Uploads, serve_store
-from dipaco_p2p.runtime.watch import Watch
+from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.swarm.api import Reply, Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
@@ -72,18 +69,15 @@ class SeedStage:
         self._on_failure = on_failure
         self._folder = folder
         scoped = ScopedSwarm(swarm, run.id)
-        size_max = 2 * max(map(run.snapshot_bytes_max, run.topology.modules()))
-        self._uploads = Uploads(scoped, store, size_max=size_max, clock=clock)
-        self._node = Node(
-            run=run,
-            swarm=scoped,
-            store=store,
-            clock=clock,
-            watch=Watch(run, scoped, clock, Mandates(run, store), decrees or Decrees(run, store)),
-            presence=Presence(run, scoped, clock, Heartbeat(role="seed", owns=True, doing="serving")),
+        self._node = open_member(
+            run,
+            scoped,
+            clock,
+            store,
+            heartbeat=Heartbeat(role="seed", owns=True, doing="serving"),
             history=History(folder / "history.jsonl", clock),
-            keep_upload=self._uploads.claim,
-            uploads_s=self._uploads.progress_s,
+            upload_bytes_max=2 * max(map(run.snapshot_bytes_max, run.topology.modules())),
+            decrees=decrees,
         )
         self._archive = SeedArchive(run, store)
         self._chains = ArchiveChains(self._node, self._archive, is_closed=lambda: self._catching_up.is_going_on)
@@ -101,7 +95,7 @@ class SeedStage:
             judged=self._records.judgement,
             is_alive=lambda peer: peer in self._node.watch.heartbeats,
         )
-        self._resharding = Resharding(self._node, self._evaluator, self._uploads, sequences)
+        self._resharding = Resharding(self._node, self._evaluator, sequences)
         self.complete = asyncio.Event()
         """Every module of this stage has its last version, and it is in the archive."""
         self._tasks: list[asyncio.Task[Any]] = []
@@ -114,7 +108,7 @@ class SeedStage:
     def begin(self) -> None:
         """Answer, lead, evaluate."""
         serve_store(self._node.swarm, self._node.store)
-        serve_decrees(self._node)
+        serve_decrees(self._node.swarm, self._node.decrees, self._node.presence)
         self._terms.serve()
         self._chains.listen(self._on_version)
         self._resharding.serve()
@@ -148,6 +142,8 @@ class SeedStage:
         return Seen(
             run=self.run,
             watch=self._node.watch,
+            mandates=self._node.mandates,
+            decrees=self._node.decrees,
             ledgers=self._archive.ledgers,
             judged=self._judged,
             round=self._round,

@@ -17,7 +17,7 @@ from dipaco_p2p.protocol.signing import PeerId, short
 from dipaco_p2p.runtime.leadership import Granting
 from dipaco_p2p.runtime.mirror_calls import whole
 from dipaco_p2p.runtime.module_calls import learn_mandate, module_of_run
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId
 
@@ -33,14 +33,14 @@ OnDeposed = Callable[[ModuleId, PeerId], Awaitable[None]]
 class Terms(Granting):
     """The seed node's grants, to others and to itself."""
 
-    def __init__(self, node: Node, *, on_deposed: OnDeposed, is_closed: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, node: Member, *, on_deposed: OnDeposed, is_closed: Callable[[], bool] = lambda: False) -> None:
         """`on_deposed` is told before a term goes to somebody else than the last leader; while `is_closed` nothing is
         granted."""
         self._is_closed = is_closed
         self._node = node
         self._deposed = on_deposed
         self._granting = asyncio.Lock()
-        self._was_open = any(node.watch.mandates.term(module) for module in node.run.topology.modules())
+        self._was_open = any(node.mandates.term(module) for module in node.run.topology.modules())
         self._met_s: float | None = None
         """When a restarted seed first saw a volunteer."""
 
@@ -61,14 +61,14 @@ class Terms(Granting):
         return self._was_open and (self._met_s is None or self._node.clock.now_s() < self._met_s + quiet_s)
 
     async def obtain(self, module: ModuleId, *, mirrors: tuple[PeerId, ...]) -> None:
-        await self.grant(self._node.peer, module, term=self._node.watch.mandates.term(module) + 1, mirrors=mirrors)
+        await self.grant(self._node.peer, module, term=self._node.mandates.term(module) + 1, mirrors=mirrors)
 
     async def grant(self, peer: PeerId, module: ModuleId, *, term: int, mirrors: tuple[PeerId, ...]) -> None:
         """Grant `term` to `peer`; the mandates have it then.
 
         Raises Refused unless it is the next term (or the very grant that was given) and the last leader is gone.
         """
-        mandates, reason = self._node.watch.mandates, self._node.watch.decrees.reason(peer)
+        mandates, reason = self._node.mandates, self._node.decrees.reason(peer)
         if reason is not None:
             raise Refused(f"banned by the coordinator: {reason}", reason=Reason.BANNED)
         if self._is_closed():
@@ -111,7 +111,7 @@ class Terms(Granting):
             raise Refused("a group has different peers", reason=Reason.MALFORMED)
         await self._see(module, sender, header.get("mandate"))
         await self.grant(sender, module, term=whole(header, "term"), mirrors=tuple(map(PeerId, mirrors)))
-        sealed = self._node.watch.mandates.newest(module)[-1]
+        sealed = self._node.mandates.newest(module)[-1]
         return Reply({"grant": sealed.to_dict()})
 
     async def _see(self, module: ModuleId, sender: PeerId, shown: object) -> None:
@@ -120,5 +120,5 @@ class Terms(Granting):
             sealed = unseal(Grant, shown[-1])
             if sealed.document.module != module:
                 raise IntegrityError(f"a grant of {sealed.document.module} for {module}")
-            if not self._node.watch.mandates.believes(module, sealed):
+            if not self._node.mandates.believes(module, sealed):
                 await learn_mandate(self._node, module, sender)

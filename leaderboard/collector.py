@@ -18,7 +18,7 @@ from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.join import fetch_stages
-from dipaco_p2p.runtime.reading import open_reader
+from dipaco_p2p.runtime.reading import open_connection
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.tasks import keep_going
 from dipaco_p2p.swarm.api import Swarm
@@ -254,14 +254,14 @@ async def collect(
     join: str = "",
     stages: list[Stage] | None = None,
 ) -> AsyncIterator[Collector]:
-    """A collector of the run at `address`, at work while the block runs; raises as `open_reader` and `Collector`."""
-    async with open_reader(address, expected=expected) as reader:
+    """A collector of the run at `address`, at work while the block runs. Raises as `open_connection`, `Collector`."""
+    async with open_connection(address, expected=expected) as connection:
         collector = Collector(
-            reader.swarm,
-            reader.host,
-            reader.clock,
+            connection.swarm,
+            connection.host,
+            connection.clock,
             database,
-            expected=reader.run,
+            expected=connection.run,
             on_snapshot=on_snapshot,
             join=join,
             stages=stages,

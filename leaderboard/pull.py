@@ -20,9 +20,8 @@ from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Receipt, 
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.rounds import OpenRound
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.node import CONTROL_TIMEOUT_S
+from dipaco_p2p.runtime.node import CONTROL_TIMEOUT_S, open_observer
 from dipaco_p2p.runtime.reading import ask, ask_chain, chain_tellers
-from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Reply, Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
@@ -51,8 +50,8 @@ class StagePull:
 
     def __init__(self, stage: Stage, swarm: Swarm, clock: Clock, *, host: PeerId) -> None:
         self.stage = stage
-        self._swarm = ScopedSwarm(swarm, stage.run.id)
-        self.watch = Watch(stage.run, self._swarm, clock)
+        self._node = open_observer(stage.run, ScopedSwarm(swarm, stage.run.id), clock)
+        self.watch = self._node.watch
         self._clock = clock
         self._host = host
         self._polls = 0
@@ -96,7 +95,7 @@ class StagePull:
         """The coordinator before others that say that they are seed nodes: of these there may be many. It alone, where
         nobody says anything any more: of a stage that is over it still answers, also after a restart."""
         author = self.stage.run.manifest.author
-        tellers = list(chain_tellers(self.watch, module)) or [(author, "mirror.chain")]
+        tellers = list(chain_tellers(self._node, module)) or [(author, "mirror.chain")]
         archive = [teller for teller in tellers if teller == (author, "mirror.chain")]
         return list(dict.fromkeys([*tellers[:1], *archive, *tellers]))[:TELLERS_MAX]
 
@@ -108,7 +107,7 @@ class StagePull:
         found: list[Sealed[ModuleVersion]] = []
         for _ in range(PAGES_MAX):
             begin = after + len(found)
-            reply = await ask_chain(self.watch, self._swarm, teller, module, after=begin, timeout_s=CONTROL_TIMEOUT_S)
+            reply = await ask_chain(self._node, teller, module, after=begin, timeout_s=CONTROL_TIMEOUT_S)
             page = self.stage.refusals.read_page(ModuleVersion, reply.body)
             found += page
             if not page or begin + len(page) > self.stage.run.config.rounds.rounds + 1:
@@ -121,11 +120,11 @@ class StagePull:
     async def _learn_grants(self, peer: PeerId, module: ModuleId, found: Sequence[Sealed[ModuleVersion]]) -> None:
         """Who tells versions that are not final shows the mandates of their leaders."""
         coordinator = self.stage.run.manifest.author
-        self.stage.take_grants(module, self.watch.mandates.grants(module))
+        self.stage.take_grants(module, self._node.mandates.grants(module))
         unknown = [one for one in found if one.document.grant not in self.stage.grants]
         if any(not is_final(sealed, coordinator=coordinator) for sealed in unknown):
             await self._try(f"mandates of {module}", self.watch.learn_mandate(module, peer))
-            self.stage.take_grants(module, self.watch.mandates.grants(module))
+            self.stage.take_grants(module, self._node.mandates.grants(module))
 
     def _lacks(self, module: ModuleId) -> bool:
         """Whether there may be news of a chain. While nobody leads, or not all is final, the archive is asked."""
@@ -156,7 +155,7 @@ class StagePull:
         leader, after = self.watch.leader(module), ""
         if leader is None:
             return
-        self.stage.take_grants(module, self.watch.mandates.grants(module))
+        self.stage.take_grants(module, self._node.mandates.grants(module))
         for _ in range(PAGES_MAX):
             reply = await self._ask(leader, "module.rejections", {"module": str(module), "after": after})
             page = self.stage.refusals.read_page(Rejection, reply.body)
@@ -221,7 +220,7 @@ class StagePull:
         yield from islice(dict.fromkeys([author, *self.watch.seeds(), self._host]), TELLERS_MAX)
 
     async def _ask(self, peer: PeerId, method: str, header: dict[str, Any]) -> Reply:
-        return await ask(self.watch, self._swarm, peer, method, header, timeout_s=CONTROL_TIMEOUT_S)
+        return await ask(self._node, peer, method, header, timeout_s=CONTROL_TIMEOUT_S)
 
     @staticmethod
     async def _try(what: str, work: Awaitable[None]) -> bool:

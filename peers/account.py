@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.topology import PathId
 
 from .status import Status
@@ -12,7 +12,7 @@ from .work import Work
 class Account:
     """Kept over all paths that one volunteer trains in one stage of a run."""
 
-    def __init__(self, node: Node, status: Status) -> None:
+    def __init__(self, node: Member, status: Status) -> None:
         self._node = node
         self._status = status
         self._first: tuple[int, float] | None = None

@@ -19,7 +19,7 @@ from dipaco_p2p.core.outer import outer_gradient
 from dipaco_p2p.core.overlap import Course
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.documents import ModuleVersion
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.topology import ModuleId
 
 from .tenure import Tenure
@@ -53,7 +53,7 @@ class Train(Protocol):
 class Ahead:
     """One path's steps of a round that is not open yet."""
 
-    def __init__(self, node: Node, train: Train, *, on_change: Callable[[], None]) -> None:
+    def __init__(self, node: Member, train: Train, *, on_change: Callable[[], None]) -> None:
         """`on_change` is told when steps begin and when they end."""
         self._node = node
         self._train = train

@@ -19,7 +19,7 @@ from dipaco_p2p.protocol.claims import (
 )
 from dipaco_p2p.protocol.machine import follow
 from dipaco_p2p.protocol.rounds import PathClaims, Standing
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.topology import PathId
 
 from .states import PathStates
@@ -34,7 +34,7 @@ def first_round(progress: int, *, others: int) -> int:
 class Claiming:
     """One volunteer's claim, from choosing a path to releasing it."""
 
-    def __init__(self, node: Node, states: PathStates, *, is_ready: Callable[[PathId], bool]) -> None:
+    def __init__(self, node: Member, states: PathStates, *, is_ready: Callable[[PathId], bool]) -> None:
         """`is_ready` says whether this machine could train a path now; others are chosen only if none is."""
         self._node = node
         self._states = states

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dipaco_p2p.errors import Refused, Unreachable
 from dipaco_p2p.protocol.documents import BlobRef, Contribution
 from dipaco_p2p.protocol.signing import short
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.topology import ModuleId
 
 from .kept import Outbox, Receipts
@@ -35,7 +35,7 @@ class Contributor:
     """Pushes a path's outer gradients, and notes what became of each."""
 
     def __init__(
-        self, node: Node, states: PathStates, status: Status, *, on_progress: Callable[[], None] = lambda: None
+        self, node: Member, states: PathStates, status: Status, *, on_progress: Callable[[], None] = lambda: None
     ) -> None:
         """`on_progress` is told whenever a push gets on."""
         self._node = node

@@ -16,17 +16,13 @@ from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.protocol.checks import TOLERANCE_NATS, agrees
 from dipaco_p2p.protocol.judgement import Judgement
-from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import fetch_stages
 from dipaco_p2p.runtime.measuring import Measuring
-from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.presence import Presence
-from dipaco_p2p.runtime.reading import fetch_judgements, open_reader
+from dipaco_p2p.runtime.node import Reader, open_reader
+from dipaco_p2p.runtime.reading import fetch_judgements, open_connection
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
-from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import PathId
@@ -61,12 +57,12 @@ async def print_evaluation(
 ) -> list[str]:
     """Measure, and print; the names of the paths whose figure differs. Raises ConfigError for a round or path that has
     no published loss, and as joining does."""
-    async with open_reader(address) as reader:
+    async with open_connection(address) as connection:
         run, found = await evaluate(
-            reader.swarm,
-            reader.host,
-            reader.clock,
-            reader.folder,
+            connection.swarm,
+            connection.host,
+            connection.clock,
+            connection.folder,
             round_number=round_number,
             path=path,
             expected=expected,
@@ -104,13 +100,13 @@ async def evaluate(
     raise ConfigError(message, hint="wait until the coordinator has judged it, or name another with --round")
 
 
-async def _judgement(node: Node, round_number: int | None) -> Judgement | None:
-    found = await fetch_judgements(node.watch, node.swarm, node.run, begin=round_number or 0)
+async def _judgement(node: Reader, round_number: int | None) -> Judgement | None:
+    found = await fetch_judgements(node, begin=round_number or 0)
     chosen = [one for one in found if round_number is None or one.version == round_number]
     return chosen[-1] if chosen else None
 
 
-async def _compare(node: Node, judgement: Judgement, wanted: PathId | None, device: str) -> list[Compared]:
+async def _compare(node: Reader, judgement: Judgement, wanted: PathId | None, device: str) -> list[Compared]:
     known = {found.path: found.loss for found in judgement.paths if found.loss is not None}
     if wanted is not None and wanted not in known:
         hint = f"those of round {judgement.version}: {', '.join(map(str, list(known)[:8]))}"
@@ -158,14 +154,5 @@ def table_of(run: Run, version: int, rows: list[Compared]) -> Table:
     return table
 
 
-def _node(run: Run, swarm: Swarm, clock: Clock, folder: Path) -> Node:
-    scoped = ScopedSwarm(swarm, run.id)
-    return Node(
-        run=run,
-        swarm=scoped,
-        store=Store(folder / run.id[:16]),
-        clock=clock,
-        watch=Watch(run, scoped, clock),
-        presence=Presence(run, scoped, clock, Heartbeat(owns=False)),  # never put out
-        history=History(None, clock),
-    )
+def _node(run: Run, swarm: Swarm, clock: Clock, folder: Path) -> Reader:
+    return open_reader(run, ScopedSwarm(swarm, run.id), clock, Store(folder / run.id[:16]))

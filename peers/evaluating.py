@@ -17,7 +17,7 @@ from dipaco_p2p.protocol.checks import OF_AUTHOR_MAX, agrees
 from dipaco_p2p.protocol.judgement import Judgement, PathLoss
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.measuring import Measuring, check_of, read_checks, send_check
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.runtime.reading import fetch_judgements
 from dipaco_p2p.topology import PathId
 
@@ -35,7 +35,7 @@ Place = tuple[int, PathId]
 class Evaluating:
     """What one volunteer checks in one stage."""
 
-    def __init__(self, node: Node, *, device: str, is_stopping: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, node: Member, *, device: str, is_stopping: Callable[[], bool] = lambda: False) -> None:
         """`is_stopping` is asked between batches."""
         self._node = node
         self._measuring = Measuring(node, device=device, is_stopping=is_stopping)
@@ -88,7 +88,7 @@ class Evaluating:
         """What is judged, and what others have checked since."""
         node = self._node
         begin = max(self._judgements, default=-1) + 1
-        for judgement in await fetch_judgements(node.watch, node.swarm, node.run, begin=begin):
+        for judgement in await fetch_judgements(node, begin=begin):
             self._judgements[judgement.version] = judgement
         for seed in node.watch.seeds():
             found, self._from[seed] = await read_checks(node, seed, begin=self._from.get(seed, 0))

@@ -22,7 +22,7 @@ from dipaco_p2p import strict
 from dipaco_p2p.canonical import canonical_bytes, digest
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, unseal
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.runtime.store import Store, disk, write_atomically
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def read_checked(store: Store, name: str) -> Any:
 class Outbox:
     """At most one contribution per module, since the next one is made when the push of the last has ended."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Member) -> None:
         self._store = Store(node.store.folder / "outbox")
         self._store.drop_unnamed()
         self._run = node.run.id
@@ -107,7 +107,7 @@ def _drop_others(store: Store, names: set[str]) -> None:
 class Receipts:
     """What leaders signed for, one JSON line each: the proof that a contribution has to be on the chain."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Member) -> None:
         self._path = node.store.folder / "receipts.jsonl"
         self._is_whole = True
         """Whether the file is what it should be: the next receipt mends one that is not."""

@@ -23,9 +23,9 @@ from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.history import read_history
 from dipaco_p2p.runtime.join import fetch_stages
-from dipaco_p2p.runtime.reading import fetch_chain, fetch_judgements, open_reader
+from dipaco_p2p.runtime.node import open_observer
+from dipaco_p2p.runtime.reading import fetch_chain, fetch_judgements, open_connection
 from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.identity import load_or_create
 from dipaco_p2p.swarm.scope import ScopedSwarm
@@ -71,9 +71,9 @@ async def show_me(text: str, home: Path, *, expected: str | None, is_whole: bool
     if not key.exists():
         raise ConfigError(f"no volunteer lives in `{home}`", hint="name its folder with --home")
     me = load_or_create(key).peer
-    async with open_reader(text, expected=expected) as reader:
-        stages = await fetch_stages(reader.swarm, reader.host, expected=reader.run)
-        accounts = [await _account(run, reader.swarm, me, home, clock) for run in stages]
+    async with open_connection(text, expected=expected) as connection:
+        stages = await fetch_stages(connection.swarm, connection.host, expected=connection.run)
+        accounts = [await _account(run, connection.swarm, me, home, clock) for run in stages]
     console = Console()
     console.print(f"volunteer {me}\n")
     for run, modules in zip(stages, accounts, strict=True):
@@ -123,12 +123,11 @@ def _counted(run: Run, version: ModuleVersion, share: Share, at_s: float | None)
 
 async def _account(run: Run, swarm: Swarm, me: PeerId, home: Path, clock: Clock) -> list[ModuleAccount]:
     receipts = read_receipts(home / "runs" / run.id[:16] / "history.jsonl")
-    stage = ScopedSwarm(swarm, run.id)
-    watch = Watch(run, stage, clock)
-    await watch.refresh()
-    chains = {module: await fetch_chain(watch, stage, run, module) for module in run.topology.modules()}
+    node = open_observer(run, ScopedSwarm(swarm, run.id), clock)
+    await node.watch.refresh()
+    chains = {module: await fetch_chain(node, module) for module in run.topology.modules()}
     try:
-        judgements = await fetch_judgements(watch, stage, run)
+        judgements = await fetch_judgements(node)
     except SwarmError:  # only the coordinator has them; credit does without
         judgements = []
     return account(run, chains, judgements, receipts, me)

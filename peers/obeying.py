@@ -14,7 +14,7 @@ from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.decrees import Decrees
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member, Observer, open_observer
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
@@ -30,10 +30,10 @@ ASKED_FIRST = 2
 class Obeying:
     """One volunteer's, in one stage."""
 
-    def __init__(self, node: Node, *, on_change: Callable[[], None], is_ending: Callable[[], bool]) -> None:
+    def __init__(self, node: Member, *, on_change: Callable[[], None], is_ending: Callable[[], bool]) -> None:
         """`on_change` is told of every further decree, and of a rest that begins; who is ending rests no longer."""
         self._node = node
-        self._decrees = node.watch.decrees
+        self._decrees = node.decrees
         self._tell = on_change
         self._is_ending = is_ending
         self._decrees.listen(on_change)
@@ -75,20 +75,21 @@ def frozen_words(decrees: Decrees) -> str:
     return f"frozen by the coordinator: {decrees.state.frozen}" if decrees.is_frozen else ""
 
 
-async def ask_first(watch: Watch, *, but: PeerId) -> None:
+async def ask_first(node: Observer) -> None:
     """Learn the decrees that others have before anything is done; the seed nodes know best, and may be away."""
-    others = sorted(watch.heartbeats.keys() - {but}, key=lambda peer: -watch.heartbeats[peer].decrees)
+    watch = node.watch
+    others = sorted(watch.heartbeats.keys() - {node.peer}, key=lambda peer: -watch.heartbeats[peer].decrees)
     for peer in list(dict.fromkeys([*watch.seeds(), *others]))[:ASKED_FIRST]:
         beat = watch.heartbeats.get(peer)  # what was learnt from the first may be that the second is banned
-        if beat is not None and beat.decrees > watch.decrees.count:
+        if beat is not None and beat.decrees > node.decrees.count:
             await _learn(watch, peer)
 
 
 async def decrees_at(run: Run, swarm: Swarm, host: PeerId) -> Decrees:
     """What the peer that we join through tells of decrees; none if it tells nothing."""
-    watch = Watch(run, ScopedSwarm(swarm, run.id), SystemClock())
-    await _learn(watch, host)
-    return watch.decrees
+    node = open_observer(run, ScopedSwarm(swarm, run.id), SystemClock())
+    await _learn(node.watch, host)
+    return node.decrees
 
 
 async def _learn(watch: Watch, peer: PeerId) -> None:

@@ -16,9 +16,9 @@ from dipaco_p2p.protocol.claims import choose_path
 from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.needs import Needs, needs_of
+from dipaco_p2p.runtime.node import open_observer
 from dipaco_p2p.runtime.room import free_disk, in_bytes
 from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.dialback import Reach
 from dipaco_p2p.swarm.scope import ScopedSwarm
@@ -123,7 +123,7 @@ async def take_preview(arrival: Arrival, config: PeerConfig, *, device: str, wit
 
 async def likely_path(run: Run, swarm: Swarm) -> PathId | None:
     """The path that `Claiming` would try first now; None when all are finished."""
-    watch = Watch(run, ScopedSwarm(swarm, run.id), SystemClock())
+    watch = open_observer(run, ScopedSwarm(swarm, run.id), SystemClock()).watch
     await watch.refresh()
     await watch.read_rounds()
     last = run.config.rounds.rounds

@@ -15,7 +15,7 @@ from dipaco_p2p.protocol.admission import PASSING, Reason
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
 from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.protocol.signing import PeerId, short
-from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Node
+from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Member
 from dipaco_p2p.runtime.shardings import attached
 from dipaco_p2p.runtime.transfer import send
 
@@ -31,7 +31,7 @@ BEHIND_TTLS = 3.0
 
 
 async def push(
-    node: Node, contribution: Contribution, payload: bytes, *, on_progress: Callable[[], None] = lambda: None
+    node: Member, contribution: Contribution, payload: bytes, *, on_progress: Callable[[], None] = lambda: None
 ) -> Sealed[Receipt]:
     """Push until there is a receipt; raises Refused with the reason if there will be none, and Unreachable when the
     leader took nothing for `PATIENCE` deadlines of the run (and the time of `TRIES_MIN` lost calls), or no byte more
@@ -55,7 +55,7 @@ async def push(
 
     while True:
         leader, now_s = node.watch.leader(contribution.module), node.clock.now_s()
-        if node.watch.decrees.is_frozen:  # nothing may get on now, and that is nobody's fault
+        if node.decrees.is_frozen:  # nothing may get on now, and that is nobody's fault
             took_s = more_s = now_s
             on_progress()
         elif now_s - took_s >= patience_s or now_s - more_s >= GIVEN_UP * patience_s:
@@ -74,13 +74,13 @@ async def push(
         await node.watch.read_heads(contribution.module)
 
 
-def _is_behind(node: Node, contribution: Contribution) -> bool:
+def _is_behind(node: Member, contribution: Contribution) -> bool:
     """Whether the leader has not even the version that we trained from."""
     return node.watch.reached(contribution.module) < contribution.base_version
 
 
 async def _push_once(
-    node: Node, leader: PeerId, sealed: Sealed[Contribution], payload: bytes, on_progress: Callable[[int, int], None]
+    node: Member, leader: PeerId, sealed: Sealed[Contribution], payload: bytes, on_progress: Callable[[int, int], None]
 ) -> Sealed[Receipt]:
     digest = sealed.document.payload.digest
     await send(node, leader, payload, digest=digest, on_progress=on_progress)

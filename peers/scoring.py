@@ -17,7 +17,7 @@ from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.scores import encode_scores, window_nats
 from dipaco_p2p.errors import IntegrityError, Interrupted, SwarmError
 from dipaco_p2p.protocol.documents import BlobRef
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.runtime.shardings import Work, ask_work, is_scoring_due, learn_shardings, send_scores
 from dipaco_p2p.runtime.transfer import fetch
 from dipaco_p2p.topology import PathId
@@ -32,7 +32,7 @@ BATCH = 32
 class Scoring:
     """What one volunteer scores."""
 
-    def __init__(self, node: Node, *, device: str, is_stopping: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, node: Member, *, device: str, is_stopping: Callable[[], bool] = lambda: False) -> None:
         """`is_stopping` is asked between batches: nobody waits for the scores then."""
         self._node = node
         self._device = device

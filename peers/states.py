@@ -15,7 +15,7 @@ from dipaco_p2p.errors import IntegrityError, SwarmError
 from dipaco_p2p.protocol.documents import BlobRef, Share
 from dipaco_p2p.protocol.signing import PeerId, short
 from dipaco_p2p.runtime.needs import state_bytes_max
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.runtime.transfer import fetch
 from dipaco_p2p.topology import PathId
 
@@ -31,7 +31,7 @@ PREFIX = "state-"
 class PathStates:
     """The states that are in this peer's store; anyone may read them there, like all its blobs."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Member) -> None:
         self._node = node
 
     def held(self) -> set[PathId]:

@@ -14,7 +14,7 @@ from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
 from dipaco_p2p.protocol.claims import taking_part
 from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.runtime.remote import RemoteLedger
 from dipaco_p2p.runtime.transfer import fetch
 from dipaco_p2p.topology import PathId
@@ -32,7 +32,7 @@ class Supplies:
     there is other work. They raise IntegrityError when all that answer give other bytes: waiting is no cure.
     """
 
-    def __init__(self, node: Node, *, on_wait: Callable[[], None]) -> None:
+    def __init__(self, node: Member, *, on_wait: Callable[[], None]) -> None:
         """`on_wait` is told when a seed node has to be waited for."""
         self._node = node
         self._on_wait = on_wait

@@ -20,13 +20,12 @@ from dipaco_p2p.runtime.decrees import Decrees, serve_decrees
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import Stages, check_next_stage, fetch_stages
 from dipaco_p2p.runtime.leadership import Electing, Leadership
-from dipaco_p2p.runtime.mandates import Mandates
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member, open_member
 from dipaco_p2p.runtime.presence import Presence
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.shardings import serve_shardings
 from dipaco_p2p.runtime.store import Store
-from dipaco_p2p.runtime.transfer import Uploads, serve_store
+from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.addresses import best_address
 from dipaco_p2p.swarm.api import Swarm
@@ -103,7 +102,7 @@ class Tour:
         """Whether we leave after the round that is going on."""
         self.status: Status | None = None
         """Of the stage that we take part in; None before the first."""
-        self.node: Node | None = None
+        self.node: Member | None = None
         """What this stage was last taken part in with."""
 
     async def take_part(self, stages: Sequence[Run]) -> None:
@@ -214,28 +213,25 @@ class Tour:
         store.write_document("manifest", canonical_bytes(run.sealed.to_dict()))
         decrees = Decrees(run, store)
         if self.node is not None:  # they hold in all stages, and after a rest
-            decrees.learn_all(self.node.watch.decrees.log)
-        watch = Watch(run, scope, clock, Mandates(run, store), decrees)
-        watch.typed.update(self.typed)
-        size_max = max(map(run.payload_bytes_max, run.topology.modules()))
-        uploads = Uploads(scope, store, size_max=size_max, clock=clock)
-        node = self.node = Node(
-            run=run,
-            swarm=scope,
-            store=store,
-            clock=clock,
-            watch=watch,
-            presence=Presence(run, scope, clock, Heartbeat(owns=bool(scope.addresses))),
+            decrees.learn_all(self.node.decrees.log)
+        node = self.node = open_member(
+            run,
+            scope,
+            clock,
+            store,
+            heartbeat=Heartbeat(owns=bool(scope.addresses)),
             history=history,
-            keep_upload=uploads.claim,
-            uploads_s=uploads.progress_s,
+            upload_bytes_max=max(map(run.payload_bytes_max, run.topology.modules())),
+            decrees=decrees,
         )
+        watch = node.watch
+        watch.typed.update(self.typed)
         serve_store(scope, store)
-        serve_decrees(node)
+        serve_decrees(node.swarm, node.decrees, node.presence)
         serve_shardings(node)
         history.add("joined", run=run.origin, stage=run.manifest.stage, peer=scope.peer)
         await watch.refresh()
-        await ask_first(watch, but=scope.peer)
+        await ask_first(node)
         await withdraw_claims(watch, node.presence, scope.peer)
 
     async def _live(self, status: Status) -> None:
@@ -278,7 +274,7 @@ class Tour:
         finally:
             self._volunteer = None
 
-    async def _keep_joined(self, node: Node, *, every_s: float) -> None:
+    async def _keep_joined(self, node: Member, *, every_s: float) -> None:
         """Note who is there; and dial again while no seed node is seen: one that restarted knows nobody, and nobody
         looks for it."""
         while True:

@@ -15,7 +15,7 @@ from functools import partial
 from dipaco_p2p.core.inner import StepReport
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.admission import Reason
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.topology import PathId
 
 from .account import Account
@@ -41,7 +41,7 @@ class Training:
 
     def __init__(
         self,
-        node: Node,
+        node: Member,
         status: Status,
         *,
         states: PathStates,
@@ -172,7 +172,7 @@ class Training:
             elapsed_s = clock.now_s() - began_at_s
             time_s = training_s + (0.0 if head_start is None else head_start.seconds(began_at_s))
             status.is_cut = not self._pace.has_time(status.step, elapsed_s=elapsed_s, training_s=time_s)
-            return not self._is_stopping() and not status.is_cut and not self._node.watch.decrees.is_frozen
+            return not self._is_stopping() and not status.is_cut and not self._node.decrees.is_frozen
 
         replica, sharding = self._claiming.replica(tenure.path), tenure.trainer.sharding
         result = await tenure.trainer.train(flats, round_number=round_number, replica=replica, on_step=on_step)

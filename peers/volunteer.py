@@ -19,7 +19,7 @@ from dipaco_p2p.protocol.liveness import heartbeat_interval_s
 from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.runtime.follower import Follower
 from dipaco_p2p.runtime.leadership import Leadership
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.runtime.tasks import done_or_later, keep_going
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -49,7 +49,7 @@ class Volunteer:
 
     def __init__(
         self,
-        node: Node,
+        node: Member,
         ownership: Leadership,
         status: Status,
         *,

@@ -213,7 +213,7 @@ class SeedMachine(Machine):
         if self.stage is None:
             return False
         assert self.process is not None
-        decrees, reason = self.stage.seen().watch.decrees, "" if act in ("admit", "unfreeze") else "a simulation"
+        decrees, reason = self.stage.seen().decrees, "" if act in ("admit", "unfreeze") else "a simulation"
         with contextlib.suppress(Crashed):
             self.process.context.copy().run(
                 lambda: decrees.issue(self.signer, act, at_s=self.clock.now_s(), reason=reason, **values)

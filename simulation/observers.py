@@ -40,7 +40,7 @@ def _confirmations(world: World) -> Iterator[None]:
 
     def noted(self: ModuleChain, sender: PeerId, sealed: Sealed[Contribution]) -> None:
         module = sealed.document.module
-        grant = self.node.watch.mandates.grant(module)
+        grant = self.node.mandates.grant(module)
         keep(self, sender, sealed)
         world.observe(
             "confirmed", {"module": str(module), "id": sealed.id, "to": sender, "leader": grant and grant.leader}

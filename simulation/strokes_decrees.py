@@ -49,7 +49,7 @@ async def pardon(world: World) -> None:
     """When the faults are over nobody is banned any more, and nothing is frozen."""
     while (stage := world.seed.stage) is None:
         await asyncio.sleep(RETRY_S)
-    state = stage.seen().watch.decrees.state
+    state = stage.seen().decrees.state
     for peer in sorted(state.banned):
         await _insist(world, "admit", peer=peer)
     if state.frozen is not None:

@@ -17,6 +17,7 @@ from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import SwarmError
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import fetch_stages
+from dipaco_p2p.runtime.node import open_observer
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.addresses import read_address
 from dipaco_p2p.swarm.libp2p import open_libp2p
@@ -40,7 +41,7 @@ async def observe(address: str, folder: Path) -> AsyncIterator[None]:
     try:
         seed = await swarm.connect(address, timeout_s=CONNECT_TIMEOUT_S)
         run = (await fetch_stages(swarm, seed, expected=None))[-1]
-        watch = Watch(run, ScopedSwarm(swarm, run.id), clock)
+        watch = open_observer(run, ScopedSwarm(swarm, run.id), clock).watch
 
         async def find_again() -> None:
             await swarm.join({address: read_address(address)})

@@ -20,20 +20,16 @@ from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.compress import compress, encode_compressed
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed
-from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
+from dipaco_p2p.protocol.liveness import heartbeat_interval_s
 from dipaco_p2p.runtime.chain import Chains, ModuleChain
 from dipaco_p2p.runtime.follower import Follower
-from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import fetch_stages
 from dipaco_p2p.runtime.knock import CONNECT_TIMEOUT_S
-from dipaco_p2p.runtime.mandates import Mandates
-from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.presence import Presence
+from dipaco_p2p.runtime.node import open_member
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.runtime.tasks import keep_going
 from dipaco_p2p.runtime.transfer import serve_store
-from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.libp2p import open_libp2p
 from dipaco_p2p.swarm.scope import ScopedSwarm
@@ -73,15 +69,7 @@ class IdleVolunteer:
 
     def __init__(self, swarm: Swarm, run: Run, folder: Path) -> None:
         clock, store, scoped = SystemClock(), Store(folder), ScopedSwarm(swarm, run.id)
-        self.node = Node(
-            run=run,
-            swarm=scoped,
-            store=store,
-            clock=clock,
-            watch=Watch(run, scoped, clock, Mandates(run, store)),
-            presence=Presence(run, scoped, clock, Heartbeat(owns=False)),
-            history=History(None, clock),
-        )
+        self.node = open_member(run, scoped, clock, store)
         serve_store(scoped, store)
         self.modules = list(run.topology.modules())
         [self._path] = run.topology.paths()

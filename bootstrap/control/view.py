@@ -19,6 +19,8 @@ from dipaco_p2p import __version__
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.runtime.decrees import Decrees
+from dipaco_p2p.runtime.mandates import Mandates
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .control import Control
@@ -44,6 +46,8 @@ class Seen:
 
     run: Run
     watch: Watch
+    mandates: Mandates
+    decrees: Decrees
     ledgers: Mapping[ModuleId, Ledger]
     judged: Mapping[str, Any] | None
     """The newest row of the evaluator."""
@@ -115,7 +119,7 @@ def _state(seen: Seen | None) -> str:
         return "catching-up"
     if seen.run.is_last_stage and seen.round >= seen.run.config.rounds.rounds:
         return "complete"
-    if seen.watch.decrees.is_frozen:
+    if seen.decrees.is_frozen:
         return "frozen"
     return "training" if any(_covering(seen, path) for path in seen.watch.claims) else "waiting"
 
@@ -232,12 +236,12 @@ def list_modules(seen: Seen) -> dict[str, Any]:
 
 def _module(seen: Seen, module: ModuleId, newest: int, furthest: int) -> dict[str, Any]:
     watch, ledger = seen.watch, seen.ledgers[module]
-    leader, grant = watch.leader(module), watch.mandates.grant(module)
+    leader, grant = watch.leader(module), seen.mandates.grant(module)
     head = None if leader is None else watch.heads[module][leader]
     return {
         "module": str(module),
         "leader": leader,
-        "term": watch.mandates.term(module) if head is None else head.term,
+        "term": seen.mandates.term(module) if head is None else head.term,
         "mirrors": list(head.mirrors if head else grant.mirrors if grant else ()),
         "newest": newest,
         "final": ledger.final,

@@ -19,7 +19,7 @@ from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.archive import SeedArchive
 from dipaco_p2p.runtime.items import read_items
 from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.runtime.reading import ask
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.transfer import fetch
@@ -35,7 +35,7 @@ HOLDERS_MAX = 8
 class Filling:
     """Of one stage's archive."""
 
-    def __init__(self, node: Node, archive: SeedArchive) -> None:
+    def __init__(self, node: Member, archive: SeedArchive) -> None:
         self._node = node
         self._archive = archive
         self._whole: dict[ModuleId, int] = defaultdict(int)
@@ -54,7 +54,7 @@ class Filling:
         """The coordinator's word on rounds, as another seed node has it: it must not judge one twice."""
         for seed in self._seeds():
             try:
-                reply = await ask(self._node.watch, self._node.swarm, seed, "run.judgements", {"from": self._judged()})
+                reply = await ask(self._node, seed, "run.judgements", {"from": self._judged()})
                 for sealed in read_items(Judgement, reply):
                     document = sealed.document
                     if (document.run, document.author) == (self._node.run.id, self._node.run.manifest.author):
@@ -100,7 +100,7 @@ class Filling:
         wanted = list(ids)
         try:
             while wanted:
-                reply = await ask(self._node.watch, self._node.swarm, seed, "archive.contributions", {"ids": wanted})
+                reply = await ask(self._node, seed, "archive.contributions", {"ids": wanted})
                 found = {sealed.id: sealed for sealed in read_items(Contribution, reply) if sealed.id in wanted}
                 for sealed in found.values():
                     self._archive.keep(sealed)
@@ -132,7 +132,7 @@ class Filling:
     def _holders(self, version: ModuleVersion) -> list[PeerId]:
         """Other archives, then who owns the module, then anybody."""
         watch = self._node.watch
-        grant = watch.mandates.grant(version.module)
+        grant = self._node.mandates.grant(version.module)
         likely = [*self._seeds(), *(grant.group if grant else ()), version.author, *sorted(watch.heartbeats)]
         alive = (peer for peer in dict.fromkeys(likely) if peer in watch.heartbeats and peer != self._node.peer)
         return [peer for peer, _ in zip(alive, range(HOLDERS_MAX), strict=False)]

@@ -13,18 +13,13 @@ from collections.abc import Sequence
 
 from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.errors import DipacoError, Unreachable
-from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.runtime.entry import read_entry
-from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import fetch_stages
-from dipaco_p2p.runtime.mandates import Mandates
-from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.presence import Presence
+from dipaco_p2p.runtime.node import Member, open_member
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.runtime.transfer import fetch
-from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.addresses import read_address
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.libp2p import Libp2pSwarm
@@ -101,25 +96,16 @@ async def _take_over(swarm: Swarm, folder: RunFolder, before: Run, run: Run, add
     write_stage(store, run.sealed)
 
 
-async def _end_warmup(node: Node, folder: RunFolder) -> None:
+async def _end_warmup(node: Member, folder: RunFolder) -> None:
     """The chain of the warm-up from whoever still serves it; without it the grid goes on all the same."""
     archive = SeedArchive(node.run, node.store)
     catching_up = CatchingUp(ArchiveChains(node, archive), folder.root, tell=log.info)
     await catching_up.learn_once()
 
 
-async def _reader(swarm: Swarm, run: Run, store: Store, address: str, clock: Clock) -> Node:
+async def _reader(swarm: Swarm, run: Run, store: Store, address: str, clock: Clock) -> Member:
     """A node that only asks; it knows where the peer at `address` is."""
-    scoped = ScopedSwarm(swarm, run.id)
-    watch = Watch(run, scoped, clock, Mandates(run, store))
-    watch.typed[read_address(address).peer] = (address,)
-    await asyncio.wait_for(watch.read_peers(), timeout=60.0)
-    return Node(
-        run=run,
-        swarm=scoped,
-        store=store,
-        clock=clock,
-        watch=watch,
-        presence=Presence(run, scoped, clock, Heartbeat(owns=False)),  # never put out
-        history=History(None, clock),
-    )
+    node = open_member(run, ScopedSwarm(swarm, run.id), clock, store)
+    node.watch.typed[read_address(address).peer] = (address,)
+    await asyncio.wait_for(node.watch.read_peers(), timeout=60.0)
+    return node

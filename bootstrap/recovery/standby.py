@@ -20,22 +20,19 @@ from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.runtime.console import log_to, on_signals
-from dipaco_p2p.runtime.decrees import Decrees, serve_decrees
+from dipaco_p2p.runtime.decrees import serve_decrees
 from dipaco_p2p.runtime.entry import Entry, read_entry
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.join import Stages, fetch_stages, make_ticket, tell_address
 from dipaco_p2p.runtime.knock import doors, knock
-from dipaco_p2p.runtime.mandates import Mandates
 from dipaco_p2p.runtime.mirror_calls import MirrorCalls
-from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.presence import Presence
+from dipaco_p2p.runtime.node import open_member
 from dipaco_p2p.runtime.remote import RemoteLedger
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.shardings import learn_shardings, serve_shardings
 from dipaco_p2p.runtime.store import Store, folder_lock
 from dipaco_p2p.runtime.tasks import keep_going
-from dipaco_p2p.runtime.transfer import Uploads, serve_store
-from dipaco_p2p.runtime.watch import Watch
+from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.swarm.addresses import read_address
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.libp2p import open_libp2p
@@ -61,19 +58,15 @@ class StandbyStage:
 
     def __init__(self, run: Run, swarm: Swarm, store: Store, folder: Path, clock: Clock) -> None:
         scoped = ScopedSwarm(swarm, run.id)
-        size_max = 2 * max(map(run.snapshot_bytes_max, run.topology.modules()))
-        uploads = Uploads(scoped, store, size_max=size_max, clock=clock)
         self.run = run
-        self.node = Node(
-            run=run,
-            swarm=scoped,
-            store=store,
-            clock=clock,
-            watch=Watch(run, scoped, clock, Mandates(run, store), Decrees(run, store)),
-            presence=Presence(run, scoped, clock, Heartbeat(role="seed", owns=False, doing="keeping an archive")),
+        self.node = open_member(
+            run,
+            scoped,
+            clock,
+            store,
+            heartbeat=Heartbeat(role="seed", owns=False, doing="keeping an archive"),
             history=History(folder / "history.jsonl", clock),
-            keep_upload=uploads.claim,
-            uploads_s=uploads.progress_s,
+            upload_bytes_max=2 * max(map(run.snapshot_bytes_max, run.topology.modules())),
         )
         self._met = Met(folder.parent, scoped.peer)
         self._archive = SeedArchive(run, store)
@@ -87,7 +80,7 @@ class StandbyStage:
         """Answer, and copy."""
         swarm, store = self.node.swarm, self.node.store
         serve_store(swarm, store)
-        serve_decrees(self.node)
+        serve_decrees(self.node.swarm, self.node.decrees, self.node.presence)
         serve_shardings(self.node)
         MirrorCalls(self._chains).serve()
         PublicRecords(store, self._archive).serve(swarm)

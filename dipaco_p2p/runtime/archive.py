@@ -22,7 +22,7 @@ from ..protocol.signing import PeerId
 from ..topology import ModuleId
 from .chain import Chains, ModuleChain
 from .ledger import Ledger
-from .node import Node
+from .node import Member
 from .recompute import Made
 from .remote import RemoteLedger
 from .run import Run
@@ -56,7 +56,7 @@ class SeedArchive:
 class ArchiveChains(Chains):
     """The chains of an archive; whoever listens hears of every version that is kept."""
 
-    def __init__(self, node: Node, archive: SeedArchive, *, is_closed: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, node: Member, archive: SeedArchive, *, is_closed: Callable[[], bool] = lambda: False) -> None:
         """While `is_closed` nothing is signed: what was signed before a backup was restored must be known first."""
         super().__init__(node)
         self.archive = archive

@@ -26,7 +26,7 @@ from ..topology import ModuleId
 from .faults import reach
 from .intake import admission_rules
 from .ledger import Ledger
-from .node import Node
+from .node import Member
 from .outer_state import KeptState
 from .payloads import PayloadLost, stored
 from .recompute import Admitted, Made, made_and_kept, make_again
@@ -45,7 +45,7 @@ RETRY_S = 0.5
 class Chains:
     """The chains that this peer keeps, one per module of the run, each opened when it is first asked for."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Member) -> None:
         self.node = node
         self._chains: dict[ModuleId, ModuleChain] = {}
         self.on_expired: Callable[[Sealed[Contribution], str], None] = lambda sealed, reason: None
@@ -95,13 +95,13 @@ class ModuleChain:
     def add(self, sealed: Sealed[Contribution]) -> None:
         """Keep a contribution whose payload is in the store."""
         self.ledger.add(sealed)
-        self.node.keep_upload(sealed.document.payload.digest)
+        self.node.uploads.claim(sealed.document.payload.digest)
 
     def append(self, sealed: Sealed[ModuleVersion], made: Made) -> None:
         """Keep the next version, which was made here."""
         for ref, parts in made.blobs:
             self.node.store.keep(ref, *parts)  # where it is since it was made
-            self.node.keep_upload(ref.digest)  # somebody may have sent it before
+            self.node.uploads.claim(ref.digest)  # somebody may have sent it before
         self.ledger.append(sealed)
         self.state.note(sealed.document, made.state)
 
@@ -133,7 +133,7 @@ class ModuleChain:
     @property
     def is_owner(self) -> bool:
         """Whether we are in the module's group."""
-        grant = self.node.watch.mandates.grant(self.module)
+        grant = self.node.mandates.grant(self.module)
         return grant is not None and self.node.peer in grant.group
 
     def give_up(self) -> None:
@@ -252,16 +252,16 @@ class ModuleChain:
     # -- versions of others
 
     def _require_leader(self, sender: PeerId) -> None:
-        if (reason := self.node.watch.decrees.reason(sender)) is not None:
+        if (reason := self.node.decrees.reason(sender)) is not None:
             raise Refused(f"banned by the coordinator: {reason}", reason=Reason.BANNED)
         if (leader := self._led_by()) != sender:
-            term = self.node.watch.mandates.term(self.module)
+            term = self.node.mandates.term(self.module)
             raise Refused(f"{self.module} is led by ...{short(leader)} in term {term}", reason=Reason.NOT_LEADER)
         if not self.is_owner:
             raise Refused(f"the group of {self.module} is without us", reason=Reason.NOT_LEADER)
 
     def _led_by(self) -> PeerId:
-        grant = self.node.watch.mandates.grant(self.module)
+        grant = self.node.mandates.grant(self.module)
         return grant.leader if grant else self.node.run.manifest.author
 
     def _require_led_by(self, leader: PeerId) -> None:
@@ -371,7 +371,7 @@ class ModuleChain:
     def _vouched(self, versions: list[Sealed[ModuleVersion]]) -> list[Sealed[ModuleVersion]]:
         """Those of a chain that somebody besides their maker has made again, who was entitled to: the others have to be
         made again here."""
-        coordinator, known = self.node.run.manifest.author, self.node.watch.mandates.peers(self.module)
+        coordinator, known = self.node.run.manifest.author, self.node.mandates.peers(self.module)
         for count in range(len(versions), 0, -1):
             sealed = versions[count - 1]
             others = sealed.cosignatures.keys() - {sealed.document.author}

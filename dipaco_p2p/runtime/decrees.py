@@ -11,21 +11,19 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..canonical import canonical_bytes
 from ..errors import ConfigError, IntegrityError
 from ..protocol.decrees import DECREES_MAX, Decree, Decreed, check_next
 from ..protocol.documents import Sealed, seal, unseal
 from ..protocol.signing import PeerId, Signer
-from ..swarm.api import Reply
+from ..swarm.api import Reply, Swarm
 from ..topology import ModuleId
 from .items import items_reply
+from .presence import Presence
 from .run import Run
 from .store import Store
-
-if TYPE_CHECKING:
-    from .node import Node
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +60,9 @@ class Decrees:
     def listen(self, listener: Callable[[], None]) -> None:
         """Tell it of every further decree, after it holds."""
         self._listeners.append(listener)
+
+    def is_banned(self, peer: PeerId) -> bool:
+        return peer in self.state.banned
 
     def reason(self, peer: PeerId) -> str | None:
         """Why `peer` is banned; None if it is not."""
@@ -135,14 +136,13 @@ class Decrees:
                 return
 
 
-def serve_decrees(node: Node) -> None:
+def serve_decrees(swarm: Swarm, decrees: Decrees, presence: Presence) -> None:
     """Tell ours to whoever asks, and in every heartbeat how many they are."""
-    decrees, presence = node.watch.decrees, node.presence
 
     async def answer(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         after = header.get("after")
         return items_reply(decrees.log[after if type(after) is int and after > 0 else 0 :])
 
-    node.swarm.serve(METHOD, answer)
+    swarm.serve(METHOD, answer)
     presence.note(decrees=decrees.count)
     decrees.listen(lambda: presence.note(decrees=decrees.count))

@@ -26,7 +26,7 @@ from ..topology import ModuleId, PathId
 from .chain import ModuleChain
 from .items import read_items
 from .module_calls import WAIT_MAX_S
-from .node import CONTROL_TIMEOUT_S, Node
+from .node import CONTROL_TIMEOUT_S, Member
 from .recompute import kept
 from .transfer import fetch
 
@@ -41,7 +41,7 @@ ARCHIVES_MAX = 2
 class Follower:
     """Holds the newest version that it has fetched and checked."""
 
-    def __init__(self, node: Node, module: ModuleId, chain: ModuleChain | None = None) -> None:
+    def __init__(self, node: Member, module: ModuleId, chain: ModuleChain | None = None) -> None:
         """`chain` keeps what is followed: for our next start, and for whoever takes the module over."""
         self._node = node
         self._chain = chain
@@ -126,7 +126,7 @@ class Follower:
 
     def _keepers(self) -> list[PeerId]:
         """Who has the chain when no leader answers."""
-        grant = self._node.watch.mandates.grant(self.module)
+        grant = self._node.mandates.grant(self.module)
         group = [peer for peer in (grant.group if grant else ()) if peer in self._node.watch.heartbeats]
         return [peer for peer in dict.fromkeys([*self._node.watch.seeds(), *group]) if peer != self._node.peer]
 
@@ -241,7 +241,7 @@ class Follower:
         """Who should have this version's blobs: its leader, the present one with its mirrors, who trains from it, and
         the archives: named last, since all turn to them."""
         watch, coordinator = self._node.watch, self._node.run.manifest.author
-        grant, present = watch.mandates.grant(self.module), watch.leader(self.module)
+        grant, present = self._node.mandates.grant(self.module), watch.leader(self.module)
         archives = sorted(watch.seeds(), key=lambda peer: peer != coordinator)[:ARCHIVES_MAX]
         alive = watch.heartbeats.keys() - archives
         mirrors = [peer for peer in (grant.group if grant else ()) if peer in alive]

@@ -57,7 +57,7 @@ class Leader:
         self._ledger = chain.ledger
         self._replication = Replication(chain)
         self._intake = Intake(node.run, node.store, self._ledger)
-        self._mandate: Mandate = node.watch.mandates.newest(self.module)
+        self._mandate: Mandate = node.mandates.newest(self.module)
         self._state: OuterState | None = None
         self._is_fresh = False
         """Whether the outer state was lost, so that the next version says so."""
@@ -84,7 +84,7 @@ class Leader:
     @property
     def is_leading(self) -> bool:
         """False from the moment on that we stopped, or that somebody else was granted the module."""
-        grant = self._node.watch.mandates.grant(self.module)
+        grant = self._node.mandates.grant(self.module)
         return self._is_leading and grant is not None and grant.leader == self._node.peer
 
     @property
@@ -130,7 +130,7 @@ class Leader:
 
     async def renew(self) -> None:
         """The group has changed, and we still lead it: say so, and let new mirrors take over our chain."""
-        self._mandate = self._node.watch.mandates.newest(self.module)
+        self._mandate = self._node.mandates.newest(self.module)
         async with self._lock:
             await self._announce()
         self._replication.welcome()
@@ -224,7 +224,7 @@ class Leader:
         if not self._intake.has(sealed.id):  # a call that the network doubled may come after its twin was counted
             self._intake.admit(sealed, norm)
             document = sealed.document
-            self._node.keep_upload(document.payload.digest)
+            self._node.uploads.claim(document.payload.digest)
             is_late = document.base_version < self.head.version
             self._round = self._round.contributed(
                 document.path, document.author, now_s=self._node.clock.now_s(), is_late=is_late
@@ -243,19 +243,19 @@ class Leader:
         if (slept_s := self._seen_s - last_s) > self._node.run.config.liveness.heartbeat_ttl_s:
             log.warning("%s: nothing was done here for %.0f s", self.module, slept_s)
             await self._node.watch.read_heads(self.module)
-            self._is_leading &= self._node.watch.mandates.newest(self.module) == self._mandate
+            self._is_leading &= self._node.mandates.newest(self.module) == self._mandate
 
     def _deadline_s(self) -> float:
         return self._arrivals.deadline_s(self._node.run.config.rounds, self._node.run.config.liveness)
 
     def _ticked(self, now_s: float) -> Round:
         node, config = self._node, self._node.run.config.rounds
-        deadline_s, uploads_s = self._deadline_s(), node.uploads_s
+        deadline_s, uploads_s = self._deadline_s(), node.uploads.progress_s
         return self._round.tick(node.watch.claims, config, now_s=now_s, deadline_s=deadline_s, uploads_s=uploads_s)
 
     def _is_frozen(self, now_s: float) -> bool:
         """Whether the coordinator wants no versions; after that, who waited has the time of a round that begins."""
-        was_frozen, self._was_frozen = self._was_frozen, self._node.watch.decrees.is_frozen
+        was_frozen, self._was_frozen = self._was_frozen, self._node.decrees.is_frozen
         if was_frozen and not self._was_frozen:
             self._round = self._round.resumed(now_s=now_s)
             self._arrivals = self._arrivals.opened(self.head.version, now_s=now_s)

@@ -26,7 +26,7 @@ from .faults import reach
 from .leader import Leader
 from .mirror_calls import MirrorCalls
 from .module_calls import ModuleCalls
-from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Node
+from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member
 from .rejections import Rejections
 from .remote import RemoteLedger
 from .replication import LOST_TTLS
@@ -78,7 +78,7 @@ class Leadership:
         """Whether every contribution that has a receipt by us, or by a leader that we were a mirror of, is in a final
         version or was reported: of a module that others own by now, we may be the last to have it."""
         chain = self.chains[module]
-        if self._owns(self._node.watch.mandates.grant(module)):
+        if self._owns(self._node.mandates.grant(module)):
             return chain.ledger.final >= self._node.run.config.rounds.rounds
         return not chain.ledger.spent and not chain.lost
 
@@ -141,7 +141,7 @@ class Leadership:
 
     async def _begin(self, module: ModuleId) -> Leader:
         """In a new term, unless a try before has got one: what this disk says of earlier terms may be out of date."""
-        mandates = self._node.watch.mandates
+        mandates = self._node.mandates
         last = mandates.grant(module)
         last_group = last.group if last is not None else ()
         is_over = last is not None and last.term < self.chains[module].ledger.head.term  # by a member banned since
@@ -202,7 +202,7 @@ class Leadership:
         if task.done() and not task.cancelled() and task.exception() is not None:
             log.error("leading %s failed", leader.module, exc_info=task.exception())
             return True
-        newest = self._node.watch.mandates.grant(leader.module)
+        newest = self._node.mandates.grant(leader.module)
         return newest != leader.grant or not leader.is_leading
 
     async def _merge(self, leader: Leader) -> None:
@@ -292,24 +292,24 @@ class Leadership:
     async def _pass_on(self, module: ModuleId) -> None:
         """Tell the next leader at once, rather than let it find out. If none is seen to live, its heartbeat may only be
         late: who owns the module with us is told all the same, and the coordinator."""
-        watch = self._node.watch
+        node, watch = self._node, self._node.watch
         watch.heads[module].pop(self._node.peer, None)
         watch.heartbeats.pop(self._node.peer, None)
         alive = [peer for peer in watch.successors(module) if peer != self._node.peer]
         if alive:
             if not watch.coordinators() and self.chains[module].is_owner:
                 # Nobody else may be able to: our last act as a member of the group.
-                watch.mandates.grant_next(self._node.swarm.signer, module, leader=alive[0], mirrors=())
+                node.mandates.grant_next(self._node.swarm.signer, module, leader=alive[0], mirrors=())
             await self._hand_over(module, alive[0], timeout_s=CALL_TIMEOUT_S)
             return
-        for absent in owners.absent(watch.mandates.grant(module), coordinator=self._node.run.manifest.author):
+        for absent in owners.absent(node.mandates.grant(module), coordinator=self._node.run.manifest.author):
             if absent != self._node.peer and await self._hand_over(module, absent, timeout_s=CONTROL_TIMEOUT_S):
                 return
 
     async def _hand_over(self, module: ModuleId, successor: PeerId, *, timeout_s: float) -> bool:
         """Whether it says that it leads."""
-        watch = self._node.watch
-        header = {"module": str(module), "mandate": [sealed.to_dict() for sealed in watch.mandates.newest(module)]}
+        node, watch = self._node, self._node.watch
+        header = {"module": str(module), "mandate": [sealed.to_dict() for sealed in node.mandates.newest(module)]}
         addresses = watch.addresses(successor)
         try:
             await self._node.swarm.call(successor, "module.take", header, timeout_s=timeout_s, addresses=addresses)
@@ -343,11 +343,11 @@ class Electing(Granting):
     """A volunteer's way: ask a seed node; if none answers, and nobody else's head lives, grant it ourselves as a member
     of the last group."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Member) -> None:
         self._node = node
 
     async def obtain(self, module: ModuleId, *, mirrors: tuple[PeerId, ...]) -> None:
-        mandates = self._node.watch.mandates
+        mandates = self._node.mandates
         for seed in self._node.watch.coordinators():
             try:
                 await self._ask(seed, module, mirrors)
@@ -363,19 +363,19 @@ class Electing(Granting):
         reach("mandate: granted by a member")
 
     async def _ask(self, seed: PeerId, module: ModuleId, mirrors: tuple[PeerId, ...]) -> None:
-        watch = self._node.watch
+        node, watch = self._node, self._node.watch
         header = {
             "module": str(module),
-            "term": watch.mandates.term(module) + 1,
+            "term": node.mandates.term(module) + 1,
             "mirrors": list(mirrors),
-            "mandate": [sealed.to_dict() for sealed in watch.mandates.newest(module)[-1:]],
+            "mandate": [sealed.to_dict() for sealed in node.mandates.newest(module)[-1:]],
         }
         addresses = watch.addresses(seed)
         reply = await self._node.swarm.call(
             seed, "archive.adopt", header, timeout_s=CONTROL_TIMEOUT_S, addresses=addresses
         )
         sealed: Sealed[Grant] = unseal(Grant, reply.header.get("grant"))
-        if sealed.document.leader != self._node.peer or not watch.mandates.believes(module, sealed):
+        if sealed.document.leader != self._node.peer or not node.mandates.believes(module, sealed):
             raise IntegrityError("an archive that grants to another, or without the coordinator's signature")
 
     async def _catch_up(self, seed: PeerId, module: ModuleId) -> None:

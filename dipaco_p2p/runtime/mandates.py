@@ -33,14 +33,19 @@ KNOWN_MAX = 16
 class Mandates:
     """What is known of who may lead; only what goes back to the coordinator is ever in here."""
 
-    def __init__(self, run: Run, store: Store | None = None) -> None:
-        """Without a `store` for a peer that only reads, and forgets."""
+    def __init__(
+        self, run: Run, store: Store | None = None, *, is_banned: Callable[[PeerId], bool] = lambda peer: False
+    ) -> None:
+        """Without a `store` for a peer that only reads, and forgets.
+
+        `is_banned` says it by the coordinator's decrees: what a banned member granted counts while there is nothing
+        else. A term that the coordinator granted to a peer that it banned since stays the newest: nobody leads in it,
+        and none before it.
+        """
         self._run = run
         self._store = store
         self._coordinator = run.manifest.author
-        self.is_banned: Callable[[PeerId], bool] = lambda peer: False
-        """By the coordinator's decrees: what such a member granted counts while there is nothing else. A term that the
-        coordinator granted to one that it banned since stays the newest: nobody leads in it, and none before it."""
+        self._is_banned = is_banned
         self._on_disk: dict[str, Mandate] = {}
         """By name of its document."""
         self._known: dict[ModuleId, list[Mandate]] = {module: [] for module in run.topology.modules()}
@@ -139,7 +144,7 @@ class Mandates:
                 log.warning("the mandate for %s was damaged on disk: %s", module, error)
 
     def _precedence(self, mandate: Mandate) -> tuple[bool, Seniority]:
-        return not self.is_banned(mandate[-1].document.author), self._seniority(mandate)
+        return not self._is_banned(mandate[-1].document.author), self._seniority(mandate)
 
     def _seniority(self, mandate: Mandate) -> Seniority:
         grant = mandate[-1].document

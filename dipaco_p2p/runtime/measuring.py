@@ -30,7 +30,7 @@ from ..protocol.signing import PeerId
 from ..protocol.versions import genesis_version
 from ..topology import ModuleId, PathId
 from .items import read_items
-from .node import Node
+from .node import Reader
 from .reading import ask, extend_chain
 from .shardings import learn_shardings
 from .trained import assign, trained_paths, witnesses
@@ -60,7 +60,7 @@ class Measured:
 class Measuring:
     """What one peer needs to measure the paths of one stage; what it has fetched for that stays in memory."""
 
-    def __init__(self, node: Node, *, device: str = "cpu", is_stopping: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, node: Reader, *, device: str = "cpu", is_stopping: Callable[[], bool] = lambda: False) -> None:
         """`node` need not have said anything to the swarm, and need not be a volunteer; `is_stopping` is asked between
         batches: nobody waits for what is measured then."""
         self._node = node
@@ -114,7 +114,7 @@ class Measuring:
         known = self._chains.get(module, [])
         if len(known) < version:
             node = self._node
-            known = self._chains[module] = await extend_chain(node.watch, node.swarm, node.run, module, known)
+            known = self._chains[module] = await extend_chain(node, module, known)
         if len(known) < version:
             raise IntegrityError(f"{module} has no version {version}: its newest is {len(known)}")
         return known[:version]
@@ -194,7 +194,7 @@ class Measuring:
 # -- what was measured, said and asked for
 
 
-def check_of(node: Node, measured: Measured) -> Sealed[Check] | None:
+def check_of(node: Reader, measured: Measured) -> Sealed[Check] | None:
     """What this peer signs of a measurement; None where there is no figure, or none that a document can say."""
     found = measured.evaluation
     if found is None or not math.isfinite(found.nats_total):
@@ -214,17 +214,17 @@ def check_of(node: Node, measured: Measured) -> Sealed[Check] | None:
     return seal(node.swarm.signer, check)
 
 
-async def send_check(node: Node, sealed: Sealed[Check], seed: PeerId) -> None:
+async def send_check(node: Reader, sealed: Sealed[Check], seed: PeerId) -> None:
     """Give a check to a seed node; raises as `ask`: Refused if it does not want it."""
-    await ask(node.watch, node.swarm, seed, "run.check", {"check": sealed.to_dict()})
+    await ask(node, seed, "run.check", {"check": sealed.to_dict()})
 
 
-async def read_checks(node: Node, seed: PeerId, *, begin: int) -> tuple[list[Sealed[Check]], int]:
+async def read_checks(node: Reader, seed: PeerId, *, begin: int) -> tuple[list[Sealed[Check]], int]:
     """The checks that a seed node has taken from number `begin` on, and the number to go on with. Raises as `ask`, and
     IntegrityError."""
     found: list[Sealed[Check]] = []
     while len(found) < IN_ALL_MAX:
-        reply = await ask(node.watch, node.swarm, seed, "run.checks", {"from": begin})
+        reply = await ask(node, seed, "run.checks", {"from": begin})
         page, following = read_items(Check, reply), reply.header.get("next")
         if not page or type(following) is not int or following <= begin:
             break

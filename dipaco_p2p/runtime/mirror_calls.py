@@ -43,7 +43,7 @@ class MirrorCalls:
             self._node.swarm.serve(method, handler)
 
     async def _on_mandate(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        return items_reply(self._node.watch.mandates.newest(self._module(header)))
+        return items_reply(self._node.mandates.newest(self._module(header)))
 
     async def _on_state(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         module = self._module(header)
@@ -98,7 +98,7 @@ class MirrorCalls:
         """Look at the grant that a leader shows: from then on we answer it, and no earlier one."""
         if header.get("grant") is not None:
             grant = unseal(Grant, header["grant"])
-            is_known = grant.document.module == module and self._node.watch.mandates.believes(module, grant)
+            is_known = grant.document.module == module and self._node.mandates.believes(module, grant)
             if not is_known and grant.document.leader == sender:
                 await learn_mandate(self._node, module, sender)
 

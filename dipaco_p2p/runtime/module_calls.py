@@ -16,7 +16,7 @@ from ..swarm.api import Reply
 from ..topology import ModuleId
 from .items import items_reply
 from .leader import Leader
-from .node import Node
+from .node import Member
 from .rejections import Rejections
 from .shardings import learn_attached
 
@@ -31,7 +31,7 @@ class ModuleCalls:
 
     def __init__(
         self,
-        node: Node,
+        node: Member,
         owner_of: Callable[[ModuleId], Leader],
         take: Callable[[ModuleId], Awaitable[None]],
         rejections: Rejections,
@@ -68,7 +68,7 @@ class ModuleCalls:
         learn_attached(self._node, header.get("sharding"))
         sealed = unseal(Contribution, header.get("contribution"))
         owner = self._owner_of(sealed.document.module)
-        known = self._node.watch.mandates.peers(owner.module)
+        known = self._node.mandates.peers(owner.module)
         with self._noting(sealed):  # who owned the module keeps what has a receipt, which a ban does not take back
             self._require_decreed(owner, sealed, is_promised=sender in known)
             receipt = await owner.contribute(sealed.document.author, sealed, is_forwarded=True)
@@ -76,7 +76,7 @@ class ModuleCalls:
 
     def _require_decreed(self, owner: Leader, sealed: Sealed[Contribution], *, is_promised: bool = False) -> None:
         """Raise Refused for a new one whose author is banned, and for any while the run is frozen."""
-        verdict = judge_decreed(sealed.document.author, self._node.watch.decrees.state)
+        verdict = judge_decreed(sealed.document.author, self._node.decrees.state)
         is_excused = owner.has(sealed.id) or (is_promised and verdict.reason is Reason.BANNED)
         if verdict.reason is not None and not is_excused:
             raise Refused(verdict.detail, reason=verdict.reason)
@@ -118,7 +118,7 @@ class ModuleCalls:
         module, mandate = module_in(header), header.get("mandate")
         if module in self._node.run.topology and self._node.presence.heartbeat.owns:
             if isinstance(mandate, list) and mandate:
-                self._node.watch.mandates.learn(module, [unseal(Grant, item) for item in mandate])
+                self._node.mandates.learn(module, [unseal(Grant, item) for item in mandate])
             await self._take(module)
         return Reply({})
 
@@ -132,7 +132,7 @@ def _known_in(header: dict[str, Any]) -> Known:
     return Known(version=after, digest=digest, weight=weight)
 
 
-async def learn_mandate(node: Node, module: ModuleId, sender: PeerId) -> None:
+async def learn_mandate(node: Member, module: ModuleId, sender: PeerId) -> None:
     """Let a caller that leads, or knows who does, show how; raises Refused if it does not."""
     try:
         await node.watch.learn_mandate(module, sender)
@@ -140,7 +140,7 @@ async def learn_mandate(node: Node, module: ModuleId, sender: PeerId) -> None:
         raise Refused(f"no mandate for {module} was shown: {refused}", reason=Reason.NOT_LEADER) from None
 
 
-def module_of_run(node: Node, header: dict[str, Any]) -> ModuleId:
+def module_of_run(node: Member, header: dict[str, Any]) -> ModuleId:
     """The module of this run that a request is about; raises Refused."""
     module = module_in(header)
     if module not in node.run.topology:

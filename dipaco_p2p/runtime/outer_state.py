@@ -11,7 +11,7 @@ from ..core.outer import OuterState, decode_state
 from ..errors import BlobMissing, IntegrityError
 from ..protocol.documents import ModuleVersion
 from ..protocol.signing import PeerId
-from .node import Node
+from .node import Reader
 from .transfer import fetch_kept
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ RETRY_S = 0.5
 class KeptState:
     """That of one module which this peer leads or mirrors; the newest one stays in memory."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Reader) -> None:
         self._node = node
         self._newest: tuple[ModuleVersion, OuterState] | None = None
 

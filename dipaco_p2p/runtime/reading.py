@@ -25,9 +25,7 @@ from ..topology import ModuleId
 from .entry import read_entry
 from .items import read_items
 from .knock import doors, knock
-from .node import CALL_TIMEOUT_S
-from .run import Run
-from .watch import Watch
+from .node import CALL_TIMEOUT_S, Observer
 
 TTL_MAX_S = 3600.0
 
@@ -35,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class Connection:
     """A place in the network, lent for a while."""
 
     swarm: Swarm
@@ -45,11 +43,11 @@ class Reader:
     """The id of the run's first stage, or its start, if it was demanded."""
     clock: Clock
     folder: Path
-    """Gone when the reader is."""
+    """Gone when the connection is."""
 
 
 @asynccontextmanager
-async def open_reader(text: str, *, expected: str | None = None) -> AsyncIterator[Reader]:
+async def open_connection(text: str, *, expected: str | None = None) -> AsyncIterator[Connection]:
     """Join through what `text` leads to (entry.py); `expected` is the start of the run's id. Raises ConfigError,
     Unreachable, EnvironmentUnfit, WrongRun, IntegrityError."""
     from ..swarm.libp2p import open_libp2p  # hivemind takes seconds to import
@@ -64,26 +62,26 @@ async def open_reader(text: str, *, expected: str | None = None) -> AsyncIterato
 
         try:
             opened = await knock(swarm, doors(entry), clock, enter=enter)
-            yield Reader(swarm=swarm, host=opened.host, run=entry.run, clock=clock, folder=Path(folder))
+            yield Connection(swarm=swarm, host=opened.host, run=entry.run, clock=clock, folder=Path(folder))
         finally:
             await swarm.close()
 
 
-def chain_tellers(watch: Watch, module: ModuleId) -> Iterator[tuple[PeerId, str]]:
+def chain_tellers(node: Observer, module: ModuleId) -> Iterator[tuple[PeerId, str]]:
     """Who should have the chain of `module`, and the call that each answers: the leader, seed nodes, mirrors."""
+    watch = node.watch
     leader = watch.leader(module)
     if leader is not None:
         yield leader, "module.next"
     for seed in watch.seeds():
         yield seed, "mirror.chain"
-    grant = watch.mandates.grant(module)
+    grant = node.mandates.grant(module)
     for peer in grant.mirrors if grant is not None else ():
         yield peer, "mirror.chain"
 
 
 async def ask(
-    watch: Watch,
-    swarm: Swarm,
+    node: Observer,
     peer: PeerId,
     method: str,
     header: dict[str, Any],
@@ -91,12 +89,11 @@ async def ask(
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> Reply:
     """Call `peer` where its heartbeat says that it answers; raises what the call does."""
-    return await swarm.call(peer, method, header, timeout_s=timeout_s, addresses=watch.addresses(peer))
+    return await node.swarm.call(peer, method, header, timeout_s=timeout_s, addresses=node.watch.addresses(peer))
 
 
 async def ask_chain(
-    watch: Watch,
-    swarm: Swarm,
+    node: Observer,
     teller: tuple[PeerId, str],
     module: ModuleId,
     *,
@@ -105,39 +102,40 @@ async def ask_chain(
 ) -> Reply:
     """The first few versions that follow version `after`, as one of `chain_tellers` has them; raises as the call."""
     header = {"module": str(module), "after": after, "wait_s": 0.0}
-    return await ask(watch, swarm, *teller, header, timeout_s=timeout_s)
+    return await ask(node, *teller, header, timeout_s=timeout_s)
 
 
-async def fetch_chain(watch: Watch, swarm: Swarm, run: Run, module: ModuleId) -> list[ModuleVersion]:
-    """All published versions of `module`, checked; `swarm` is the stage's own. Raises what the last peer that was asked
+async def fetch_chain(node: Observer, module: ModuleId) -> list[ModuleVersion]:
+    """All published versions of `module`, checked. Raises what the last peer that was asked
     gave cause for: Unreachable, Refused or IntegrityError."""
-    return [sealed.document for sealed in await extend_chain(watch, swarm, run, module, [])]
+    return [sealed.document for sealed in await extend_chain(node, module, [])]
 
 
 async def extend_chain(
-    watch: Watch, swarm: Swarm, run: Run, module: ModuleId, known: Sequence[Sealed[ModuleVersion]]
+    node: Observer, module: ModuleId, known: Sequence[Sealed[ModuleVersion]]
 ) -> list[Sealed[ModuleVersion]]:
     """The same, of which `known` need not be told again; what does not follow these is asked for from the start."""
-    await watch.read_heads(module)
+    await node.watch.read_heads(module)
     problem: SwarmError | Refused | IntegrityError = Unreachable(
         f"nobody alive knows {module}", hint="check that the coordinator or a volunteer of this run is up"
     )
-    for teller in chain_tellers(watch, module):
+    for teller in chain_tellers(node, module):
         try:
-            return await _checked_chain(watch, swarm, run, teller, module, known)
+            return await _checked_chain(node, teller, module, known)
         except (SwarmError, Refused, IntegrityError) as error:
             log.info("%s of %s gave nothing: %s", teller[1], module, error)
             problem = error
     raise problem
 
 
-async def fetch_judgements(watch: Watch, swarm: Swarm, run: Run, *, begin: int = 0) -> list[Judgement]:
+async def fetch_judgements(node: Observer, *, begin: int = 0) -> list[Judgement]:
     """The coordinator's losses of all rounds from `begin` on, the first one first; raises as `ask`, and
     IntegrityError."""
+    run = node.run
     found: list[Judgement] = []
     while len(found) <= run.config.rounds.rounds:
         begin = found[-1].version + 1 if found else begin
-        reply = await ask(watch, swarm, run.manifest.author, "run.judgements", {"from": begin})
+        reply = await ask(node, run.manifest.author, "run.judgements", {"from": begin})
         page = [sealed.document for sealed in read_items(Judgement, reply)]
         if any(one.author != run.manifest.author or one.run != run.id or one.version < begin for one in page):
             raise IntegrityError("a judgement that is not of this run's coordinator, or was not asked for")
@@ -148,17 +146,15 @@ async def fetch_judgements(watch: Watch, swarm: Swarm, run: Run, *, begin: int =
 
 
 async def _checked_chain(
-    watch: Watch,
-    swarm: Swarm,
-    run: Run,
+    node: Observer,
     teller: tuple[PeerId, str],
     module: ModuleId,
     known: Sequence[Sealed[ModuleVersion]],
 ) -> list[Sealed[ModuleVersion]]:
     for start in [known, []] if known else [[]]:
         try:
-            found = await _chain_of(watch, swarm, run, teller, module, start)
-            check_chain(found, run.manifest, module)
+            found = await _chain_of(node, teller, module, start)
+            check_chain(found, node.run.manifest, module)
             return found
         except (Refused, IntegrityError):
             if not start:
@@ -167,17 +163,15 @@ async def _checked_chain(
 
 
 async def _chain_of(
-    watch: Watch,
-    swarm: Swarm,
-    run: Run,
+    node: Observer,
     teller: tuple[PeerId, str],
     module: ModuleId,
     known: Sequence[Sealed[ModuleVersion]],
 ) -> list[Sealed[ModuleVersion]]:
     found = list(known)
     while True:
-        page = read_items(ModuleVersion, await ask_chain(watch, swarm, teller, module, after=len(found)))
-        if len(found) + len(page) > run.config.rounds.rounds:
+        page = read_items(ModuleVersion, await ask_chain(node, teller, module, after=len(found)))
+        if len(found) + len(page) > node.run.config.rounds.rounds:
             raise IntegrityError(f"more versions of {module} than the run has rounds")
         found += page
         if not page:

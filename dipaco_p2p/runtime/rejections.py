@@ -37,7 +37,7 @@ class Rejections:
         module = document.module
         if reason not in NOTED or document.run != run.id or module not in run.topology:
             return
-        grant = self._node.watch.mandates.grant(module)
+        grant = self._node.mandates.grant(module)
         if grant is None or grant.leader != self._node.peer or document.path not in run.topology:
             return
         round_ = self._chains[module].ledger.head.version

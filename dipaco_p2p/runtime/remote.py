@@ -16,7 +16,7 @@ from ..protocol.signing import PeerId
 from ..swarm.api import Reply
 from ..topology import ModuleId
 from .items import read_items
-from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Node
+from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member
 from .shardings import attached
 from .transfer import send
 
@@ -26,7 +26,7 @@ TRIES = 2
 class RemoteLedger:
     """The ledger of `module` at `peer`. Every method raises SwarmError, Refused or IntegrityError."""
 
-    def __init__(self, node: Node, peer: PeerId, module: ModuleId) -> None:
+    def __init__(self, node: Member, peer: PeerId, module: ModuleId) -> None:
         self.peer = peer
         self._node = node
         self.module = module
@@ -116,7 +116,7 @@ class RemoteLedger:
 
     async def _ask(self, method: str, *, timeout_s: float = CONTROL_TIMEOUT_S, **values: Any) -> Reply:
         """Ask, and once more if the answer is lost: much depends on it, and every method is idempotent."""
-        mandate = self._node.watch.mandates.newest(self.module)
+        mandate = self._node.mandates.newest(self.module)
         shown = {"grant": mandate[-1].to_dict()} if mandate else {}
         header = {"module": str(self.module)} | shown | values
         for _ in range(TRIES - 1):

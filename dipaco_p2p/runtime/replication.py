@@ -92,7 +92,7 @@ class Replication:
     def replicas(self) -> list[Replica]:
         """Those alive who should have everything that we have; the archive last, since it is busiest."""
         node = self._node
-        grant = node.watch.mandates.grant(self._chain.module)
+        grant = node.mandates.grant(self._chain.module)
         group = grant.mirrors if grant is not None and grant.leader == node.peer else ()
         peers = [peer for peer in group if peer in node.watch.heartbeats]
         return [self._replica(peer) for peer in [*peers, *node.watch.seeds()] if peer != node.peer]
@@ -114,13 +114,13 @@ class Replication:
 
     def _absent(self) -> list[Replica]:
         """Those who should be there, and from whom no heartbeat came."""
-        grant = self._node.watch.mandates.grant(self._chain.module)
+        grant = self._node.mandates.grant(self._chain.module)
         peers = {*(grant.mirrors if grant is not None else ()), self._node.run.manifest.author}
-        banned = self._node.watch.decrees.state.banned.keys()
+        banned = self._node.decrees.state.banned.keys()
         return [self._replica(peer) for peer in sorted(peers - banned - {self._node.peer})]
 
     def _replica(self, peer: PeerId) -> Replica:
-        grant = self._node.watch.mandates.grant(self._chain.module)
+        grant = self._node.mandates.grant(self._chain.module)
         if peer not in self._replicas:
             is_archive = grant is None or peer not in grant.group
             self._replicas[peer] = Replica(self._chain, peer, is_archive=is_archive)

@@ -16,7 +16,7 @@ from ..protocol.decrees import Decree, Rollback
 from ..protocol.documents import BlobRef, Grant, ModuleVersion, Sealed
 from ..protocol.signing import PeerId
 from .ledger import Ledger
-from .node import Node
+from .node import Member
 from .recompute import Made, made_and_kept
 from .run import Run
 from .transfer import fetch_kept
@@ -24,17 +24,17 @@ from .transfer import fetch_kept
 log = logging.getLogger(__name__)
 
 
-def due(node: Node, ledger: Ledger) -> Sealed[Decree] | None:
+def due(node: Member, ledger: Ledger) -> Sealed[Decree] | None:
     """The decree that is to be carried out next: the newest, if the chain has what it undoes and has not undone it.
     The last version of a run is never undone."""
-    sealed = node.watch.decrees.rollback(node.run.id, ledger.module)
+    sealed = node.decrees.rollback(node.run.id, ledger.module)
     if sealed is None or sealed.document.number <= ledger.rolled_back_by:
         return None
     is_time = sealed.document.after <= ledger.head.version < node.run.config.rounds.rounds
     return sealed if is_time else None
 
 
-async def undo(node: Node, ledger: Ledger, grant: Sealed[Grant]) -> Made | None:
+async def undo(node: Member, ledger: Ledger, grant: Sealed[Grant]) -> Made | None:
     """The version that carries out what is due, not signed yet; its blobs are kept. None if nothing is, or nobody gives
     the parameters of the version that comes back."""
     sealed, parent = due(node, ledger), ledger.head
@@ -56,7 +56,7 @@ async def undo(node: Node, ledger: Ledger, grant: Sealed[Grant]) -> Made | None:
         return await made_and_kept(make, node.store)
 
 
-async def undo_again(node: Node, parent: ModuleVersion, version: ModuleVersion, *, source: PeerId) -> Made:
+async def undo_again(node: Member, parent: ModuleVersion, version: ModuleVersion, *, source: PeerId) -> Made:
     """The same version once more, for whoever signs that it follows; that its parameters are those of the version that
     its decree names, the ledger has checked. Raises BlobMissing, and IntegrityError if anything is different."""
     snapshot = await fetch_kept(node, version.snapshot, holders=[source])

@@ -20,12 +20,12 @@ from ..swarm.api import Reply
 from ..swarm.blobs import send_blob
 from ..topology import PathId
 from .items import items_reply, read_items
-from .node import CALL_TIMEOUT_S, Node
+from .node import CALL_TIMEOUT_S, Reader
 
 log = logging.getLogger(__name__)
 
 
-async def learn_shardings(node: Node, *, of: Sequence[PeerId] | None = None) -> None:
+async def learn_shardings(node: Reader, *, of: Sequence[PeerId] | None = None) -> None:
     """Ask the seed nodes, or those named, for what was published since; nothing if none of them answers."""
     known = max((sealed.document.number for sealed in node.run.shardings), default=0)
     if known == len(node.run.config.routing.reshard_rounds):
@@ -44,7 +44,7 @@ async def learn_shardings(node: Node, *, of: Sequence[PeerId] | None = None) -> 
             log.info("no shardings from a seed node: %s", error)
 
 
-def serve_shardings(node: Node) -> None:
+def serve_shardings(node: Reader) -> None:
     """Tell whoever asks what we have learnt: a seed node that came out of a backup may have forgotten it."""
 
     async def answer(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
@@ -56,13 +56,13 @@ def serve_shardings(node: Node) -> None:
     node.swarm.serve("run.shardings", answer)
 
 
-def attached(node: Node, number: int) -> dict[str, Any]:
+def attached(node: Reader, number: int) -> dict[str, Any]:
     """What goes with a contribution, so that a leader can judge it that has not heard of the sharding."""
     sealed = node.run.sharding(number)
     return {} if sealed is None else {"sharding": sealed.to_dict()}
 
 
-def learn_attached(node: Node, value: object) -> None:
+def learn_attached(node: Reader, value: object) -> None:
     """What came with a contribution; raises IntegrityError for anything but a sharding of this run."""
     if value is not None:
         node.run.learn(unseal(Sharding, value))
@@ -77,13 +77,13 @@ class Work:
     snapshots: tuple[BlobRef, ...]
 
 
-def is_scoring_due(node: Node, round_number: int) -> bool:
+def is_scoring_due(node: Reader, round_number: int) -> bool:
     """Whether a sharding whose round has come is not published yet."""
     rounds = node.run.config.routing.reshard_rounds
     return any(at <= round_number and node.run.sharding(n) is None for n, at in enumerate(rounds, start=1))
 
 
-async def ask_work(node: Node, path: PathId | None) -> tuple[Work | None, bool]:
+async def ask_work(node: Reader, path: PathId | None) -> tuple[Work | None, bool]:
     """A path to score, `path` if it is wanted; and whether there may be more later. Nothing if no seed node answers."""
     for seed in node.watch.seeds():
         header = {"path": "" if path is None else str(path)}
@@ -98,7 +98,7 @@ async def ask_work(node: Node, path: PathId | None) -> tuple[Work | None, bool]:
     return None, False
 
 
-async def send_scores(node: Node, work: Work, table: bytes) -> bool:
+async def send_scores(node: Reader, work: Work, table: bytes) -> bool:
     """Give a seed node what the path made of the router split; whether one took it."""
     scores = Scores(
         run=node.run.id,
@@ -119,12 +119,12 @@ async def send_scores(node: Node, work: Work, table: bytes) -> bool:
     return False
 
 
-def _is_sound(node: Node, work: Work) -> bool:
+def _is_sound(node: Reader, work: Work) -> bool:
     modules = work.path.modules()
     sizes = [ref.size <= node.run.snapshot_bytes_max(m) for ref, m in zip(work.snapshots, modules, strict=False)]
     return work.path in node.run.topology and len(sizes) == len(modules) == len(work.snapshots) and all(sizes)
 
 
-async def _ask(node: Node, seed: PeerId, method: str, header: dict[str, Any]) -> Reply:
+async def _ask(node: Reader, seed: PeerId, method: str, header: dict[str, Any]) -> Reply:
     addresses = node.watch.addresses(seed)
     return await node.swarm.call(seed, method, header, timeout_s=CALL_TIMEOUT_S, addresses=addresses)

@@ -1,7 +1,7 @@
 """The swarm as this peer sees it: who lives, who trains which path, who leads which module.
 
 Refreshed on a timer from the DHT; what we say ourselves is seen at once. What is in the open rounds is asked of the
-leaders when it is needed. Everything here is a hint.
+leaders when it is needed. Everything here is a hint; what is signed, and believed, is with `Mandates` and `Decrees`.
 """
 
 from __future__ import annotations
@@ -47,10 +47,9 @@ class Watch:
         run: Run,
         swarm: Swarm,
         clock: Clock,
-        mandates: Mandates | None = None,
-        decrees: Decrees | None = None,
+        mandates: Mandates,
+        decrees: Decrees,
     ) -> None:
-        """`mandates` and `decrees` are those of this peer's store; a peer that only reads needs none."""
         self._run = run
         self._swarm = swarm
         self._clock = clock
@@ -62,10 +61,9 @@ class Watch:
         """Of each live peer: until when its heartbeat holds, and when that one was first seen here."""
         self.claims: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in run.topology.paths()}
         self.heads: dict[ModuleId, dict[PeerId, Head]] = {module: {} for module in run.topology.modules()}
-        self.mandates = Mandates(run) if mandates is None else mandates
-        self.decrees = Decrees(run) if decrees is None else decrees
-        self.mandates.is_banned = self._is_banned
-        self.decrees.listen(self._obey)
+        self._mandates = mandates
+        self._decrees = decrees
+        decrees.listen(self._obey)
         self.seen: dict[ModuleId, int] = dict.fromkeys(self.heads, 0)
         """The newest version of each module that any leader ever announced."""
         self.typed: dict[PeerId, tuple[str, ...]] = {}
@@ -100,7 +98,9 @@ class Watch:
         async with self._gate:
             records = await self._swarm.get(peers_key(self._run.id))
         beats = read_all(Heartbeat, {peer: record.body for peer, record in records.items()})
-        self.heartbeats = {peer: beat for peer, beat in beats.items() if not beat.left and not self._is_banned(peer)}
+        self.heartbeats = {
+            peer: beat for peer, beat in beats.items() if not beat.left and not self._decrees.is_banned(peer)
+        }
         known, now_s = self._beaten, self._clock.now_s()
         self._beaten = {}
         for peer in self.heartbeats:
@@ -140,7 +140,7 @@ class Watch:
 
     def successors(self, module: ModuleId) -> Sequence[PeerId]:
         """The live peers that should lead `module`, the first choice first."""
-        grant = self.mandates.grant(module)
+        grant = self._mandates.grant(module)
         group = grant.group if grant else ()
         return owners.successors(module, self.heartbeats, incumbent=self.leader(module), group=group)
 
@@ -149,7 +149,7 @@ class Watch:
         before it, which may be alive and yet not able to."""
         order = self.successors(module)
         if peer not in order or (
-            self.is_taking_over(module) and self.mandates.newest(module)[-1].document.leader != peer
+            self.is_taking_over(module) and self._mandates.newest(module)[-1].document.leader != peer
         ):
             return False
         waited_s = self._clock.now_s() - self.led_s[module]
@@ -157,7 +157,7 @@ class Watch:
 
     def is_taking_over(self, module: ModuleId) -> bool:
         """Whether the leader of the newest term may still be about to announce itself."""
-        grant, now_s = self.mandates.grant(module), self._clock.now_s()
+        grant, now_s = self._mandates.grant(module), self._clock.now_s()
         if grant is None:
             return False
         if self._terms_s[module][0] != grant.term:
@@ -212,13 +212,13 @@ class Watch:
     def _is_leading(self, module: ModuleId, peer: PeerId, head: Head) -> bool:
         """Whether `peer` leads or led, by its own word and a mandate's. For a mandate that is news it is asked, and
         believed when the heads are read again."""
-        if head.resigned or self._is_banned(peer):
+        if head.resigned or self._decrees.is_banned(peer):
             return False
         try:
             sealed = grant_of(head, run=self._run.id, module=module, leader=peer)
         except ConfigError:  # no grant that anybody could have signed
             return False
-        if self.mandates.believes(module, sealed):
+        if self._mandates.believes(module, sealed):
             return True
         if peer != self._swarm.peer:  # also of an earlier term than the newest: its branch may be the better one
             self._ask_mandate(module, peer, sealed.document)
@@ -248,16 +248,13 @@ class Watch:
             )
         grants = read_items(Grant, reply)
         if grants:
-            self.mandates.learn(module, grants)
+            self._mandates.learn(module, grants)
 
     # -- the coordinator's decrees
 
-    def _is_banned(self, peer: PeerId) -> bool:
-        return peer in self.decrees.state.banned
-
     def _obey(self) -> None:
         """What the banned said counts from now on for nothing; who is admitted again is seen with the next look."""
-        for peer in self.decrees.state.banned:
+        for peer in self._decrees.state.banned:
             self.heartbeats.pop(peer, None)
             for claims in self.claims.values():
                 claims.pop(peer, None)
@@ -272,7 +269,7 @@ class Watch:
         ahead = [
             (self._asked_s.get(peer, -math.inf), beat.role != "seed", peer)
             for peer, beat in self.heartbeats.items()
-            if beat.decrees > self.decrees.count and peer != self._swarm.peer
+            if beat.decrees > self._decrees.count and peer != self._swarm.peer
         ]
         for asked_s, _, peer in sorted(ahead)[:DECREES_ASKED]:
             if now_s - asked_s >= ttl_s:
@@ -281,22 +278,22 @@ class Watch:
 
     async def try_decrees(self, peer: PeerId) -> None:
         """As `learn_decrees`, as far as it goes."""
-        before = self.decrees.count
+        before = self._decrees.count
         try:
             await self.learn_decrees(peer)
         except (SwarmError, Refused, IntegrityError, EnvironmentUnfit) as error:  # a full disk the store has noted
             log.info("%s told no decrees: %s", peer, error)
-        if self.decrees.count > before:
+        if self._decrees.count > before:
             self._asked_s.pop(peer, None)
 
     async def learn_decrees(self, peer: PeerId) -> None:
         """Learn all that `peer` has and we lack; raises what the call does, IntegrityError, and EnvironmentUnfit."""
         while True:
-            header, addresses = {"after": self.decrees.count}, self.addresses(peer)
+            header, addresses = {"after": self._decrees.count}, self.addresses(peer)
             reply = await self._swarm.call(peer, METHOD, header, timeout_s=ROUND_TIMEOUT_S, addresses=addresses)
-            found, before = read_items(Decree, reply), self.decrees.count
-            self.decrees.learn_all(found)
-            if self.decrees.count == before:
+            found, before = read_items(Decree, reply), self._decrees.count
+            self._decrees.learn_all(found)
+            if self._decrees.count == before:
                 return
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -309,7 +306,7 @@ class Watch:
         self.claims[path] = {
             peer: claim
             for peer, claim in claims.items()
-            if claim.path == path and not claim.released and not self._is_banned(peer)
+            if claim.path == path and not claim.released and not self._decrees.is_banned(peer)
         }
 
     async def _read_round(self, module: ModuleId) -> None:

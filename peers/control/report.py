@@ -12,7 +12,7 @@ from dipaco_p2p import __version__
 from ..status import Status
 
 if TYPE_CHECKING:
-    from dipaco_p2p.runtime.node import Node
+    from dipaco_p2p.runtime.node import Member
 
     from ..tour import Tour
 
@@ -48,13 +48,13 @@ def state(tour: Tour | None, pauses: Mapping[str, float | None]) -> str:
     return "running"
 
 
-def _run(node: Node | None, status: Status) -> dict[str, Any]:
+def _run(node: Member | None, status: Status) -> dict[str, Any]:
     return {
         "run": status.run or None,
         "run_id": None if node is None else node.run.origin,
         "stage": None if node is None else node.run.manifest.stage,
         "peer": status.peer or None,
-        "frozen": None if node is None else node.watch.decrees.state.frozen,
+        "frozen": None if node is None else node.decrees.state.frozen,
     }
 
 
@@ -77,7 +77,7 @@ def _work(status: Status) -> dict[str, Any]:
     }
 
 
-def _swarm(node: Node | None, status: Status) -> dict[str, Any]:
+def _swarm(node: Member | None, status: Status) -> dict[str, Any]:
     """The modules of its path as the swarm has them, and what calls took of the line since the program began."""
     found = None if node is None else node.swarm.statistics()
     modules = [] if node is None or status.path is None else status.path.modules()

@@ -12,7 +12,7 @@ from typing import Protocol
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.core.microbatch import MicroBatch
 from dipaco_p2p.errors import EnvironmentUnfit
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.topology import PathId
 
@@ -38,7 +38,7 @@ FAILURES_MAX = 5
 class Toured(Steered, Protocol):
     """What the governor needs of a `Tour`."""
 
-    node: Node | None
+    node: Member | None
     """Of the stage that goes on."""
     status: Status | None
     steps: BetweenSteps
@@ -118,7 +118,7 @@ def _space(tour: Toured, config: PeerConfig) -> Iterator[Allowance | None]:
         yield allowance
 
 
-def in_use(node: Node | None, status: Status | None, config: PeerConfig) -> InUse:
+def in_use(node: Member | None, status: Status | None, config: PeerConfig) -> InUse:
     """What must stay: the stage that goes on. Its shards, but for that of the path that is trained, can be spared."""
     if node is None:
         return InUse()
@@ -126,7 +126,7 @@ def in_use(node: Node | None, status: Status | None, config: PeerConfig) -> InUs
     return InUse(runs=frozenset({config.run_folder(node.run.id).name}), spare=_shards(node, but=trained))
 
 
-def _shards(node: Node, *, but: PathId | None) -> Iterator[Path]:
+def _shards(node: Member, *, but: PathId | None) -> Iterator[Path]:
     for path in node.run.topology.paths():
         if path != but:
             digest = node.run.shard(path).blob.digest

@@ -29,7 +29,7 @@ def rolled_back(folder: Path) -> Path:
             ledger = world.seed.archive.ledgers[MODULE]
             await eventually(lambda: ledger.head.version >= 2)
             values = {"stage": world.run.id, "module": MODULE, "to": 1, "after": ledger.head.version}
-            decrees = world.seed.node.watch.decrees
+            decrees = world.seed.node.decrees
             decrees.issue(signer(SEED_NUMBER), "rollback", at_s=0.0, reason="a test", **values)
             for volunteer in volunteers:
                 await volunteer.done()

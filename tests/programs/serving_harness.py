@@ -42,18 +42,14 @@ from dipaco_p2p.protocol.documents import (
     Share,
     seal,
 )
-from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
-from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.ledger import Ledger
 from dipaco_p2p.runtime.mirror_calls import MirrorCalls
-from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.presence import Presence
+from dipaco_p2p.runtime.node import open_member
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
-from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -244,15 +240,7 @@ def grant_of(run: Run, module: ModuleId) -> Sealed[Grant]:
 
 def serve_archive(served: Served, swarm: Swarm, clock: Clock) -> None:
     """Answer as the seed node does for what is in its archive."""
-    node = Node(
-        run=served.run,
-        swarm=swarm,
-        store=served.store,
-        clock=clock,
-        watch=Watch(served.run, swarm, clock),
-        presence=Presence(served.run, swarm, clock, Heartbeat(role="seed")),
-        history=History(None, clock),
-    )
+    node = open_member(served.run, swarm, clock, served.store)
     MirrorCalls(ArchiveChains(node, SeedArchive(served.run, served.store))).serve()
 
 

@@ -15,9 +15,8 @@ from virtual_time import end, eventually, play
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.protocol.claims import ClaimEvent, ranking, taking_part
 from dipaco_p2p.protocol.rounds import Standing
-from dipaco_p2p.runtime import transfer
-from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.transfer import Uploads
+from dipaco_p2p.runtime.node import Member
+from dipaco_p2p.runtime.uploads import Uploads
 from dipaco_p2p.swarm import pace
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.claiming import Claiming
@@ -105,7 +104,7 @@ def test_an_upload_that_gets_on_however_slowly_is_progress() -> None:
 # -- the claim
 
 
-def on_stage(folder: Path, scene: Callable[[World, Node, Claiming, list[dict[str, Any]]], Awaitable[None]]) -> None:
+def on_stage(folder: Path, scene: Callable[[World, Member, Claiming, list[dict[str, Any]]], Awaitable[None]]) -> None:
     async def scenario() -> None:
         async with World(folder) as world:
             node = world.peer(60)
@@ -133,7 +132,7 @@ def test_a_claim_whose_release_was_cut_off_is_released_on_leaving_and_said_so(
 ) -> None:
     """SIGTERM comes while the claim is being given up for another reason."""
 
-    async def scene(world: World, node: Node, claiming: Claiming, events: list[dict[str, Any]]) -> None:
+    async def scene(world: World, node: Member, claiming: Claiming, events: list[dict[str, Any]]) -> None:
         saying = asyncio.Event()
 
         async def stuck(key: str, body: object) -> None:
@@ -158,7 +157,7 @@ def test_a_claim_whose_release_was_cut_off_is_released_on_leaving_and_said_so(
 def test_the_heartbeat_says_a_half_released_claim_only_as_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scene(world: World, node: Node, claiming: Claiming, events: list[dict[str, Any]]) -> None:
+    async def scene(world: World, node: Member, claiming: Claiming, events: list[dict[str, Any]]) -> None:
         async def lost(key: str, body: object) -> None:
             raise asyncio.CancelledError
 
@@ -176,7 +175,7 @@ def test_the_heartbeat_says_a_half_released_claim_only_as_released(
 def test_who_was_stopped_comes_after_who_took_its_path(tmp_path: Path) -> None:
     """A process that is stopped and wakes up must not drive out who went on with its path meanwhile."""
 
-    async def scene(world: World, node: Node, claiming: Claiming, events: list[dict[str, Any]]) -> None:
+    async def scene(world: World, node: Member, claiming: Claiming, events: list[dict[str, Any]]) -> None:
         ttl_s = world.run.config.liveness.heartbeat_ttl_s
         path = next(path for path, peers in node.watch.claims.items() if node.peer in peers)
         before_s = node.watch.claims[path][node.peer].since_s
@@ -198,7 +197,7 @@ def test_who_was_stopped_comes_after_who_took_its_path(tmp_path: Path) -> None:
 
 
 def test_who_was_stopped_keeps_a_path_that_nobody_took(tmp_path: Path) -> None:
-    async def scene(world: World, node: Node, claiming: Claiming, events: list[dict[str, Any]]) -> None:
+    async def scene(world: World, node: Member, claiming: Claiming, events: list[dict[str, Any]]) -> None:
         path = next(path for path, peers in node.watch.claims.items() if node.peer in peers)
         await asyncio.sleep(3 * world.run.config.liveness.heartbeat_ttl_s)
         assert not await claimants(world)
@@ -211,7 +210,7 @@ def test_who_was_stopped_keeps_a_path_that_nobody_took(tmp_path: Path) -> None:
 
 
 def test_a_claim_that_the_watchdog_gave_up_is_noticed(tmp_path: Path) -> None:
-    async def scene(world: World, node: Node, claiming: Claiming, events: list[dict[str, Any]]) -> None:
+    async def scene(world: World, node: Member, claiming: Claiming, events: list[dict[str, Any]]) -> None:
         path = next(path for path, peers in node.watch.claims.items() if node.peer in peers)
         await claiming.release(ClaimEvent.EXPIRED)
         assert released(events) == ["expired"] and not await claimants(world)
@@ -319,12 +318,12 @@ def test_a_push_tells_of_every_part_that_arrived(tmp_path: Path, monkeypatch: py
 def test_a_receiver_knows_who_is_sending_and_forgets_who_has_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "SENDERS_MAX", 2)
+    monkeypatch.setattr("dipaco_p2p.runtime.uploads.SENDERS_MAX", 2)
 
     async def scenario() -> None:
         async with World(tmp_path) as world:
             node = world.peer(60)
-            uploads = Uploads(node.swarm, node.store, size_max=100, clock=world.clock)
+            uploads = Uploads(node.swarm, node.store, world.clock, size_max=100)
             senders = [signer(number).peer for number in (1, 2, 3)]
             for number, sender in enumerate(senders):
                 sink = await uploads._accept(sender, f"{number}" * 64, 10)

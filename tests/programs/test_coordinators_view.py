@@ -150,9 +150,9 @@ def test_the_state_in_one_word(tmp_path: Path) -> None:
     assert summary(seen)["state"] == "training"
     assert summary(replace(seen, round=2))["state"] == "complete"
     assert summary(replace(seen, is_catching_up=True))["state"] == "catching-up"
-    seen.watch.decrees.issue(SEED, "freeze", at_s=0.0, reason="a bug")
+    seen.decrees.issue(SEED, "freeze", at_s=0.0, reason="a bug")
     assert summary(seen)["state"] == "frozen"
-    seen.watch.decrees.issue(SEED, "unfreeze", at_s=0.0, reason="")
+    seen.decrees.issue(SEED, "unfreeze", at_s=0.0, reason="")
     seen.watch.heartbeats.clear()
     assert summary(seen)["state"] == "waiting" and summary(seen)["paths_covered"] == 0
 

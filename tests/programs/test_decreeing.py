@@ -21,7 +21,7 @@ from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.protocol.decrees import REASON_CHARS_MAX
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.decrees import Decrees
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store, folder_lock
 from dipaco_p2p.swarm.identity import write
@@ -34,7 +34,7 @@ BOB, TWIN = PeerId("12D3KooWBob1abcd"), PeerId("12D3KooWBob2abcd")
 def in_a_run(folder: Path, check: Callable[[Decreeing, Decrees, PeerId], None]) -> None:
     """`check` gets a run whose module is at version 3 of 30, its author's id, and who may decree."""
 
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author, 3)
         decrees = Decrees(world.run, Store(folder / "decrees"))
         alive = [author.peer, signer(71).peer, BOB, TWIN]

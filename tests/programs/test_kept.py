@@ -13,7 +13,7 @@ from virtual_time import play
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal
 from dipaco_p2p.runtime.history import read_history
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.swarm.identity import load_or_create
 from dipaco_p2p.topology import ModuleId, PathId
 from peers import kept
@@ -28,7 +28,7 @@ ROUNDS = 3
 # -- documents, contributions and receipts on the disk
 
 
-def on_disk(folder: Path, scene: Callable[[World, Node], None]) -> None:
+def on_disk(folder: Path, scene: Callable[[World, Member], None]) -> None:
     async def scenario() -> None:
         async with World(folder) as world:
             scene(world, world.peer(60))
@@ -36,13 +36,13 @@ def on_disk(folder: Path, scene: Callable[[World, Node], None]) -> None:
     play(scenario)
 
 
-def contribution(world: World, node: Node, *, module: ModuleId = MODULE, seed: int = 0) -> tuple[Contribution, bytes]:
+def contribution(world: World, node: Member, *, module: ModuleId = MODULE, seed: int = 0) -> tuple[Contribution, bytes]:
     payload = gradient_bytes(world.run, module, seed=seed)
     return contribution_of(world.run, node.swarm.signer, payload, module=module, path=PATH), payload
 
 
 def test_every_byte_of_a_document_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def scene(world: World, node: Node) -> None:
+    def scene(world: World, node: Member) -> None:
         write_checked(node.store, "thing", {"names": ["a", "b"], "count": 3})
         path = node.store.folder / "documents" / "thing.json"
         whole = path.read_bytes()
@@ -58,7 +58,7 @@ def test_every_byte_of_a_document_is_watched(tmp_path: Path, caplog: pytest.LogC
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b'{"body":1}', b"\xff\xfe", b"[" * 100_000])
 def test_no_document_stops_a_start(tmp_path: Path, data: bytes) -> None:
-    def scene(world: World, node: Node) -> None:
+    def scene(world: World, node: Member) -> None:
         node.store.write_document("thing", data)
         assert read_checked(node.store, "thing") is None and read_checked(node.store, "thing") is None
 
@@ -66,7 +66,7 @@ def test_no_document_stops_a_start(tmp_path: Path, data: bytes) -> None:
 
 
 def test_what_was_on_its_way_is_there_after_a_restart_until_it_ended(tmp_path: Path) -> None:
-    def scene(world: World, node: Node) -> None:
+    def scene(world: World, node: Member) -> None:
         sent = [contribution(world, node), contribution(world, node, module=OTHER)]
         for document, payload in sent:
             Outbox(node).add(document, payload)
@@ -82,7 +82,7 @@ def test_what_was_on_its_way_is_there_after_a_restart_until_it_ended(tmp_path: P
 
 
 def test_an_outbox_holds_one_contribution_per_module_and_no_old_bytes(tmp_path: Path) -> None:
-    def scene(world: World, node: Node) -> None:
+    def scene(world: World, node: Member) -> None:
         for seed in range(5):
             Outbox(node).add(*contribution(world, node, seed=seed))
         assert Outbox(node).waiting() == [contribution(world, node, seed=4)]
@@ -93,7 +93,7 @@ def test_an_outbox_holds_one_contribution_per_module_and_no_old_bytes(tmp_path: 
 
 
 def test_a_damaged_contribution_is_dropped_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def scene(world: World, node: Node) -> None:
+    def scene(world: World, node: Member) -> None:
         for kind in ("*.json", "blobs/*/*"):
             caplog.clear()
             Outbox(node).add(*contribution(world, node))
@@ -105,7 +105,7 @@ def test_a_damaged_contribution_is_dropped_with_one_line(tmp_path: Path, caplog:
 
 
 def test_the_outbox_of_another_run_is_not_pushed(tmp_path: Path) -> None:
-    def scene(world: World, node: Node) -> None:
+    def scene(world: World, node: Member) -> None:
         payload = gradient_bytes(world.run, MODULE)
         foreign = contribution_of(world.run, node.swarm.signer, payload, module=MODULE, path=PATH, run="f" * 64)
         Outbox(node).add(foreign, payload)
@@ -133,7 +133,7 @@ def receipt(world: World, number: int) -> Sealed[Receipt]:
 def test_receipts_are_kept_in_order_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "RECEIPTS_MAX", 6)
 
-    def scene(world: World, node: Node) -> None:
+    def scene(world: World, node: Member) -> None:
         for number in range(20):
             Receipts(node).add(receipt(world, number))
         rounds = [sealed.document.round for sealed in Receipts(node).sealed]
@@ -144,7 +144,7 @@ def test_receipts_are_kept_in_order_and_bounded(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_damaged_receipt_is_dropped_and_the_others_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def scene(world: World, node: Node) -> None:
+    def scene(world: World, node: Member) -> None:
         receipts = Receipts(node)
         for number in range(5):
             receipts.add(receipt(world, number))
@@ -160,7 +160,7 @@ def test_a_damaged_receipt_is_dropped_and_the_others_stay(tmp_path: Path, caplog
 
 
 def test_a_receipt_that_was_cut_short_does_not_take_the_next_one_along(tmp_path: Path) -> None:
-    def scene(world: World, node: Node) -> None:
+    def scene(world: World, node: Member) -> None:
         Receipts(node).add(receipt(world, 0))
         path = node.store.folder / "receipts.jsonl"
         path.write_bytes(path.read_bytes() + b'{"document":{"con')
@@ -171,7 +171,7 @@ def test_a_receipt_that_was_cut_short_does_not_take_the_next_one_along(tmp_path:
 
 
 def test_a_disk_that_takes_no_receipt_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def scene(world: World, node: Node) -> None:
+    def scene(world: World, node: Member) -> None:
         receipts = Receipts(node)
         with monkeypatch.context() as patch:
             patch.setattr(kept.disk, "write", lambda file, data: (_ for _ in ()).throw(OSError(28, "no space")))

@@ -18,7 +18,7 @@ from dipaco_p2p.topology import ModuleId
 
 def decree(world: World, act: str, **values: Any) -> None:
     reason = "" if act == "unfreeze" else "a test"
-    decrees = world.seed.node.watch.decrees
+    decrees = world.seed.node.decrees
     decrees.issue(signer(SEED_NUMBER), act, at_s=world.clock.now_s(), reason=reason, **values)
 
 

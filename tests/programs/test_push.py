@@ -15,7 +15,7 @@ from virtual_time import eventually, play
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Contribution, Receipt, seal
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.push import BEHIND_TTLS, push
@@ -23,7 +23,7 @@ from peers.push import BEHIND_TTLS, push
 MODULE = ModuleId(1, 0)
 
 
-def on_stage(folder: Path, scene: Callable[[World, Leader, Node], Awaitable[None]], **faults: Any) -> None:
+def on_stage(folder: Path, scene: Callable[[World, Leader, Member], Awaitable[None]], **faults: Any) -> None:
     async def scenario() -> None:
         async with World(folder, config=tiny_config(rounds=9), **faults) as world:
             node = world.peer(60)
@@ -35,12 +35,12 @@ def on_stage(folder: Path, scene: Callable[[World, Leader, Node], Awaitable[None
     play(scenario)
 
 
-def document(world: World, node: Node, payload: bytes, **values: Any) -> Contribution:
+def document(world: World, node: Member, payload: bytes, **values: Any) -> Contribution:
     return contribution_of(world.run, node.swarm.signer, payload, module=MODULE, path=PathId((0, 0, 0)), **values)
 
 
 def test_a_push_ends_with_the_leaders_receipt(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, node: Node) -> None:
+    async def scene(world: World, leader: Leader, node: Member) -> None:
         payload = gradient_bytes(world.run, MODULE)
         receipt = (await push(node, document(world, node, payload), payload)).document
         assert (receipt.author, receipt.round) == (leader.peer, 0)
@@ -50,7 +50,7 @@ def test_a_push_ends_with_the_leaders_receipt(tmp_path: Path) -> None:
 
 
 def test_a_push_survives_lost_and_doubled_messages(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, node: Node) -> None:
+    async def scene(world: World, leader: Leader, node: Member) -> None:
         world.network.loss, world.network.duplication = 0.2, 0.5
         payload = gradient_bytes(world.run, MODULE)
         receipt = (await push(node, document(world, node, payload), payload)).document
@@ -61,7 +61,7 @@ def test_a_push_survives_lost_and_doubled_messages(tmp_path: Path) -> None:
 
 
 def test_a_push_waits_for_the_successor_of_a_dead_leader(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, node: Node) -> None:
+    async def scene(world: World, leader: Leader, node: Member) -> None:
         other = world.leader(51)
         await other.node.watch.refresh()
         await leader.die(world)
@@ -76,7 +76,7 @@ def test_a_push_waits_for_the_successor_of_a_dead_leader(tmp_path: Path) -> None
 
 
 def test_a_leader_that_is_behind_what_we_trained_from_gets_time_to_find_it(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, node: Node) -> None:
+    async def scene(world: World, leader: Leader, node: Member) -> None:
         payload, patience_s = gradient_bytes(world.run, MODULE), BEHIND_TTLS * world.run.config.liveness.heartbeat_ttl_s
         ahead = document(world, node, payload, base_version=1, base_digest="a" * 64)
         pushing = asyncio.create_task(push(node, ahead, payload))
@@ -92,7 +92,7 @@ def test_a_leader_that_is_behind_what_we_trained_from_gets_time_to_find_it(tmp_p
 
 
 def test_a_push_that_nobody_wants_ends_with_the_reason(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, node: Node) -> None:
+    async def scene(world: World, leader: Leader, node: Member) -> None:
         with pytest.raises(Refused) as caught:
             await push(node, document(world, node, b"no tensors"), b"no tensors")
         assert caught.value.reason == Reason.MALFORMED
@@ -101,7 +101,7 @@ def test_a_push_that_nobody_wants_ends_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_a_receipt_for_something_else_is_not_believed(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, node: Node) -> None:
+    async def scene(world: World, leader: Leader, node: Member) -> None:
         payload = gradient_bytes(world.run, MODULE)
         contribution = document(world, node, payload)
         handlers = leader.swarm._dispatcher._handlers

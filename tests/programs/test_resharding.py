@@ -25,11 +25,11 @@ from dipaco_p2p.core.scores import encode_scores, window_nats
 from dipaco_p2p.core.shards import decode_shard
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.protocol.documents import BlobRef, Scores, seal
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.shardings import Work, ask_work, is_scoring_due, learn_shardings
 from dipaco_p2p.runtime.store import Store
-from dipaco_p2p.runtime.transfer import Uploads, send
+from dipaco_p2p.runtime.transfer import send
 from peers.scoring import Scoring
 
 CONFIG = replace(tiny_config(rounds=2), routing=RoutingConfig(reshard_rounds=(1,)))
@@ -64,10 +64,7 @@ class Desk:
         self.evaluator.complete_version = lambda: 1  # type: ignore[method-assign]
         self.evaluator.version = self._at_genesis  # type: ignore[method-assign]
         self._version = type(self.evaluator).version
-        uploads = Uploads(_OwnUploads(node.swarm), node.store, size_max=1 << 20)  # type: ignore[arg-type]
-        self.resharding = Resharding(
-            node, self.evaluator, uploads, sequences=lambda: sequences_of(world.run, node.store)
-        )
+        self.resharding = Resharding(node, self.evaluator, sequences=lambda: sequences_of(world.run, node.store))
         self.resharding.serve()
         self.scorer = world.peer(9)
         self._task: asyncio.Task[None] | None = None
@@ -94,7 +91,7 @@ class Desk:
         load_modules(model, self.evaluator.flats(work.path, 1))
         return encode_scores(window_nats(model, self.evaluator.router_split().tokens))
 
-    async def offer(self, node: Node, work: Work, table: bytes, **changes: Any) -> None:
+    async def offer(self, node: Member, work: Work, table: bytes, **changes: Any) -> None:
         scores = Scores(
             run=self.world.run.id,
             sharding=work.sharding,
@@ -106,16 +103,6 @@ class Desk:
         await send(node, self.world.seed.node.peer, table)
         header = {"scores": seal(node.swarm.signer, replace(scores, **changes)).to_dict()}
         await node.swarm.call(self.world.seed.node.peer, "run.scores", header, timeout_s=5.0)
-
-
-class _OwnUploads:
-    """The seed of the harness takes uploads already: a second taker must not register again."""
-
-    def __init__(self, swarm: Any) -> None:
-        self._swarm = swarm
-
-    def serve(self, method: str, handler: Any) -> None:
-        """Nothing: blobs come in by the first taker, into the same store."""
 
 
 def at_the_desk(folder: Path, scenario: Callable[[Desk], Awaitable[None]]) -> None:

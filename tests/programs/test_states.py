@@ -14,7 +14,7 @@ from virtual_time import play
 from dipaco_p2p.core.shards import decode_shard
 from dipaco_p2p.protocol.documents import BlobRef, Share
 from dipaco_p2p.runtime.needs import state_bytes_max
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.topology import PathId
 from peers.states import KEPT, PathStates
@@ -26,7 +26,7 @@ PATH = PathId((0, 1, 0))
 class Stage:
     """Somebody who has trained the path, and somebody who takes it over."""
 
-    def __init__(self, world: World, author: Node, taker: Node) -> None:
+    def __init__(self, world: World, author: Member, taker: Member) -> None:
         self.world, self.author, self.taker = world, author, taker
         self.events: list[str] = []
         taker.history.listen(lambda event: self.events.append(event["source"]))
@@ -45,7 +45,7 @@ class Stage:
             trainer._residuals[module] = np.full(self.world.run.layout(module).size, seed, np.float32)
         return trainer.state_bytes()
 
-    def share(self, state: BlobRef | None, *, author: Node | None = None, base: int = 0, tokens: int = 100) -> Share:
+    def share(self, state: BlobRef | None, *, author: Member | None = None, base: int = 0, tokens: int = 100) -> Share:
         peer = (author or self.author).peer
         return Share(
             contribution="0" * 64,

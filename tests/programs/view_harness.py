@@ -20,6 +20,7 @@ from bootstrap.control.view import Seen, View
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.protocol.keys import claims_key, heads_key, peers_key
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat
+from dipaco_p2p.runtime.decrees import Decrees
 from dipaco_p2p.runtime.ledger import Ledger
 from dipaco_p2p.runtime.mandates import Mandates
 from dipaco_p2p.runtime.store import Store
@@ -71,13 +72,16 @@ async def look(folder: Path, heartbeat: Heartbeat) -> Seen:
         grant=sealed.signature,
     )
     await worker.put(heads_key(run.id, LED), plain(head), ttl_s=6.0)
-    watch = Watch(run, seed, clock, mandates)
+    decrees = Decrees(run, store)
+    watch = Watch(run, seed, clock, mandates, decrees)
     await watch.refresh()
     await clock.sleep(2.0)
     await watch.refresh()
     return Seen(
         run=run,
         watch=watch,
+        mandates=mandates,
+        decrees=decrees,
         ledgers={module: Ledger(run, store, module) for module in run.topology.modules()},
         judged=ROW,
         round=1,

@@ -40,11 +40,11 @@ ENDS = {"|", ">", "&&", ";", "||", "&"}
 FILES = (runfile._Layout, Preferences)
 """What TOML files of this project may say."""
 
-Node = Any
+Member = Any
 """A command or group as typer made it."""
 
 
-def tree(title: str, node: Node) -> Iterator[tuple[str, Node]]:
+def tree(title: str, node: Member) -> Iterator[tuple[str, Member]]:
     """A command and everything below it, by what is typed."""
     yield title, node
     for name, inner in getattr(node, "commands", {}).items():

@@ -18,7 +18,7 @@ from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.leader import Leader
 from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.topology import ModuleId, PathId
 from simulation.virtual_time import Process
 
@@ -27,7 +27,7 @@ PATH, OTHER_PATH = PathId((0, 0, 0)), PathId((0, 0, 1))
 """The two paths through MODULE: a round that has both closes at once."""
 
 
-class Member(TinyLeader):
+class GroupMember(TinyLeader):
     """An owner that acts by itself."""
 
     def __init__(self, world: World, number: int, *, process: Process) -> None:
@@ -66,36 +66,36 @@ class Group:
 
     def __init__(self, world: World, numbers: Sequence[int]) -> None:
         self.world = world
-        self.members: list[Member] = []
+        self.members: list[GroupMember] = []
         for number in numbers:
             self.join(number)
 
-    def join(self, number: int) -> Member:
+    def join(self, number: int) -> GroupMember:
         """One more; also one that was here before, with its disk."""
         process = Process(f"member {number}")
-        member = process.context.run(Member, self.world, number, process=process)
+        member = process.context.run(GroupMember, self.world, number, process=process)
         self.world.leaders.append(member)
         self.members.append(member)
         return member
 
-    async def kill(self, member: Member) -> None:
+    async def kill(self, member: GroupMember) -> None:
         self.members.remove(member)
         await member.die(self.world)
 
-    def of(self, peer: PeerId) -> Member:
+    def of(self, peer: PeerId) -> GroupMember:
         return next(member for member in self.members if member.peer == peer)
 
     @property
-    def leading(self) -> list[Member]:
+    def leading(self) -> list[GroupMember]:
         return [member for member in self.members if member.leads]
 
     @property
-    def leader(self) -> Member:
+    def leader(self) -> GroupMember:
         [found] = self.leading
         return found
 
     @property
-    def mirrors(self) -> list[Member]:
+    def mirrors(self) -> list[GroupMember]:
         """Of the leader's grant, those that live."""
         peers = {member.peer for member in self.members}
         return [self.of(peer) for peer in self.leader.owner(MODULE).grant.mirrors if peer in peers]
@@ -112,8 +112,7 @@ class Group:
         grant = self.leader.owner(MODULE).grant
         everybody = len(self.mirrors) == len(grant.mirrors) == mirrors
         return everybody and all(
-            mirror.ledger.head.digest == head and mirror.node.watch.mandates.grant(MODULE) == grant
-            for mirror in self.mirrors
+            mirror.ledger.head.digest == head and mirror.node.mandates.grant(MODULE) == grant for mirror in self.mirrors
         )
 
     async def seed_away(self) -> None:
@@ -124,7 +123,7 @@ class Group:
 
 def of_group(
     folder: Path,
-    scene: Callable[[World, Group, Node], Awaitable[None]],
+    scene: Callable[[World, Group, Member], Awaitable[None]],
     *,
     numbers: Sequence[int] = (50, 51, 52),
     rounds: int = 30,
@@ -142,21 +141,21 @@ def of_group(
     play(scenario)
 
 
-def document(world: World, ledger: Ledger, author: Node, payload: bytes, *, path: PathId = PATH) -> Contribution:
+def document(world: World, ledger: Ledger, author: Member, payload: bytes, *, path: PathId = PATH) -> Contribution:
     """An honest contribution to the head of `ledger`."""
     base = {"base_version": ledger.head.version, "base_digest": ledger.head.digest}
     return contribution_of(world.run, author.swarm.signer, payload, module=MODULE, path=path, **base)
 
 
 async def contribute(
-    world: World, leader: TinyLeader, author: Node, *, seed: int = 0, path: PathId = PATH, size: float = 1e-3
+    world: World, leader: TinyLeader, author: Member, *, seed: int = 0, path: PathId = PATH, size: float = 1e-3
 ) -> Sealed[Receipt]:
     payload = gradient_bytes(world.run, MODULE, seed=seed, size=size)
     sealed = seal(author.swarm.signer, document(world, leader.chain.ledger, author, payload, path=path))
     return await push(author, leader, sealed, payload)
 
 
-async def push(author: Node, leader: TinyLeader, sealed: Sealed[Contribution], payload: bytes) -> Sealed[Receipt]:
+async def push(author: Member, leader: TinyLeader, sealed: Sealed[Contribution], payload: bytes) -> Sealed[Receipt]:
     """Until there is an answer: a leader may wait as long as we for mirrors that it cannot reach."""
     for _ in range(3):
         with contextlib.suppress(Unreachable):
@@ -164,7 +163,7 @@ async def push(author: Node, leader: TinyLeader, sealed: Sealed[Contribution], p
     return await offer(author, leader.peer, sealed, payload)
 
 
-async def sees(node: Node, leader: TinyLeader) -> None:
+async def sees(node: Member, leader: TinyLeader) -> None:
     """Look until `node` believes that `leader` leads."""
     for _ in range(40):
         await node.watch.refresh()
@@ -174,7 +173,9 @@ async def sees(node: Node, leader: TinyLeader) -> None:
     raise AssertionError(f"{leader.peer} is not believed")
 
 
-async def make_versions(world: World, leader: TinyLeader, author: Node, count: int = 1, *, seed: int = 0) -> list[str]:
+async def make_versions(
+    world: World, leader: TinyLeader, author: Member, count: int = 1, *, seed: int = 0
+) -> list[str]:
     """Let `leader` make versions of two contributions each; the contributions' ids."""
     ledger, ids = leader.chain.ledger, []
     for number in range(count):
@@ -210,7 +211,7 @@ def require_verified(world: World, *, versions: int) -> None:
     assert (report.versions, report.problem) == (versions, "")
 
 
-def counted(member: Member) -> list[str]:
+def counted(member: GroupMember) -> list[str]:
     """What the chain of a member counts, one entry for each time."""
     return [share.contribution for sealed in member.ledger.versions for share in sealed.document.shares]
 

@@ -10,11 +10,11 @@ from runtime_harness import TinyLeader, World
 from tiny_run import tiny_config
 from virtual_time import eventually, play
 
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 
 
 def on_stage(
-    folder: Path, scene: Callable[[World, TinyLeader, TinyLeader, Node], Awaitable[None]], **changes: int
+    folder: Path, scene: Callable[[World, TinyLeader, TinyLeader, Member], Awaitable[None]], **changes: int
 ) -> None:
     """`scene` gets two peers that lead when they are told to; by default in groups of one."""
 

@@ -16,7 +16,7 @@ from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed, s
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.runtime.chain import ModuleChain
 from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.runtime.recompute import Made
 from dipaco_p2p.topology import ModuleId
 
@@ -32,7 +32,7 @@ class Shelf:
         self.world, self.run = world, world.run
         self.made: dict[int, Made] = {}
         if keeps_everything:
-            self.node: Node = world.seed.node
+            self.node: Member = world.seed.node
             self.chain: ModuleChain = world.seed.chains[MODULE]
         else:
             member = world.leader(52)
@@ -46,7 +46,7 @@ class Shelf:
         """The coordinator grants `term` to `leader`, with us as its mirror if that are not we."""
         mirrors = () if leader.peer == self.node.peer else (self.node.peer,)
         sealed = granted(self.run, MODULE, term=term, leader=leader.peer, mirrors=mirrors)
-        assert self.node.watch.mandates.believes(MODULE, sealed)
+        assert self.node.mandates.believes(MODULE, sealed)
 
     def contribution(
         self, number: int, *, base: int | None = None, path: int = 0, variant: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,14 @@ from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.runtime.chain import Chains, ModuleChain
-from dipaco_p2p.runtime.decrees import Decrees, serve_decrees
-from dipaco_p2p.runtime.history import History
+from dipaco_p2p.runtime.decrees import serve_decrees
 from dipaco_p2p.runtime.join import Stages
 from dipaco_p2p.runtime.leader import Leader
 from dipaco_p2p.runtime.leadership import Electing, Leadership
-from dipaco_p2p.runtime.mandates import Mandates
-from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.presence import Presence
+from dipaco_p2p.runtime.node import Member, open_member
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
-from dipaco_p2p.runtime.transfer import Uploads, send, serve_store
-from dipaco_p2p.runtime.watch import Watch
+from dipaco_p2p.runtime.transfer import send, serve_store
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from dipaco_p2p.topology import ModuleId
 from peers.status import Status
@@ -38,27 +33,20 @@ from peers.volunteer import Volunteer
 GRACE_S = 30.0
 
 
-def node_of(run: Run, swarm: MemorySwarm, folder: Path, clock: Any, heartbeat: Heartbeat) -> Node:
+def node_of(
+    run: Run, swarm: MemorySwarm, folder: Path, clock: Any, heartbeat: Heartbeat, *, upload_bytes_max: int = 0
+) -> Member:
     """A peer as the programs build it; `events` of its history are in memory."""
     store = Store(folder)
-    node = Node(
-        run=run,
-        swarm=swarm,
-        store=store,
-        clock=clock,
-        watch=Watch(run, swarm, clock, Mandates(run, store), Decrees(run, store)),
-        presence=Presence(run, swarm, clock, heartbeat),
-        history=History(None, clock),
-    )
-    serve_decrees(node)
+    node = open_member(run, swarm, clock, store, heartbeat=heartbeat, upload_bytes_max=upload_bytes_max)
+    serve_decrees(node.swarm, node.decrees, node.presence)
     return node
 
 
-def with_uploads(node: Node) -> Node:
-    """The same peer, taking uploads as a volunteer does."""
-    size_max = max(map(node.run.payload_bytes_max, node.run.topology.modules()))
-    uploads = Uploads(node.swarm, node.store, size_max=size_max, clock=node.clock)
-    return replace(node, keep_upload=uploads.claim, uploads_s=uploads.progress_s)
+def taking_uploads(run: Run, swarm: MemorySwarm, folder: Path, clock: Any) -> Member:
+    """The same, taking uploads as a volunteer does."""
+    size_max = max(map(run.payload_bytes_max, run.topology.modules()))
+    return node_of(run, swarm, folder, clock, Heartbeat(owns=True), upload_bytes_max=size_max)
 
 
 class TinySeed:
@@ -67,9 +55,8 @@ class TinySeed:
     def __init__(self, world: World, run: Run) -> None:
         self.swarm = world.network.join(signer(SEED_NUMBER))
         heartbeat = Heartbeat(role="seed", owns=True, doing="serving")
-        node = node_of(run, self.swarm, world.folder / "seed", world.clock, heartbeat)
         size_max = 2 * max(map(run.snapshot_bytes_max, run.topology.modules()))
-        self.node = replace(node, keep_upload=Uploads(self.swarm, node.store, size_max=size_max).claim)
+        self.node = node_of(run, self.swarm, world.folder / "seed", world.clock, heartbeat, upload_bytes_max=size_max)
         self.archive = SeedArchive(run, self.node.store)
         self.chains = ArchiveChains(self.node, self.archive)
         self.terms = Terms(self.node, on_deposed=self._on_deposed)
@@ -80,7 +67,7 @@ class TinySeed:
 
     def term(self, module: ModuleId) -> int:
         """The newest term of `module` that it knows of."""
-        return self.node.watch.mandates.term(module)
+        return self.node.mandates.term(module)
 
     async def run(self) -> None:
         await asyncio.gather(self.node.presence.run(), watch_forever(self.node), self.ownership.run())
@@ -98,7 +85,7 @@ class TinyVolunteer:
         self.number = number
         self.folder = world.folder / f"volunteer-{number}"
         self.swarm = world.network.join(signer(number))
-        self.node = with_uploads(node_of(run, self.swarm, self.folder, world.clock, Heartbeat(owns=True)))
+        self.node = taking_uploads(run, self.swarm, self.folder, world.clock)
         self.events: list[dict[str, Any]] = []
         self.node.history.listen(self.events.append)
         serve_store(self.swarm, self.node.store)
@@ -128,7 +115,7 @@ class TinyVolunteer:
         return [event for event in self.events if event["ev"] == ev]
 
 
-async def watch_forever(node: Node) -> None:
+async def watch_forever(node: Member) -> None:
     while True:
         await node.watch.refresh()
         await node.clock.sleep(heartbeat_interval_s(node.run.config.liveness) / 2)
@@ -186,7 +173,7 @@ class World:
         self.leaders.append(TinyLeader(self, number))
         return self.leaders[-1]
 
-    def peer(self, number: int) -> Node:
+    def peer(self, number: int) -> Member:
         """A bare node: no volunteer, for tests that speak to the others themselves."""
         return node_of(
             self.run,
@@ -203,7 +190,7 @@ class TinyLeader:
     def __init__(self, world: World, number: int) -> None:
         self.swarm = world.network.join(signer(number))
         folder = world.folder / f"leader-{number}"
-        self.node = with_uploads(node_of(world.run, self.swarm, folder, world.clock, Heartbeat(owns=True)))
+        self.node = taking_uploads(world.run, self.swarm, folder, world.clock)
         self.events: list[dict[str, Any]] = []
         self.node.history.listen(self.events.append)
         self.chains = Chains(self.node)
@@ -244,7 +231,7 @@ def flip(path: Path) -> None:
 
 
 async def offer(
-    node: Node,
+    node: Member,
     leader: PeerId,
     document: Contribution | Sealed[Contribution],
     payload: bytes,

@@ -32,7 +32,7 @@ def on_archive(folder: Path, scene: Callable[[Shelf], Awaitable[None]], *, round
 
 
 def newest(shelf: Shelf) -> tuple[int, PeerId, tuple[PeerId, ...]]:
-    grant = shelf.world.seed.node.watch.mandates.grant(MODULE)
+    grant = shelf.world.seed.node.mandates.grant(MODULE)
     assert grant is not None
     return grant.term, grant.leader, grant.mirrors
 
@@ -104,7 +104,7 @@ def test_a_term_that_a_group_granted_itself_counts_as_any_other(tmp_path: Path) 
             signer(3),
             Grant(run=world.run.id, module=MODULE, term=2, leader=signer(3).peer, after=1, author=signer(3).peer),
         )
-        assert world.seed.node.watch.mandates.believes(MODULE, first)
+        assert world.seed.node.mandates.believes(MODULE, first)
         reply = await adopt(world, 3, term=3, mandate=[second.to_dict()], mirrors=[ONE.peer])
         sealed = unseal(Grant, reply.header["grant"])
         assert (sealed.document.term, sealed.document.leader, sealed.document.author) == (3, signer(3).peer, SEED.peer)

@@ -12,7 +12,7 @@ from group_harness import (
     OTHER_PATH,
     PATH,
     Group,
-    Member,
+    GroupMember,
     contribute,
     counted,
     expired,
@@ -32,7 +32,7 @@ from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.documents import BlobRef, Receipt, Sealed, cosign, seal
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime import intake
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.runtime.store import Store
 
 
@@ -56,7 +56,7 @@ async def everywhere(world: World, group: Group, name: str) -> None:
     await eventually(lambda: all(store.size(name) is not None for store in stores(world, group).values()))
 
 
-async def lost_everywhere(world: World, group: Group, author: Node) -> Sealed[Receipt]:
+async def lost_everywhere(world: World, group: Group, author: Member) -> Sealed[Receipt]:
     """Have a contribution with a receipt, whose payload all holders then lose; the receipt."""
     name = payload_name(world, seed=1)
     receipt = await contribute(world, group.leader, author, seed=1)
@@ -66,13 +66,13 @@ async def lost_everywhere(world: World, group: Group, author: Node) -> Sealed[Re
     return receipt
 
 
-def expiries(member: Member) -> dict[str, str]:
+def expiries(member: GroupMember) -> dict[str, str]:
     return {event["id"]: event["reason"] for event in member.said("expired")}
 
 
 @pytest.mark.parametrize("is_missing", [False, True], ids=["damaged", "missing"])
 def test_a_payload_that_its_leader_has_lost_comes_from_another_holder(tmp_path: Path, is_missing: bool) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader, name = group.leader, payload_name(world, seed=1)
         receipt = await contribute(world, leader, author, seed=1)
         rot(leader.node.store, name)
@@ -88,7 +88,7 @@ def test_a_payload_that_its_leader_has_lost_comes_from_another_holder(tmp_path: 
 
 
 def test_what_all_holders_have_lost_is_reported_and_the_round_closes_without_it(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader, receipt = group.leader, await lost_everywhere(world, group, author)
         await contribute(world, leader, author, seed=2, path=OTHER_PATH)
         await eventually(lambda: leader.ledger.head.version == 1)
@@ -101,7 +101,7 @@ def test_what_all_holders_have_lost_is_reported_and_the_round_closes_without_it(
 
 
 def test_a_round_of_which_nothing_is_left_goes_on_waiting(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader, receipt = group.leader, await lost_everywhere(world, group, author)
         await eventually(lambda: receipt.document.contribution in expiries(leader))
         assert leader.ledger.head.version == 0 and leader.leads
@@ -116,7 +116,7 @@ def test_a_round_of_which_nothing_is_left_goes_on_waiting(tmp_path: Path) -> Non
 
 
 def test_a_disk_that_loses_it_again_and_again_does_not_hold_the_round_up(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader, name = group.leader, payload_name(world, seed=1)
         receipt = await contribute(world, leader, author, seed=1)
         read = leader.node.store.get
@@ -146,7 +146,7 @@ def test_what_makes_no_finite_step_expires_and_the_round_closes_without_it(
 
     monkeypatch.setattr(outer, "outer_step", outer_step)
 
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader = group.leader
         huge = await contribute(world, leader, author, seed=1, size=2e33)
         await contribute(world, leader, author, seed=2, path=OTHER_PATH)
@@ -160,7 +160,7 @@ def test_what_makes_no_finite_step_expires_and_the_round_closes_without_it(
 
 
 def test_a_mirror_that_has_lost_a_payload_gets_it_with_the_version(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader, (mirror, _), name = group.leader, group.mirrors, payload_name(world, seed=1)
         await contribute(world, leader, author, seed=1)
         await everywhere(world, group, name)
@@ -176,7 +176,7 @@ def test_a_mirror_that_has_lost_a_payload_gets_it_with_the_version(tmp_path: Pat
 
 
 def test_who_takes_over_gets_what_its_own_disk_has_lost_from_the_others(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader, name = group.leader, payload_name(world, seed=1)
         receipt = await contribute(world, leader, author, seed=1)
         await everywhere(world, group, name)
@@ -192,7 +192,7 @@ def test_who_takes_over_gets_what_its_own_disk_has_lost_from_the_others(tmp_path
 
 
 def test_versions_are_made_one_at_a_time(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader = group.leader
         async with leader.node.averaging:  # as while another module's is made
             await contribute(world, leader, author, seed=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_harness import MODULE, Group, Member, contribute, document, expired, make_versions, of_group
+from group_harness import MODULE, Group, GroupMember, contribute, document, expired, make_versions, of_group
 from runtime_harness import World, offer
 from tiny_run import gradient_bytes
 from virtual_time import eventually
@@ -17,7 +17,7 @@ from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import BlobRef, is_cosigned, seal
 from dipaco_p2p.protocol.versions import Known
 from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.node import CONTROL_TIMEOUT_S, Node
+from dipaco_p2p.runtime.node import CONTROL_TIMEOUT_S, Member
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.api import Reply
 
@@ -31,7 +31,7 @@ def on_disk(world: World, group: Group, peer: str) -> tuple[Store, Ledger]:
     return store, Ledger(world.run, store, MODULE)
 
 
-def deaf(member: Member | World, method: str) -> None:
+def deaf(member: GroupMember | World, method: str) -> None:
     """It answers everything but `method`."""
 
     async def refuse(*_: object) -> Reply:
@@ -41,7 +41,7 @@ def deaf(member: Member | World, method: str) -> None:
     swarm._dispatcher._handlers[method] = refuse
 
 
-def slow(member: Member, method: str, may_answer: asyncio.Event, begun: list[str]) -> None:
+def slow(member: GroupMember, method: str, may_answer: asyncio.Event, begun: list[str]) -> None:
     """It answers `method` only when it may; each call that has begun is noted."""
     answer = member.swarm._dispatcher._handlers[method]
 
@@ -55,7 +55,7 @@ def slow(member: Member, method: str, may_answer: asyncio.Event, begun: list[str
 
 @pytest.mark.parametrize("with_seed", [True, False])
 def test_every_holder_of_a_receipt_has_the_contribution_on_disk(tmp_path: Path, with_seed: bool) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author, seed=99)
         if not with_seed:
             await group.seed_away()
@@ -74,7 +74,7 @@ def test_every_holder_of_a_receipt_has_the_contribution_on_disk(tmp_path: Path, 
 
 
 def test_no_receipt_while_mirrors_live_that_do_not_take_it(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         for mirror in group.mirrors:
@@ -89,7 +89,7 @@ def test_no_receipt_while_mirrors_live_that_do_not_take_it(tmp_path: Path) -> No
 
 
 def test_one_mirror_that_takes_it_is_enough(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         silent, other = group.mirrors
@@ -101,7 +101,7 @@ def test_one_mirror_that_takes_it_is_enough(tmp_path: Path) -> None:
 
 
 def test_the_seed_is_a_holder_when_no_mirror_takes_it(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         for mirror in group.mirrors:
             deaf(mirror, "mirror.contribution")
         receipt = await contribute(world, group.leader, author, seed=1)
@@ -112,7 +112,7 @@ def test_the_seed_is_a_holder_when_no_mirror_takes_it(tmp_path: Path) -> None:
 
 
 def test_a_leader_that_is_alone_names_itself_alone(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader = group.leader
         await make_versions(world, leader, author, seed=99)
         await group.seed_away()
@@ -127,7 +127,7 @@ def test_a_leader_that_is_alone_names_itself_alone(tmp_path: Path) -> None:
 
 
 def test_the_receipt_of_a_contribution_stays_the_same_however_often_it_is_asked_for(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         payload = gradient_bytes(world.run, MODULE, seed=1)
         sealed = seal(author.swarm.signer, document(world, group.leader.ledger, author, payload))
         first = await offer(author, group.leader.peer, sealed, payload)
@@ -140,7 +140,7 @@ def test_the_receipt_of_a_contribution_stays_the_same_however_often_it_is_asked_
 def test_what_is_on_its_way_to_a_holder_is_not_sent_once_more(tmp_path: Path) -> None:
     """On a slow line that takes longer than a call lasts, and the author asks again and again."""
 
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await group.seed_away()
         may_arrive, begun = asyncio.Event(), list[str]()
         for mirror in group.mirrors:
@@ -159,7 +159,7 @@ def test_what_is_on_its_way_to_a_holder_is_not_sent_once_more(tmp_path: Path) ->
 
 
 def test_a_mirror_that_never_answers_holds_up_no_receipt_no_round_and_no_successor(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader, clock = group.leader, world.network.clock
         never, begun = asyncio.Event(), list[str]()
         slow(group.mirrors[0], "mirror.version", never, begun)
@@ -176,7 +176,7 @@ def test_a_mirror_that_never_answers_holds_up_no_receipt_no_round_and_no_success
 
 
 def test_the_other_holders_get_it_as_well_though_the_receipt_does_not_wait(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         receipt = await contribute(world, group.leader, author, seed=1)
         everybody = [*(member.peer for member in group.members), world.seed.node.peer]
         await eventually(
@@ -187,7 +187,7 @@ def test_the_other_holders_get_it_as_well_though_the_receipt_does_not_wait(tmp_p
 
 
 def test_a_version_is_shown_when_one_has_cosigned_it_and_all_cosign_in_the_end(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader = group.leader
         await make_versions(world, leader, author)
         [shown] = await leader.owner(MODULE).versions_after(Known(version=0), wait_s=0.0)
@@ -201,7 +201,7 @@ def test_a_version_is_shown_when_one_has_cosigned_it_and_all_cosign_in_the_end(t
 
 
 def test_a_mirror_that_signs_something_else_is_not_believed(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         liar, honest = group.mirrors
 
         async def lie(*_: object) -> Reply:
@@ -218,7 +218,7 @@ def test_a_mirror_that_signs_something_else_is_not_believed(tmp_path: Path) -> N
 
 
 def test_a_mirror_that_missed_a_contribution_is_given_it_with_the_version(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader, (mirror, _) = group.leader, group.mirrors
         handlers = mirror.swarm._dispatcher._handlers
         keep = handlers["mirror.contribution"]
@@ -234,17 +234,17 @@ def test_a_mirror_that_missed_a_contribution_is_given_it_with_the_version(tmp_pa
 
 
 def test_a_leader_that_hears_of_a_newer_one_from_a_mirror_stops(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader, (mirror, other) = group.leader, group.mirrors
         owner = leader.owner(MODULE)
         await make_versions(world, leader, author, seed=99)
         await group.seed_away()
         for member in (mirror, other):
-            mandates = member.node.watch.mandates
+            mandates = member.node.mandates
             if member is mirror:
                 mandates.grant_next(mirror.swarm.signer, MODULE, leader=mirror.peer, mirrors=())
             else:
-                assert mandates.believes(MODULE, mirror.node.watch.mandates.newest(MODULE)[-1])
+                assert mandates.believes(MODULE, mirror.node.mandates.newest(MODULE)[-1])
         with pytest.raises(Refused) as caught:
             await contribute(world, leader, author, seed=1)
         assert caught.value.reason == Reason.NOT_LEADER and not owner.is_leading

@@ -91,12 +91,12 @@ def test_peers_learn_from_each_other_while_the_coordinator_is_away(tmp_path: Pat
     async def scenario() -> None:
         async with World(tmp_path) as world:
             first = world.leader(1)
-            issue(world.seed.node.watch.decrees, "ban", peer=BOB)
-            await eventually(lambda: first.node.watch.decrees.count == 1)
+            issue(world.seed.node.decrees, "ban", peer=BOB)
+            await eventually(lambda: first.node.decrees.count == 1)
             await world.kill_seed()
             second = world.leader(2)
-            await eventually(lambda: second.node.watch.decrees.count == 1)
-            assert second.node.watch.decrees.reason(BOB) == "a test"
+            await eventually(lambda: second.node.decrees.count == 1)
+            assert second.node.decrees.reason(BOB) == "a test"
             assert Decrees(world.run, second.node.store).count == 1
 
     play(scenario)
@@ -110,13 +110,13 @@ def test_a_liar_with_more_decrees_than_there_are_keeps_nobody_from_the_true_ones
                 own = Decree(
                     run=world.run.id, number=1, previous="", at_s=0.0, act="freeze", reason="lie", author=liar.peer
                 )
-                liar.watch.decrees.log.append(seal(liar.swarm.signer, own))
+                liar.decrees.log.append(seal(liar.swarm.signer, own))
                 await liar.presence.say(decrees=900)
             honest = world.leader(1)
             await eventually(lambda: len(honest.node.watch.heartbeats) > len(liars))
-            issue(world.seed.node.watch.decrees, "ban", peer=BOB)
-            await eventually(lambda: honest.node.watch.decrees.count == 1)
-            assert not honest.node.watch.decrees.is_frozen
+            issue(world.seed.node.decrees, "ban", peer=BOB)
+            await eventually(lambda: honest.node.decrees.count == 1)
+            assert not honest.node.decrees.is_frozen
 
     play(scenario)
 
@@ -127,8 +127,8 @@ def test_a_crowd_of_liars_does_not_hide_the_one_that_has_them(tmp_path: Path) ->
     async def scenario() -> None:
         async with World(tmp_path) as world:
             honest = world.leader(1)
-            issue(world.seed.node.watch.decrees, "ban", peer=BOB)
-            await eventually(lambda: honest.node.watch.decrees.count == 1)
+            issue(world.seed.node.decrees, "ban", peer=BOB)
+            await eventually(lambda: honest.node.decrees.count == 1)
             await world.kill_seed()
             liars = [world.peer(number) for number in range(60, 84)]
 
@@ -141,7 +141,7 @@ def test_a_crowd_of_liars_does_not_hide_the_one_that_has_them(tmp_path: Path) ->
             for _ in range(20):
                 await lie()
                 await asyncio.sleep(1.0)
-            assert newcomer.node.watch.decrees.count == 1
+            assert newcomer.node.decrees.count == 1
 
     play(scenario)
 
@@ -154,12 +154,12 @@ def test_what_the_banned_say_counts_for_nothing_until_they_are_admitted(tmp_path
             await banned.presence.claim(path, since_s=0.0)
             await eventually(lambda: isinstance(watch.claims[path].get(banned.peer), Claim))
             await eventually(lambda: banned.peer in watch.heartbeats)
-            issue(watch.decrees, "ban", peer=banned.peer)
+            issue(world.seed.node.decrees, "ban", peer=banned.peer)
             assert banned.peer not in watch.heartbeats and banned.peer not in watch.claims[path], "at once"
             await banned.presence.beat()
             await watch.refresh()
             assert banned.peer not in watch.heartbeats and banned.peer not in watch.claims[path]
-            issue(watch.decrees, "admit", peer=banned.peer)
+            issue(world.seed.node.decrees, "admit", peer=banned.peer)
             await banned.presence.beat()
             await watch.refresh()
             assert banned.peer in watch.heartbeats and banned.peer in watch.claims[path]

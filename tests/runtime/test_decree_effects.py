@@ -11,7 +11,7 @@ from group_harness import (
     OTHER_PATH,
     PATH,
     Group,
-    Member,
+    GroupMember,
     contribute,
     counted,
     document,
@@ -31,17 +31,17 @@ from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Sealed, seal
 from dipaco_p2p.runtime.follower import Follower
 from dipaco_p2p.runtime.mandates import Mandates
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.runtime.remote import RemoteLedger
 from dipaco_p2p.topology import PathId
 
 
 async def decree(world: World, group: Group, act: str, **values: object) -> None:
     """Issued by the coordinator, and known to all members."""
-    decrees = world.seed.node.watch.decrees
+    decrees = world.seed.node.decrees
     reason = "" if act == "unfreeze" else "a test"
     decrees.issue(signer(SEED_NUMBER), act, at_s=world.clock.now_s(), reason=reason, **values)
-    await eventually(lambda: all(each.node.watch.decrees.count == decrees.count for each in group.members))
+    await eventually(lambda: all(each.node.decrees.count == decrees.count for each in group.members))
 
 
 async def roll_back(world: World, group: Group, *, to: int) -> None:
@@ -49,7 +49,7 @@ async def roll_back(world: World, group: Group, *, to: int) -> None:
     await decree(world, group, "rollback", stage=world.run.id, module=MODULE, to=to, after=after)
 
 
-async def refusal(world: World, leader: Member, author: Node, *, seed: int = 0, path: PathId = PATH) -> Refused:
+async def refusal(world: World, leader: GroupMember, author: Member, *, seed: int = 0, path: PathId = PATH) -> Refused:
     with pytest.raises(Refused) as caught:
         await contribute(world, leader, author, seed=seed, path=path)
     return caught.value
@@ -61,7 +61,7 @@ async def refusal(world: World, leader: Member, author: Node, *, seed: int = 0, 
 def test_the_banned_are_refused_and_what_had_a_receipt_counts(tmp_path: Path) -> None:
     """Also after a takeover: the next leader was not there when the receipt was given."""
 
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader = group.leader
         receipt = await contribute(world, leader, author)
         await decree(world, group, "ban", peer=author.peer)
@@ -83,12 +83,12 @@ def test_the_banned_are_refused_and_what_had_a_receipt_counts(tmp_path: Path) ->
 def test_a_banned_leader_is_replaced_and_loses_nothing_that_has_a_receipt(tmp_path: Path, with_seed: bool) -> None:
     """It is honest, alive and does not go: nobody obeys it, and it gets no new term, from anybody."""
 
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader, others = group.leader, group.mirrors
-        receipt, before = await contribute(world, leader, author), leader.node.watch.mandates.newest(MODULE)
-        decrees = world.seed.node.watch.decrees
+        receipt, before = await contribute(world, leader, author), leader.node.mandates.newest(MODULE)
+        decrees = world.seed.node.decrees
         decrees.issue(signer(SEED_NUMBER), "ban", at_s=0.0, reason="a test", peer=leader.peer)
-        await eventually(lambda: all(each.node.watch.decrees.count == 1 for each in others))
+        await eventually(lambda: all(each.node.decrees.count == 1 for each in others))
         if not with_seed:
             await world.kill_seed()
         await eventually(lambda: any(other.leads for other in others))
@@ -106,7 +106,7 @@ def test_a_banned_leader_is_replaced_and_loses_nothing_that_has_a_receipt(tmp_pa
         own.learn(MODULE, before)
         for _ in range(5):
             own.grant_next(leader.node.swarm.signer, MODULE, leader=leader.peer, mirrors=())
-        successor.node.watch.mandates.learn(MODULE, own.newest(MODULE))
+        successor.node.mandates.learn(MODULE, own.newest(MODULE))
         assert successor.leads, "a term that the banned one grants itself deposes nobody"
         group.members.remove(leader)
         await leader.die(world)
@@ -115,7 +115,7 @@ def test_a_banned_leader_is_replaced_and_loses_nothing_that_has_a_receipt(tmp_pa
 
 
 def test_who_led_before_the_banned_one_leads_again_in_a_new_term_only(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         first = group.leader
         first.freeze()
         await eventually(lambda: any(member.leads for member in group.members if member is not first))
@@ -124,9 +124,9 @@ def test_who_led_before_the_banned_one_leads_again_in_a_new_term_only(tmp_path: 
         term = second.ledger.head.term
         first.thaw()
         await eventually(lambda: first.ledger.head == second.ledger.head)
-        decrees = world.seed.node.watch.decrees
+        decrees = world.seed.node.decrees
         decrees.issue(signer(SEED_NUMBER), "ban", at_s=0.0, reason="a test", peer=second.peer)
-        await eventually(lambda: first.leads and first.node.watch.decrees.count == 1)
+        await eventually(lambda: first.leads and first.node.decrees.count == 1)
         await make_versions(world, first, author, seed=9)
         assert first.ledger.head.term > term
         group.members.remove(second)
@@ -139,7 +139,7 @@ def test_who_led_before_the_banned_one_leads_again_in_a_new_term_only(tmp_path: 
 
 
 def test_while_frozen_there_are_no_receipts_and_no_versions_and_afterwards_nothing_is_lost(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader, deadline_s = group.leader, world.run.config.rounds.deadline_s
         receipt = await contribute(world, leader, author)
         await decree(world, group, "freeze")
@@ -170,7 +170,7 @@ async def undone(group: Group, *, to: int, version: int) -> None:
 
 @pytest.mark.parametrize("to", [0, 1])
 def test_a_rollback_is_a_version_with_earlier_parameters_that_anybody_can_make_again(tmp_path: Path, to: int) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author, 3)
         reader = Follower(author, MODULE)
         await author.watch.refresh()
@@ -188,7 +188,7 @@ def test_a_rollback_is_a_version_with_earlier_parameters_that_anybody_can_make_a
 
 
 def test_what_began_before_a_rollback_expires_with_a_reason_everywhere(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author, 2)
         receipt = await contribute(world, group.leader, author, seed=70)
         payload = gradient_bytes(world.run, MODULE, seed=71)
@@ -211,12 +211,12 @@ def test_what_began_before_a_rollback_expires_with_a_reason_everywhere(tmp_path:
 
 
 def test_a_rollback_is_carried_out_while_frozen_and_by_the_next_leader_if_the_last_one_dies(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author, 2)
         await decree(world, group, "freeze")
         leader = group.leader
         leader.freeze()
-        decrees = world.seed.node.watch.decrees
+        decrees = world.seed.node.decrees
         decrees.issue(
             signer(SEED_NUMBER),
             "rollback",
@@ -240,13 +240,13 @@ def test_a_rollback_is_carried_out_while_frozen_and_by_the_next_leader_if_the_la
 
 
 def test_of_two_rollbacks_the_newest_is_carried_out_and_the_coordinator_may_be_away(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author, 3)
-        decrees = world.seed.node.watch.decrees
+        decrees = world.seed.node.decrees
         for to in (2, 1):
             values = {"stage": world.run.id, "module": MODULE, "to": to, "after": 3}
             decrees.issue(signer(SEED_NUMBER), "rollback", at_s=0.0, reason="a test", **values)
-        await eventually(lambda: any(member.node.watch.decrees.count == 2 for member in group.members))
+        await eventually(lambda: any(member.node.decrees.count == 2 for member in group.members))
         await world.kill_seed()
         await undone(group, to=1, version=4)
         await eventually(lambda: all(member.ledger.head.version == 4 for member in group.members))

@@ -44,7 +44,7 @@ def test_who_is_no_owner_any_more_looks_at_what_became_final(tmp_path: Path, is_
             await each.keep(each.version(1, variant=variant)[0])
         await shelf.chain.look_back(archive.node.peer)
         assert shelf.ledger.spent and shelf.ledger.head.version == 1, "who is in the group follows its leader"
-        assert shelf.node.watch.mandates.believes(MODULE, granted(shelf.run, MODULE, term=2, leader=OTHER.peer))
+        assert shelf.node.mandates.believes(MODULE, granted(shelf.run, MODULE, term=2, leader=OTHER.peer))
         counted = set(shelf.ledger.spent)
         await shelf.chain.look_back(archive.node.peer)
         if is_same:

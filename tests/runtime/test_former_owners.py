@@ -8,11 +8,11 @@ from group_harness import MODULE, OTHER_PATH, Group, contribute, of_group
 from runtime_harness import World
 from virtual_time import eventually
 
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 
 
 def test_a_former_mirror_is_not_done_until_what_it_keeps_is_final_though_nobody_leads(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader, former = group.leader, group.mirrors[0]
         world.seed.ownership._may_take = lambda: False
         world.network.partition([{world.seed.node.peer}])

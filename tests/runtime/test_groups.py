@@ -27,14 +27,14 @@ from virtual_time import eventually
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.runtime.follower import Follower
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 
 # -- a leader dies
 
 
 @pytest.mark.parametrize("with_seed", [True, False])
 def test_a_mirror_takes_over_with_all_that_has_a_receipt(tmp_path: Path, with_seed: bool) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         if not with_seed:
             await group.seed_away()
         leader, mirrors = group.leader, group.mirrors
@@ -58,7 +58,7 @@ def test_a_mirror_takes_over_with_all_that_has_a_receipt(tmp_path: Path, with_se
 def test_readers_believe_a_mirror_that_granted_itself_the_next_term(tmp_path: Path) -> None:
     """One that knows the last mandate, and one that comes later and is shown all of it."""
 
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         old = world.peer(70)
         await old.watch.refresh()
         await make_versions(world, group.leader, author)
@@ -69,7 +69,7 @@ def test_readers_believe_a_mirror_that_granted_itself_the_next_term(tmp_path: Pa
         for node in (old, new):
             await sees(node, group.leader)
             reader = Follower(node, MODULE)
-            assert node.watch.mandates.newest(MODULE)[-1].document.author == group.leader.peer
+            assert node.mandates.newest(MODULE)[-1].document.author == group.leader.peer
             await reader.sync()
             assert reader.version == group.leader.ledger.head
         await make_versions(world, group.leader, author, seed=3)
@@ -78,7 +78,7 @@ def test_readers_believe_a_mirror_that_granted_itself_the_next_term(tmp_path: Pa
 
 
 def test_two_leaders_may_die_one_after_the_other_while_the_seed_is_away(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         seen = []
@@ -97,7 +97,7 @@ def test_two_leaders_may_die_one_after_the_other_while_the_seed_is_away(tmp_path
 
 
 def test_the_group_is_refilled_in_a_new_term(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader = group.leader
         term = leader.owner(MODULE).grant.term
         await make_versions(world, leader, author)
@@ -114,7 +114,7 @@ def test_the_group_is_refilled_in_a_new_term(tmp_path: Path) -> None:
 
 
 def test_a_newcomer_fills_a_gap_and_displaces_nobody(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader, mirrors = group.leader, group.mirrors
         term = leader.owner(MODULE).grant.term
         newcomers = [group.join(number) for number in (53, 54, 55)]
@@ -135,7 +135,7 @@ def test_a_newcomer_fills_a_gap_and_displaces_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("with_seed", [True, False])
 def test_a_leader_that_froze_and_woke_steps_down(tmp_path: Path, with_seed: bool) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author)
         if not with_seed:
             await group.seed_away()
@@ -159,7 +159,7 @@ def test_a_leader_that_froze_and_woke_steps_down(tmp_path: Path, with_seed: bool
 
 
 def test_what_a_frozen_leader_had_in_its_round_is_in_the_next_version_of_its_successor(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         old = group.leader
@@ -184,7 +184,7 @@ def test_what_a_frozen_leader_had_in_its_round_is_in_the_next_version_of_its_suc
 def test_a_leader_that_returns_after_its_successor_died_leads_in_a_newer_term(tmp_path: Path) -> None:
     """What it has on disk says that it leads, but a later term was given to one whose head has expired by now."""
 
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         first = group.leader
         await make_versions(world, first, author)
         await group.kill(first)
@@ -206,7 +206,7 @@ def test_a_leader_that_returns_after_its_successor_died_leads_in_a_newer_term(tm
 def test_a_mirror_has_what_the_first_version_is_made_from(tmp_path: Path) -> None:
     """The seed node and the leader are gone before there is any version."""
 
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await group.seed_away()
         receipt = await contribute(world, group.leader, author)
         await group.kill(group.leader)
@@ -218,7 +218,7 @@ def test_a_mirror_has_what_the_first_version_is_made_from(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("with_seed", [True, False])
 def test_a_leader_that_leaves_hands_over_and_loses_nothing(tmp_path: Path, with_seed: bool) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         if not with_seed:
             await group.seed_away()
         leader, mirrors = group.leader, group.mirrors
@@ -244,7 +244,7 @@ def test_a_leader_that_leaves_hands_over_and_loses_nothing(tmp_path: Path, with_
 
 @pytest.mark.parametrize("with_seed", [True, False])
 def test_a_whole_group_goes_on_from_its_disks(tmp_path: Path, with_seed: bool) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         if not with_seed:
             await group.seed_away()
         await make_versions(world, group.leader, author, 2)
@@ -267,7 +267,7 @@ def test_a_whole_group_goes_on_from_its_disks(tmp_path: Path, with_seed: bool) -
 
 
 def test_a_mirror_that_was_away_for_some_rounds_has_all_of_them_again(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         mirror = group.mirrors[0]
         await make_versions(world, group.leader, author)
         await group.kill(mirror)
@@ -286,7 +286,7 @@ def test_a_mirror_that_was_away_for_some_rounds_has_all_of_them_again(tmp_path: 
 def test_a_whole_group_that_is_lost_goes_on_from_what_a_trainer_kept(tmp_path: Path) -> None:
     """Not even the seed has the last versions: their outer state is gone, and the next version says so."""
 
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author)
         await eventually(lambda: world.seed.archive.ledgers[MODULE].head.version == 1)
         await group.seed_away()
@@ -318,7 +318,7 @@ def test_a_whole_group_that_is_lost_goes_on_from_what_a_trainer_kept(tmp_path: P
 def test_the_receipt_of_a_lost_round_is_kept_by_who_gave_it(tmp_path: Path) -> None:
     """Both paths of a round are in, its leader dies before it closes: the mirror closes it at once."""
 
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         leader = group.leader
         receipts = [
             await contribute(world, leader, author, seed=number, path=path)

@@ -11,11 +11,11 @@ from leaders_harness import is_safe, on_stage, seed_away, seed_back
 from runtime_harness import TinyLeader, World
 from virtual_time import eventually
 
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 
 
 def test_leaving_hands_over_at_once(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         await first.lead(MODULE)
         await make_versions(world, first, author)
         await second.node.watch.refresh()
@@ -31,7 +31,7 @@ def test_leaving_hands_over_at_once(tmp_path: Path) -> None:
 
 
 def test_leaving_hands_over_what_it_was_just_taking(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         await second.node.watch.refresh()
         await first.node.watch.refresh()
         read, may_read = first.chain.state.read_patiently, asyncio.Event()
@@ -54,7 +54,7 @@ def test_leaving_hands_over_what_it_was_just_taking(tmp_path: Path) -> None:
 
 
 def test_leaving_hands_over_without_the_seed_as_well(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         await first.lead(MODULE)
         await make_versions(world, first, author)
         await seed_away(world, first, second)
@@ -70,7 +70,7 @@ def test_leaving_hands_over_without_the_seed_as_well(tmp_path: Path) -> None:
 
 
 def test_leaving_hands_over_though_no_heartbeat_came_in_time(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         await first.lead(MODULE)
         await make_versions(world, first, author)
         first.node.watch.heartbeats.clear()

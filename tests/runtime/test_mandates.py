@@ -154,11 +154,11 @@ def test_a_term_of_a_banned_leader_is_neither_followed_nor_forgotten_nor_granted
 ) -> None:
     mandates.learn(MODULE, [first(run)])
     assert mandates.believes(MODULE, by_member(run, MIRROR))
-    mandates.is_banned = lambda peer: peer == MIRROR.peer
+    mandates._is_banned = lambda peer: peer == MIRROR.peer
     assert mandates.term(MODULE) == 1, "who granted term 2 is banned"
     mandates.learn(MODULE, [first(run), by_member(run, MIRROR, leader=STRANGER)])
     again = Mandates(run, Store(store.folder))
-    again.is_banned = mandates.is_banned
+    again._is_banned = mandates._is_banned
     assert again.newest(MODULE) == mandates.newest(MODULE) == (first(run),)
     for known in (again, mandates):
         known.grant_next(COORDINATOR, MODULE, leader=STRANGER.peer, mirrors=())
@@ -168,14 +168,14 @@ def test_a_term_of_a_banned_leader_is_neither_followed_nor_forgotten_nor_granted
 def test_after_a_ban_no_leader_before_the_banned_one_leads_again(run: Run, mandates: Mandates) -> None:
     mandates.learn(MODULE, [granted(run, MODULE, term=1, leader=STRANGER.peer)])
     mandates.learn(MODULE, [first(run, term=2)])
-    mandates.is_banned = lambda peer: peer == LEADER.peer
+    mandates._is_banned = lambda peer: peer == LEADER.peer
     assert mandates.term(MODULE) == 2
     mandates.grant_next(COORDINATOR, MODULE, leader=STRANGER.peer, mirrors=())
     assert mandates.term(MODULE) == 3
 
 
 def test_the_banned_crowd_does_not_push_out_whom_to_follow(run: Run, mandates: Mandates) -> None:
-    mandates.is_banned = lambda peer: peer not in (LEADER.peer, COORDINATOR.peer)
+    mandates._is_banned = lambda peer: peer not in (LEADER.peer, COORDINATOR.peer)
     mandates.learn(MODULE, [first(run)])
     for number in range(2 * KNOWN_MAX):
         grants = mandates.newest(MODULE)

@@ -232,7 +232,7 @@ def test_who_took_over_while_a_version_was_made_again_finds_the_chain_as_it_was(
 def test_who_is_not_in_the_group_takes_nothing(tmp_path: Path) -> None:
     async def scene(shelf: Shelf) -> None:
         sealed = granted(shelf.run, MODULE, term=1, leader=ONE.peer, mirrors=(OTHER.peer,))
-        assert shelf.node.watch.mandates.believes(MODULE, sealed)
+        assert shelf.node.mandates.believes(MODULE, sealed)
         version, _ = shelf.version(1)
         assert await refusal(shelf.keep(version)) == Reason.NOT_LEADER
 

@@ -24,7 +24,7 @@ from dipaco_p2p.runtime import follower as modules
 from dipaco_p2p.runtime.chain import Chains
 from dipaco_p2p.runtime.follower import TRAINERS_MAX, Follower
 from dipaco_p2p.runtime.items import items_reply, read_items
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -52,7 +52,9 @@ def on_stage(folder: Path, scene: Scene) -> None:
                     signer = author.swarm.signer
                     document = contribution_of(world.run, signer, payload, module=MODULE, path=PATH, **base)
                     await offer(author, leader.peer, document, payload)
-                    await eventually(lambda head=head: owner.head.version > head.version and owner._replication.is_final)
+                    await eventually(
+                        lambda head=head: owner.head.version > head.version and owner._replication.is_final
+                    )
 
             await scene(world, leader, Follower(node, MODULE), advance)
 
@@ -94,7 +96,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     original = modules.fetch
 
-    async def fetch(node: Node, ref: Any, **options: Any) -> bytes:
+    async def fetch(node: Member, ref: Any, **options: Any) -> bytes:
         found.append(ref.digest)
         return await original(node, ref, **options)
 

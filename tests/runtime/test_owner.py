@@ -24,7 +24,7 @@ from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, 
 from dipaco_p2p.protocol.rounds import Entry, OpenRound, read_open_round
 from dipaco_p2p.runtime.items import read_items
 from dipaco_p2p.runtime.leader import Leader
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.runtime.transfer import send
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -36,7 +36,7 @@ SIZE = module_layout(MODEL, 1).size
 class Stage:
     """A led module, an honest contributor, and the means to let rounds pass."""
 
-    def __init__(self, world: World, leader: TinyLeader, owner: Leader, node: Node) -> None:
+    def __init__(self, world: World, leader: TinyLeader, owner: Leader, node: Member) -> None:
         self.world, self.leader, self.owner, self.node = world, leader, owner, node
 
     def document(self, payload: bytes, **changes: Any) -> Contribution:

@@ -18,14 +18,14 @@ from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.versions import Known
 from dipaco_p2p.runtime.follower import Follower
-from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Node
+from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Member
 from dipaco_p2p.runtime.replication import LOST_TTLS
-from dipaco_p2p.runtime.transfer import UNUSED_UPLOADS_MAX
+from dipaco_p2p.runtime.uploads import UNUSED_UPLOADS_MAX
 from dipaco_p2p.swarm.api import Reply
 
 
 def test_a_new_leader_goes_on_with_a_new_term(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         term = (await first.lead(MODULE)).grant.term
         await make_versions(world, first, author, 2)
         await first.die(world)
@@ -41,7 +41,7 @@ def test_a_new_leader_goes_on_with_a_new_term(tmp_path: Path) -> None:
 def test_a_leader_that_returns_asks_for_a_new_term(tmp_path: Path) -> None:
     """Its disk says that it leads; a later leader is gone already, so that no head tells it otherwise."""
 
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         world.seed.ownership._may_take = lambda: False
         await first.lead(MODULE)
         await make_versions(world, first, author)
@@ -61,7 +61,7 @@ def test_a_leader_that_returns_asks_for_a_new_term(tmp_path: Path) -> None:
 
 
 def test_a_leader_that_is_alive_is_not_displaced(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         await first.lead(MODULE)
         with pytest.raises(Refused, match="which is alive"):
             await second.lead(MODULE)
@@ -74,7 +74,7 @@ def test_a_leader_that_is_alive_is_not_displaced(tmp_path: Path) -> None:
 def test_a_new_term_is_no_reason_to_be_patient_anew(tmp_path: Path) -> None:
     """Peers that take turns in waiting for a version that is lost would never come to lead."""
 
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         ttl_s, began_s = world.run.config.liveness.heartbeat_ttl_s, world.clock.now_s()
         for each in (first, second, world.seed):
             each.ownership._may_take = lambda: False
@@ -85,7 +85,7 @@ def test_a_new_term_is_no_reason_to_be_patient_anew(tmp_path: Path) -> None:
             waited_s = world.clock.now_s() - began_s
             assert bool(first.ownership.modules) == (waited_s >= LOST_TTLS * ttl_s), "patient at first"
             relief = granted(world.run, MODULE, term=world.seed.term(MODULE) + 1, leader=second.peer)
-            assert all(each.node.watch.mandates.believes(MODULE, relief) for each in (first, world.seed))
+            assert all(each.node.mandates.believes(MODULE, relief) for each in (first, world.seed))
             world.seed.node.watch.is_taking_over(MODULE)  # from here on it counts how long
             await asyncio.sleep(1.2 * ttl_s)
 
@@ -93,7 +93,7 @@ def test_a_new_term_is_no_reason_to_be_patient_anew(tmp_path: Path) -> None:
 
 
 def test_a_receipt_outlives_its_leader(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         await first.lead(MODULE)
         receipt = await contribute(world, first, author)
         assert set(receipt.document.holders) == {first.peer, world.seed.node.peer}
@@ -107,7 +107,7 @@ def test_a_receipt_outlives_its_leader(tmp_path: Path) -> None:
 
 
 def test_a_deposed_leader_takes_nothing_more_and_resigns(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         old = await first.lead(MODULE)
         world.network.freeze(first.peer)
         await expired(world)
@@ -130,13 +130,13 @@ def test_a_deposed_leader_takes_nothing_more_and_resigns(tmp_path: Path) -> None
 
 def depose(world: World, leader: TinyLeader, other: TinyLeader) -> None:
     """The coordinator grants the next term to `other`, and `leader` knows."""
-    mandates = leader.node.watch.mandates
+    mandates = leader.node.mandates
     sealed = granted(world.run, MODULE, term=mandates.term(MODULE) + 1, leader=other.peer)
     assert mandates.believes(MODULE, sealed)
 
 
 def test_who_is_deposed_while_it_makes_a_version_publishes_none(tmp_path: Path) -> None:
-    async def scene(world: World, leader: TinyLeader, other: TinyLeader, author: Node) -> None:
+    async def scene(world: World, leader: TinyLeader, other: TinyLeader, author: Member) -> None:
         await leader.lead(MODULE)
         async with leader.node.averaging:  # the round closes, and its version has to wait
             await contribute(world, leader, author, seed=1)
@@ -150,7 +150,7 @@ def test_who_is_deposed_while_it_makes_a_version_publishes_none(tmp_path: Path) 
 
 
 def test_who_is_deposed_while_it_takes_over_never_leads(tmp_path: Path) -> None:
-    async def scene(world: World, leader: TinyLeader, other: TinyLeader, author: Node) -> None:
+    async def scene(world: World, leader: TinyLeader, other: TinyLeader, author: Member) -> None:
         await leader.node.watch.refresh()
         read = leader.chain.state.read_patiently
 
@@ -167,7 +167,7 @@ def test_who_is_deposed_while_it_takes_over_never_leads(tmp_path: Path) -> None:
 
 
 def test_nobody_leads_without_a_grant(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         await seed_away(world, first, second)
         with pytest.raises(IntegrityError, match="nobody who may has granted"):
             await first.lead(MODULE)
@@ -177,7 +177,7 @@ def test_nobody_leads_without_a_grant(tmp_path: Path) -> None:
 
 
 def test_versions_that_the_archive_never_got_are_handed_in_after_a_restart(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         await first.lead(MODULE)
         await seed_away(world, first)
         await make_versions(world, first, author, 2)
@@ -196,7 +196,7 @@ def test_versions_that_the_archive_never_got_are_handed_in_after_a_restart(tmp_p
 def test_a_long_outage_of_the_archive_loses_no_payload(tmp_path: Path) -> None:
     """Longer than a sender's uploads are kept that nothing came of."""
 
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         await first.lead(MODULE)
         await seed_away(world, first)
         count = UNUSED_UPLOADS_MAX // 2 + 1
@@ -211,7 +211,7 @@ def test_a_long_outage_of_the_archive_loses_no_payload(tmp_path: Path) -> None:
 
 
 def test_versions_that_the_archive_went_on_without_are_forgotten(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         await first.lead(MODULE)
         await make_versions(world, first, author)
         await seed_away(world, first)
@@ -234,7 +234,7 @@ def test_versions_that_the_archive_went_on_without_are_forgotten(tmp_path: Path)
 
 
 def test_an_author_counts_once_per_base_also_under_a_new_leader(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         genesis = (await first.lead(MODULE)).head
         await make_versions(world, first, author)
         await first.die(world)
@@ -252,7 +252,7 @@ def test_an_author_counts_once_per_base_also_under_a_new_leader(tmp_path: Path) 
 
 
 def test_a_reader_leaves_a_branch_that_was_lost_with_its_leader(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         await first.lead(MODULE)
         await make_versions(world, first, author)
         await seed_away(world, first)
@@ -276,7 +276,7 @@ def test_a_reader_leaves_a_branch_that_was_lost_with_its_leader(tmp_path: Path) 
 
 
 def test_a_version_is_shown_after_another_has_made_it_again(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         owner = await first.lead(MODULE)
         shown: list[int] = []
         publish = owner._replication.publish
@@ -300,15 +300,15 @@ def test_a_seed_that_leads_and_is_slow_to_answer_is_not_deposed(tmp_path: Path) 
         await asyncio.sleep(CALL_TIMEOUT_S)
         raise Refused("too late", reason="busy")
 
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         await world.seed.ownership.take(MODULE)
         await eventually(lambda: first.peer in world.seed.ownership._leaders[MODULE].grant.mirrors)
         term, handlers = world.seed.term(MODULE), world.seed.swarm._dispatcher._handlers
-        await eventually(lambda: first.node.watch.mandates.term(MODULE) == term)
+        await eventually(lambda: first.node.mandates.term(MODULE) == term)
         adopt, handlers["archive.adopt"] = handlers["archive.adopt"], never
         with pytest.raises(SwarmError):
             await first.lead(MODULE)
-        assert first.node.watch.mandates.term(MODULE) == world.seed.term(MODULE) == term
+        assert first.node.mandates.term(MODULE) == world.seed.term(MODULE) == term
         handlers["archive.adopt"] = adopt
         assert (await lead_at_last(world, first)).grant.term > term
 
@@ -316,11 +316,11 @@ def test_a_seed_that_leads_and_is_slow_to_answer_is_not_deposed(tmp_path: Path) 
 
 
 def test_when_a_seed_that_led_is_gone_a_mirror_goes_on(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Node) -> None:
+    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
         await world.seed.ownership.take(MODULE)
         await eventually(lambda: first.peer in world.seed.ownership._leaders[MODULE].grant.mirrors)
         term = world.seed.term(MODULE)
-        await eventually(lambda: first.node.watch.mandates.term(MODULE) == term)
+        await eventually(lambda: first.node.mandates.term(MODULE) == term)
         await seed_away(world, first)
         await eventually(lambda: first.node.watch.leader(MODULE) is None)
         assert (await first.lead(MODULE)).grant.term == term + 1

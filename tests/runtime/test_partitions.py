@@ -7,7 +7,7 @@ from pathlib import Path
 from group_harness import (
     MODULE,
     Group,
-    Member,
+    GroupMember,
     contribute,
     counted,
     expired,
@@ -20,10 +20,10 @@ from runtime_harness import World
 from virtual_time import eventually
 
 from dipaco_p2p.runtime.follower import Follower
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 
 
-def split(world: World, group: Group, author: Node) -> tuple[Member, list[Member], Node]:
+def split(world: World, group: Group, author: Member) -> tuple[GroupMember, list[GroupMember], Member]:
     """The leader, with an author, apart from the others, with another author."""
     leader = group.leader
     others = [member for member in group.members if member is not leader]
@@ -33,7 +33,7 @@ def split(world: World, group: Group, author: Node) -> tuple[Member, list[Member
     return leader, others, second
 
 
-async def both_lead(world: World, group: Group, author: Node) -> tuple[Member, Member, Node]:
+async def both_lead(world: World, group: Group, author: Member) -> tuple[GroupMember, GroupMember, Member]:
     """As `split`, but of the others the one that leads by then."""
     leader, others, second = split(world, group, author)
     await eventually(lambda: any(member.leads for member in others))
@@ -59,7 +59,7 @@ async def healed(world: World, group: Group) -> None:
 
 
 def test_of_two_branches_the_longer_is_kept_and_the_other_ones_work_counts_once_or_is_reported(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author)
         await group.seed_away()
         leader, others, second = split(world, group, author)
@@ -86,7 +86,7 @@ def test_of_two_branches_the_longer_is_kept_and_the_other_ones_work_counts_once_
 def test_the_work_of_a_short_partition_counts_once(tmp_path: Path) -> None:
     """One version each: the bases of what the losing branch counted are still young enough."""
 
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         leader, other, second = await both_lead(world, group, author)
@@ -100,7 +100,7 @@ def test_the_work_of_a_short_partition_counts_once(tmp_path: Path) -> None:
 
 
 def test_the_branch_with_the_seed_wins_however_short_it_is(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author)
         leader, others, second = split(world, group, author)
         await eventually(lambda: any(member.leads for member in others))
@@ -125,7 +125,7 @@ def test_the_branch_with_the_seed_wins_however_short_it_is(tmp_path: Path) -> No
 def test_after_healing_the_mirrors_have_the_branch_that_goes_on(tmp_path: Path) -> None:
     """Before another version is made: until then nobody else might have it."""
 
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         leader, other, second = await both_lead(world, group, author)
@@ -139,7 +139,7 @@ def test_after_healing_the_mirrors_have_the_branch_that_goes_on(tmp_path: Path) 
 
 
 def test_a_reader_on_the_losing_side_comes_to_the_one_head(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         leader, other, second = await both_lead(world, group, author)
@@ -159,7 +159,7 @@ def test_a_reader_on_the_losing_side_comes_to_the_one_head(tmp_path: Path) -> No
 def test_who_waits_on_the_losing_one_of_two_heads_of_one_number_comes_to_the_other(tmp_path: Path) -> None:
     """Before another version is made: if all trainers were on the other one, nobody would make it."""
 
-    async def scene(world: World, group: Group, author: Node) -> None:
+    async def scene(world: World, group: Group, author: Member) -> None:
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         leader, other, second = await both_lead(world, group, author)

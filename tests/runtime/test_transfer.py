@@ -14,23 +14,16 @@ from virtual_time import play
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import BlobMissing, Refused
 from dipaco_p2p.protocol.documents import BlobRef
-from dipaco_p2p.runtime import transfer
-from dipaco_p2p.runtime.node import Node
-from dipaco_p2p.runtime.transfer import (
-    UNFINISHED_UPLOADS_MAX,
-    UNUSED_UPLOADS_MAX,
-    Uploads,
-    fetch,
-    send,
-    serve_store,
-)
+from dipaco_p2p.runtime.node import Member
+from dipaco_p2p.runtime.transfer import fetch, send, serve_store
+from dipaco_p2p.runtime.uploads import UNFINISHED_UPLOADS_MAX, UNUSED_UPLOADS_MAX, Uploads
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.blobs import RANGE_BYTES, READ, WRITE
 
 DATA = bytes(range(256)) * 5000  # more than one range
 
 
-def between_two(folder: Path, scene: Callable[[Node, Node, Uploads], Awaitable[None]]) -> None:
+def between_two(folder: Path, scene: Callable[[Member, Member, Uploads], Awaitable[None]]) -> None:
     """`scene` gets two nodes that serve their stores, and the uploads of the second."""
 
     async def scenario() -> None:
@@ -38,13 +31,13 @@ def between_two(folder: Path, scene: Callable[[Node, Node, Uploads], Awaitable[N
             one, other = world.peer(40), world.peer(41)
             for node in (one, other):
                 serve_store(node.swarm, node.store)
-            await scene(one, other, Uploads(other.swarm, other.store, size_max=len(DATA)))
+            await scene(one, other, Uploads(other.swarm, other.store, other.clock, size_max=len(DATA)))
 
     play(scenario)
 
 
 def test_a_fetched_blob_is_kept_on_request_only(tmp_path: Path) -> None:
-    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+    async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         ref = other.store.put(DATA)
         assert await fetch(one, ref, holders=[other.peer]) == DATA
         assert one.store.size(ref.digest) is None
@@ -56,7 +49,7 @@ def test_a_fetched_blob_is_kept_on_request_only(tmp_path: Path) -> None:
 
 
 def test_who_wants_a_blob_at_the_same_time_brings_it_once(tmp_path: Path) -> None:
-    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+    async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         ref, asked = other.store.put(DATA), list[int]()
         read = other.swarm._dispatcher._handlers[READ]  # type: ignore[attr-defined]
 
@@ -74,7 +67,7 @@ def test_who_wants_a_blob_at_the_same_time_brings_it_once(tmp_path: Path) -> Non
 
 
 def test_a_blob_that_rotted_is_fetched_again(tmp_path: Path) -> None:
-    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+    async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         ref = other.store.put(DATA)
         one.store.put(DATA)
         [path] = (one.store.folder / "blobs").rglob(ref.digest)
@@ -86,7 +79,7 @@ def test_a_blob_that_rotted_is_fetched_again(tmp_path: Path) -> None:
 
 
 def test_a_blob_that_nobody_has_is_missing(tmp_path: Path) -> None:
-    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+    async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         for holders in ([], [one.peer], [other.peer]):
             with pytest.raises(BlobMissing):
                 await fetch(one, BlobRef.of(DATA), holders=holders)
@@ -95,7 +88,7 @@ def test_a_blob_that_nobody_has_is_missing(tmp_path: Path) -> None:
 
 
 def test_more_bytes_than_the_reference_says_are_not_taken(tmp_path: Path) -> None:
-    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+    async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         ref = other.store.put(DATA)
         with pytest.raises(BlobMissing):
             await fetch(one, BlobRef(digest=ref.digest, size=10), holders=[other.peer])
@@ -104,7 +97,7 @@ def test_more_bytes_than_the_reference_says_are_not_taken(tmp_path: Path) -> Non
 
 
 def test_an_upload_arrives_and_a_second_one_costs_nothing(tmp_path: Path) -> None:
-    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+    async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         await send(one, other.peer, DATA)
         assert other.store.get(digest(DATA)) == DATA
         before = one.swarm.statistics().bytes_sent
@@ -116,7 +109,7 @@ def test_an_upload_arrives_and_a_second_one_costs_nothing(tmp_path: Path) -> Non
 
 
 def test_an_upload_goes_on_where_it_broke_off(tmp_path: Path) -> None:
-    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+    async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         header = {"digest": digest(DATA), "size": len(DATA), "offset": 0}
         reply = await one.swarm.call(other.peer, WRITE, header, DATA[:1_000_000], timeout_s=20.0)
         assert reply.header == {"have": 1_000_000, "done": False, "range": RANGE_BYTES}
@@ -129,7 +122,7 @@ def test_an_upload_goes_on_where_it_broke_off(tmp_path: Path) -> None:
 
 
 def test_an_upload_of_other_bytes_is_refused_and_forgotten(tmp_path: Path) -> None:
-    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+    async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         header = {"digest": digest(b"good"), "size": 4, "offset": 0}
         with pytest.raises(Refused) as caught:
             await one.swarm.call(other.peer, WRITE, header, b"evil", timeout_s=20.0)
@@ -143,7 +136,7 @@ def test_an_upload_of_other_bytes_is_refused_and_forgotten(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("size", [0, len(DATA) + 1, 2**50])
 def test_a_size_out_of_bounds_is_refused_before_anything_is_written(tmp_path: Path, size: int) -> None:
-    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+    async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         header = {"digest": digest(DATA), "size": size, "offset": 0}
         with pytest.raises(Refused) as caught:
             await one.swarm.call(other.peer, WRITE, header, b"", timeout_s=20.0)
@@ -154,7 +147,7 @@ def test_a_size_out_of_bounds_is_refused_before_anything_is_written(tmp_path: Pa
 
 
 def test_uploads_that_nothing_came_of_make_room_and_claimed_ones_stay(tmp_path: Path) -> None:
-    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+    async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         blobs = [f"upload {number}".encode() for number in range(UNUSED_UPLOADS_MAX + 2)]
         await send(one, other.peer, blobs[0])
         uploads.claim(digest(blobs[0]))
@@ -168,8 +161,8 @@ def test_uploads_that_nothing_came_of_make_room_and_claimed_ones_stay(tmp_path: 
 
 
 def test_a_flood_of_unfinished_uploads_makes_room_for_itself_only(tmp_path: Path) -> None:
-    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
-        async def begin(node: Node, number: int, body: bytes) -> int:
+    async def scene(one: Member, other: Member, uploads: Uploads) -> None:
+        async def begin(node: Member, number: int, body: bytes) -> int:
             header = {"digest": digest(str(number).encode()), "size": len(DATA), "offset": 0}
             reply = await node.swarm.call(other.peer, WRITE, header, body, timeout_s=20.0)
             have: int = reply.header["have"]
@@ -186,9 +179,9 @@ def test_a_flood_of_unfinished_uploads_makes_room_for_itself_only(tmp_path: Path
 
 
 def test_finished_uploads_of_all_senders_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "UNUSED_UPLOADS_IN_ALL_MAX", 5)
+    monkeypatch.setattr("dipaco_p2p.runtime.uploads.UNUSED_UPLOADS_IN_ALL_MAX", 5)
 
-    async def scene(one: Node, other: Node, uploads: Uploads) -> None:
+    async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         await send(other, other.peer, b"theirs")
         for number in range(8):
             await send(one, other.peer, str(number).encode())
@@ -204,14 +197,14 @@ def test_uploads_of_an_earlier_process_that_nothing_came_of_are_dropped_at_a_sta
     async def scenario() -> None:
         async with World(tmp_path) as world:
             one, other, again = world.peer(40), world.peer(41), world.peer(42)
-            Uploads(other.swarm, other.store, size_max=len(DATA))
+            Uploads(other.swarm, other.store, other.clock, size_max=len(DATA))
             store, names = other.store, [digest(bytes([number]) * 10) for number in range(5)]
             for number in range(5):
                 await send(one, other.peer, bytes([number]) * 10)
             named = store.put(b"a document names these bytes")
             store.write_document("open-somebody", b'{"payload":"' + named.digest.encode() + b'"}')
             assert all(map(store.size, names))
-            Uploads(again.swarm, store, size_max=len(DATA))
+            Uploads(again.swarm, store, again.clock, size_max=len(DATA))
             assert not any(map(store.size, names)) and store.size(named.digest)
 
     play(scenario)

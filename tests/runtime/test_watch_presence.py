@@ -17,7 +17,7 @@ from dipaco_p2p.protocol.liveness import Claim, Head
 from dipaco_p2p.protocol.rounds import Standing
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.runtime.items import items_reply
-from dipaco_p2p.runtime.node import Node
+from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -25,7 +25,7 @@ MODULE = ModuleId(1, 0)
 PATH = PathId((0, 0, 1))
 
 
-def between_two(folder: Path, scene: Callable[[World, Node, Node], Awaitable[None]]) -> None:
+def between_two(folder: Path, scene: Callable[[World, Member, Member], Awaitable[None]]) -> None:
     async def scenario() -> None:
         async with World(folder) as world:
             await scene(world, world.peer(40), world.peer(41))
@@ -33,7 +33,7 @@ def between_two(folder: Path, scene: Callable[[World, Node, Node], Awaitable[Non
     play(scenario)
 
 
-def head(world: World, leader: Node, *, module: ModuleId = MODULE, version: int = 0, term: int = 1) -> Head:
+def head(world: World, leader: Member, *, module: ModuleId = MODULE, version: int = 0, term: int = 1) -> Head:
     """A head with the coordinator's grant to `leader`."""
     sealed = granted(world.run, module, term=term, leader=leader.peer)
     return Head(
@@ -46,7 +46,7 @@ def head(world: World, leader: Node, *, module: ModuleId = MODULE, version: int 
 
 
 def test_what_is_said_is_seen(tmp_path: Path) -> None:
-    async def scene(world: World, one: Node, other: Node) -> None:
+    async def scene(world: World, one: Member, other: Member) -> None:
         await one.presence.say(doing="training", path=PATH)
         await one.presence.claim(PATH, since_s=5.0, round_number=2)
         await one.presence.lead(MODULE, head(world, one, version=3))
@@ -62,7 +62,7 @@ def test_what_is_said_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_heartbeat_is_as_old_as_the_newest_that_came(tmp_path: Path) -> None:
-    async def scene(world: World, one: Node, other: Node) -> None:
+    async def scene(world: World, one: Member, other: Member) -> None:
         assert other.watch.beaten_s(one.peer) is None
         await one.presence.say(doing="training")
         said_s = other.clock.now_s()
@@ -81,7 +81,7 @@ def test_a_heartbeat_is_as_old_as_the_newest_that_came(tmp_path: Path) -> None:
 
 
 def test_a_note_waits_for_the_next_heartbeat(tmp_path: Path) -> None:
-    async def scene(world: World, one: Node, other: Node) -> None:
+    async def scene(world: World, one: Member, other: Member) -> None:
         await one.presence.say(doing="training")
         one.presence.note(doing="pushing")
         await other.watch.refresh()
@@ -94,7 +94,7 @@ def test_a_note_waits_for_the_next_heartbeat(tmp_path: Path) -> None:
 
 
 def test_all_is_repeated_before_it_expires_and_gone_after_silence(tmp_path: Path) -> None:
-    async def scene(world: World, one: Node, other: Node) -> None:
+    async def scene(world: World, one: Member, other: Member) -> None:
         ttl_s = world.run.config.liveness.heartbeat_ttl_s
         await one.presence.claim(PATH, since_s=5.0)
         await one.presence.lead(MODULE, head(world, one))
@@ -114,7 +114,7 @@ def test_all_is_repeated_before_it_expires_and_gone_after_silence(tmp_path: Path
 
 
 def test_leaving_is_seen_at_once(tmp_path: Path) -> None:
-    async def scene(world: World, one: Node, other: Node) -> None:
+    async def scene(world: World, one: Member, other: Member) -> None:
         await one.presence.say()
         await one.presence.claim(PATH, since_s=5.0)
         await one.presence.lead(MODULE, head(world, one))
@@ -129,7 +129,7 @@ def test_leaving_is_seen_at_once(tmp_path: Path) -> None:
 
 
 def test_junk_under_a_key_is_left_out(tmp_path: Path) -> None:
-    async def scene(world: World, one: Node, other: Node) -> None:
+    async def scene(world: World, one: Member, other: Member) -> None:
         run = world.run.id
         junk: list[dict[str, object]] = [{}, {"doing": 5}, {"digest": "x", "version": -1, "term": 0}]
         for body in junk:
@@ -146,7 +146,7 @@ def test_junk_under_a_key_is_left_out(tmp_path: Path) -> None:
 
 
 def test_the_round_of_a_path_is_that_of_its_slowest_module(tmp_path: Path) -> None:
-    async def scene(world: World, one: Node, other: Node) -> None:
+    async def scene(world: World, one: Member, other: Member) -> None:
         for module, version in zip(PATH.modules(), (3, 1, 2), strict=True):
             await one.presence.lead(module, head(world, one, module=module, version=version, term=50))
         await other.watch.refresh()
@@ -156,7 +156,7 @@ def test_the_round_of_a_path_is_that_of_its_slowest_module(tmp_path: Path) -> No
 
 
 def test_how_far_a_path_is_the_leaders_say(tmp_path: Path) -> None:
-    async def scene(world: World, one: Node, other: Node) -> None:
+    async def scene(world: World, one: Member, other: Member) -> None:
         modules = PATH.modules()
         for number, module in enumerate(modules):
             leader = world.leader(50 + number)
@@ -180,7 +180,7 @@ def test_how_far_a_path_is_the_leaders_say(tmp_path: Path) -> None:
 
 
 def test_the_round_of_a_claim_goes_out_with_its_next_repetition(tmp_path: Path) -> None:
-    async def scene(world: World, one: Node, other: Node) -> None:
+    async def scene(world: World, one: Member, other: Member) -> None:
         one.presence.note_round(7)  # without a claim it says nothing
         await one.presence.claim(PATH, since_s=5.0, round_number=2)
         one.presence.note_round(3)
@@ -194,7 +194,7 @@ def test_the_round_of_a_claim_goes_out_with_its_next_repetition(tmp_path: Path) 
 
 
 def test_the_newest_term_leads(tmp_path: Path) -> None:
-    async def scene(world: World, one: Node, other: Node) -> None:
+    async def scene(world: World, one: Member, other: Member) -> None:
         await one.presence.lead(MODULE, head(world, one, version=5, term=50))
         await other.presence.lead(MODULE, head(world, other, version=4, term=51))
         for node in (one, other):
@@ -208,7 +208,7 @@ def test_the_newest_term_leads(tmp_path: Path) -> None:
 
 
 def test_a_seed_node_leads_only_until_a_volunteer_can(tmp_path: Path) -> None:
-    async def scene(world: World, one: Node, other: Node) -> None:
+    async def scene(world: World, one: Member, other: Member) -> None:
         await eventually(lambda: len(world.seed.ownership.modules) == 5)
         await one.presence.say(owns=True)
         await other.watch.refresh()
@@ -218,7 +218,7 @@ def test_a_seed_node_leads_only_until_a_volunteer_can(tmp_path: Path) -> None:
 
 
 def test_who_leads_is_the_coordinators_word(tmp_path: Path) -> None:
-    async def scene(world: World, one: Node, other: Node) -> None:
+    async def scene(world: World, one: Member, other: Member) -> None:
         granted = head(world, one, term=50)
         await one.presence.lead(MODULE, granted)
         for claim in (replace(granted, term=99), replace(granted, term=99, grant=""), granted):
@@ -232,7 +232,7 @@ def test_who_leads_is_the_coordinators_word(tmp_path: Path) -> None:
 def test_a_stranger_that_grants_itself_a_term_is_believed_by_nobody(tmp_path: Path) -> None:
     """Neither by its head nor by the mandate that it shows; who really leads still does."""
 
-    async def scene(world: World, one: Node, other: Node) -> None:
+    async def scene(world: World, one: Member, other: Member) -> None:
         await one.presence.lead(MODULE, head(world, one, term=50))
         await other.watch.refresh()
         own = [
@@ -255,6 +255,6 @@ def test_a_stranger_that_grants_itself_a_term_is_believed_by_nobody(tmp_path: Pa
                 await other.presence.lead(MODULE, said)
                 await node.watch.refresh()
                 assert set(node.watch.heads[MODULE]) == {one.peer} and node.watch.leader(MODULE) == one.peer
-                assert node.watch.mandates.term(MODULE) == 50
+                assert node.mandates.term(MODULE) == 50
 
     between_two(tmp_path, scene)

@@ -20,9 +20,9 @@ from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.outer import OuterState, average, outer_gradient, outer_step
 from dipaco_p2p.core.shards import Shard, Tokens
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.versions import genesis_version
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 
 from .evaluator import Evaluator
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.topology import PathId
 
 from .evaluator import best_rounds

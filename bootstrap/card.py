@@ -8,9 +8,9 @@ from typing import Any
 
 from dipaco_p2p import __version__
 from dipaco_p2p.config import PREFIX_TOKENS
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.signing import short
-from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.topology import PathId
 
 from .best import Best

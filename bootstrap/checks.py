@@ -17,16 +17,16 @@ from typing import Any
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.core.evaluate import counted_tokens
 from dipaco_p2p.errors import IntegrityError, Refused
+from dipaco_p2p.node.items import items_reply
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.owner.mirror_calls import whole
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.checks import IN_ALL_MAX, OF_AUTHOR_MAX, OF_PATH_MAX, OF_STRANGERS_MAX, Check, is_about
 from dipaco_p2p.protocol.documents import Sealed, unseal
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.items import items_reply
-from dipaco_p2p.runtime.mirror_calls import whole
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.api import Reply, Swarm
 from dipaco_p2p.topology import ModuleId, PathId
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dipaco_p2p import __version__
-from dipaco_p2p.runtime.logs import LogFormat
+from dipaco_p2p.program.console import LogFormat
 from leaderboard.cli import app as leaderboard_app
 
 from .control.cli import add_commands
@@ -48,7 +48,7 @@ def init(
     name: Annotated[str, typer.Option(help="The run's name.")] = "my-run",
 ) -> None:
     """Write a commented run file, with every key at its default."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from .runfile import write_template
@@ -81,7 +81,7 @@ def start(
 
     Prints the line that volunteers join with. Ctrl-C hands over and stops; the same command goes on later.
     """
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from .control.metrics_page import read_place
@@ -105,7 +105,7 @@ def ticket(
     seed: Annotated[list[str] | None, typer.Option(help="A further address of a peer of the run; repeat it.")] = None,
 ) -> None:
     """Print the run's ticket: the one word that volunteers join with. It is no secret."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from .ticket import ticket_of
@@ -120,7 +120,7 @@ def verify(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")],
 ) -> None:
     """Recompute every module's chain from genesis to head, from the archived contributions."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from .report import print_chains, verify_folder
@@ -150,7 +150,7 @@ def generate(
 
     A prompt of fewer than 32 tokens is routed by those that there are. Which path writes is said on the error stream.
     """
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from .generate import Request, generate_from, read_prompt
@@ -181,7 +181,7 @@ def export(
     run: Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")] = None,
 ) -> None:
     """Write one path as a Hugging Face checkpoint, with tokenizer, model card and lineage, and the router beside it."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from .export import export_from
@@ -212,7 +212,7 @@ def demo(
     ] = None,
 ) -> None:
     """Train a small model with a real swarm of processes on this machine, kill a volunteer, show what came of it."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     failed: list[str] = []
 

@@ -1,7 +1,7 @@
 """The coordinator's decrees, from what somebody typed to what is signed: checked against the run before anything is
 written. A running coordinator does it when it is asked; without one the command does, in the run's folder.
 
-    <dir>/decrees/documents/decree-00000001.json     the log (dipaco_p2p/runtime/decrees.py)
+    <dir>/decrees/documents/decree-00000001.json     the log (dipaco_p2p/node/decrees.py)
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.decrees import ADMIT, BAN, FREEZE, ROLLBACK, Decree
 from dipaco_p2p.protocol.documents import Sealed
 from dipaco_p2p.protocol.signing import PeerId, Signer, public_key_of, short
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.decrees import Decrees
-from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.swarm.identity import load_or_create
 from dipaco_p2p.topology import ModuleId
 

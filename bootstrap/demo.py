@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.errors import ConfigError, DipacoError, Interrupted
-from dipaco_p2p.runtime.console import on_signals
-from dipaco_p2p.runtime.history import read_history
+from dipaco_p2p.program.console import on_signals
+from dipaco_p2p.program.history import read_history
 from dipaco_p2p.swarm.daemon import sweep_stale_sockets
 from leaderboard.places import SAID
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dipaco_p2p.errors import Interrupted
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.history import read_history
-from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.program.history import read_history
 
 from .baseline import train_dense
 from .evaluator import Evaluator, read_evaluations

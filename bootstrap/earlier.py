@@ -11,12 +11,12 @@ import logging
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
-from dipaco_p2p.runtime.mirror_calls import MirrorCalls
-from dipaco_p2p.runtime.node import open_member
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
-from dipaco_p2p.runtime.transfer import serve_store
+from dipaco_p2p.node.node import open_member
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.transfer import serve_store
+from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
+from dipaco_p2p.owner.mirror_calls import MirrorCalls
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 

@@ -27,12 +27,12 @@ from dipaco_p2p.core.heldout import HeldOut, decode_held_out
 from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.router import Router, decode_router
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.trained import assign, trained_paths, witnesses
+from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion
 from dipaco_p2p.protocol.versions import genesis_version
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
-from dipaco_p2p.runtime.trained import assign, trained_paths, witnesses
 from dipaco_p2p.topology import ModuleId, PathId
 
 Flat = NDArray[np.float32]

@@ -23,8 +23,8 @@ from dipaco_p2p.config import PREFIX_TOKENS, ModelConfig, count_buckets
 from dipaco_p2p.core.codec import encode
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.program.files import unfit, write_atomically
 from dipaco_p2p.protocol.documents import ModuleVersion
-from dipaco_p2p.runtime.store import unfit, write_atomically
 from dipaco_p2p.topology import PathId
 
 from .card import Card, write_card

@@ -15,7 +15,7 @@ from dipaco_p2p.core.evaluate import Evaluation, counted_tokens, held, oracle_on
 from dipaco_p2p.core.features import token_features
 from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.scores import window_nats, window_starts
-from dipaco_p2p.runtime.trained import assign
+from dipaco_p2p.node.trained import assign
 from dipaco_p2p.topology import PathId
 
 from .evaluator import Evaluator, stopped_evaluation

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.node.ledger import DAMAGED_HINT
+from dipaco_p2p.node.run import Run, open_run
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import Manifest, Sealed, Sharding, unseal
-from dipaco_p2p.runtime.ledger import DAMAGED_HINT
-from dipaco_p2p.runtime.run import Run, open_run
-from dipaco_p2p.runtime.store import Store
 
 WARMUP, GRID = "warmup", "grid"
 DECREES = "decrees"

@@ -17,8 +17,8 @@ from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.router import Router
 from dipaco_p2p.core.scores import WINDOW
 from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.node.trained import assign
 from dipaco_p2p.protocol.documents import ModuleVersion
-from dipaco_p2p.runtime.trained import assign
 from dipaco_p2p.topology import PathId, Topology
 
 from .best import Best

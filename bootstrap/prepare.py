@@ -20,11 +20,11 @@ from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.model import initial_modules
 from dipaco_p2p.core.shards import Shard, encode_shard
 from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, ShardRef, seal
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 
 from .folder import GRID, WARMUP, RunFolder, write_stage
 from .progress import stage

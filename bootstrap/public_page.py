@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from dipaco_p2p.runtime.join import Doorplate
+from dipaco_p2p.node.stages import Doorplate
 from leaderboard.places import IN_RUN_FOLDER, SAID
 
 from .processes import Child, Children

@@ -13,14 +13,14 @@ from typing import Any
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.core.evaluate import Evaluation
 from dipaco_p2p.errors import IntegrityError, Refused
+from dipaco_p2p.node.items import items_reply
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.owner.mirror_calls import whole
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Sealed, seal, unseal
 from dipaco_p2p.protocol.judgement import Judgement, ModuleLoss, PathLoss
 from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.items import items_reply
-from dipaco_p2p.runtime.mirror_calls import whole
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.api import Reply, Swarm
 
 from .evaluator import Evaluator, RoundEvaluation

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dipaco_p2p.errors import ConfigError, IntegrityError
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.store import folder_lock
+from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.program.files import folder_lock
 
 from .folder import GRID, WARMUP, RunFolder
 from .progress import stage

@@ -24,11 +24,11 @@ from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.router import Router
 from dipaco_p2p.core.scores import decode_scores, window_nats
 from dipaco_p2p.errors import CorpusError, DipacoError, Refused
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.shardings import serve_shardings
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Scores, Sealed, Sharding, ShardRef, seal, unseal
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.node import Member
-from dipaco_p2p.runtime.shardings import serve_shardings
 from dipaco_p2p.strict import plain
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import PathId

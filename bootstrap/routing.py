@@ -25,8 +25,8 @@ from dipaco_p2p.core.scores import WINDOW, window_starts
 from dipaco_p2p.core.shards import Shard, encode_shard
 from dipaco_p2p.core.tiny import fit_on_best, tiny_router
 from dipaco_p2p.errors import CorpusError
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import BlobRef, ShardRef
-from dipaco_p2p.runtime.store import Store
 
 from .progress import stage
 from .sequences import PARTS, Sequences

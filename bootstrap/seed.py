@@ -15,14 +15,13 @@ from typing import Any
 
 from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.stages import Doorplate, Stages, tell_address
+from dipaco_p2p.program.console import LogFormat, log_to, on_signals
+from dipaco_p2p.program.control.server import listening
+from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.decrees import ACTS
-from dipaco_p2p.runtime.console import log_to, on_signals
-from dipaco_p2p.runtime.control.server import listening
-from dipaco_p2p.runtime.decrees import Decrees
-from dipaco_p2p.runtime.join import Doorplate, Stages, tell_address
-from dipaco_p2p.runtime.logs import LogFormat
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import folder_lock
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.libp2p import open_libp2p
 

@@ -17,7 +17,7 @@ from dipaco_p2p.core.codec import decode, encode
 from dipaco_p2p.core.heldout import HeldOut
 from dipaco_p2p.core.shards import check_tokens, cut, split_by_document
 from dipaco_p2p.errors import CorpusError, IntegrityError
-from dipaco_p2p.runtime.store import write_atomically
+from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.strict import plain
 
 from .corpus import load_corpus, require_documents

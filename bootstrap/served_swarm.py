@@ -14,14 +14,14 @@ from typing import Any
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import SwarmError, Unreachable
+from dipaco_p2p.node.node import Reader, open_reader
+from dipaco_p2p.node.reading import ask, fetch_chain, open_connection
+from dipaco_p2p.node.shardings import learn_shardings
+from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.transfer import fetch
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.join import fetch_stages
-from dipaco_p2p.runtime.node import Reader, open_reader
-from dipaco_p2p.runtime.reading import ask, fetch_chain, open_connection
-from dipaco_p2p.runtime.shardings import learn_shardings
-from dipaco_p2p.runtime.store import Store
-from dipaco_p2p.runtime.transfer import fetch
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId, PathId

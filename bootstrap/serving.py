@@ -20,13 +20,14 @@ from dipaco_p2p.core.codec import decode_module
 from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.router import Router, decode_router
 from dipaco_p2p.errors import ConfigError, IntegrityError, WrongRun
+from dipaco_p2p.node.entry import is_entry
+from dipaco_p2p.node.ledger import DAMAGED_HINT, Ledger
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.trained import trained_paths, witnesses
+from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sharding
 from dipaco_p2p.protocol.versions import genesis_version
-from dipaco_p2p.runtime.entry import is_entry
-from dipaco_p2p.runtime.ledger import DAMAGED_HINT, Ledger
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store, folder_lock
-from dipaco_p2p.runtime.trained import trained_paths, witnesses
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .best import Best, read_serving, serving_header

@@ -16,18 +16,19 @@ from typing import Any
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError
+from dipaco_p2p.node.decrees import Decrees, serve_decrees
+from dipaco_p2p.node.node import open_member
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.transfer import serve_store
+from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
+from dipaco_p2p.owner.leadership import Leadership
+from dipaco_p2p.program.files import write_atomically
+from dipaco_p2p.program.history import History
+from dipaco_p2p.program.tasks import keep_going
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
-from dipaco_p2p.runtime.decrees import Decrees, serve_decrees
-from dipaco_p2p.runtime.history import History
-from dipaco_p2p.runtime.leadership import Leadership
-from dipaco_p2p.runtime.node import open_member
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store, write_atomically
-from dipaco_p2p.runtime.tasks import keep_going
-from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.swarm.api import Reply, Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId

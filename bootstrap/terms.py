@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from dipaco_p2p.errors import ConfigError, IntegrityError, Refused
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.owner.leadership import Granting
+from dipaco_p2p.owner.mirror_calls import whole
+from dipaco_p2p.owner.module_calls import learn_mandate, module_of_run
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import MIRRORS_MAX, Grant, require_peers, unseal
 from dipaco_p2p.protocol.signing import PeerId, short
-from dipaco_p2p.runtime.leadership import Granting
-from dipaco_p2p.runtime.mirror_calls import whole
-from dipaco_p2p.runtime.module_calls import learn_mandate, module_of_run
-from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId
 

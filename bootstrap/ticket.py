@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dipaco_p2p.errors import ConfigError, DipacoError
-from dipaco_p2p.runtime.entry import read_entry
-from dipaco_p2p.runtime.join import DOORPLATE, make_ticket
+from dipaco_p2p.node.entry import read_entry
+from dipaco_p2p.node.stages import DOORPLATE, make_ticket
 
 from .folder import RunFolder
 

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from dipaco_p2p.core.codec import decode_module
 from dipaco_p2p.core.outer import OuterState
 from dipaco_p2p.errors import DipacoError, IntegrityError
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.owner.rollback import make_rollback_again
+from dipaco_p2p.owner.version import make_again, stored
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.versions import check_chain, genesis_version
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.payloads import stored
-from dipaco_p2p.runtime.recompute import make_again
-from dipaco_p2p.runtime.rollback import make_rollback_again
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
 
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.protocol.branches import Branch, is_final
 from dipaco_p2p.protocol.documents import Grant, ModuleVersion, Sealed, require_peers
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import Tally, check_successor, genesis_version
-from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.topology import ModuleId
 
 from .refusals import Reason

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.protocol.checks import Agreement, Check, agreement, agrees, is_about
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .chains import Published

@@ -34,10 +34,10 @@ def serve(
 
     Ctrl-C stops; the same command goes on later, and asks for what it missed.
     """
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
-        from dipaco_p2p.runtime.entry import read_entry
+        from dipaco_p2p.node.entry import read_entry
 
         read_entry(ticket, run=run)  # before the imports that take seconds
         check_base(base)
@@ -58,7 +58,7 @@ def export(
     run: Expected = None,
 ) -> None:
     """Write the whole site as files, for any web host or none: open its `index.html`."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from .program import export as export_run
@@ -75,7 +75,7 @@ def rebuild(
     to: Annotated[Path, typer.Argument(help="The database to write: a new file.")],
 ) -> None:
     """Make the tables again from the signed documents of a run alone: nobody needs to believe a leaderboard."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from .program import rebuild_tables

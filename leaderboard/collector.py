@@ -16,11 +16,11 @@ from dataclasses import replace
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.node.reading import open_connection
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.program.tasks import keep_going
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.join import fetch_stages
-from dipaco_p2p.runtime.reading import open_connection
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.tasks import keep_going
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.topology import PathId
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.topology import ModuleId, PathId
 
 DOING_CHARS_MAX = 32

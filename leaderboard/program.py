@@ -17,9 +17,9 @@ from pathlib import Path
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, SwarmError
-from dipaco_p2p.runtime.console import log_to, on_signals
-from dipaco_p2p.runtime.entry import is_entry
-from dipaco_p2p.runtime.store import folder_lock
+from dipaco_p2p.node.entry import is_entry
+from dipaco_p2p.program.console import log_to, on_signals
+from dipaco_p2p.program.files import folder_lock
 
 from .collector import collect
 from .database import Database

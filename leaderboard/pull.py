@@ -14,14 +14,14 @@ from typing import Any
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.node.node import CONTROL_TIMEOUT_S, open_observer
+from dipaco_p2p.node.reading import ask, ask_chain, chain_tellers
 from dipaco_p2p.protocol.branches import is_final
 from dipaco_p2p.protocol.checks import Check
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Receipt, Rejection, Sealed, rejected
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.rounds import OpenRound
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.node import CONTROL_TIMEOUT_S, open_observer
-from dipaco_p2p.runtime.reading import ask, ask_chain, chain_tellers
 from dipaco_p2p.swarm.api import Reply, Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId

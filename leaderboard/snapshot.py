@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dipaco_p2p import strict
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.protocol.claims import taking_part
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .contributors import contributor_rows

@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.owner.rejections import OF_ROUND_MAX
 from dipaco_p2p.protocol.checks import IN_ALL_MAX, OF_PATH_MAX, Check
 from dipaco_p2p.protocol.documents import (
     Contribution,
@@ -29,8 +31,6 @@ from dipaco_p2p.protocol.documents import (
 )
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.rejections import OF_ROUND_MAX
-from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .chains import Chain, Published

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dipaco_p2p.runtime.node import Member
+from dipaco_p2p.node.node import Member
 from dipaco_p2p.topology import PathId
 
 from .status import Status

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
-from dipaco_p2p.runtime.store import write_atomically
+from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.swarm.addresses import read_address
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from dipaco_p2p.core.compress import TOP128
 from dipaco_p2p.core.outer import outer_gradient
 from dipaco_p2p.core.overlap import Course
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.node.node import Member
 from dipaco_p2p.protocol.documents import ModuleVersion
-from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.topology import ModuleId
 
 from .tenure import Tenure

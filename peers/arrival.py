@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import EnvironmentUnfit
+from dipaco_p2p.node.dial import Enter, Opened, doors, knock
+from dipaco_p2p.node.entry import Entry
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.entry import Entry
-from dipaco_p2p.runtime.knock import Enter, Opened, doors, knock
 from dipaco_p2p.swarm.addresses import read_address, read_place
 from dipaco_p2p.swarm.dialback import Reach, ask_reach
 from dipaco_p2p.swarm.libp2p import Libp2pSwarm, open_libp2p

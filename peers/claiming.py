@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 
+from dipaco_p2p.node.node import Member
 from dipaco_p2p.protocol.claims import (
     CLAIM_TRANSITIONS,
     ClaimEvent,
@@ -19,7 +20,6 @@ from dipaco_p2p.protocol.claims import (
 )
 from dipaco_p2p.protocol.machine import follow
 from dipaco_p2p.protocol.rounds import PathClaims, Standing
-from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.topology import PathId
 
 from .states import PathStates

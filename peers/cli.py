@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dipaco_p2p import __version__
-from dipaco_p2p.runtime.logs import LogFormat
+from dipaco_p2p.program.console import LogFormat
 
 from .control.cli import add_commands
 from .preferences.commands import config_app
@@ -60,13 +60,13 @@ def join(
     Ctrl-C finishes cleanly: what was trained is pushed, the claim released, led modules are handed over.
     A second Ctrl-C leaves at once. Every flag below may stand in a file, see `dipaco-peer config`.
     """
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     from .config import PeerConfig
     from .preferences.layers import resolve
 
     async def main() -> None:
-        from dipaco_p2p.runtime.entry import read_entry
+        from dipaco_p2p.node.entry import read_entry
 
         read_entry(ticket, run=run)  # before the imports that take seconds
         wishes = PeerConfig.of(resolve(flags, config=config).preferences)
@@ -92,13 +92,13 @@ def me(
 
     The versions are asked of the swarm and checked here; the figures are those of the leaderboard.
     """
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     from .config import default_home
 
     async def main() -> None:
         from dipaco_p2p.clock import SystemClock
-        from dipaco_p2p.runtime.entry import read_entry
+        from dipaco_p2p.node.entry import read_entry
 
         read_entry(ticket, run=run)  # before the imports that take seconds
 
@@ -128,7 +128,7 @@ def doctor(
     Looks at clock, versions, GPU, memory, disk, identity, file limits, port, leftovers; with a ticket at each seed, the
     way back from it, and the line.
     """
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     from .config import PeerConfig, default_home
 
@@ -158,12 +158,12 @@ def evaluate(
 
     Needs no key and says nothing to the swarm. The exit code is 1 if a figure differs by more than machines do.
     """
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     differs: list[str] = []
 
     async def main() -> None:
-        from dipaco_p2p.runtime.entry import read_entry
+        from dipaco_p2p.node.entry import read_entry
 
         read_entry(ticket, run=run)  # before the imports that take seconds
 

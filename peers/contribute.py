@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable
 
 from dipaco_p2p.errors import Refused, Unreachable
+from dipaco_p2p.node.node import Member
 from dipaco_p2p.protocol.documents import BlobRef, Contribution
 from dipaco_p2p.protocol.signing import short
-from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.topology import ModuleId
 
 from .kept import Outbox, Receipts

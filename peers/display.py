@@ -16,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dipaco_p2p.runtime.history import History
-from dipaco_p2p.runtime.words import duration
+from dipaco_p2p.program.history import History
+from dipaco_p2p.program.text import duration
 
 from .status import Status
 

@@ -14,15 +14,15 @@ from rich.table import Table
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.node.measuring import Measuring
+from dipaco_p2p.node.node import Reader, open_reader
+from dipaco_p2p.node.reading import fetch_judgements, open_connection
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.checks import TOLERANCE_NATS, agrees
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.join import fetch_stages
-from dipaco_p2p.runtime.measuring import Measuring
-from dipaco_p2p.runtime.node import Reader, open_reader
-from dipaco_p2p.runtime.reading import fetch_judgements, open_connection
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import PathId

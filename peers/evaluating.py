@@ -1,7 +1,7 @@
 """Measuring judged rounds again for everybody, between rounds of one's own: what `dipaco-peer join --evaluate` offers.
 
 A volunteer takes a path that nobody, or hardly anybody, has checked, and that it has no work in; measures it as the
-coordinator did (runtime/measuring.py), and gives what it found, signed, to the seed nodes. Training comes first: this
+coordinator did (node/measuring.py), and gives what it found, signed, to the seed nodes. Training comes first: this
 takes at most `SHARE_MAX` of the time, counted from when the stage was joined.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit
+from dipaco_p2p.node.measuring import Measuring, check_of, read_checks, send_check
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.reading import fetch_judgements
 from dipaco_p2p.protocol.checks import OF_AUTHOR_MAX, agrees
 from dipaco_p2p.protocol.judgement import Judgement, PathLoss
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.measuring import Measuring, check_of, read_checks, send_check
-from dipaco_p2p.runtime.node import Member
-from dipaco_p2p.runtime.reading import fetch_judgements
 from dipaco_p2p.topology import PathId
 
 log = logging.getLogger(__name__)

@@ -7,13 +7,12 @@ from functools import partial
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.runtime.console import log_to, on_signals
-from dipaco_p2p.runtime.control.server import listening
-from dipaco_p2p.runtime.entry import Entry, read_entry
-from dipaco_p2p.runtime.join import tell_address
-from dipaco_p2p.runtime.logs import LogFormat
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import folder_lock
+from dipaco_p2p.node.entry import Entry, read_entry
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.stages import tell_address
+from dipaco_p2p.program.console import LogFormat, log_to, on_signals
+from dipaco_p2p.program.control.server import listening
+from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.swarm.addresses import read_address
 
 from .acquaintances import Acquaintances
@@ -41,7 +40,7 @@ async def join(
     is_dry: bool = False,
     log_format: LogFormat = LogFormat.TEXT,
 ) -> None:
-    """Take part in the run that `text` leads to (runtime/entry.py) until it is complete or a signal says stop; with
+    """Take part in the run that `text` leads to (node/entry.py) until it is complete or a signal says stop; with
     `is_dry` only say what that would take. Raises DipacoError."""
     parts = Parts(log_to=partial(log_to, kind=log_format))
     check_before(config, SystemClock())

@@ -2,7 +2,7 @@
 
     state-<path>.json      the path's inner states: moments and error feedback (states.py)
     version-, open-*.json  the chains of the modules that it trains, mirrors or leads, and the newest parameters;
-                           so that a restart fetches only what is newer (runtime/chain.py)
+                           so that a restart fetches only what is newer (owner/chain.py)
     outbox/                contributions whose push has begun and has not ended: a restart pushes them again, which is
                            the same contribution and counts once
     receipts.jsonl         what leaders signed for, the newest last
@@ -21,9 +21,10 @@ from typing import Any
 from dipaco_p2p import strict
 from dipaco_p2p.canonical import canonical_bytes, digest
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, IntegrityError
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.program.files import disk, write_atomically
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, unseal
-from dipaco_p2p.runtime.node import Member
-from dipaco_p2p.runtime.store import Store, disk, write_atomically
 
 log = logging.getLogger(__name__)
 

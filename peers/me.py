@@ -17,15 +17,15 @@ from rich.table import Table
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import ConfigError, SwarmError
+from dipaco_p2p.node.node import open_observer
+from dipaco_p2p.node.reading import fetch_chain, fetch_judgements, open_connection
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.credit import Earned, recent_credit, share_credit
 from dipaco_p2p.protocol.documents import ModuleVersion, Share
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.history import read_history
-from dipaco_p2p.runtime.join import fetch_stages
-from dipaco_p2p.runtime.node import open_observer
-from dipaco_p2p.runtime.reading import fetch_chain, fetch_judgements, open_connection
-from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.identity import load_or_create
 from dipaco_p2p.swarm.scope import ScopedSwarm

@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
+from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.node import Member, Observer, open_observer
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.decrees import Decrees
-from dipaco_p2p.runtime.node import Member, Observer, open_observer
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 

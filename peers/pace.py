@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Collection, Iterable
 
 from dipaco_p2p.config import LivenessConfig, RoundsConfig
+from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.pace import within_bounds
-from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.topology import ModuleId
 
 PUSHES = 3

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from dipaco_p2p.clock import Clock
-from dipaco_p2p.runtime.tasks import done_or_later
+from dipaco_p2p.program.tasks import done_or_later
 
 LOOK_S = 30.0
 """A timer stands still while the machine sleeps, so the clock is looked at again after this long at the latest."""

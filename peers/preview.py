@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dipaco_p2p.clock import SystemClock
+from dipaco_p2p.node.node import open_observer
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.sizes import Needs, needs_of
+from dipaco_p2p.program.system import free_disk
+from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.protocol.claims import choose_path
 from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.needs import Needs, needs_of
-from dipaco_p2p.runtime.node import open_observer
-from dipaco_p2p.runtime.room import free_disk, in_bytes
-from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.dialback import Reach
 from dipaco_p2p.swarm.scope import ScopedSwarm

@@ -11,13 +11,13 @@ import logging
 from collections.abc import Callable
 
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
+from dipaco_p2p.node.node import CALL_TIMEOUT_S, Member
+from dipaco_p2p.node.shardings import attached
+from dipaco_p2p.node.transfer import send
 from dipaco_p2p.protocol.admission import PASSING, Reason
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
 from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.protocol.signing import PeerId, short
-from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Member
-from dipaco_p2p.runtime.shardings import attached
-from dipaco_p2p.runtime.transfer import send
 
 log = logging.getLogger(__name__)
 

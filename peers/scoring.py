@@ -16,10 +16,10 @@ from dipaco_p2p.core.heldout import HeldOut, decode_held_out
 from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.scores import encode_scores, window_nats
 from dipaco_p2p.errors import IntegrityError, Interrupted, SwarmError
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.shardings import Work, ask_work, is_scoring_due, learn_shardings, send_scores
+from dipaco_p2p.node.transfer import fetch
 from dipaco_p2p.protocol.documents import BlobRef
-from dipaco_p2p.runtime.node import Member
-from dipaco_p2p.runtime.shardings import Work, ask_work, is_scoring_due, learn_shardings, send_scores
-from dipaco_p2p.runtime.transfer import fetch
 from dipaco_p2p.topology import PathId
 
 log = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 
 from dipaco_p2p.canonical import is_digest
 from dipaco_p2p.errors import IntegrityError, SwarmError
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.sizes import state_bytes_max
+from dipaco_p2p.node.transfer import fetch
 from dipaco_p2p.protocol.documents import BlobRef, Share
 from dipaco_p2p.protocol.signing import PeerId, short
-from dipaco_p2p.runtime.needs import state_bytes_max
-from dipaco_p2p.runtime.node import Member
-from dipaco_p2p.runtime.transfer import fetch
 from dipaco_p2p.topology import PathId
 
 from .kept import read_checked, write_checked

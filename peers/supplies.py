@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 from dipaco_p2p.core.shards import Shard, decode_shard
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.remote import RemoteLedger
+from dipaco_p2p.node.transfer import fetch
 from dipaco_p2p.protocol.claims import taking_part
 from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.node import Member
-from dipaco_p2p.runtime.remote import RemoteLedger
-from dipaco_p2p.runtime.transfer import fetch
 from dipaco_p2p.topology import PathId
 
 log = logging.getLogger(__name__)

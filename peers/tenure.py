@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.protocol.documents import ModuleVersion, Share
 from dipaco_p2p.protocol.rounds import OpenRound, Standing, standing
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.follower import Follower
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .trainer import Flat, PathTrainer

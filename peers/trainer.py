@@ -22,7 +22,7 @@ from dipaco_p2p.core.microbatch import MicroBatch
 from dipaco_p2p.core.outer import outer_gradient
 from dipaco_p2p.core.shards import Shard
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .engines import Engines

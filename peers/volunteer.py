@@ -14,13 +14,13 @@ from typing import Any
 
 from dipaco_p2p.core.engine import AUTO, Engine
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, SwarmError
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.owner.follower import Follower
+from dipaco_p2p.owner.leadership import Leadership
+from dipaco_p2p.program.tasks import done_or_later, keep_going
 from dipaco_p2p.protocol.claims import ClaimEvent, taking_part
 from dipaco_p2p.protocol.liveness import heartbeat_interval_s
 from dipaco_p2p.protocol.rounds import PATIENCE
-from dipaco_p2p.runtime.follower import Follower
-from dipaco_p2p.runtime.leadership import Leadership
-from dipaco_p2p.runtime.node import Member
-from dipaco_p2p.runtime.tasks import done_or_later, keep_going
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .claiming import Claiming

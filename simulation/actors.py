@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, cast
 from bootstrap.folder import open_stage
 from bootstrap.stage import SeedStage
 from dipaco_p2p.errors import DipacoError, SwarmError
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.stages import Stages, fetch_stages
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.runtime.join import Stages, fetch_stages
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.memory import MemorySwarm
 from dipaco_p2p.topology import ModuleId
 from peers.config import PeerConfig

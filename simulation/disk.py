@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dipaco_p2p.runtime import store
-from dipaco_p2p.runtime.faults import reach
-from dipaco_p2p.runtime.store import Disk
+from dipaco_p2p.program import files
+from dipaco_p2p.program.faults import reach
+from dipaco_p2p.program.files import Disk
 
 from .virtual_time import WHO
 
@@ -102,11 +102,11 @@ class SimulatedDisk(Disk):
 @contextlib.contextmanager
 def installed(disk: Disk):  # type: ignore[no-untyped-def]
     """Let all stores of this process use `disk` while the block runs."""
-    before, store.disk = store.disk, disk
+    before, files.disk = files.disk, disk
     try:
         yield disk
     finally:
-        store.disk = before
+        files.disk = before
 
 
 def _path(file: BinaryIO) -> Path:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.owner.chain import ModuleChain
+from dipaco_p2p.program.history import History
 from dipaco_p2p.protocol.documents import Contribution, Sealed
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.chain import ModuleChain
-from dipaco_p2p.runtime.history import History
 
 from .virtual_time import WHO
 

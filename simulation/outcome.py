@@ -12,12 +12,12 @@ from bootstrap.folder import open_stage
 from bootstrap.verify import verify_run
 from dipaco_p2p.core.codec import decode_module
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, Share
 from dipaco_p2p.protocol.versions import genesis_version
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 
 from .history import Counted, Link, Outcome
 

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.core import blocks
+from dipaco_p2p.node import ledger
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.watch import Watch
+from dipaco_p2p.owner import intake
+from dipaco_p2p.owner import version as recompute
+from dipaco_p2p.owner.intake import Intake
+from dipaco_p2p.program import files
 from dipaco_p2p.protocol import admission
 from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.rounds import Round, RoundEvent, RoundState
 from dipaco_p2p.protocol.versions import Tally
-from dipaco_p2p.runtime import intake, ledger, recompute, store
-from dipaco_p2p.runtime.intake import Intake
-from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.store import Store
-from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm import blobs
 from dipaco_p2p.swarm.shelf import Shelf
 
@@ -53,10 +56,10 @@ def written_in_place(soil: Soil) -> None:
     def write(path: Path, *parts: bytes | memoryview, is_cold: bool = False) -> None:
         with path.open("wb") as file:
             for part in parts:
-                store.disk.write(file, part)
-            store.disk.sync(file)
+                files.disk.write(file, part)
+            files.disk.sync(file)
 
-    soil.replace_everywhere("write_atomically", store.write_atomically, write)
+    soil.replace_everywhere("write_atomically", files.write_atomically, write)
 
 
 @mutant("receipt before the disk", faults=("crash", "total outage"))

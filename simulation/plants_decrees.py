@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.protocol.versions import Tally
-from dipaco_p2p.runtime.ledger import Ledger
 
 from .mutants import Soil, mutant
 

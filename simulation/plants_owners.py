@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from bootstrap.terms import Terms
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.mandates import Mandates
+from dipaco_p2p.owner.chain import ModuleChain
+from dipaco_p2p.owner.intake import Intake
+from dipaco_p2p.owner.leader import Leader
+from dipaco_p2p.owner.leadership import Leadership
+from dipaco_p2p.owner.replication import Replication
 from dipaco_p2p.protocol import owners
 from dipaco_p2p.protocol.versions import Tally
-from dipaco_p2p.runtime.chain import ModuleChain
-from dipaco_p2p.runtime.intake import Intake
-from dipaco_p2p.runtime.leader import Leader
-from dipaco_p2p.runtime.leadership import Leadership
-from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.mandates import Mandates
-from dipaco_p2p.runtime.replication import Replication
 
 from .mutants import Soil, mutant
 

@@ -19,10 +19,10 @@ from dipaco_p2p.core.inner import InnerResult, StepReport
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.shards import Shard, encode_shard
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import GenesisRef, Manifest, ShardRef, seal
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from peers.trainer import Flat, PathTrainer
 
 STEP_SIZE = 0.01

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.folder import write_stage
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.program import faults
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.runtime import faults
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.memory import MemoryNetwork
 
 from .actors import RESTART_S, RESTARTS_MAX, Machine, SeedMachine, VolunteerMachine

@@ -15,9 +15,9 @@ from dipaco_p2p.config import InnerConfig, ModelConfig
 from dipaco_p2p.core.inner import InnerLoop
 from dipaco_p2p.core.model import initial_modules
 from dipaco_p2p.core.shards import Shard
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.owner.version import averaged, make_version
 from dipaco_p2p.protocol.versions import genesis_version
-from dipaco_p2p.runtime.recompute import averaged, make_version
-from dipaco_p2p.runtime.run import Run
 
 from .module import LEADER, MODULE, admitted, state_of
 

@@ -12,13 +12,12 @@ from dipaco_p2p.config import CompressionConfig, LevelConfig, ModelConfig, RunCo
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.compress import compress, encode_compressed, norm
 from dipaco_p2p.core.outer import OuterState
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.version import Admitted, stored
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, seal
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.versions import genesis_version
-from dipaco_p2p.runtime.payloads import stored
-from dipaco_p2p.runtime.recompute import Admitted
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
 
 MODULE = ModuleId(0, 0)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dipaco_p2p.core.outer import average
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.owner.version import averaged, make_version
 from dipaco_p2p.protocol.versions import genesis_version
-from dipaco_p2p.runtime.recompute import averaged, make_version
-from dipaco_p2p.runtime.run import Run
 
 from .module import LEADER, MODULE, admitted, run_of, state_of
 

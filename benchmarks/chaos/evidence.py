@@ -15,7 +15,7 @@ from .schedule import SEED_NODE, Verb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line of a member's history (dipaco_p2p/runtime/history.py)."""
+    """One line of a member's history (dipaco_p2p/program/history.py)."""
 
     ev: str
     t_s: float

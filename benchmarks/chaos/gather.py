@@ -7,9 +7,9 @@ from pathlib import Path
 
 from bootstrap.folder import GRID, RunFolder
 from bootstrap.report import verify_stages
+from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.documents import ModuleVersion
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.history import read_history
 
 from .evidence import Done, Event, Evidence, Link, Share
 from .schedule import SEED_NODE
@@ -58,7 +58,7 @@ def read_events(paths: Iterable[Path]) -> tuple[Event, ...]:
 
 
 def _kept(folders: Iterable[Path]) -> frozenset[str]:
-    """Contributions in any ledger (dipaco_p2p/runtime/ledger.py names its files so)."""
+    """Contributions in any ledger (dipaco_p2p/node/ledger.py names its files so)."""
     paths = (path for folder in folders for path in folder.glob("documents/open-*.json"))
     return frozenset(path.stem.rpartition("-")[2] for path in paths)
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import SwarmError
-from dipaco_p2p.runtime.history import History
-from dipaco_p2p.runtime.join import fetch_stages
-from dipaco_p2p.runtime.node import open_observer
-from dipaco_p2p.runtime.watch import Watch
+from dipaco_p2p.node.node import open_observer
+from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.node.watch import Watch
+from dipaco_p2p.program.history import History
 from dipaco_p2p.swarm.addresses import read_address
 from dipaco_p2p.swarm.libp2p import open_libp2p
 from dipaco_p2p.swarm.scope import ScopedSwarm

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bootstrap.progress import stage
 from dipaco_p2p.errors import DipacoError
-from dipaco_p2p.runtime.history import read_history
+from dipaco_p2p.program.history import read_history
 
 from .swarm import POLL_S, LocalSwarm
 

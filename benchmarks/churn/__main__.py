@@ -29,7 +29,7 @@ def main(
     at_once: Annotated[bool, typer.Option("--at-once", help="Both runs at the same time.")] = False,
 ) -> None:
     """Run a swarm without faults and one whose volunteers are killed; say what the kills cost, and what was kept."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     from .options import Options
 

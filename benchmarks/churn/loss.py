@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bootstrap.evaluator import Evaluator
 from bootstrap.folder import RunFolder
-from dipaco_p2p.runtime.archive import SeedArchive
+from dipaco_p2p.owner.archive import SeedArchive
 
 
 def losses(folders: dict[str, Path], versions: dict[str, int]) -> dict[str, float]:

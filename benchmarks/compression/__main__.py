@@ -24,7 +24,7 @@ def main(
 ) -> None:
     """Encode and decode a large vector with every codec, then train a 2x2 grid with each."""
     from dipaco_p2p.errors import DipacoError
-    from dipaco_p2p.runtime.console import print_error
+    from dipaco_p2p.program.console import print_error
 
     from .report import Wish, run
 

@@ -25,7 +25,7 @@ def main(
 ) -> None:
     """Ask a GPU, question by question, and write results.json and page.md after each."""
     from dipaco_p2p.errors import DipacoError, Interrupted
-    from dipaco_p2p.runtime.console import print_error
+    from dipaco_p2p.program.console import print_error
     from peers.config import torch_device
 
     from .case import Bench

@@ -64,7 +64,7 @@ def main(
 ) -> None:
     """Collect wheels, and text if asked to."""
     from dipaco_p2p.errors import DipacoError, EnvironmentUnfit
-    from dipaco_p2p.runtime.console import print_error
+    from dipaco_p2p.program.console import print_error
 
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.manifests import sealed_manifest
 from dipaco_p2p.config import LevelConfig, ModelConfig, RoundsConfig, RunConfig, WarmupConfig
 from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.protocol.documents import (
     BlobRef,
     Contribution,
@@ -27,7 +28,6 @@ from dipaco_p2p.protocol.documents import (
 )
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.versions import genesis_version
-from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.topology import ModuleId, PathId
 from leaderboard.database import Database
 from leaderboard.refusals import Refusals

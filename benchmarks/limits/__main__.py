@@ -24,7 +24,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
     """Start a coordinator and one volunteer after the other, each with a limit, and measure it from outside."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     from .cases import CASES, HELD_MAX
 

@@ -24,7 +24,7 @@ def main(
     """Push both modules of a path over a line in network namespaces, and pull their next versions."""
     from dipaco_p2p.config import CompressionConfig
     from dipaco_p2p.core.compress import CODECS
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     from .experiment import PATH_150M, QUICK_PATH, Wish
     from .report import run

@@ -22,7 +22,7 @@ def main(
 ) -> None:
     """Train a 2x2 grid for six rounds while contributions are lost, late, or of one path never come."""
     from dipaco_p2p.errors import DipacoError
-    from dipaco_p2p.runtime.console import print_error
+    from dipaco_p2p.program.console import print_error
 
     from .cases import ROUNDS
     from .report import run

@@ -30,7 +30,7 @@ def main(
     import signal
 
     from dipaco_p2p.errors import DipacoError, Interrupted
-    from dipaco_p2p.runtime.console import print_error
+    from dipaco_p2p.program.console import print_error
 
     from .experiment import Choice, run_experiment
 

@@ -1,7 +1,7 @@
 """Who does the work must not matter: the same rounds by fewer workers, and by one that is killed, digest by digest.
 
 A few rounds of a small job, by the functions of the swarm: paths are trained by peers/trainer.py, from the modules that
-runtime/recompute.py makes of the contributions; states and snapshots are blobs. Every drill also runs a control that
+owner/version.py makes of the contributions; states and snapshots are blobs. Every drill also runs a control that
 must come out otherwise: the same without handing over the paths' inner states.
 """
 
@@ -23,6 +23,9 @@ from dipaco_p2p.core.codec import encode_module
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.outer import OuterState
 from dipaco_p2p.core.shards import Shard, encode_shard
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.version import Admitted, made_and_kept, make_version
 from dipaco_p2p.protocol.documents import (
     BlobRef,
     Contribution,
@@ -33,9 +36,6 @@ from dipaco_p2p.protocol.documents import (
 )
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.versions import genesis_version
-from dipaco_p2p.runtime.recompute import Admitted, made_and_kept, make_version
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .grid import WarmStart

@@ -2,7 +2,7 @@
 
 Rule: what a round does to a module is what the swarm's owners do: the same weights, average, Nesterov step and
 quantised update of core/outer.py. The same contributions in the same order give the same bytes
-(tests/programs/test_methods_grid.py compares with runtime/recompute.py).
+(tests/programs/test_methods_grid.py compares with owner/version.py).
 Controls and ablations differ only where a field of `Job` says so.
 """
 
@@ -174,7 +174,7 @@ class Grid:
 def next_state(
     state: OuterState, contributions: Sequence[Contribution], job: Job, *, clip_norm: float | None = None
 ) -> OuterState:
-    """A module after one round; with int8 and the rules of a run file, what `runtime.recompute.make_version` makes."""
+    """A module after one round; with int8 and the rules of a run file, what `owner.version.make_version` makes."""
     alphas = weights([c.share for c in contributions], tokens_full=_tokens_full(job.inner, job.model.context))
     gradients = [c.gradient for c in contributions]
     compressed = [gradient for gradient in gradients if isinstance(gradient, Compressed)]

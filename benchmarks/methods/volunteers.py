@@ -1,4 +1,4 @@
-"""A volunteer of the drills: the swarm's own trainer and disk (peers/trainer.py, runtime/store.py), without the line.
+"""A volunteer of the drills: the swarm's own trainer and disk (peers/trainer.py, node/store.py), without the line.
 
 In one process with others, or as a process of its own that can be killed: `python -m benchmarks.methods.volunteers HOME
 PUBLISHED` reads turns as lines of JSON and writes `ready`, `step N` after each inner step, and `done` with what came of
@@ -23,9 +23,9 @@ from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.core.codec import decode_module
 from dipaco_p2p.core.shards import decode_shard
 from dipaco_p2p.errors import DipacoError, IntegrityError
+from dipaco_p2p.node.run import Run, open_run
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import BlobRef
-from dipaco_p2p.runtime.run import Run, open_run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import PathId
 from peers.trainer import PathTrainer
 

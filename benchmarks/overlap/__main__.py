@@ -21,7 +21,7 @@ def main(
 ) -> None:
     """Play swarms over slow lines in virtual time, then train a 2x2 grid from each estimate of the next versions."""
     from dipaco_p2p.errors import DipacoError
-    from dipaco_p2p.runtime.console import print_error
+    from dipaco_p2p.program.console import print_error
 
     from .report import Wish, run
     from .share import Lines

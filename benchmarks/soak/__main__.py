@@ -24,7 +24,7 @@ def main(
     out: Annotated[Path, typer.Option(help="A new folder; logs, homes and the result.")] = Path("soak"),
 ) -> None:
     """Run a swarm under mild churn, sample what its processes hold, and say what grows."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     from .experiment import Options
 

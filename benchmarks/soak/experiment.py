@@ -16,7 +16,7 @@ from benchmarks.chaos.swarm import LocalSwarm
 from benchmarks.churn.options import Options as ChurnOptions
 from benchmarks.churn.options import run_text
 from bootstrap.progress import stage
-from dipaco_p2p.runtime.history import read_history
+from dipaco_p2p.program.history import read_history
 
 from .sample import Sample, take
 

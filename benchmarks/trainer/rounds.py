@@ -16,8 +16,8 @@ from dipaco_p2p.config import ModelConfig, RunConfig
 from dipaco_p2p.core.engine import EXACT, FAST
 from dipaco_p2p.core.inner import InnerLoop
 from dipaco_p2p.core.model import initial_modules
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.runtime.run import Run
 from peers.engines import Engines
 from peers.trainer import PathTrainer
 

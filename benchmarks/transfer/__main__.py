@@ -26,7 +26,7 @@ def main(
     """Play rounds of a run whose only module has 100 MB, and all-reduces of the same tensors, in turns."""
     from dipaco_p2p.config import CompressionConfig
     from dipaco_p2p.core.compress import CODECS
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     from .measure import Wish, fan_ins
     from .report import run

@@ -19,12 +19,12 @@ from bootstrap.stage import SeedStage
 from dipaco_p2p import strict
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.config import RunConfig
-from dipaco_p2p.runtime import faults
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.history import read_history
-from dipaco_p2p.runtime.join import Stages
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.stages import Stages
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.program import faults
+from dipaco_p2p.program.history import read_history
 from dipaco_p2p.swarm.addresses import best_address
 from dipaco_p2p.swarm.libp2p import open_libp2p
 from peers.arrival import TTL_MAX_S
@@ -35,7 +35,7 @@ from .runs import make_run
 HISTORY = "history.jsonl"
 POLL_S = 0.1
 POINTS = "owner: "
-"""What the names of the points begin with that a leader passes (runtime/faults.py)."""
+"""What the names of the points begin with that a leader passes (program/faults.py)."""
 
 
 class NoEvaluator:

@@ -20,10 +20,10 @@ from dipaco_p2p.config import (
 from dipaco_p2p.core.codec import encode_module
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.shards import Shard, encode_shard
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import GenesisRef
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 
 ROUNDS = 10_000
 """More than any benchmark plays."""

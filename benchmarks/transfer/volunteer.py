@@ -19,17 +19,17 @@ from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.compress import compress, encode_compressed
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.node.dial import CONNECT_TIMEOUT_S
+from dipaco_p2p.node.node import open_member
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.transfer import serve_store
+from dipaco_p2p.owner.chain import Chains, ModuleChain
+from dipaco_p2p.owner.follower import Follower
+from dipaco_p2p.program.tasks import keep_going
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed
 from dipaco_p2p.protocol.liveness import heartbeat_interval_s
-from dipaco_p2p.runtime.chain import Chains, ModuleChain
-from dipaco_p2p.runtime.follower import Follower
-from dipaco_p2p.runtime.join import fetch_stages
-from dipaco_p2p.runtime.knock import CONNECT_TIMEOUT_S
-from dipaco_p2p.runtime.node import open_member
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
-from dipaco_p2p.runtime.tasks import keep_going
-from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.libp2p import open_libp2p
 from dipaco_p2p.swarm.scope import ScopedSwarm

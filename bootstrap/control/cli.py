@@ -26,7 +26,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def end(work: Callable[[], None]) -> None:
     """Leave with the exit code of `work`."""
-    from dipaco_p2p.runtime.console import run_command
+    from dipaco_p2p.program.console import run_command
 
     raise typer.Exit(run_command(work))
 

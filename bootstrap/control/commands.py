@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.live import Live
 
 from dipaco_p2p.errors import ConfigError, NotRunning
-from dipaco_p2p.runtime.control.client import ask, not_running
-from dipaco_p2p.runtime.control.place import find_socket
+from dipaco_p2p.program.control.client import ask, not_running
+from dipaco_p2p.program.control.place import find_socket
 
 from ..runfile import load_run_file, run_folder, runs_folder
 from . import screen

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.errors import ConfigError, NotRunning
-from dipaco_p2p.runtime.control.client import ask
-from dipaco_p2p.runtime.store import folder_lock
-from dipaco_p2p.runtime.words import printable
+from dipaco_p2p.program.control.client import ask
+from dipaco_p2p.program.files import folder_lock
+from dipaco_p2p.program.text import printable
 
 from ..decreeing import Order, offline
 from ..recovery.marker import require_caught_up

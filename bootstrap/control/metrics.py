@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dipaco_p2p.runtime.exposition import Metric, counter, exposition, gauge, one
+from dipaco_p2p.program.metrics import Metric, counter, exposition, gauge, one
 
 PREFIX = "coordinator_"
 

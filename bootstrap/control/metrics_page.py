@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
-from dipaco_p2p.runtime.exposition import CONTENT_TYPE
+from dipaco_p2p.program.metrics import CONTENT_TYPE
 
 LOOPBACK = "127.0.0.1"
 HEAD_BYTES_MAX = 8192

@@ -1,6 +1,6 @@
 """What a running coordinator says of its run, as plain JSON values: the same keys always, null for what is not known.
 
-Who lives, claims and leads is what the coordinator sees of the swarm (runtime/watch.py): hints. Versions that are final
+Who lives, claims and leads is what the coordinator sees of the swarm (node/watch.py): hints. Versions that are final
 and what was counted are its archive's. Lists are bounded, and say how many they leave out: identities cost nothing.
 """
 
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from dipaco_p2p import __version__
 from dipaco_p2p.clock import Clock
+from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.mandates import Mandates
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.decrees import Decrees
-from dipaco_p2p.runtime.mandates import Mandates
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .control import Control
@@ -28,9 +28,9 @@ from .metrics import metrics_text
 from .requests import Request
 
 if TYPE_CHECKING:
-    from dipaco_p2p.runtime.ledger import Ledger
-    from dipaco_p2p.runtime.run import Run
-    from dipaco_p2p.runtime.watch import Watch
+    from dipaco_p2p.node.ledger import Ledger
+    from dipaco_p2p.node.run import Run
+    from dipaco_p2p.node.watch import Watch
     from dipaco_p2p.swarm.api import SwarmStatistics
 
 STATUS, PEERS, PATHS, MODULES = (f"dipaco.coordinator.{name}/1" for name in ("status", "peers", "paths", "modules"))

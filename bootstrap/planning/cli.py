@@ -32,7 +32,7 @@ def check(
 
     Looks at the run file, the folder, the corpus, the tokenizer, disk, ports and clock; makes and changes nothing.
     """
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     codes: list[int] = []
 
@@ -56,7 +56,7 @@ def plan(
 
     Worked out from the run file alone, with the functions that the programs use; how fast volunteers train is not said.
     """
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from ..runfile import load_run_file

@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from dipaco_p2p.errors import ConfigError, CorpusError, DipacoError, EnvironmentUnfit, IntegrityError
-from dipaco_p2p.runtime.findings import DAMAGED, WRONG, Finding, failure
-from dipaco_p2p.runtime.room import existing, free_disk
-from dipaco_p2p.runtime.store import LOCK_NAME
-from dipaco_p2p.runtime.tools import output_of
+from dipaco_p2p.program.examination import DAMAGED, WRONG, Finding, failure
+from dipaco_p2p.program.files import LOCK_NAME
+from dipaco_p2p.program.system import existing, free_disk, output_of
 from dipaco_p2p.swarm.daemon import wait_port_free
 
 from ..folder import GRID, MANIFEST, WARMUP, read_stage

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dipaco_p2p.runtime.findings import DAMAGED, WRONG, Finding, failure, fine, warning
-from dipaco_p2p.runtime.room import in_bytes
+from dipaco_p2p.program.examination import DAMAGED, WRONG, Finding, failure, fine, warning
+from dipaco_p2p.program.text import in_bytes
 
 from .plan import Plan
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from dipaco_p2p.config import RunConfig
 from dipaco_p2p.core.compress import CODECS, bytes_max
-from dipaco_p2p.runtime.needs import (
+from dipaco_p2p.node.sizes import (
     FLOAT_BYTES,
     PROGRAM_BYTES,
     led_bytes,

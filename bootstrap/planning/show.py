@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from dipaco_p2p.runtime.findings import Finding, Level, document, exit_code, told, worst
-from dipaco_p2p.runtime.room import in_bytes
+from dipaco_p2p.program.examination import Finding, Level, document, exit_code, told, worst
+from dipaco_p2p.program.text import in_bytes
 
 from .plan import Memory, Plan
 

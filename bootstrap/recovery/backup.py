@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dipaco_p2p.errors import ConfigError, IntegrityError
-from dipaco_p2p.runtime.store import unfit
+from dipaco_p2p.program.files import unfit
 
 from ..folder import DECREES, GRID, MANIFEST, WARMUP, read_stage
 

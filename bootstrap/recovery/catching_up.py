@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.node.remote import RemoteLedger
+from dipaco_p2p.node.shardings import learn_shardings
+from dipaco_p2p.owner.archive import ArchiveChains
 from dipaco_p2p.protocol.branches import Branch
 from dipaco_p2p.protocol.signing import PeerId, short
-from dipaco_p2p.runtime.archive import ArchiveChains
-from dipaco_p2p.runtime.remote import RemoteLedger
-from dipaco_p2p.runtime.shardings import learn_shardings
 from dipaco_p2p.topology import ModuleId
 
 from .filling import Filling

@@ -26,11 +26,11 @@ def backup(
 
     THE COORDINATOR'S KEY IS INSIDE: whoever has the file can sign for the run. Only you may read it; keep it so.
     """
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from dipaco_p2p.clock import SystemClock
-        from dipaco_p2p.runtime.room import in_bytes
+        from dipaco_p2p.program.text import in_bytes
 
         from .backup import back_up
 
@@ -49,7 +49,7 @@ def restore(
 
     Be sure that the old coordinator is gone: two of them, with one key, would split the run.
     """
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         import time
@@ -78,10 +78,10 @@ def seed(
     Needs no key of the coordinator's, and signs nothing for the run. While the coordinator is lost, this is where
     others find in, and what a restored one fills its archive from.
     """
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
-        from dipaco_p2p.runtime.entry import read_entry
+        from dipaco_p2p.node.entry import read_entry
         from dipaco_p2p.swarm.line import Line
 
         read_entry(ticket)  # before the imports that take seconds

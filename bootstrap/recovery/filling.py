@@ -13,16 +13,16 @@ from collections.abc import Iterable, Iterator
 
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.node.items import read_items
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.reading import ask
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.transfer import fetch
+from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.items import read_items
-from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.node import Member
-from dipaco_p2p.runtime.reading import ask
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.transfer import fetch
 from dipaco_p2p.topology import ModuleId
 
 from ..records import IDS_MAX

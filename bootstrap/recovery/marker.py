@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError
-from dipaco_p2p.runtime.store import write_atomically
+from dipaco_p2p.program.files import write_atomically
 
 NAME = "restored.json"
 SCHEMA = "dipaco.restored/1"

@@ -10,9 +10,9 @@ import logging
 from pathlib import Path
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
+from dipaco_p2p.node.watch import Watch
+from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.store import write_atomically
-from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.addresses import best_address, read_address
 
 log = logging.getLogger(__name__)

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.errors import DipacoError, Unreachable
-from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
-from dipaco_p2p.runtime.entry import read_entry
-from dipaco_p2p.runtime.join import fetch_stages
-from dipaco_p2p.runtime.node import Member, open_member
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
-from dipaco_p2p.runtime.transfer import fetch
+from dipaco_p2p.node.entry import read_entry
+from dipaco_p2p.node.node import Member, open_member
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.transfer import fetch
+from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.swarm.addresses import read_address
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.libp2p import Libp2pSwarm

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError
-from dipaco_p2p.runtime.store import unfit
+from dipaco_p2p.program.files import unfit
 from dipaco_p2p.swarm.identity import load_or_create
 
 from ..folder import MANIFEST, read_stage

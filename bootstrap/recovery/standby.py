@@ -15,24 +15,25 @@ from typing import Any
 
 from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, Unreachable
+from dipaco_p2p.node.decrees import serve_decrees
+from dipaco_p2p.node.dial import doors, knock
+from dipaco_p2p.node.entry import Entry, read_entry
+from dipaco_p2p.node.node import open_member
+from dipaco_p2p.node.remote import RemoteLedger
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.shardings import learn_shardings, serve_shardings
+from dipaco_p2p.node.stages import Stages, fetch_stages, make_ticket, tell_address
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.transfer import serve_store
+from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
+from dipaco_p2p.owner.mirror_calls import MirrorCalls
+from dipaco_p2p.program.console import log_to, on_signals
+from dipaco_p2p.program.files import folder_lock
+from dipaco_p2p.program.history import History
+from dipaco_p2p.program.tasks import keep_going
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
-from dipaco_p2p.runtime.console import log_to, on_signals
-from dipaco_p2p.runtime.decrees import serve_decrees
-from dipaco_p2p.runtime.entry import Entry, read_entry
-from dipaco_p2p.runtime.history import History
-from dipaco_p2p.runtime.join import Stages, fetch_stages, make_ticket, tell_address
-from dipaco_p2p.runtime.knock import doors, knock
-from dipaco_p2p.runtime.mirror_calls import MirrorCalls
-from dipaco_p2p.runtime.node import open_member
-from dipaco_p2p.runtime.remote import RemoteLedger
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.shardings import learn_shardings, serve_shardings
-from dipaco_p2p.runtime.store import Store, folder_lock
-from dipaco_p2p.runtime.tasks import keep_going
-from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.swarm.addresses import read_address
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.libp2p import open_libp2p

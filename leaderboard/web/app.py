@@ -24,7 +24,7 @@ from starlette.staticfiles import StaticFiles
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import ConfigError
-from dipaco_p2p.runtime.exposition import CONTENT_TYPE
+from dipaco_p2p.program.metrics import CONTENT_TYPE
 
 from ..model import Snapshot
 from .api import csv_document, json_document, pages_of, rows_of, schema_document

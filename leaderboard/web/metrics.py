@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from dipaco_p2p.runtime.exposition import Metric, exposition
-from dipaco_p2p.runtime.exposition import counter as plain_counter
-from dipaco_p2p.runtime.exposition import gauge as plain_gauge
-from dipaco_p2p.runtime.exposition import one as _one
+from dipaco_p2p.program.metrics import Metric, exposition
+from dipaco_p2p.program.metrics import counter as plain_counter
+from dipaco_p2p.program.metrics import gauge as plain_gauge
+from dipaco_p2p.program.metrics import one as _one
 
 from ..model import Mark
 from .book import Book

@@ -24,7 +24,7 @@ from typing import Any
 
 from dipaco_p2p import __version__
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit
-from dipaco_p2p.runtime.control.client import ask
+from dipaco_p2p.program.control.client import ask
 
 from .keys import KEY_NAME, secrets_of
 from .logs import last_lines, newest_log

@@ -29,7 +29,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def _end(work: Callable[[], None]) -> None:
-    from dipaco_p2p.runtime.console import run_command
+    from dipaco_p2p.program.console import run_command
 
     raise typer.Exit(run_command(work))
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.live import Live
 
 from dipaco_p2p.errors import NotRunning
-from dipaco_p2p.runtime.control.client import ask, wait_end
-from dipaco_p2p.runtime.words import printable, size
+from dipaco_p2p.program.control.client import ask, wait_end
+from dipaco_p2p.program.text import printable, size
 
 from . import keys, logs, places
 from .bugreport import write_report

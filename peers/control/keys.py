@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
+from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.signing import KEY_BYTES, PeerId
-from dipaco_p2p.runtime.store import folder_lock
 from dipaco_p2p.swarm import identity
 
 SCHEMA = "dipaco.identity/1"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dipaco_p2p.errors import ConfigError
-from dipaco_p2p.runtime.words import printable
+from dipaco_p2p.program.text import printable
 
 LOG_NAME = "peer.log"
 BLOCK_BYTES = 65_536

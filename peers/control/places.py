@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dipaco_p2p.runtime.control.place import POINTER_NAME, SOCKET_NAME, find_socket
+from dipaco_p2p.program.control.place import POINTER_NAME, SOCKET_NAME, find_socket
 
 from .logs import LOG_NAME
 

@@ -12,7 +12,7 @@ from dipaco_p2p import __version__
 from ..status import Status
 
 if TYPE_CHECKING:
-    from dipaco_p2p.runtime.node import Member
+    from dipaco_p2p.node.node import Member
 
     from ..tour import Tour
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dipaco_p2p.runtime.control.messages import Program
+from dipaco_p2p.program.control.messages import Program
 from dipaco_p2p.strict import bounded
 
 SCHEMA = "dipaco.control/1"

@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dipaco_p2p.runtime.words import duration, printable, size
+from dipaco_p2p.program.text import duration, printable, size
 
 from ..display import PANEL_COLUMNS
 from ..pausing import in_words

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from dipaco_p2p.errors import EnvironmentUnfit, WrongRun
-from dipaco_p2p.runtime.entry import Entry, read_entry
-from dipaco_p2p.runtime.findings import Finding, Level, document, exit_code, failure, told, worst
-from dipaco_p2p.runtime.needs import needs_of
-from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.node.entry import Entry, read_entry
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.sizes import needs_of
+from dipaco_p2p.program.examination import Finding, Level, document, exit_code, failure, told, worst
 from dipaco_p2p.swarm.addresses import read_address, read_place
 from dipaco_p2p.swarm.libp2p import Libp2pSwarm
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dipaco_p2p.errors import DipacoError
-from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.node.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from dipaco_p2p.runtime.findings import DAMAGED, Finding, failure, fine, warning
-from dipaco_p2p.runtime.needs import Needs
-from dipaco_p2p.runtime.room import in_bytes
+from dipaco_p2p.node.sizes import Needs
+from dipaco_p2p.program.examination import DAMAGED, Finding, failure, fine, warning
+from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.version_gate import PACKAGE
 
 from ..preview import Machine

@@ -9,9 +9,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from dipaco_p2p.errors import DipacoError, Unreachable
-from dipaco_p2p.runtime.entry import Entry
-from dipaco_p2p.runtime.join import fetch_stages
-from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.node.entry import Entry
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.swarm.addresses import read_address, read_place
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.blobs import READ

@@ -13,7 +13,7 @@ from datetime import datetime, tzinfo
 from pathlib import Path
 
 from dipaco_p2p.errors import EnvironmentUnfit
-from dipaco_p2p.runtime.store import write_atomically
+from dipaco_p2p.program.files import write_atomically
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-from dipaco_p2p.runtime.store import LOCK_NAME
+from dipaco_p2p.program.files import LOCK_NAME
 
 from .usage import PROC, descendants
 

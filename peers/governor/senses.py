@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from dipaco_p2p.runtime.tools import output_of
+from dipaco_p2p.program.system import output_of
 
 SUPPLIES = Path("/sys/class/power_supply")
 TERMINALS = ("pts/[0-9]*", "tty[1-9]*")

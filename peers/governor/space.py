@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from dipaco_p2p.runtime import store
-from dipaco_p2p.runtime.store import Disk, LimitReached
+from dipaco_p2p.program import files
+from dipaco_p2p.program.files import Disk, LimitReached
 
 BLOCK = 4096
 FREE_SHARE = 0.1
@@ -91,11 +91,11 @@ class LimitedDisk(Disk):
 @contextlib.contextmanager
 def limited(allowance: Allowance) -> Iterator[None]:
     """All stores of this process keep the allowance while the block runs."""
-    before, store.disk = store.disk, LimitedDisk(allowance)
+    before, files.disk = files.disk, LimitedDisk(allowance)
     try:
         yield
     finally:
-        store.disk = before
+        files.disk = before
 
 
 def folder_bytes(folder: Path) -> int:

@@ -23,7 +23,7 @@ def show(
     **flags: Any,
 ) -> None:
     """Show every preference, and where its value comes from: flag, environment, file or default."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     from .layers import resolve
     from .report import as_json, as_text
@@ -46,7 +46,7 @@ def path(config: ConfigFile = None) -> None:
 @config_app.command(epilog="Example: dipaco-peer config init. Exit codes: 0 written; 2 it is there already.")
 def init(config: ConfigFile = None) -> None:
     """Write a commented file of preferences, in which every key is at its default."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     from .layers import config_path
     from .template import write_template
@@ -64,7 +64,7 @@ def check(
     file: Annotated[Path | None, typer.Argument(help="Default: what `join` would read.")] = None,
 ) -> None:
     """Check the file of preferences and the environment; the first mistake is said in one line."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     from .layers import Origin, resolve, unknown_variables
 

@@ -48,7 +48,7 @@ def install(
     It is started again when it fails, with pauses that grow to an hour; not after a wrong flag, for another run or
     version, or when it is refused. Limits and schedule are read from the preferences.
     """
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from .manager import install as install_unit
@@ -66,7 +66,7 @@ def install(
 @service_app.command(epilog=f"Example: dipaco-peer service uninstall. {CODES}")
 def uninstall(name: Name = DEFAULT_NAME) -> None:
     """Stop the service as Ctrl-C would, and remove its unit; identity, receipts and state stay."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from .manager import uninstall as uninstall_unit
@@ -84,7 +84,7 @@ def status(
     is_json: Annotated[bool, typer.Option("--json", help="As one JSON document.")] = False,
 ) -> None:
     """Say whether the service is installed and runs, how it ended last, and whether it lives without a login."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     found: list[State] = []
 
@@ -108,7 +108,7 @@ def show(
     sandbox: Sandbox = True,
 ) -> None:
     """Print the unit that `install` would write, and change nothing; works without systemd."""
-    from dipaco_p2p.runtime.console import run_program
+    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from .unit import unit
@@ -141,7 +141,7 @@ def _service(
     ticket: str, run: str | None, home: Path | None, config: Path | None, name: str, *, is_sandboxed: bool
 ) -> Service:
     """What the unit is made from; the same mistakes are refused as by `join`."""
-    from dipaco_p2p.runtime.entry import read_entry
+    from dipaco_p2p.node.entry import read_entry
 
     from ..config import PeerConfig
     from ..preferences.layers import resolve

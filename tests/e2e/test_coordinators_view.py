@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from e2e_harness import Program, Programs, eventually, refused, write_run
 
-from dipaco_p2p.runtime.control.place import find_socket
+from dipaco_p2p.program.control.place import find_socket
 
 pytestmark = pytest.mark.libp2p
 

@@ -28,11 +28,11 @@ from e2e_harness import Program, children_of, eventually
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import Refused
+from dipaco_p2p.node.items import read_items
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, seal
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.items import read_items
-from dipaco_p2p.runtime.join import fetch_stages
-from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.swarm.api import Reply, Swarm
 from dipaco_p2p.swarm.blobs import send_blob
 from dipaco_p2p.swarm.frames import read_frame

@@ -13,10 +13,10 @@ from hostile_harness import HONEST, Attacker, Battlefield, Target
 
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import IntegrityError, WrongRun
+from dipaco_p2p.node.items import items_reply, read_items
+from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.protocol.documents import BlobRef, Grant, Scores, Sharding, seal, unseal
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.items import items_reply, read_items
-from dipaco_p2p.runtime.join import fetch_stages
 from dipaco_p2p.strict import plain
 from dipaco_p2p.swarm.api import Handler, Reply
 from dipaco_p2p.topology import ModuleId, PathId

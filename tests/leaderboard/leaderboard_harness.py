@@ -10,12 +10,12 @@ from typing import Any
 from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, granted, make_run, signer, tiny_config, version_of
 
 from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.version import Made
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Receipt, Sealed, cosign, seal
 from dipaco_p2p.protocol.judgement import Judgement, ModuleLoss, PathLoss
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.runtime.recompute import Made
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId, PathId
 from leaderboard.model import Snapshot, VersionRow
 from leaderboard.refusals import Refusals

@@ -24,12 +24,12 @@ from leaderboard_harness import (
 from tiny_run import granted
 
 from dipaco_p2p.errors import WrongRun
+from dipaco_p2p.node.items import items_reply
+from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.protocol.documents import seal
 from dipaco_p2p.protocol.liveness import Head, Heartbeat
 from dipaco_p2p.protocol.rounds import OpenRound
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.items import items_reply
-from dipaco_p2p.runtime.join import Stages
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import PathId
 from leaderboard import collector as collector_module

@@ -12,9 +12,9 @@ from bootstrap.demo import DemoConfig, run_demo
 from bootstrap.public_page import ERRORS_BYTES_MAX, PublicPage
 from bootstrap.runfile import LeaderboardConfig
 from dipaco_p2p.errors import ConfigError
-from dipaco_p2p.runtime import console
-from dipaco_p2p.runtime.console import log_to
-from dipaco_p2p.runtime.join import Doorplate
+from dipaco_p2p.node.stages import Doorplate
+from dipaco_p2p.program import console
+from dipaco_p2p.program.console import log_to
 from leaderboard.program import rebuild_tables
 
 

@@ -10,7 +10,7 @@ from tiny_run import SEED_NUMBER, signer, tiny_config
 from virtual_time import eventually, play
 
 from bootstrap.folder import write_stage
-from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.topology import ModuleId
 from leaderboard.model import Mark
 from leaderboard.program import export

@@ -15,7 +15,7 @@ from virtual_time import end, eventually, play
 
 from bootstrap.folder import GRID, WARMUP, RunFolder
 from dipaco_p2p.config import RoundsConfig, RoutingConfig, WarmupConfig
-from dipaco_p2p.runtime.run import Run
+from dipaco_p2p.node.run import Run
 from leaderboard.collector import Collector
 from leaderboard.database import Database
 from leaderboard.model import Mark, PathState, Snapshot

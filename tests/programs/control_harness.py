@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dipaco_p2p.runtime.control.server import listening
+from dipaco_p2p.program.control.server import listening
 
 
 @contextmanager

@@ -30,6 +30,12 @@ from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
 from dipaco_p2p.core.router import Router, encode_router
 from dipaco_p2p.core.shards import Shard, encode_shard
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.node import open_member
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
+from dipaco_p2p.owner.mirror_calls import MirrorCalls
 from dipaco_p2p.protocol.documents import (
     BlobRef,
     GenesisRef,
@@ -44,12 +50,6 @@ from dipaco_p2p.protocol.documents import (
 )
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.versions import genesis_version
-from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
-from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.mirror_calls import MirrorCalls
-from dipaco_p2p.runtime.node import open_member
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.topology import ModuleId, PathId
 

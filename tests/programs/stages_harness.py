@@ -24,8 +24,8 @@ from dipaco_p2p.config import (
     RunConfig,
     WarmupConfig,
 )
-from dipaco_p2p.runtime.join import fetch_stages
-from dipaco_p2p.runtime.ledger import Ledger
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.swarm.memory import MemoryNetwork
 from peers.config import PeerConfig
 from peers.tour import Tour

@@ -13,10 +13,10 @@ from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import end, eventually, play
 
 from dipaco_p2p.canonical import digest
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.uploads import Uploads
 from dipaco_p2p.protocol.claims import ClaimEvent, ranking, taking_part
 from dipaco_p2p.protocol.rounds import Standing
-from dipaco_p2p.runtime.node import Member
-from dipaco_p2p.runtime.uploads import Uploads
 from dipaco_p2p.swarm import pace
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.claiming import Claiming
@@ -318,7 +318,7 @@ def test_a_push_tells_of_every_part_that_arrived(tmp_path: Path, monkeypatch: py
 def test_a_receiver_knows_who_is_sending_and_forgets_who_has_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dipaco_p2p.runtime.uploads.SENDERS_MAX", 2)
+    monkeypatch.setattr("dipaco_p2p.node.uploads.SENDERS_MAX", 2)
 
     async def scenario() -> None:
         async with World(tmp_path) as world:

@@ -24,7 +24,7 @@ from bootstrap.recovery.marker import read_marker
 from bootstrap.recovery.restore import restore
 from bootstrap.report import verify_stages
 from dipaco_p2p.errors import ConfigError, DipacoError, IntegrityError
-from dipaco_p2p.runtime.ledger import Ledger
+from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.swarm.identity import write as write_key
 
 NOW_S = 1_700_000_000.0

@@ -27,8 +27,8 @@ from bootstrap.serving import ServedRun
 from bootstrap.stage import SeedStage
 from dipaco_p2p.core.router import decode_router
 from dipaco_p2p.errors import ConfigError, IntegrityError, Unreachable
+from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.runtime.join import Stages
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.memory import MemoryNetwork
 from dipaco_p2p.swarm.scope import ScopedSwarm

@@ -16,7 +16,7 @@ from dipaco_p2p.core.codec import encode_module
 from dipaco_p2p.core.inner import StepReport
 from dipaco_p2p.core.microbatch import Fit, MicroBatch
 from dipaco_p2p.errors import Interrupted
-from dipaco_p2p.runtime.measuring import BATCH, Measuring
+from dipaco_p2p.node.measuring import BATCH, Measuring
 from peers.governor.brake import GPU_PART_S, LONG_STEPS
 from peers.governor.steps import FREE, BetweenSteps
 from peers.preferences.keys import Limits

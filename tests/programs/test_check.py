@@ -31,8 +31,8 @@ from bootstrap.planning.judge import (
 from bootstrap.planning.plan import Line, plan
 from bootstrap.prepare import prepare
 from dipaco_p2p.config import RunConfig
-from dipaco_p2p.runtime.findings import Finding, Level
-from dipaco_p2p.runtime.store import folder_lock
+from dipaco_p2p.program.examination import Finding, Level
+from dipaco_p2p.program.files import folder_lock
 
 PLAN = plan(RunConfig(), text_bytes=12_000_000, line=Line(up_mbit=10.0, down_mbit=50.0))
 FOLDER = FolderFacts(path=Path("/runs/a"), free_bytes=2 * PLAN.disk.seed)

@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dipaco_p2p.clock import ManualClock
-from dipaco_p2p.runtime.control.client import Answered, not_running
+from dipaco_p2p.program.control.client import Answered, not_running
 from dipaco_p2p.swarm import identity
 from dipaco_p2p.swarm.api import SwarmStatistics
 from dipaco_p2p.topology import ModuleId, PathId

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError
+from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.runtime.store import folder_lock
 from dipaco_p2p.swarm import identity
 from peers.control import keys, logs, places
 from peers.control.bugreport import collect, redacted, write_report

@@ -16,10 +16,10 @@ import pytest
 from control_harness import answered
 
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, NotRunning, Unreachable, WrongRun
-from dipaco_p2p.runtime.control import client, credentials, place
-from dipaco_p2p.runtime.control.client import ask, wait_end
-from dipaco_p2p.runtime.control.credentials import Credentials
-from dipaco_p2p.runtime.control.messages import (
+from dipaco_p2p.program.control import client, credentials, place
+from dipaco_p2p.program.control.client import ask, wait_end
+from dipaco_p2p.program.control.credentials import Credentials
+from dipaco_p2p.program.control.messages import (
     ANSWER_BYTES_MAX,
     REQUEST_BYTES_MAX,
     encode_answer,
@@ -28,7 +28,7 @@ from dipaco_p2p.runtime.control.messages import (
     read_answer,
     read_request,
 )
-from dipaco_p2p.runtime.control.server import CLIENTS_MAX, ControlServer
+from dipaco_p2p.program.control.server import CLIENTS_MAX, ControlServer
 from peers.control.durations import read_duration
 from peers.control.requests import SCHEMA, VOLUNTEER, Request
 
@@ -229,7 +229,7 @@ def test_a_volunteer_runs_on_where_there_can_be_no_socket(tmp_path: Path, monkey
     def refuse(home: Path) -> Any:
         raise EnvironmentUnfit("no sockets here")
 
-    monkeypatch.setattr("dipaco_p2p.runtime.control.server.open_socket", refuse)
+    monkeypatch.setattr("dipaco_p2p.program.control.server.open_socket", refuse)
     with running(tmp_path):
         assert place.find_socket(tmp_path) is None
 

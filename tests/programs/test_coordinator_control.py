@@ -15,8 +15,8 @@ from control_harness import answered
 from bootstrap.control.control import Control
 from bootstrap.control.requests import Request
 from dipaco_p2p.errors import ConfigError, IntegrityError, NotRunning, Refused, WrongRun
-from dipaco_p2p.runtime.control import server
-from dipaco_p2p.runtime.control.client import ask
+from dipaco_p2p.program.control import server
+from dipaco_p2p.program.control.client import ask
 from peers.control.requests import Request as OfAVolunteer
 
 

@@ -23,7 +23,7 @@ from bootstrap.control.view import View
 from bootstrap.runfile import load_run_file
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
-from dipaco_p2p.runtime.exposition import exposition, gauge
+from dipaco_p2p.program.metrics import exposition, gauge
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "grafana"
 SAMPLE = re.compile(r'(dipaco_[a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*)\})? (\S+)')

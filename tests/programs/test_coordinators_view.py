@@ -21,7 +21,7 @@ from bootstrap.control.requests import COORDINATOR, Request
 from bootstrap.control.view import Seen, View, list_modules, list_paths, list_peers, summary
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.errors import DipacoError
-from dipaco_p2p.runtime.control.client import not_running
+from dipaco_p2p.program.control.client import not_running
 
 STATUS_KEYS = [
     "schema", "version", "pid", "folder", "running_s", "state", "run", "run_id", "stage", "round", "rounds",

@@ -18,12 +18,13 @@ from bootstrap.decreeing import Decreeing, Order, decrees_in, offline
 from bootstrap.folder import RunFolder, write_stage
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.decrees import REASON_CHARS_MAX
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.decrees import Decrees
-from dipaco_p2p.runtime.node import Member
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store, folder_lock
 from dipaco_p2p.swarm.identity import write
 
 COORDINATOR = signer(SEED_NUMBER)

@@ -12,8 +12,8 @@ import pytest
 
 from dipaco_p2p.core.microbatch import Need
 from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError, Unreachable, WrongRun
-from dipaco_p2p.runtime.findings import Finding, Level, document, exit_code, failure, fine, warning, worst
-from dipaco_p2p.runtime.needs import PROGRAM_BYTES, Needs
+from dipaco_p2p.node.sizes import PROGRAM_BYTES, Needs
+from dipaco_p2p.program.examination import Finding, Level, document, exit_code, failure, fine, warning, worst
 from dipaco_p2p.swarm.dialback import Reach
 from dipaco_p2p.swarm.line import MBIT_BYTES
 from peers.doctor.examine import show

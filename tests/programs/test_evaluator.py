@@ -21,10 +21,10 @@ from dipaco_p2p.core.features import features
 from dipaco_p2p.core.router import decode_router
 from dipaco_p2p.core.shards import decode_shard
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import ShardRef
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
 
 

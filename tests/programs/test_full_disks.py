@@ -17,9 +17,9 @@ from virtual_time import eventually, play
 
 from bootstrap.folder import WARMUP
 from dipaco_p2p.errors import EnvironmentUnfit, Refused
-from dipaco_p2p.runtime import store
-from dipaco_p2p.runtime.store import Disk
-from dipaco_p2p.runtime.transfer import send
+from dipaco_p2p.node.transfer import send
+from dipaco_p2p.program import files
+from dipaco_p2p.program.files import Disk
 
 
 class FullBelow(Disk):
@@ -41,7 +41,7 @@ def test_a_volunteer_that_has_no_room_for_what_others_upload_leaves_and_says_so(
         async with World(tmp_path, config=tiny_config(min_paths=2)) as world:
             volunteer, caller = world.join(1), world.peer(2)
             await eventually(lambda: bool(volunteer.said("claimed")))  # from here on it waits for a second path
-            monkeypatch.setattr(store, "disk", FullBelow(volunteer.folder))
+            monkeypatch.setattr(files, "disk", FullBelow(volunteer.folder))
             with pytest.raises(Refused, match="failed at the other side"):
                 await send(caller, volunteer.peer, b"bytes of a contribution")
             with pytest.raises(EnvironmentUnfit, match="no space left") as caught:
@@ -64,7 +64,7 @@ def test_a_seed_node_that_cannot_archive_ends_and_says_so(
         home.start()
         await home.join(1)
         await eventually(lambda: any(home.heads(WARMUP).values()))
-        monkeypatch.setattr(store, "disk", FullBelow(home.folder))
+        monkeypatch.setattr(files, "disk", FullBelow(home.folder))
         with pytest.raises(EnvironmentUnfit, match="no space left"):
             await asyncio.wait_for(home.seed_done(), 120.0)
         await home.close()

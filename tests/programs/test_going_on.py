@@ -16,7 +16,7 @@ from dipaco_p2p.config import CompressionConfig, RunConfig
 from dipaco_p2p.core.codec import decode_module
 from dipaco_p2p.core.compress import compress
 from dipaco_p2p.core.shards import Shard
-from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.contribute import Contributor
 from peers.tenure import Tenure

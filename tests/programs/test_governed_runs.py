@@ -15,8 +15,8 @@ from virtual_time import BASE_S, eventually, play
 
 from bootstrap.folder import GRID
 from dipaco_p2p.errors import EnvironmentUnfit
-from dipaco_p2p.runtime.history import read_history
-from dipaco_p2p.runtime.join import fetch_stages
+from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.program.history import read_history
 from dipaco_p2p.swarm.memory import MemorySwarm
 from peers.config import PeerConfig
 from peers.governor.governing import governed

@@ -11,9 +11,9 @@ from tiny_run import contribution_of, gradient_bytes, signer
 from virtual_time import play
 
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal
-from dipaco_p2p.runtime.history import read_history
-from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.swarm.identity import load_or_create
 from dipaco_p2p.topology import ModuleId, PathId
 from peers import kept

@@ -9,11 +9,11 @@ from runtime_harness import finished_run
 from tiny_run import signer
 
 from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.credit import share_credit
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
 from peers.me import Chains, account, read_receipts, show_me
 

@@ -19,11 +19,11 @@ from dipaco_p2p.core.compress import compress, encode_compressed
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.outer import OuterState, Share, outer_step
 from dipaco_p2p.core.shards import Shard, decode_shard
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.version import Admitted, Made, make_version
 from dipaco_p2p.protocol.documents import seal
 from dipaco_p2p.protocol.versions import genesis_version
-from dipaco_p2p.runtime.recompute import Admitted, Made, make_version
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
 
 

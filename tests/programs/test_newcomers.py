@@ -14,7 +14,7 @@ from tiny_run import MODEL, tiny_config
 from virtual_time import end, eventually, play
 
 from dipaco_p2p.core.inner import InnerResult
-from dipaco_p2p.runtime.follower import Follower
+from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.topology import PathId
 from peers.claiming import first_round
 from peers.tenure import Tenure

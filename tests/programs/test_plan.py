@@ -19,7 +19,7 @@ from bootstrap.planning.show import lines
 from bootstrap.runfile import CorpusConfig, RunFile
 from dipaco_p2p.config import CompressionConfig, RunConfig
 from dipaco_p2p.core.compress import HEADER_BYTES_MAX
-from dipaco_p2p.runtime.archive import SeedArchive
+from dipaco_p2p.owner.archive import SeedArchive
 
 LINE = Line(up_mbit=10.0, down_mbit=50.0)
 

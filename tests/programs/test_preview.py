@@ -12,10 +12,11 @@ import torch
 from dipaco_p2p.core.compress import compress, encode_compressed
 from dipaco_p2p.core.microbatch import measure
 from dipaco_p2p.core.model import PathModel, load_modules
-from dipaco_p2p.runtime.needs import memory_of, needs_of
-from dipaco_p2p.runtime.room import existing, in_bytes
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.sizes import memory_of, needs_of
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.program.system import existing
+from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.topology import PathId
 from peers.preview import Machine, Preview
 

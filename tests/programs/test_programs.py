@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from dipaco_p2p.runtime.store import LOCK_NAME, folder_lock
+from dipaco_p2p.program.files import LOCK_NAME, folder_lock
 from peers.governor import programs
 from peers.governor.programs import NAME_CHARS_MAX, is_named, is_volunteer, name_of
 
 HOLDER = """
 import sys
 from pathlib import Path
-from dipaco_p2p.runtime.store import folder_lock
+from dipaco_p2p.node.store import folder_lock
 with folder_lock(Path(sys.argv[1]), hint=""):
     print("held", flush=True)
     sys.stdin.read()

@@ -24,12 +24,12 @@ from dipaco_p2p.core.router import decode_router
 from dipaco_p2p.core.scores import encode_scores, window_nats
 from dipaco_p2p.core.shards import decode_shard
 from dipaco_p2p.errors import Refused
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.shardings import Work, ask_work, is_scoring_due, learn_shardings
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.transfer import send
 from dipaco_p2p.protocol.documents import BlobRef, Scores, seal
-from dipaco_p2p.runtime.node import Member
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.shardings import Work, ask_work, is_scoring_due, learn_shardings
-from dipaco_p2p.runtime.store import Store
-from dipaco_p2p.runtime.transfer import send
 from peers.scoring import Scoring
 
 CONFIG = replace(tiny_config(rounds=2), routing=RoutingConfig(reshard_rounds=(1,)))

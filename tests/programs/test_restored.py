@@ -26,11 +26,11 @@ from bootstrap.recovery.standby import Standby
 from bootstrap.report import verify_stages
 from dipaco_p2p.config import RoundsConfig, WarmupConfig
 from dipaco_p2p.errors import EnvironmentUnfit, Refused, Unreachable
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.documents import Grant, ModuleVersion, Sealed, unseal
-from dipaco_p2p.runtime.history import read_history
-from dipaco_p2p.runtime.join import fetch_stages
-from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.identity import write as write_key
 from dipaco_p2p.swarm.scope import ScopedSwarm
 

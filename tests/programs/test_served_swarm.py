@@ -16,14 +16,14 @@ from bootstrap.generate import Request, write_on
 from bootstrap.served_swarm import read_swarm
 from bootstrap.serving import ServedRun
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, WrongRun
+from dipaco_p2p.node.items import items_reply
+from dipaco_p2p.node.presence import Presence
+from dipaco_p2p.node.stages import Stages
+from dipaco_p2p.node.transfer import serve_store
+from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed
 from dipaco_p2p.protocol.liveness import Head, Heartbeat
 from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.items import items_reply
-from dipaco_p2p.runtime.join import Stages
-from dipaco_p2p.runtime.presence import Presence
-from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from dipaco_p2p.swarm.scope import ScopedSwarm

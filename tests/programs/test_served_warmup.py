@@ -17,11 +17,11 @@ from bootstrap.export import export_path
 from bootstrap.generate import Request, write_on
 from bootstrap.served_swarm import read_swarm
 from bootstrap.serving import ServedRun
+from dipaco_p2p.node.presence import Presence
+from dipaco_p2p.node.stages import Stages
+from dipaco_p2p.node.transfer import serve_store
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.runtime.join import Stages
-from dipaco_p2p.runtime.presence import Presence
-from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.swarm.memory import MemoryNetwork
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import PathId

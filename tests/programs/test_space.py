@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dipaco_p2p.errors import EnvironmentUnfit
-from dipaco_p2p.runtime import store
-from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.program import files
 from peers.governor.space import STALE_S, Allowance, InUse, folder_bytes, limited, prune
 
 KB = 1024
@@ -91,7 +91,7 @@ def test_files_that_others_removed_are_found_to_be_gone(tmp_path: Path) -> None:
 
 
 def test_without_a_limit_the_disk_is_the_machines_own(tmp_path: Path) -> None:
-    before = store.disk
+    before = files.disk
     with limited(Allowance(tmp_path, KB)):
-        assert store.disk is not before
-    assert store.disk is before
+        assert files.disk is not before
+    assert files.disk is before

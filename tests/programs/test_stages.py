@@ -21,7 +21,7 @@ from stages_harness import RESHARDED_ONCE, Home, play_whole, run_file
 from tiny_run import SEED_NUMBER, signer
 from virtual_time import eventually, play
 
-import dipaco_p2p.runtime.store
+import dipaco_p2p.node.store
 from bootstrap.evaluator import read_evaluations
 from bootstrap.folder import GRID, WARMUP, RunFolder
 from bootstrap.generate import Request, write_on
@@ -32,8 +32,8 @@ from bootstrap.serving import open_folder
 from dipaco_p2p.config import RoundsConfig, RoutingConfig
 from dipaco_p2p.core.router import decode_router
 from dipaco_p2p.errors import ConfigError, CorpusError
-from dipaco_p2p.runtime.history import read_history
-from dipaco_p2p.runtime.ledger import Ledger
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.program.history import read_history
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_fewer_documents_than_paths_is_one_clear_line(tmp_path: Path) -> None:
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, stop_at: int, work: Callable[[], object]) -> int:
     """Do `work` until its write number `stop_at`, which fails; how many writes were tried."""
-    write = dipaco_p2p.runtime.store.write_atomically
+    write = dipaco_p2p.program.files.write_atomically
     writes = 0
 
     def strike(path: Path, *parts: bytes, **how: Any) -> None:
@@ -231,7 +231,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, stop_at: int, work: Callable[[]
         write(path, *parts, **how)
 
     with monkeypatch.context() as patch, contextlib.suppress(Died):
-        patch.setattr(dipaco_p2p.runtime.store, "write_atomically", strike)
+        patch.setattr(dipaco_p2p.node.store, "write_atomically", strike)
         work()
     return writes
 

@@ -12,10 +12,10 @@ from runtime_harness import World
 from virtual_time import play
 
 from dipaco_p2p.core.shards import decode_shard
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.sizes import state_bytes_max
+from dipaco_p2p.node.transfer import serve_store
 from dipaco_p2p.protocol.documents import BlobRef, Share
-from dipaco_p2p.runtime.needs import state_bytes_max
-from dipaco_p2p.runtime.node import Member
-from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.topology import PathId
 from peers.states import KEPT, PathStates
 from peers.trainer import PathTrainer

@@ -17,9 +17,9 @@ from dipaco_p2p.config import LevelConfig
 from dipaco_p2p.core.inner import InnerResult
 from dipaco_p2p.core.router import Router
 from dipaco_p2p.errors import DipacoError
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.store import Store
-from dipaco_p2p.runtime.trained import assign, trained_paths, witnesses
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.trained import assign, trained_paths, witnesses
+from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.topology import ModuleId, PathId, Topology
 from peers.trainer import PathTrainer
 

@@ -17,9 +17,9 @@ from dipaco_p2p.core.inner import InnerResult, StepReport
 from dipaco_p2p.core.microbatch import MicroBatch
 from dipaco_p2p.core.shards import decode_shard
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.runtime.needs import STATE_HEADER_BYTES_MAX, state_bytes_max
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.sizes import STATE_HEADER_BYTES_MAX, state_bytes_max
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.topology import PathId
 from peers.engines import Engines
 from peers.trainer import PathTrainer

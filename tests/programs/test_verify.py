@@ -17,10 +17,10 @@ from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 from bootstrap.verify import ChainReport, recompute, verify_run
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import ModuleVersion, Share, seal, unseal
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
 
 MODULE = ModuleId(0, 0)

@@ -24,7 +24,7 @@ from bootstrap.folder import GRID
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.config import InnerConfig, RoundsConfig
 from dipaco_p2p.core.inner import InnerResult, StepReport
-from dipaco_p2p.runtime.join import fetch_stages
+from dipaco_p2p.node.stages import fetch_stages
 from peers.config import PeerConfig
 from peers.control.report import state
 from peers.governor.governing import governed

@@ -18,13 +18,13 @@ from bootstrap.control.control import Control
 from bootstrap.control.requests import Request
 from bootstrap.control.view import Seen, View
 from dipaco_p2p.clock import ManualClock
+from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.mandates import Mandates
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.keys import claims_key, heads_key, peers_key
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat
-from dipaco_p2p.runtime.decrees import Decrees
-from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.mandates import Mandates
-from dipaco_p2p.runtime.store import Store
-from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.strict import plain
 from dipaco_p2p.swarm.api import SwarmStatistics
 from dipaco_p2p.swarm.memory import MemoryNetwork

@@ -1,6 +1,6 @@
 """The direction of imports, and what each layer may know of the world.
 
-    cli -> program (peers, bootstrap) -> runtime -> swarm -> core | protocol -> ground
+    cli -> peers | bootstrap -> owner -> node -> program -> swarm -> core | protocol -> ground
 
 Read from the sources alone, so that an import in a function or under TYPE_CHECKING counts like any other.
 `LAYERS` is the rule: widening it is a decision about the design (docs/design.md), not a way to make this pass.
@@ -67,22 +67,30 @@ LAYERS = {
         has_clock=False,
     ),
     "swarm": Layer(below=frozenset({"ground", "core", "protocol"}), libraries=frozenset({"cryptography", "numpy"})),
-    "runtime": Layer(
-        below=frozenset({"ground", "core", "protocol", "swarm"}),
+    # One process of ours: it knows files, tasks and the console, and nothing of a run.
+    "program": Layer(below=frozenset({"ground", "protocol"}), libraries=frozenset({"cryptography"})),
+    "node": Layer(
+        below=frozenset({"ground", "core", "protocol", "swarm", "program"}),
         libraries=frozenset({"cryptography", "numpy", "torch"}),
     ),
-    "peers": Layer(below=frozenset({"ground", "core", "protocol", "swarm", "runtime"}), libraries=PROGRAM),
+    "owner": Layer(
+        below=frozenset({"ground", "core", "protocol", "swarm", "program", "node"}), libraries=frozenset({"numpy"})
+    ),
+    "peers": Layer(
+        below=frozenset({"ground", "core", "protocol", "swarm", "program", "node", "owner"}), libraries=PROGRAM
+    ),
     # It reads what peers say and shows it: nothing that trains, and no key.
     "leaderboard": Layer(
-        below=frozenset({"ground", "protocol", "swarm", "runtime"}),
+        below=frozenset({"ground", "protocol", "swarm", "program", "node", "owner"}),
         libraries=frozenset({"jinja2", "markupsafe", "starlette", "typer", "uvicorn"}),
     ),
     "bootstrap": Layer(
-        below=frozenset({"ground", "core", "protocol", "swarm", "runtime", "leaderboard"}), libraries=PROGRAM
+        below=frozenset({"ground", "core", "protocol", "swarm", "program", "node", "owner", "leaderboard"}),
+        libraries=PROGRAM,
     ),
     # It plays both programs at once, which do not know each other; nothing imports it but tests and benchmarks.
     "simulation": Layer(
-        below=frozenset({"ground", "core", "protocol", "swarm", "runtime", "peers", "bootstrap"}),
+        below=frozenset({"ground", "core", "protocol", "swarm", "program", "node", "owner", "peers", "bootstrap"}),
         libraries=frozenset({"numpy"}),
     ),
 }
@@ -262,9 +270,9 @@ def test_there_is_something_to_check() -> None:
         ("dipaco_p2p/protocol/rounds.py", "from random import choice", "randomness as an argument"),
         ("dipaco_p2p/protocol/rounds.py", "from dipaco_p2p import core", "core and protocol do not know each other"),
         ("dipaco_p2p/swarm/memory.py", "import hivemind", "may import hivemind"),
-        ("dipaco_p2p/swarm/api.py", "from ..runtime import store", "imports point down only"),
-        ("dipaco_p2p/runtime/watch.py", "import rich.table", "only the programs talk to people"),
-        ("dipaco_p2p/runtime/watch.py", "from peers.owner import Owner", "imports point down only"),
+        ("dipaco_p2p/swarm/api.py", "from ..node import store", "imports point down only"),
+        ("dipaco_p2p/node/watch.py", "import rich.table", "only the programs talk to people"),
+        ("dipaco_p2p/node/watch.py", "from peers.owner import Owner", "imports point down only"),
         ("peers/trainer.py", "from hivemind.p2p import P2P", "may import hivemind"),
         ("peers/trainer.py", "import bootstrap.corpus", "peers and bootstrap never import each other"),
         (
@@ -301,7 +309,7 @@ def test_a_planted_violation_is_found(tmp_path: Path, file: str, source: str, ru
             "import random\ndef draw(chance: random.Random) -> float:\n    return chance.random()",
         ),
         ("dipaco_p2p/swarm/libp2p.py", "from hivemind.p2p import P2P\nfrom ..protocol.records import Record"),
-        ("peers/cli.py", "import typer\nfrom . import volunteer\nfrom dipaco_p2p.runtime.store import Store"),
+        ("peers/cli.py", "import typer\nfrom . import volunteer\nfrom dipaco_p2p.node.store import Store"),
     ],
 )
 def test_what_the_rules_allow_is_not_reported(tmp_path: Path, file: str, source: str) -> None:
@@ -313,3 +321,51 @@ def plant(root: Path, file: str, source: str) -> None:
     path = root / file
     path.parent.mkdir(parents=True)
     path.write_text(source)
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert not (found := list(circles(REPO))), "\n" + "\n".join(" <-> ".join(circle) for circle in found)
+
+
+def test_a_planted_circle_is_found(tmp_path: Path) -> None:
+    for file, source in {
+        "peers/__init__.py": "",
+        "peers/a.py": "from . import b",
+        "peers/b.py": "from .c import name",
+        "peers/c.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from peers.a import thing",
+        "peers/d.py": "from . import a",
+    }.items():
+        path = tmp_path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    assert list(circles(tmp_path)) == [["peers.a", "peers.b", "peers.c"]]
+
+
+def circles(root: Path) -> Iterator[list[str]]:
+    """The files of each package that import each other, directly or by way of others, by their dotted names."""
+    targets: dict[str, set[str]] = {}
+    for package in PACKAGES:
+        for path in (root / package).rglob("*.py"):
+            file = path.relative_to(root).as_posix()
+            found = {target for _, target in imports(file, ast.parse(path.read_text(encoding="utf-8")))}
+            targets[file.removesuffix(".py").replace("/", ".")] = found
+    known = {
+        name: {module for target in found for module in (target, target.rpartition(".")[0]) if module in targets}
+        - {name}
+        for name, found in targets.items()
+    }
+    while gone := [name for name, needed in known.items() if not needed]:
+        known = {name: needed - set(gone) for name, needed in known.items() if name not in gone}
+    reached = {name: reachable(name, known) for name in known}
+    groups = {tuple(sorted(each for each in reached[name] if name in reached[each])) for name in known}
+    yield from sorted(list(group) for group in groups if group)
+
+
+def reachable(name: str, known: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        for each in known[waiting.pop()] - found:
+            found.add(each)
+            waiting.append(each)
+    return found

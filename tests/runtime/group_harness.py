@@ -14,11 +14,11 @@ from virtual_time import eventually, play
 
 from bootstrap.verify import verify_run
 from dipaco_p2p.errors import Refused, Unreachable
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.leader import Leader
-from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.topology import ModuleId, PathId
 from simulation.virtual_time import Process
 

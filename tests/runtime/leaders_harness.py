@@ -10,7 +10,7 @@ from runtime_harness import TinyLeader, World
 from tiny_run import tiny_config
 from virtual_time import eventually, play
 
-from dipaco_p2p.runtime.node import Member
+from dipaco_p2p.node.node import Member
 
 
 def on_stage(

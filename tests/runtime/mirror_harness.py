@@ -12,12 +12,12 @@ from tiny_run import contribution_of, gradient_bytes, granted, signer, tiny_conf
 from virtual_time import play
 
 from dipaco_p2p.errors import IntegrityError, Refused
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.owner.chain import ModuleChain
+from dipaco_p2p.owner.version import Made
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed, seal
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.runtime.chain import ModuleChain
-from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.node import Member
-from dipaco_p2p.runtime.recompute import Made
 from dipaco_p2p.topology import ModuleId
 
 MODULE = ModuleId(1, 0)

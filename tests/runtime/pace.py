@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dipaco_p2p.runtime import tasks
+from dipaco_p2p.program import tasks
 
 
 @pytest.fixture(autouse=True, scope="module")  # runs that are played once for all tests of a file are meant, too

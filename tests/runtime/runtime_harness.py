@@ -12,19 +12,19 @@ from virtual_time import VirtualClock, end, play
 from bootstrap.folder import write_stage
 from bootstrap.terms import Terms
 from dipaco_p2p.config import RunConfig
+from dipaco_p2p.node.decrees import serve_decrees
+from dipaco_p2p.node.node import Member, open_member
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.stages import Stages
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.transfer import send, serve_store
+from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
+from dipaco_p2p.owner.chain import Chains, ModuleChain
+from dipaco_p2p.owner.leader import Leader
+from dipaco_p2p.owner.leadership import Electing, Leadership
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.archive import ArchiveChains, SeedArchive
-from dipaco_p2p.runtime.chain import Chains, ModuleChain
-from dipaco_p2p.runtime.decrees import serve_decrees
-from dipaco_p2p.runtime.join import Stages
-from dipaco_p2p.runtime.leader import Leader
-from dipaco_p2p.runtime.leadership import Electing, Leadership
-from dipaco_p2p.runtime.node import Member, open_member
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
-from dipaco_p2p.runtime.transfer import send, serve_store
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from dipaco_p2p.topology import ModuleId
 from peers.status import Status

@@ -14,13 +14,13 @@ from tiny_run import SEED_NUMBER, granted, signer
 from virtual_time import eventually
 
 from dipaco_p2p.errors import IntegrityError, Refused
+from dipaco_p2p.node import items
+from dipaco_p2p.node.remote import RemoteLedger
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import MIRRORS_MAX, Grant, seal, unseal
 from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.runtime import items
-from dipaco_p2p.runtime.archive import SeedArchive
-from dipaco_p2p.runtime.remote import RemoteLedger
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId
 

@@ -28,12 +28,12 @@ from virtual_time import eventually
 from dipaco_p2p.core import outer
 from dipaco_p2p.core.arrays import Floats, tree_norm
 from dipaco_p2p.core.outer import OuterState
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner import intake
 from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.documents import BlobRef, Receipt, Sealed, cosign, seal
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime import intake
-from dipaco_p2p.runtime.node import Member
-from dipaco_p2p.runtime.store import Store
 
 
 def payload_name(world: World, *, seed: int) -> str:

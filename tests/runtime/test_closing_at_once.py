@@ -9,7 +9,7 @@ from runtime_harness import World, offer
 from tiny_run import contribution_of, gradient_bytes, tiny_config
 from virtual_time import eventually, play
 
-from dipaco_p2p.runtime import leader as owner
+from dipaco_p2p.owner import leader as owner
 from dipaco_p2p.topology import ModuleId
 
 MODULE = ModuleId(1, 0)

@@ -13,12 +13,12 @@ from tiny_run import gradient_bytes
 from virtual_time import eventually
 
 from dipaco_p2p.errors import Refused, Unreachable
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.node import CONTROL_TIMEOUT_S, Member
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import BlobRef, is_cosigned, seal
 from dipaco_p2p.protocol.versions import Known
-from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.node import CONTROL_TIMEOUT_S, Member
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.api import Reply
 
 

@@ -8,8 +8,8 @@ import pytest
 from tiny_run import signer
 
 from dipaco_p2p.errors import ConfigError, WrongRun
+from dipaco_p2p.node.entry import Entry, is_entry, read_entry
 from dipaco_p2p.protocol.signing import public_key_of
-from dipaco_p2p.runtime.entry import Entry, is_entry, read_entry
 from dipaco_p2p.ticket import SeedPlace, Ticket, write_ticket
 
 COORDINATOR, OTHER = signer(1).peer, signer(2).peer

@@ -8,7 +8,7 @@ from group_harness import MODULE, OTHER_PATH, Group, contribute, of_group
 from runtime_harness import World
 from virtual_time import eventually
 
-from dipaco_p2p.runtime.node import Member
+from dipaco_p2p.node.node import Member
 
 
 def test_a_former_mirror_is_not_done_until_what_it_keeps_is_final_though_nobody_leads(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from runtime_harness import World
 from virtual_time import eventually
 
 from dipaco_p2p.errors import Refused
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.protocol.admission import Reason
-from dipaco_p2p.runtime.follower import Follower
-from dipaco_p2p.runtime.node import Member
 
 # -- a leader dies
 

@@ -11,7 +11,7 @@ from leaders_harness import is_safe, on_stage, seed_away, seed_back
 from runtime_harness import TinyLeader, World
 from virtual_time import eventually
 
-from dipaco_p2p.runtime.node import Member
+from dipaco_p2p.node.node import Member
 
 
 def test_leaving_hands_over_at_once(tmp_path: Path) -> None:

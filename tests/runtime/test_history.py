@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dipaco_p2p.clock import ManualClock
-from dipaco_p2p.runtime import history
-from dipaco_p2p.runtime.history import History, read_history
+from dipaco_p2p.program import history
+from dipaco_p2p.program.history import History, read_history
 
 
 def test_events_are_told_and_can_be_read_again(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from tiny_run import make_run, signer, tiny_config
 from virtual_time import play
 
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError, Unreachable, WrongRun
+from dipaco_p2p.node.dial import FRIENDS_AFTER_S, Opened, doors, knock
+from dipaco_p2p.node.entry import Entry
+from dipaco_p2p.node.stages import Stages
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.runtime.entry import Entry
-from dipaco_p2p.runtime.join import Stages
-from dipaco_p2p.runtime.knock import FRIENDS_AFTER_S, Opened, doors, knock
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.memory import ADDRESS_PREFIX
 

@@ -8,12 +8,12 @@ import pytest
 from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, make_run, signer, tiny_config, version_of
 
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.branches import Branch
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed, cosign, seal
 from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.runtime.ledger import Ledger
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
 
 MODULE = ModuleId(1, 0)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from dipaco_p2p import __version__
-from dipaco_p2p.runtime.console import log_to
-from dipaco_p2p.runtime.logs import JsonLines, LogFormat
+from dipaco_p2p.program.console import JsonLines, LogFormat, log_to
 
 NAMES = ("dipaco_p2p", "peers", "bootstrap", "leaderboard")
 

@@ -9,12 +9,12 @@ import pytest
 from tiny_run import SEED_NUMBER, granted, make_run, signer, tiny_config
 
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.mandates import KNOWN_MAX, Mandates, grant_of
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import Grant, Sealed, seal
 from dipaco_p2p.protocol.liveness import Head
 from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.runtime.mandates import KNOWN_MAX, Mandates, grant_of
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
 
 MODULE, OTHER_MODULE = ModuleId(1, 0), ModuleId(1, 1)

@@ -17,14 +17,14 @@ from virtual_time import eventually, play
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.core.codec import decode_module, encode_module
 from dipaco_p2p.errors import Refused
+from dipaco_p2p.node.items import items_reply, read_items
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.owner import follower as modules
+from dipaco_p2p.owner.chain import Chains
+from dipaco_p2p.owner.follower import TRAINERS_MAX, Follower
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Claim, Heartbeat
-from dipaco_p2p.runtime import follower as modules
-from dipaco_p2p.runtime.chain import Chains
-from dipaco_p2p.runtime.follower import TRAINERS_MAX, Follower
-from dipaco_p2p.runtime.items import items_reply, read_items
-from dipaco_p2p.runtime.node import Member
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
 

@@ -19,13 +19,13 @@ from dipaco_p2p.core.codec import encode
 from dipaco_p2p.core.compress import INT8, metadata
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.errors import Refused
+from dipaco_p2p.node.items import read_items
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.transfer import send
+from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, seal
 from dipaco_p2p.protocol.rounds import Entry, OpenRound, read_open_round
-from dipaco_p2p.runtime.items import read_items
-from dipaco_p2p.runtime.leader import Leader
-from dipaco_p2p.runtime.node import Member
-from dipaco_p2p.runtime.transfer import send
 from dipaco_p2p.topology import ModuleId, PathId
 
 MODULE = ModuleId(1, 0)

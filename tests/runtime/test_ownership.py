@@ -15,12 +15,12 @@ from tiny_run import contribution_of, gradient_bytes, granted
 from virtual_time import eventually
 
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
+from dipaco_p2p.node.node import CALL_TIMEOUT_S, Member
+from dipaco_p2p.node.uploads import UNUSED_UPLOADS_MAX
+from dipaco_p2p.owner.follower import Follower
+from dipaco_p2p.owner.replication import LOST_TTLS
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.versions import Known
-from dipaco_p2p.runtime.follower import Follower
-from dipaco_p2p.runtime.node import CALL_TIMEOUT_S, Member
-from dipaco_p2p.runtime.replication import LOST_TTLS
-from dipaco_p2p.runtime.uploads import UNUSED_UPLOADS_MAX
 from dipaco_p2p.swarm.api import Reply
 
 

@@ -19,8 +19,8 @@ from group_harness import (
 from runtime_harness import World
 from virtual_time import eventually
 
-from dipaco_p2p.runtime.follower import Follower
-from dipaco_p2p.runtime.node import Member
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.owner.follower import Follower
 
 
 def split(world: World, group: Group, author: Member) -> tuple[GroupMember, list[GroupMember], Member]:

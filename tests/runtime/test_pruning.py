@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 from tiny_run import contribution_of, gradient_bytes, make_run, signer, tiny_config, version_of
 
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.chain import Chains, ModuleChain
+from dipaco_p2p.owner.version import Made
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed, seal
-from dipaco_p2p.runtime.chain import Chains, ModuleChain
-from dipaco_p2p.runtime.recompute import Made
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
 
 MODULE = ModuleId(1, 0)

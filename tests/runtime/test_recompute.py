@@ -16,12 +16,12 @@ from dipaco_p2p.config import OuterConfig
 from dipaco_p2p.core.codec import decode_module, encode_module
 from dipaco_p2p.core.compress import Compressed, norm
 from dipaco_p2p.core.outer import OuterState, apply_update, decode_state
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.version import Admitted, Made, made_and_kept, make_version
 from dipaco_p2p.protocol.documents import BlobRef, seal
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import check_successor, genesis_version
-from dipaco_p2p.runtime.recompute import Admitted, Made, made_and_kept, make_version
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId
 
 MODULE = ModuleId(1, 0)

@@ -10,10 +10,10 @@ from test_owner import MODULE, PATH, Stage, on_stage
 from tiny_run import gradient_bytes, signer
 
 from dipaco_p2p.errors import Refused
+from dipaco_p2p.node.items import read_items
+from dipaco_p2p.owner.rejections import OF_AUTHOR_MAX
 from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Rejection, Sealed, is_signed, rejected
-from dipaco_p2p.runtime.items import read_items
-from dipaco_p2p.runtime.rejections import OF_AUTHOR_MAX
 from dipaco_p2p.topology import PathId
 
 

@@ -14,10 +14,10 @@ from virtual_time import play
 from dipaco_p2p.config import WarmupConfig
 from dipaco_p2p.core.compress import compress, encode_compressed
 from dipaco_p2p.errors import IntegrityError, WrongRun
+from dipaco_p2p.node.run import Run, open_run
+from dipaco_p2p.node.stages import Stages, check_next_stage, fetch_stages
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Sharding, seal
-from dipaco_p2p.runtime.join import Stages, check_next_stage, fetch_stages
-from dipaco_p2p.runtime.run import Run, open_run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.swarm.api import Reply
 
 

@@ -10,7 +10,7 @@ import pytest
 from virtual_time import play
 
 from dipaco_p2p.errors import BlobMissing
-from dipaco_p2p.runtime.shared import Shared
+from dipaco_p2p.program.tasks import SingleFlight
 
 
 class Works:
@@ -44,7 +44,7 @@ async def settled() -> None:
 
 def test_one_work_serves_all_and_the_next_begins_anew() -> None:
     async def scenario() -> None:
-        shared, works = Shared[str](), Works()
+        shared, works = SingleFlight[str](), Works()
         waiting = [asyncio.create_task(shared.do("a", works.of())) for _ in range(3)]
         other = asyncio.create_task(shared.do("b", works.of()))
         await settled()
@@ -58,7 +58,7 @@ def test_one_work_serves_all_and_the_next_begins_anew() -> None:
 
 def test_it_ends_with_the_last_who_waits_for_it() -> None:
     async def scenario() -> None:
-        shared, works = Shared[str](), Works()
+        shared, works = SingleFlight[str](), Works()
         first, second = (asyncio.create_task(shared.do("a", works.of())) for _ in range(2))
         await settled()
         first.cancel()  # who began it: the other still wants it
@@ -74,7 +74,7 @@ def test_it_ends_with_the_last_who_waits_for_it() -> None:
 
 def test_who_shared_a_work_that_failed_tries_it_alone() -> None:
     async def scenario() -> None:
-        shared, works = Shared[str](), Works()
+        shared, works = SingleFlight[str](), Works()
         first = asyncio.create_task(shared.do("a", works.of(fails=True)))
         second = asyncio.create_task(shared.do("a", works.of()))
         await settled()

@@ -14,9 +14,10 @@ import pytest
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError
+from dipaco_p2p.node import store as store_module
+from dipaco_p2p.node.store import PARTIALS_MAX, Store
+from dipaco_p2p.program.files import Disk, folder_lock, write_atomically
 from dipaco_p2p.protocol.documents import BlobRef
-from dipaco_p2p.runtime import store as store_module
-from dipaco_p2p.runtime.store import PARTIALS_MAX, Disk, Store, folder_lock, write_atomically
 
 
 def files(folder: Path) -> list[str]:

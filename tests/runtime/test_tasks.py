@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dipaco_p2p.clock import ManualClock, settle
-from dipaco_p2p.runtime.tasks import RESTART_S, SOON_S, keep_going, repeat
+from dipaco_p2p.program.tasks import RESTART_S, SOON_S, keep_going, repeat
 
 
 class Flaky:

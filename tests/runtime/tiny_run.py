@@ -30,6 +30,9 @@ from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
 from dipaco_p2p.core.outer import OuterState
 from dipaco_p2p.core.router import encode_router
 from dipaco_p2p.core.shards import Shard, encode_shard
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.version import Admitted, Made, make_version
 from dipaco_p2p.protocol.documents import (
     BlobRef,
     Contribution,
@@ -43,9 +46,6 @@ from dipaco_p2p.protocol.documents import (
 )
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.versions import genesis_version
-from dipaco_p2p.runtime.recompute import Admitted, Made, make_version
-from dipaco_p2p.runtime.run import Run
-from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.topology import ModuleId, PathId
 
 SEED_NUMBER = 200

@@ -19,11 +19,11 @@ from ..core.compress import Compressed, compressed_parts
 from ..core.cores import at_once
 from ..core.outer import OuterState, state_parts
 from ..errors import IntegrityError
+from ..node.run import Run
+from ..node.store import Store
 from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, Share
 from ..protocol.signing import PeerId
-from ..topology import PathId
-from .run import Run
-from .store import Store
+from ..topology import ModuleId, PathId
 
 LATE_WEIGHT = 0.25
 """What a contribution weighs, over one in time, for each version that its base is behind: its path has trained again
@@ -42,6 +42,38 @@ class Admitted:
     read: Callable[[], Compressed]
     norm: float | None = None
     """Of the outer gradient; None if nobody has looked at it yet."""
+
+
+class PayloadLost(IntegrityError):
+    """The payload of a contribution that should be in the store is not there any more, or was damaged."""
+
+    def __init__(self, message: str, *, contribution: str) -> None:
+        super().__init__(message)
+        self.contribution = contribution
+
+
+def stored(
+    run: Run, store: Store, module: ModuleId, sealed: Sealed[Contribution], *, norm: float | None = None
+) -> Admitted:
+    """A contribution to `module` whose outer gradient is read from `store` each time; reading raises PayloadLost."""
+    return Admitted(sealed, partial(read_gradient, run, store, module, sealed), norm)
+
+
+def read_gradient(run: Run, store: Store, module: ModuleId, sealed: Sealed[Contribution]) -> Compressed:
+    """Raises PayloadLost, and IntegrityError for what is no outer gradient of `module`."""
+    return run.read_contribution(read_payload(store, sealed), module)
+
+
+def read_payload(store: Store, sealed: Sealed[Contribution]) -> bytes:
+    """Raises PayloadLost."""
+    name = sealed.document.payload.digest
+    try:
+        payload = store.get(name)
+    except IntegrityError as error:  # damaged on disk, and removed
+        raise PayloadLost(str(error), contribution=sealed.id) from None
+    if payload is None:
+        raise PayloadLost(f"blob {name[:8]} is missing", contribution=sealed.id)
+    return payload
 
 
 class Gradients:

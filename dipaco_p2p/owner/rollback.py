@@ -12,14 +12,14 @@ import logging
 from ..core.codec import decode_module, module_parts
 from ..core.outer import OuterState, state_parts
 from ..errors import IntegrityError, SwarmError
+from ..node.ledger import Ledger
+from ..node.node import Member
+from ..node.run import Run
+from ..node.transfer import fetch_kept
 from ..protocol.decrees import Decree, Rollback
 from ..protocol.documents import BlobRef, Grant, ModuleVersion, Sealed
 from ..protocol.signing import PeerId
-from .ledger import Ledger
-from .node import Member
-from .recompute import Made, made_and_kept
-from .run import Run
-from .transfer import fetch_kept
+from .version import Made, made_and_kept
 
 log = logging.getLogger(__name__)
 

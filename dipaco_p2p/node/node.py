@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..clock import Clock
+from ..program.history import History
+from ..program.tasks import SingleFlight
 from ..protocol.liveness import Heartbeat
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
 from .decrees import Decrees
-from .history import History
 from .mandates import Mandates
 from .presence import Presence
 from .run import Run
-from .shared import Shared
 from .store import Store
 from .uploads import Uploads
 from .watch import Watch
@@ -52,7 +52,7 @@ class Reader(Observer):
     """A peer that reads what others publish."""
 
     store: Store
-    fetching: Shared[bytes] = field(default_factory=Shared)
+    fetching: SingleFlight[bytes] = field(default_factory=SingleFlight)
     """Blobs on their way to us, by digest: a trainer and a mirror of one module want the same ones at the same time."""
 
 

@@ -16,17 +16,17 @@ from collections.abc import Callable, Iterable
 
 from ..canonical import canonical_bytes, is_digest
 from ..errors import IntegrityError, Refused
+from ..node.ledger import Ledger
+from ..node.node import Member
+from ..node.remote import RemoteLedger
+from ..node.run import Run
+from ..node.store import Store
 from ..protocol.branches import is_final
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, unseal
 from ..protocol.signing import PeerId
 from ..topology import ModuleId
 from .chain import Chains, ModuleChain
-from .ledger import Ledger
-from .node import Member
-from .recompute import Made
-from .remote import RemoteLedger
-from .run import Run
-from .store import Store
+from .version import Made
 
 
 class SeedArchive:

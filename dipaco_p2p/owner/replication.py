@@ -15,14 +15,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import DipacoError, IntegrityError, Refused, Unreachable
+from ..node.node import CONTROL_TIMEOUT_S
+from ..node.remote import RemoteLedger
+from ..program.faults import reach
+from ..program.tasks import done_or_later
 from ..protocol.admission import Reason
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, is_cosigned
 from ..protocol.signing import PeerId, short
 from .chain import MISSING, ModuleChain
-from .faults import reach
-from .node import CONTROL_TIMEOUT_S
-from .remote import RemoteLedger
-from .tasks import done_or_later
 
 log = logging.getLogger(__name__)
 

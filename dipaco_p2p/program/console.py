@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
 import os
 import platform
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from enum import StrEnum
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import EXIT_SECOND_INTERRUPT, DipacoError, EnvironmentUnfit, Interrupted
-from .logs import LogFormat, formatter_of
 
 log = logging.getLogger(__name__)
 
 SHOW_CURSOR = "\x1b[?25h"
 """Progress bars and panels hide it."""
 LOG_BYTES_MAX = 16 * 1024 * 1024
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+
+
+class LogFormat(StrEnum):
+    """Of the file that a program logs to."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 def run_program(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
@@ -114,10 +124,31 @@ def log_to(path: Path, *, verbose: bool, kind: LogFormat = LogFormat.TEXT) -> No
     path.parent.mkdir(parents=True, exist_ok=True)
     logging.raiseExceptions = False  # on a full disk the log is the least loss, and says nothing new
     handler = RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1)
-    handler.setFormatter(formatter_of(kind))
+    handler.setFormatter(_formatter_of(kind))
     for name in ("dipaco_p2p", "peers", "bootstrap", "leaderboard"):
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.setLevel(logging.DEBUG if verbose else logging.INFO)
         logger.propagate = False
     log.info("dipaco-p2p %s, Python %s on %s", __version__, platform.python_version(), platform.platform())
+
+
+def _formatter_of(kind: LogFormat) -> logging.Formatter:
+    """What writes a line."""
+    return JsonLines() if kind is LogFormat.JSON else logging.Formatter(TEXT_FORMAT)
+
+
+class JsonLines(logging.Formatter):
+    """One object a line, in ASCII: line breaks and control characters of a message are escaped.
+
+        {"time":"2026-03-01T12:00:00.123Z","level":"WARNING","logger":"bootstrap.stage","message":"...","traceback":"..."}
+
+    `traceback` is there only for an error that has one.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = {"time": time, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, separators=(",", ":"))

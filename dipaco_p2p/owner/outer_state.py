@@ -9,10 +9,10 @@ from ..core.arrays import Floats
 from ..core.codec import decode_module
 from ..core.outer import OuterState, decode_state
 from ..errors import BlobMissing, IntegrityError
+from ..node.node import Reader
+from ..node.transfer import fetch_kept
 from ..protocol.documents import ModuleVersion
 from ..protocol.signing import PeerId
-from .node import Reader
-from .transfer import fetch_kept
 
 log = logging.getLogger(__name__)
 

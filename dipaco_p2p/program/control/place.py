@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 from ...errors import EnvironmentUnfit
-from ..store import write_atomically
+from ..files import write_atomically
 
 SOCKET_NAME, POINTER_NAME = "control.sock", "control.json"
 PATH_BYTES_MAX = 107

@@ -22,9 +22,9 @@ from ..protocol.versions import check_chain
 from ..swarm.addresses import read_address
 from ..swarm.api import Reply, Swarm
 from ..topology import ModuleId
+from .dial import doors, knock
 from .entry import read_entry
 from .items import read_items
-from .knock import doors, knock
 from .node import CALL_TIMEOUT_S, Observer
 
 TTL_MAX_S = 3600.0

@@ -8,17 +8,17 @@ from typing import Any
 
 from ..canonical import is_digest
 from ..errors import ConfigError, Refused
+from ..node.items import items_reply
+from ..node.node import Member
+from ..node.shardings import learn_attached
 from ..protocol.admission import Reason, judge_decreed
 from ..protocol.documents import Contribution, Grant, Sealed, unseal
 from ..protocol.signing import PeerId
 from ..protocol.versions import Known
 from ..swarm.api import Reply
 from ..topology import ModuleId
-from .items import items_reply
 from .leader import Leader
-from .node import Member
 from .rejections import Rejections
-from .shardings import learn_attached
 
 WAIT_MAX_S = 10.0
 """Longest wait for a new version in one call; well below a call's own time limit."""

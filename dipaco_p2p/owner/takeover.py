@@ -12,12 +12,12 @@ import logging
 from collections.abc import Collection
 
 from ..errors import DipacoError, SwarmError
+from ..node.remote import RemoteLedger
+from ..node.transfer import fetch
 from ..protocol.branches import Branch
 from ..protocol.documents import BlobRef
 from ..protocol.signing import PeerId, short
 from .chain import ModuleChain
-from .remote import RemoteLedger
-from .transfer import fetch
 
 log = logging.getLogger(__name__)
 

@@ -1,83 +1,27 @@
 """What a peer keeps on disk: blobs by digest, uploads in progress, and small documents by name.
 
-    blobs/ab/<digest>          immutable; the name is the SHA-256 of the bytes, checked on every whole read
-    partial/<peer>-<digest>    an upload or a download that is not complete
-    documents/<name>.json      small, replaced atomically
-
-Every write goes to a temporary file, is synced, and is renamed: a crash leaves the old or the new, never a part.
-A full disk is one clear error, and what was half written is removed. All changes go through `disk`, which a simulation
-replaces by one that loses what was not synced.
+blobs/ab/<digest>          immutable; the name is the SHA-256 of the bytes, checked on every whole read
+partial/<peer>-<digest>    an upload or a download that is not complete
+documents/<name>.json      small, replaced atomically
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import functools
 import hashlib
-import itertools
-import os
 import re
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from ..canonical import digest
 from ..errors import EnvironmentUnfit, IntegrityError
+from ..program import files
+from ..program.files import make_folder, rename, sync, unfit, write_atomically
 from ..protocol.documents import BlobRef
-from .faults import reach
 
 PARTIALS_MAX = 64
 _PATHS_REMEMBERED = 4096
 """Making a path takes as long as looking whether its file is there."""
-LOCK_NAME = "lock"
-PIECE_BYTES = 4 * 1024 * 1024
-"""Of what nobody reads soon, written before the disk begins with it."""
 DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
-_writes = itertools.count()
-ELSEWHERE = "choose another folder (--home of a volunteer, --dir of a coordinator)"
-
-
-class Disk:
-    """What changes files: each call may fail with OSError, and nothing is safe from a power cut before its `sync`."""
-
-    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
-        file.write(data)
-        file.flush()
-
-    def send_on(self, file: BinaryIO) -> None:
-        """Begin to bring to the disk what was written of a file, and hold no copy in memory of what is there; a hint,
-        which some systems do not take."""
-        if hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def sync(self, file: BinaryIO) -> None:
-        """The bytes of a file are safe."""
-        os.fsync(file.fileno())
-
-    def rename(self, old: Path, new: Path) -> None:
-        old.replace(new)
-
-    def remove(self, path: Path) -> None:
-        """Nothing to do if it is not there."""
-        path.unlink(missing_ok=True)
-
-    def sync_folder(self, path: Path) -> None:
-        """The names in a folder are safe."""
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-class LimitReached(OSError):
-    """The disk has room, and the owner of the machine lets us have no more of it."""
-
-
-disk = Disk()
 
 
 class Store:
@@ -89,7 +33,7 @@ class Store:
         """The last write that the disk refused. Whoever wrote may have had it on another's behalf, and answered only
         that a request failed: the program looks here, and ends."""
         for name in ("blobs", "partial", "documents"):
-            _make_folder(folder / name)
+            make_folder(folder / name)
         self._sweep()
 
     def put(self, data: bytes) -> BlobRef:
@@ -112,7 +56,7 @@ class Store:
         except FileNotFoundError:
             return None
         if digest(data) != name:
-            disk.remove(path)
+            files.disk.remove(path)
             raise IntegrityError(f"blob {name[:8]} was damaged on disk", hint="it will be fetched again")
         return data
 
@@ -133,7 +77,7 @@ class Store:
             return None
 
     def drop(self, name: str) -> None:
-        disk.remove(self._blob_path(name))
+        files.disk.remove(self._blob_path(name))
 
     def drop_unnamed(self) -> int:
         """Remove every blob whose digest stands in no document, and return how many these were.
@@ -147,7 +91,7 @@ class Store:
             named.update(DIGEST.findall(path.read_bytes()))
         unnamed = [path for path in (self.folder / "blobs").glob("*/*") if path.name.encode() not in named]
         for path in unnamed:
-            disk.remove(path)
+            files.disk.remove(path)
         return len(unnamed)
 
     def partial_path(self, name: str) -> Path:
@@ -162,7 +106,7 @@ class Store:
         """Some more bytes of an unfinished transfer; raises EnvironmentUnfit when the disk is full."""
         try:
             with path.open("ab") as file:
-                disk.write(file, data)
+                files.disk.write(file, data)
         except OSError as error:
             self.failure = unfit(error, path)
             raise self.failure from None
@@ -171,16 +115,16 @@ class Store:
         """Keep what was transferred as the blob `name`: synced and renamed, not written again. Raises IntegrityError,
         and forgets the bytes, if they are another; EnvironmentUnfit when the disk fails."""
         blob = self._blob_path(name)
-        _make_folder(blob.parent)
+        make_folder(blob.parent)
         try:
             with path.open("rb+") as file:
                 is_right = hashlib.file_digest(file, "sha256").hexdigest() == name
                 if is_right:
-                    _sync(file)
+                    sync(file)
             if is_right:
-                _rename(path, blob)
+                rename(path, blob)
                 return
-            disk.remove(path)
+            files.disk.remove(path)
         except FileNotFoundError:  # others' transfers may take its place at any time
             raise IntegrityError(f"the transfer of blob {name[:8]} is gone", hint="it begins anew") from None
         except OSError as error:
@@ -209,7 +153,7 @@ class Store:
         return sorted(path.stem for path in (self.folder / "documents").glob(f"{prefix}*.json"))
 
     def drop_document(self, name: str) -> None:
-        disk.remove(_document_path(self.folder, name))
+        files.disk.remove(_document_path(self.folder, name))
 
     def _blob_path(self, name: str) -> Path:
         return _blob_path(self.folder, name)
@@ -217,7 +161,7 @@ class Store:
     def _write(self, path: Path, *parts: bytes | memoryview, is_cold: bool = False) -> None:
         try:
             if not path.parent.is_dir():
-                _make_folder(path.parent)
+                make_folder(path.parent)
             write_atomically(path, *parts, is_cold=is_cold)
         except EnvironmentUnfit as error:
             self.failure = error
@@ -238,96 +182,9 @@ def _document_path(folder: Path, name: str) -> Path:
     return folder / "documents" / f"{name}.json"
 
 
-@contextlib.contextmanager
-def folder_lock(folder: Path, *, hint: str) -> Iterator[None]:
-    """Make `folder`, and keep every other process out of it while the block runs; raises EnvironmentUnfit.
-
-    The kernel holds the lock, so that it ends with the process, however that ends.
-    """
-    _make_folder(folder)
-    try:
-        handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise unfit(error, folder / LOCK_NAME) from None
-    try:
-        _lock(handle, folder, hint)
-        yield
-    finally:
-        os.close(handle)
-
-
-def write_atomically(path: Path, *parts: bytes | memoryview, is_cold: bool = False) -> None:
-    """Write, sync, rename, sync the folder; raises EnvironmentUnfit when the machine will not.
-
-    What `is_cold`, nobody reads soon: it goes to the disk while it is written, and takes no room in the system's cache,
-    where a version would oust what others on the machine read (docs/performance.md).
-    """
-    # Two threads may write the same blob at once: each renames a file of its own.
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{next(_writes)}.tmp")
-    try:
-        reach("write: nothing yet")
-        with temporary.open("wb") as file:
-            for piece in _pieces(parts) if is_cold else parts:
-                disk.write(file, piece)
-                if is_cold:
-                    disk.send_on(file)
-            _sync(file)
-            if is_cold:
-                disk.send_on(file)
-        _rename(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise unfit(error, path) from None
-
-
-def _pieces(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
-    for part in parts:
-        view = memoryview(part)
-        yield from (view[begin : begin + PIECE_BYTES] for begin in range(0, len(view), PIECE_BYTES))
-
-
-def _sync(file: BinaryIO) -> None:
-    reach("write: before sync")
-    disk.sync(file)
-
-
-def _rename(temporary: Path, path: Path) -> None:
-    reach("write: before rename")
-    disk.rename(temporary, path)
-    reach("write: before sync of the folder")
-    disk.sync_folder(path.parent)
-    reach("write: done")
-
-
-def unfit(error: OSError, path: Path) -> EnvironmentUnfit:
-    """What to tell about a file system that refuses."""
-    if isinstance(error, LimitReached):
-        return EnvironmentUnfit(str(error), hint=f"raise `disk_gb`, or {ELSEWHERE}")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return EnvironmentUnfit(f"no space left on the disk of {path.parent}", hint=f"free some space, or {ELSEWHERE}")
-    return EnvironmentUnfit(f"cannot write {path}: {error.strerror}", hint=ELSEWHERE)
-
-
 def _age(path: Path) -> float:
     """When a file was last written; one that another upload has finished meanwhile counts as old."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def _lock(handle: int, folder: Path, hint: str) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise EnvironmentUnfit(f"`{folder}` is in use by another process", hint=hint) from None
-    except OSError as error:  # some network file systems know no locks
-        raise EnvironmentUnfit(f"`{folder}` cannot be locked: {error.strerror}", hint=ELSEWHERE) from None
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unfit(error, path) from None

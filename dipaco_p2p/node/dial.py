@@ -17,8 +17,8 @@ from ..errors import DipacoError, EnvironmentUnfit, IntegrityError, Refused, Unr
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
 from .entry import Entry
-from .join import fetch_stages
 from .run import Run
+from .stages import fetch_stages
 
 CONNECT_TIMEOUT_S = 15.0
 STAGGER_S = 0.25

@@ -17,6 +17,9 @@ from ..canonical import Parts, digest
 from ..core.codec import decode_module, module_parts
 from ..core.outer import apply_update
 from ..errors import IntegrityError, Refused, SwarmError
+from ..node.items import read_items
+from ..node.node import CONTROL_TIMEOUT_S, Member
+from ..node.transfer import fetch
 from ..protocol.admission import Reason
 from ..protocol.documents import ModuleVersion, Sealed, Share
 from ..protocol.signing import PeerId
@@ -24,11 +27,8 @@ from ..protocol.versions import check_successor, genesis_version
 from ..swarm.api import Reply
 from ..topology import ModuleId, PathId
 from .chain import ModuleChain
-from .items import read_items
 from .module_calls import WAIT_MAX_S
-from .node import CONTROL_TIMEOUT_S, Member
-from .recompute import kept
-from .transfer import fetch
+from .version import kept
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,10 @@ from typing import Any
 
 from ..core.outer import OuterState
 from ..errors import Refused, Unreachable
+from ..node.mandates import head_record
+from ..node.shardings import learn_shardings
+from ..program.faults import reach
+from ..program.tasks import changed_or_later, repeat
 from ..protocol.admission import Reason
 from ..protocol.branches import Branch
 from ..protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Sealed, seal
@@ -28,16 +32,11 @@ from ..protocol.rounds import Entry, OpenRound, Round
 from ..protocol.signing import PeerId
 from ..protocol.versions import Known
 from .chain import ModuleChain
-from .faults import reach
 from .intake import Intake, receipt_for
-from .mandates import head_record
-from .payloads import PayloadLost
-from .recompute import Made, StepNotFinite, made_and_kept, make_version
 from .replication import Replication
 from .rollback import due, undo
-from .shardings import learn_shardings
 from .takeover import Takeover
-from .tasks import changed_or_later, repeat
+from .version import Made, PayloadLost, StepNotFinite, made_and_kept, make_version
 
 log = logging.getLogger(__name__)
 

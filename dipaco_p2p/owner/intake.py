@@ -19,6 +19,9 @@ from collections.abc import Iterator, Mapping
 from ..core.arrays import Floats, tree_norm
 from ..core.compress import norm
 from ..errors import IntegrityError, Refused
+from ..node.ledger import Ledger
+from ..node.run import Run
+from ..node.store import Store
 from ..protocol.admission import (
     NORM_HISTORY,
     NORM_SAMPLES_MIN,
@@ -31,11 +34,7 @@ from ..protocol.admission import (
 from ..protocol.documents import Contribution, Receipt, Sealed, seal
 from ..protocol.signing import PeerId, Signer
 from ..topology import PathId
-from .ledger import Ledger
-from .payloads import read_payload, stored
-from .recompute import Admitted, order
-from .run import Run
-from .store import Store
+from .version import Admitted, order, read_payload, stored
 
 CLIP_MULTIPLE = 3.0
 """Contributions count with at most this many times the running median norm of their module."""

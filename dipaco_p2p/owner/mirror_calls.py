@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import IntegrityError, Refused, SwarmError
+from ..node.items import items_reply
+from ..node.shardings import learn_attached
 from ..protocol.admission import Reason
 from ..protocol.documents import Contribution, Grant, ModuleVersion, unseal
 from ..protocol.signing import PeerId
 from ..swarm.api import Reply
 from ..topology import ModuleId
 from .chain import Chains
-from .items import items_reply
 from .module_calls import learn_mandate, module_of_run
-from .shardings import learn_attached
 
 
 class MirrorCalls:

@@ -18,22 +18,21 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..canonical import Parts
 from ..errors import BlobMissing, DipacoError, Refused
+from ..node.ledger import Ledger
+from ..node.node import Member
+from ..node.remote import RemoteLedger
+from ..node.shardings import learn_shardings
+from ..node.transfer import fetch_kept
+from ..program.faults import reach
 from ..protocol.admission import Reason, judge
 from ..protocol.branches import is_final
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, is_cosigned
 from ..protocol.signing import PeerId, short
 from ..topology import ModuleId
-from .faults import reach
 from .intake import admission_rules
-from .ledger import Ledger
-from .node import Member
 from .outer_state import KeptState
-from .payloads import PayloadLost, stored
-from .recompute import Admitted, Made, made_and_kept, make_again
-from .remote import RemoteLedger
 from .rollback import undo_again
-from .shardings import learn_shardings
-from .transfer import fetch_kept
+from .version import Admitted, Made, PayloadLost, made_and_kept, make_again, stored
 
 log = logging.getLogger(__name__)
 

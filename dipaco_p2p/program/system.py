@@ -1,8 +1,10 @@
-"""Asking the tools of the system, such as nvidia-smi and loginctl: none of them need be there."""
+"""What the machine says of itself: room on its disks, and what tools of the system print."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+from pathlib import Path
 
 
 def output_of(*command: str, timeout_s: float = 10.0) -> str | None:
@@ -14,3 +16,13 @@ def output_of(*command: str, timeout_s: float = 10.0) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def existing(folder: Path) -> Path:
+    """`folder`, or the nearest one above it that is there."""
+    return next((each for each in (folder, *folder.absolute().parents) if each.is_dir()), Path("/"))
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes that may be written where `folder` is, or would be made."""
+    return shutil.disk_usage(existing(folder)).free

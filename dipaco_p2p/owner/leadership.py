@@ -15,6 +15,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..errors import DipacoError, IntegrityError, Refused, SwarmError
+from ..node.node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member
+from ..node.remote import RemoteLedger
+from ..program.faults import reach
 from ..protocol import owners
 from ..protocol.admission import PASSING, Reason
 from ..protocol.documents import Grant, Sealed, unseal
@@ -22,13 +25,10 @@ from ..protocol.liveness import heartbeat_interval_s
 from ..protocol.signing import PeerId, short
 from ..topology import ModuleId
 from .chain import Chains, ModuleChain
-from .faults import reach
 from .leader import Leader
 from .mirror_calls import MirrorCalls
 from .module_calls import ModuleCalls
-from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member
 from .rejections import Rejections
-from .remote import RemoteLedger
 from .replication import LOST_TTLS
 
 log = logging.getLogger(__name__)

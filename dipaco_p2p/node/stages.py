@@ -14,6 +14,7 @@ from typing import Any
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError, Refused, WrongRun
+from ..program.files import write_atomically
 from ..protocol.documents import Manifest, Sealed
 from ..protocol.signing import PeerId, public_key_of
 from ..swarm.addresses import best_address, places_of, read_address, worth_giving
@@ -21,7 +22,6 @@ from ..swarm.api import Reply, Swarm
 from ..ticket import SeedPlace, Ticket, write_ticket
 from .node import CALL_TIMEOUT_S
 from .run import Run, open_run
-from .store import write_atomically
 
 ASK_HINT = "ask the coordinator for the line to join with; `dipaco-bootstrap start` prints it"
 STAGES_MAX = 2

@@ -1,0 +1,156 @@
+"""Files that survive a crash: written, synced and renamed, so that a crash leaves the old or the new, never a part.
+
+A full disk is one clear error, and what was half written is removed. All changes go through `disk`, which a simulation
+replaces by one that loses what was not synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from ..errors import EnvironmentUnfit
+from .faults import reach
+
+LOCK_NAME = "lock"
+PIECE_BYTES = 4 * 1024 * 1024
+"""Of what nobody reads soon, written before the disk begins with it."""
+ELSEWHERE = "choose another folder (--home of a volunteer, --dir of a coordinator)"
+_writes = itertools.count()
+
+
+class Disk:
+    """What changes files: each call may fail with OSError, and nothing is safe from a power cut before its `sync`."""
+
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
+        file.write(data)
+        file.flush()
+
+    def send_on(self, file: BinaryIO) -> None:
+        """Begin to bring to the disk what was written of a file, and hold no copy in memory of what is there; a hint,
+        which some systems do not take."""
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def sync(self, file: BinaryIO) -> None:
+        """The bytes of a file are safe."""
+        os.fsync(file.fileno())
+
+    def rename(self, old: Path, new: Path) -> None:
+        old.replace(new)
+
+    def remove(self, path: Path) -> None:
+        """Nothing to do if it is not there."""
+        path.unlink(missing_ok=True)
+
+    def sync_folder(self, path: Path) -> None:
+        """The names in a folder are safe."""
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class LimitReached(OSError):
+    """The disk has room, and the owner of the machine lets us have no more of it."""
+
+
+disk = Disk()
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path, *, hint: str) -> Iterator[None]:
+    """Make `folder`, and keep every other process out of it while the block runs; raises EnvironmentUnfit.
+
+    The kernel holds the lock, so that it ends with the process, however that ends.
+    """
+    make_folder(folder)
+    try:
+        handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise unfit(error, folder / LOCK_NAME) from None
+    try:
+        _lock(handle, folder, hint)
+        yield
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, *parts: bytes | memoryview, is_cold: bool = False) -> None:
+    """Write, sync, rename, sync the folder; raises EnvironmentUnfit when the machine will not.
+
+    What `is_cold`, nobody reads soon: it goes to the disk while it is written, and takes no room in the system's cache,
+    where a version would oust what others on the machine read (docs/performance.md).
+    """
+    # Two threads may write the same blob at once: each renames a file of its own.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{next(_writes)}.tmp")
+    try:
+        reach("write: nothing yet")
+        with temporary.open("wb") as file:
+            for piece in _pieces(parts) if is_cold else parts:
+                disk.write(file, piece)
+                if is_cold:
+                    disk.send_on(file)
+            sync(file)
+            if is_cold:
+                disk.send_on(file)
+        rename(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise unfit(error, path) from None
+
+
+def _pieces(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    for part in parts:
+        view = memoryview(part)
+        yield from (view[begin : begin + PIECE_BYTES] for begin in range(0, len(view), PIECE_BYTES))
+
+
+def sync(file: BinaryIO) -> None:
+    """The bytes of `file` are safe."""
+    reach("write: before sync")
+    disk.sync(file)
+
+
+def rename(temporary: Path, path: Path) -> None:
+    """Put a synced file in its place, and make its name safe."""
+    reach("write: before rename")
+    disk.rename(temporary, path)
+    reach("write: before sync of the folder")
+    disk.sync_folder(path.parent)
+    reach("write: done")
+
+
+def unfit(error: OSError, path: Path) -> EnvironmentUnfit:
+    """What to tell about a file system that refuses."""
+    if isinstance(error, LimitReached):
+        return EnvironmentUnfit(str(error), hint=f"raise `disk_gb`, or {ELSEWHERE}")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EnvironmentUnfit(f"no space left on the disk of {path.parent}", hint=f"free some space, or {ELSEWHERE}")
+    return EnvironmentUnfit(f"cannot write {path}: {error.strerror}", hint=ELSEWHERE)
+
+
+def _lock(handle: int, folder: Path, hint: str) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise EnvironmentUnfit(f"`{folder}` is in use by another process", hint=hint) from None
+    except OSError as error:  # some network file systems know no locks
+        raise EnvironmentUnfit(f"`{folder}` cannot be locked: {error.strerror}", hint=ELSEWHERE) from None
+
+
+def make_folder(path: Path) -> None:
+    """Make it if it is not there; raises EnvironmentUnfit."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unfit(error, path) from None

@@ -14,8 +14,8 @@ import pytest
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError
-from dipaco_p2p.node import store as store_module
 from dipaco_p2p.node.store import PARTIALS_MAX, Store
+from dipaco_p2p.program import files as files_module
 from dipaco_p2p.program.files import Disk, folder_lock, write_atomically
 from dipaco_p2p.protocol.documents import BlobRef
 
@@ -215,8 +215,8 @@ def test_what_nobody_reads_soon_goes_to_the_disk_while_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cold: bool
 ) -> None:
     recorded = Recorded()
-    monkeypatch.setattr(store_module, "disk", recorded)
-    monkeypatch.setattr(store_module, "PIECE_BYTES", 4)
+    monkeypatch.setattr(files_module, "disk", recorded)
+    monkeypatch.setattr(files_module, "PIECE_BYTES", 4)
     store, ref = Store(tmp_path), BlobRef.of(b"0123456789")
     store.keep(ref, b"012345", memoryview(b"6789"), is_cold=is_cold)
     assert store.get(ref.digest) == b"0123456789"

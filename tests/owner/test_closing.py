@@ -21,9 +21,9 @@ from group_harness import (
     require_safe,
 )
 from mirror_harness import ONE, Shelf, on_shelf
-from runtime_harness import World, flip
-from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, signer
-from virtual_time import eventually
+from runtime_harness import World, flip, offer
+from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, signer, tiny_config
+from virtual_time import eventually, play
 
 from dipaco_p2p.core import outer
 from dipaco_p2p.core.arrays import Floats, tree_norm
@@ -233,3 +233,24 @@ def test_a_payload_stays_while_another_contribution_names_it(tmp_path: Path) -> 
         assert shelf.node.store.get(BlobRef.of(payload).digest) == payload
 
     on_shelf(tmp_path, scene, keeps_everything=False)
+
+
+def test_the_last_contribution_that_a_round_waits_for_closes_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dipaco_p2p.owner.leader.TICK_S", 1000.0)
+
+    async def scenario() -> None:
+        async with World(tmp_path, config=tiny_config(rounds=9)) as world:
+            leader = world.leader(50)
+            led = await leader.lead(MODULE)
+            node = world.peer(60)
+            await node.watch.refresh()
+            base = {"module": MODULE, "base_digest": led.head.digest}
+            for seed, path in enumerate(world.run.topology.paths_through(MODULE)):
+                payload = gradient_bytes(world.run, MODULE, seed=seed)
+                document = contribution_of(world.run, node.swarm.signer, payload, path=path, **base)
+                await offer(node, leader.peer, document, payload)
+            await eventually(lambda: led.head.version == 1)
+
+    play(scenario)

@@ -12,8 +12,8 @@ from tiny_run import gradient_bytes, signer
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.items import read_items
 from dipaco_p2p.owner.rejections import OF_AUTHOR_MAX
-from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Rejection, Sealed, is_signed, rejected
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.topology import PathId
 
 

@@ -18,7 +18,6 @@ from dipaco_p2p.topology import PathId
 
 from .evaluator import best_rounds
 
-METHOD = "run.serving"
 LOSS_MAX = 1e6
 """Nats per token; beyond that, or not a number, a loss says nothing."""
 

@@ -12,22 +12,22 @@ import bisect
 import json
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.core.evaluate import counted_tokens
 from dipaco_p2p.errors import IntegrityError, Refused
+from dipaco_p2p.node.calls import CheckPage, GetChecks, GiveCheck
 from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
-from dipaco_p2p.owner.mirror_calls import whole
-from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.checks import IN_ALL_MAX, OF_AUTHOR_MAX, OF_PATH_MAX, OF_STRANGERS_MAX, Check, is_about
 from dipaco_p2p.protocol.documents import Sealed, unseal
 from dipaco_p2p.protocol.judgement import Judgement
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.swarm.api import Reply, Swarm
+from dipaco_p2p.swarm.api import Swarm
+from dipaco_p2p.swarm.calls import Done
 from dipaco_p2p.topology import ModuleId, PathId
 
 log = logging.getLogger(__name__)
@@ -70,23 +70,23 @@ class Checks:
 
     def serve(self, swarm: Swarm, *, is_open: bool = True) -> None:
         """Answer from now on; a stage that is over takes none any more."""
-        swarm.serve("run.checks", self._on_checks)
+        GetChecks.serve(swarm, self._on_checks)
         if is_open:
-            swarm.serve("run.check", self._on_check)
+            GiveCheck.serve(swarm, self._on_check)
 
-    async def _on_check(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        sealed = unseal(Check, header.get("check"))
+    async def _on_check(self, sender: PeerId, request: GiveCheck) -> Done:
+        sealed = request.check
         if self._judge(sender, sealed):
             self._store.write_document(_name(self._next), canonical_bytes(sealed.to_dict()))
             self._note(sealed, self._next)
             self._next += 1
-        return Reply({})
+        return Done()
 
-    async def _on_checks(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        place = bisect.bisect_left(self._numbers, whole(header, "from"))
+    async def _on_checks(self, sender: PeerId, request: GetChecks) -> CheckPage:
+        place = bisect.bisect_left(self._numbers, request.from_)
         page = self._numbers[place : place + PAGE_MAX]
         following = page[-1] + 1 if page else self._next
-        return Reply({"next": following}, items_reply(self._read(number) for number in page).body)
+        return CheckPage(next=following, body=items_reply(self._read(number) for number in page).body)
 
     def _judge(self, sender: PeerId, sealed: Sealed[Check]) -> bool:
         """Whether it is news; raises Refused for what is not kept."""
@@ -103,7 +103,9 @@ class Checks:
         if not is_about(check, judgement, validation=self._run.manifest.validation.digest) or (
             check.tokens % counted_tokens(self._run.config.model.context)
         ):
-            raise Refused(f"it is about something else than what round {check.version} was judged on", reason="other")
+            raise Refused(
+                f"it is about something else than what round {check.version} was judged on", reason=Reason.OTHER
+            )
         return self._has_room(check, sealed.id)
 
     def _has_room(self, check: Check, id_: str) -> bool:
@@ -114,7 +116,7 @@ class Checks:
             return False
         is_worker = check.author in self._all_workers()
         if not is_worker and not self._is_alive(check.author):
-            raise Refused("neither a heartbeat nor work of this peer is known", reason="unknown-peer")
+            raise Refused("neither a heartbeat nor work of this peer is known", reason=Reason.UNKNOWN_PEER)
         strangers = sum(author not in self._workers for author in kept)
         if (
             len(kept) >= OF_PATH_MAX
@@ -122,7 +124,7 @@ class Checks:
             or (not is_worker and strangers >= OF_STRANGERS_MAX)
             or self._of_author.get((check.version, check.author), 0) >= OF_AUTHOR_MAX
         ):
-            raise Refused(f"there are checks enough of {check.path} at round {check.version}", reason="enough")
+            raise Refused(f"there are checks enough of {check.path} at round {check.version}", reason=Reason.ENOUGH)
         return True
 
     def _all_workers(self) -> set[PeerId]:

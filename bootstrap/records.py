@@ -8,27 +8,22 @@ from __future__ import annotations
 import json
 import logging
 import math
-from typing import Any
 
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.core.evaluate import Evaluation
-from dipaco_p2p.errors import IntegrityError, Refused
-from dipaco_p2p.node.items import items_reply
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.calls import GetContributions, GetJudgements
+from dipaco_p2p.node.items import Page, items_reply
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
-from dipaco_p2p.owner.mirror_calls import whole
-from dipaco_p2p.protocol.admission import Reason
-from dipaco_p2p.protocol.documents import Sealed, seal, unseal
+from dipaco_p2p.protocol.documents import Contribution, Sealed, seal, unseal
 from dipaco_p2p.protocol.judgement import Judgement, ModuleLoss, PathLoss
 from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.swarm.api import Reply, Swarm
+from dipaco_p2p.swarm.api import Swarm
 
 from .evaluator import Evaluator, RoundEvaluation
 
 log = logging.getLogger(__name__)
-
-IDS_MAX = 256
-"""Contributions that one request may ask for."""
 
 
 class PublicRecords:
@@ -40,8 +35,8 @@ class PublicRecords:
 
     def serve(self, swarm: Swarm) -> None:
         """Answer from now on."""
-        swarm.serve("run.judgements", self._on_judgements)
-        swarm.serve("archive.contributions", self._on_contributions)
+        GetJudgements.serve(swarm, self._on_judgements)
+        GetContributions.serve(swarm, self._on_contributions)
 
     def judge(self, signer: Signer, evaluator: Evaluator, evaluation: RoundEvaluation, *, at_s: float) -> None:
         """Sign and keep what was measured, if it is a figure: a model that diverged has none."""
@@ -66,16 +61,13 @@ class PublicRecords:
         except ValueError as error:
             raise IntegrityError(f"{name}.json was damaged on disk: {error}") from None
 
-    async def _on_judgements(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        begin = _name(whole(header, "from"))
+    async def _on_judgements(self, sender: PeerId, request: GetJudgements) -> Page[Judgement]:
+        begin = _name(request.from_)
         return items_reply(self._read(name) for name in self._store.documents("judgement-") if name >= begin)
 
-    async def _on_contributions(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+    async def _on_contributions(self, sender: PeerId, request: GetContributions) -> Page[Contribution]:
         """Those of the asked ids that are here, in the same order; as many as fit."""
-        ids = header.get("ids")
-        if not isinstance(ids, list) or len(ids) > IDS_MAX or not all(isinstance(id_, str) for id_ in ids):
-            raise Refused("`ids` must be a short list of contributions", reason=Reason.MALFORMED)
-        return items_reply(found for id_ in ids if (found := self._archive.find(id_)) is not None)
+        return items_reply(found for id_ in request.ids if (found := self._archive.find(id_)) is not None)
 
 
 def judgement_of(evaluator: Evaluator, evaluation: RoundEvaluation, *, at_s: float, signer: Signer) -> Judgement:

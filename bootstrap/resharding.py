@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +23,13 @@ from dipaco_p2p.core.model import PathModel, load_modules
 from dipaco_p2p.core.router import Router
 from dipaco_p2p.core.scores import decode_scores, window_nats
 from dipaco_p2p.errors import CorpusError, DipacoError, Refused
+from dipaco_p2p.node.calls import GetWork, GiveScores, Scoring
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.shardings import serve_shardings
-from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Scores, Sealed, Sharding, ShardRef, seal, unseal
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.strict import plain
-from dipaco_p2p.swarm.api import Reply
+from dipaco_p2p.swarm.calls import Done
 from dipaco_p2p.topology import PathId
 
 from .evaluator import Evaluator
@@ -68,8 +67,8 @@ class Resharding:
     def serve(self) -> None:
         """Tell of shardings, and take scores."""
         serve_shardings(self._node)
-        self._node.swarm.serve("run.work", self._on_work)
-        self._node.swarm.serve("run.scores", self._on_scores)
+        GetWork.serve(self._node.swarm, self._on_work)
+        GiveScores.serve(self._node.swarm, self._on_scores)
 
     async def run(self) -> None:
         """Make one sharding after the other, each when its round has come."""
@@ -161,35 +160,34 @@ class Resharding:
 
     # -- over the swarm
 
-    async def _on_work(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+    async def _on_work(self, sender: PeerId, request: GetWork) -> Scoring:
         """A path to score and its snapshots, the asker's own if that is missing; `wait` while others are at it."""
         if self._wanted is None:
             is_to_come = not self.done.is_set() and self._evaluator.complete_version() >= self._run.config.rounds.rounds
-            return Reply({"wait": True} if is_to_come else {})
+            return Scoring(wait=True if is_to_come else None)
         number, round_number = self._wanted
         missing, now_s = self._missing(number), self._node.clock.now_s()
         free = [path for path in missing if self._leases.get(path, 0.0) <= now_s]
         if not free:
-            return Reply({"wait": True})
-        path = next((path for path in free if str(path) == header.get("path")), free[0])
+            return Scoring(wait=True)
+        path = next((path for path in free if str(path) == request.path), free[0])
         self._leases[path] = now_s + self._run.config.rounds.deadline_s / 2
-        snapshots = [plain(self._evaluator.version(module, round_number).snapshot) for module in path.modules()]
-        return Reply({"sharding": number, "path": str(path), "snapshots": snapshots})
+        snapshots = tuple(self._evaluator.version(module, round_number).snapshot for module in path.modules())
+        return Scoring(sharding=number, path=path, snapshots=snapshots)
 
-    async def _on_scores(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        sealed = unseal(Scores, header.get("scores"))
-        document = sealed.document
+    async def _on_scores(self, sender: PeerId, request: GiveScores) -> Done:
+        sealed, document = request.scores, request.scores.document
         self._judge(sender, document)
         if self._scores(document.sharding, document.path) is None:
             data = self._node.store.get(document.table.digest)
             if data is None:
-                raise Refused("upload the table first", reason="payload-missing")
+                raise Refused("upload the table first", reason=Reason.PAYLOAD_MISSING)
             await asyncio.to_thread(self._check_sample, document, data)
             self._node.uploads.claim(document.table.digest)
             name = f"scores-{document.sharding}-{document.path}"
             self._node.store.write_document(name, canonical_bytes(sealed.to_dict()))
             self._node.history.add("scored", path=str(document.path), sharding=document.sharding, peer=sender)
-        return Reply({})
+        return Done()
 
     def _judge(self, sender: PeerId, scores: Scores) -> None:
         if scores.run != self._run.id or scores.author != sender:

@@ -14,6 +14,7 @@ from typing import Any
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import SwarmError, Unreachable
+from dipaco_p2p.node.calls import GetServing
 from dipaco_p2p.node.node import Reader, open_reader
 from dipaco_p2p.node.reading import ask, fetch_chain, open_connection
 from dipaco_p2p.node.shardings import learn_shardings
@@ -26,7 +27,7 @@ from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId, PathId
 
-from .best import METHOD, Best, read_serving
+from .best import Best, read_serving
 from .serving import NEWEST_HINT, ServedRun
 
 log = logging.getLogger(__name__)
@@ -75,12 +76,12 @@ class LiveSwarm:
         """Only the coordinator is asked: it judges the rounds, and nothing but the connection signs its answer."""
         node, author = self._node, self._node.run.manifest.author
         try:
-            reply = await ask(node, author, METHOD, {})
+            reply = await ask(node, author, GetServing())
         except SwarmError as error:
-            log.info("%s of %s gave nothing: %s", METHOD, author, error)
+            log.info("%s of %s gave nothing: %s", GetServing.METHOD, author, error)
             message = "the coordinator, which judges the rounds, does not answer"
             raise Unreachable(message, hint=NEWEST_HINT) from None
-        return read_serving(reply.header, node.run)
+        return read_serving({"rounds": reply.rounds, "losses": reply.losses}, node.run)
 
     def evaluations(self) -> list[dict[str, Any]]:
         return []

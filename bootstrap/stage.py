@@ -16,6 +16,7 @@ from typing import Any
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError
+from dipaco_p2p.node.calls import GetServing, Serving
 from dipaco_p2p.node.decrees import Decrees, serve_decrees
 from dipaco_p2p.node.node import open_member
 from dipaco_p2p.node.run import Run
@@ -29,11 +30,11 @@ from dipaco_p2p.program.tasks import keep_going
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.swarm.api import Reply, Swarm
+from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
-from .best import METHOD, serving_header
+from .best import serving_header
 from .checks import Checks
 from .control.view import Seen
 from .evaluator import Evaluator, RoundEvaluation, append_evaluation, read_evaluations
@@ -115,7 +116,7 @@ class SeedStage:
         self._resharding.serve()
         self._records.serve(self._node.swarm)
         self._checks.serve(self._node.swarm)
-        self._node.swarm.serve(METHOD, self._on_serving)
+        GetServing.serve(self._node.swarm, self._on_serving)
         loops = (
             self._node.presence.run,
             self._watch_swarm,
@@ -249,9 +250,9 @@ class SeedStage:
         now_s = self._node.clock.now_s()
         self._records.judge(self._node.swarm.signer, self._evaluator, evaluation, at_s=now_s)
 
-    async def _on_serving(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+    async def _on_serving(self, sender: PeerId, request: GetServing) -> Serving:
         """The round that each path is served with (best.py); none before the first was judged."""
-        return Reply(self._serving)
+        return Serving(**self._serving)
 
     async def _judge_finished(self) -> None:
         """Once all shardings are there, every way to route the finished model, side by side."""

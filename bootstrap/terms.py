@@ -7,18 +7,16 @@ group granted itself while the seed node was away counts as any other term; whoe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
-from dipaco_p2p.errors import ConfigError, IntegrityError, Refused
+from dipaco_p2p.errors import IntegrityError, Refused
+from dipaco_p2p.node.calls import Adopt, Granted
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.owner.leadership import Granting
-from dipaco_p2p.owner.mirror_calls import whole
 from dipaco_p2p.owner.module_calls import learn_mandate, module_of_run
-from dipaco_p2p.protocol.admission import Reason
-from dipaco_p2p.protocol.documents import MIRRORS_MAX, Grant, require_peers, unseal
+from dipaco_p2p.protocol.documents import Grant, Sealed
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId, short
-from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId
 
 QUIET_HEARTBEATS = 2.0
@@ -46,7 +44,7 @@ class Terms(Granting):
 
     def serve(self) -> None:
         """Answer from now on."""
-        self._node.swarm.serve("archive.adopt", self._on_adopt)
+        Adopt.serve(self._node.swarm, self._on_adopt)
 
     @property
     def is_catching_up(self) -> bool:
@@ -72,7 +70,7 @@ class Terms(Granting):
         if reason is not None:
             raise Refused(f"banned by the coordinator: {reason}", reason=Reason.BANNED)
         if self._is_closed():
-            raise Refused("this seed node came out of a backup, and catches up first", reason="busy")
+            raise Refused("this seed node came out of a backup, and catches up first", reason=Reason.BUSY)
         async with self._granting:
             newest = mandates.grant(module)
             if newest is not None and (newest.term, newest.leader, newest.mirrors) == (term, peer, mirrors):
@@ -99,25 +97,18 @@ class Terms(Granting):
                 raise Refused(detail, reason=Reason.NOT_LEADER)
         await self._deposed(module, newest.leader)
 
-    async def _on_adopt(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        module, mirrors = module_of_run(self._node, header), header.get("mirrors")
-        if not isinstance(mirrors, list) or len(mirrors) > MIRRORS_MAX or not all(isinstance(m, str) for m in mirrors):
-            raise Refused("`mirrors` must be a short list of peers", reason=Reason.MALFORMED)
-        try:
-            require_peers(*mirrors)
-        except ConfigError as error:
-            raise Refused(str(error), reason=Reason.MALFORMED) from None
+    async def _on_adopt(self, sender: PeerId, request: Adopt) -> Granted:
+        module, mirrors = module_of_run(self._node, request.module), request.mirrors
         if len({sender, *mirrors}) <= len(mirrors):
             raise Refused("a group has different peers", reason=Reason.MALFORMED)
-        await self._see(module, sender, header.get("mandate"))
-        await self.grant(sender, module, term=whole(header, "term"), mirrors=tuple(map(PeerId, mirrors)))
-        sealed = self._node.mandates.newest(module)[-1]
-        return Reply({"grant": sealed.to_dict()})
+        await self._see(module, sender, request.mandate)
+        await self.grant(sender, module, term=request.term, mirrors=mirrors)
+        return Granted(grant=self._node.mandates.newest(module)[-1])
 
-    async def _see(self, module: ModuleId, sender: PeerId, shown: object) -> None:
+    async def _see(self, module: ModuleId, sender: PeerId, shown: Sequence[Sealed[Grant]]) -> None:
         """The newest grant that the asker knows may be newer than ours: given by a group while we were away."""
-        if isinstance(shown, list) and shown:
-            sealed = unseal(Grant, shown[-1])
+        if shown:
+            sealed = shown[-1]
             if sealed.document.module != module:
                 raise IntegrityError(f"a grant of {sealed.document.module} for {module}")
             if not self._node.mandates.believes(module, sealed):

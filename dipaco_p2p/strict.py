@@ -1,8 +1,9 @@
 """From a plain mapping (TOML, JSON) to a frozen dataclass, refusing whatever is not exactly right.
 
 An unknown key is refused with the nearest known name; there are no aliases and no silent conversions, except that
-an integer may stand for a float. A type with a `parse` class method (a module, a path) is written as its text. A bound
-is written beside the field: `rounds: int = bounded(16, low=1)`.
+an integer may stand for a float. A type with a `parse` class method (a module, a path) is written as its text, and one
+with `load` and `to_dict` (a signed document) reads and writes itself. A bound is written beside the field:
+`rounds: int = bounded(16, low=1)`.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ def _plainer(kind: type) -> Callable[[Any], Any]:
     """How values of this type become plain ones."""
     if hasattr(kind, "parse"):
         return str
+    if hasattr(kind, "to_dict"):
+        return lambda value: value.to_dict()
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind)]
         return lambda value: {name: plain(getattr(value, name)) for name in names}
@@ -110,6 +113,12 @@ def _convert(value: object, kind: Any, where: str) -> Any:
         if not isinstance(value, (list, tuple)):
             raise ConfigError(f"{where} must be a list, not {_describe(value)}")
         return tuple(_convert(item, args[0], f"{where}, item {i + 1}") for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} must be a table, not {_describe(value)}")
+        return {key: _convert(item, args[1], f"{where}, {key}") for key, item in value.items()}
+    if hasattr(origin, "load"):
+        return origin.load(args[0], value)
     if hasattr(kind, "parse"):
         if not isinstance(value, str):
             raise ConfigError(f"{where} must be a text, not {_describe(value)}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p import errors
-from dipaco_p2p.protocol.admission import Reason
+from dipaco_p2p.protocol.reasons import Reason
 
 S = typing.TypeVar("S", bound=StrEnum)
 E = typing.TypeVar("E", bound=StrEnum)

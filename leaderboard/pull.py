@@ -10,19 +10,21 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import TypeVar
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.node.calls import GetChain, GetChecks, GetContributions, GetJudgements, GetReceipts, GetRejections
 from dipaco_p2p.node.node import CONTROL_TIMEOUT_S, open_observer
-from dipaco_p2p.node.reading import ask, ask_chain, chain_tellers
+from dipaco_p2p.node.reading import Teller, ask, ask_chain, chain_tellers
 from dipaco_p2p.protocol.branches import is_final
 from dipaco_p2p.protocol.checks import Check
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Receipt, Rejection, Sealed, rejected
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.rounds import OpenRound
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.swarm.api import Reply, Swarm
+from dipaco_p2p.swarm.api import Swarm
+from dipaco_p2p.swarm.calls import Request
 from dipaco_p2p.swarm.scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
@@ -41,6 +43,8 @@ REJECTIONS_POLLS = 10
 """Leaders are asked for what they refused whenever their open round has changed, and else in every tenth poll."""
 BACK_OFF_MAX = 6
 """What was asked for so often in vain is asked for every 2^6 = 64 polls."""
+
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -89,17 +93,17 @@ class StagePull:
         for teller in self._tellers(module):
             if not self._lacks(module):
                 return
-            await self._try(f"{teller[1]} of {module}", self._pull_from(teller, module))
+            await self._try(f"{teller[1].METHOD} of {module}", self._pull_from(teller, module))
 
-    def _tellers(self, module: ModuleId) -> list[tuple[PeerId, str]]:
+    def _tellers(self, module: ModuleId) -> list[Teller]:
         """The coordinator before others that say that they are seed nodes: of these there may be many. It alone, where
         nobody says anything any more: of a stage that is over it still answers, also after a restart."""
         author = self.stage.run.manifest.author
-        tellers = list(chain_tellers(self._node, module)) or [(author, "mirror.chain")]
-        archive = [teller for teller in tellers if teller == (author, "mirror.chain")]
+        tellers = list(chain_tellers(self._node, module)) or [(author, GetChain)]
+        archive = [teller for teller in tellers if teller == (author, GetChain)]
         return list(dict.fromkeys([*tellers[:1], *archive, *tellers]))[:TELLERS_MAX]
 
-    async def _pull_from(self, teller: tuple[PeerId, str], module: ModuleId) -> None:
+    async def _pull_from(self, teller: Teller, module: ModuleId) -> None:
         """Page by page, so that a poll that is broken off is not lost. Of another branch than ours all that was told so
         far is looked at each time: only whole it may be the better one."""
         chain = self.stage.chains[module]
@@ -142,7 +146,7 @@ class StagePull:
             return
         after = ""
         for _ in range(PAGES_MAX):
-            reply = await self._ask(leader, "module.receipts", {"module": str(module), "after": after})
+            reply = await self._ask(leader, GetReceipts(module=module, after=after))
             page = self.stage.refusals.read_page(Receipt, reply.body)
             self.stage.take_receipts(module, page)
             if not page or page[-1].document.contribution <= after:
@@ -157,7 +161,7 @@ class StagePull:
             return
         self.stage.take_grants(module, self._node.mandates.grants(module))
         for _ in range(PAGES_MAX):
-            reply = await self._ask(leader, "module.rejections", {"module": str(module), "after": after})
+            reply = await self._ask(leader, GetRejections(module=module, after=after))
             page = self.stage.refusals.read_page(Rejection, reply.body)
             self.stage.take_rejections(module, page)
             if not page or (last := rejected(page[-1].document).id) <= after:
@@ -167,12 +171,11 @@ class StagePull:
     async def _pull_checks_of(self, peer: PeerId) -> None:
         for _ in range(PAGES_MAX):
             begin = self._checks_from.get(peer, 0)
-            reply = await self._ask(peer, "run.checks", {"from": begin})
+            reply = await self._ask(peer, GetChecks(from_=begin))
             self.stage.take_checks(self.stage.refusals.read_page(Check, reply.body))
-            following = reply.header.get("next")
-            if type(following) is not int or following <= begin:
+            if reply.next is None or reply.next <= begin:
                 return
-            self._checks_from[peer] = following
+            self._checks_from[peer] = reply.next
 
     async def _pull_judgements(self) -> None:
         """From the coordinator, or whoever else has them: they are signed."""
@@ -184,7 +187,7 @@ class StagePull:
 
     async def _pull_judgements_of(self, peer: PeerId) -> None:
         for _ in range(PAGES_MAX):
-            reply = await self._ask(peer, "run.judgements", {"from": self._judgements_from})
+            reply = await self._ask(peer, GetJudgements(from_=self._judgements_from))
             page = self.stage.refusals.read_page(Judgement, reply.body)
             self.stage.take_judgements(page)
             newest = max(self.stage.judgements, default=-1) + 1
@@ -211,7 +214,7 @@ class StagePull:
             self._asked[id_] = times, self._polls + 2 ** min(times, BACK_OFF_MAX)
 
     async def _pull_portion_of(self, peer: PeerId, ids: list[str]) -> None:
-        reply = await self._ask(peer, "archive.contributions", {"ids": ids})
+        reply = await self._ask(peer, GetContributions(ids=tuple(ids)))
         self.stage.take_contributions(self.stage.refusals.read_page(Contribution, reply.body))
 
     def _seeds(self) -> Iterator[PeerId]:
@@ -219,8 +222,8 @@ class StagePull:
         author = self.stage.run.manifest.author
         yield from islice(dict.fromkeys([author, *self.watch.seeds(), self._host]), TELLERS_MAX)
 
-    async def _ask(self, peer: PeerId, method: str, header: dict[str, Any]) -> Reply:
-        return await ask(self._node, peer, method, header, timeout_s=CONTROL_TIMEOUT_S)
+    async def _ask(self, peer: PeerId, request: Request[R]) -> R:
+        return await ask(self._node, peer, request, timeout_s=CONTROL_TIMEOUT_S)
 
     @staticmethod
     async def _try(what: str, work: Awaitable[None]) -> bool:

@@ -14,8 +14,8 @@ from dipaco_p2p.node.decrees import Decrees
 from dipaco_p2p.node.node import Member, Observer, open_observer
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.watch import Watch
-from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.decrees import Decreed
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.scope import ScopedSwarm

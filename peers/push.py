@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable
 
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
+from dipaco_p2p.node.calls import Contribute
 from dipaco_p2p.node.node import CALL_TIMEOUT_S, Member
-from dipaco_p2p.node.shardings import attached
 from dipaco_p2p.node.transfer import send
-from dipaco_p2p.protocol.admission import PASSING, Reason
-from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
+from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal
+from dipaco_p2p.protocol.reasons import PASSING, Reason
 from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.protocol.signing import PeerId, short
 
@@ -84,14 +84,9 @@ async def _push_once(
 ) -> Sealed[Receipt]:
     digest = sealed.document.payload.digest
     await send(node, leader, payload, digest=digest, on_progress=on_progress)
-    reply = await node.swarm.call(
-        leader,
-        "module.contribute",
-        {"contribution": sealed.to_dict()} | attached(node, sealed.document.sharding),
-        timeout_s=CALL_TIMEOUT_S,
-        addresses=node.watch.addresses(leader),
-    )
-    receipt = unseal(Receipt, reply.header.get("receipt"))
+    request = Contribute(contribution=sealed, sharding=node.run.sharding(sealed.document.sharding))
+    addresses = node.watch.addresses(leader)
+    receipt = (await request.call(node.swarm, leader, timeout_s=CALL_TIMEOUT_S, addresses=addresses)).receipt
     if receipt.document.contribution != sealed.id or receipt.document.author != leader:
         raise IntegrityError("the receipt is for another contribution, or from another peer")
     return receipt

@@ -15,7 +15,7 @@ from functools import partial
 from dipaco_p2p.core.inner import StepReport
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.node import Member
-from dipaco_p2p.protocol.admission import Reason
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.topology import PathId
 
 from .account import Account

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.node.calls import IDS_MAX, GetContributions, GetJudgements
 from dipaco_p2p.node.items import read_items
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.node import Member
@@ -24,8 +25,6 @@ from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId
-
-from ..records import IDS_MAX
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class Filling:
         """The coordinator's word on rounds, as another seed node has it: it must not judge one twice."""
         for seed in self._seeds():
             try:
-                reply = await ask(self._node, seed, "run.judgements", {"from": self._judged()})
+                reply = await ask(self._node, seed, GetJudgements(from_=self._judged()))
                 for sealed in read_items(Judgement, reply):
                     document = sealed.document
                     if (document.run, document.author) == (self._node.run.id, self._node.run.manifest.author):
@@ -100,7 +99,7 @@ class Filling:
         wanted = list(ids)
         try:
             while wanted:
-                reply = await ask(self._node, seed, "archive.contributions", {"ids": wanted})
+                reply = await ask(self._node, seed, GetContributions(ids=tuple(wanted)))
                 found = {sealed.id: sealed for sealed in read_items(Contribution, reply) if sealed.id in wanted}
                 for sealed in found.values():
                     self._archive.keep(sealed)

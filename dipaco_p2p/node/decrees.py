@@ -18,9 +18,10 @@ from ..errors import ConfigError, IntegrityError
 from ..protocol.decrees import DECREES_MAX, Decree, Decreed, check_next
 from ..protocol.documents import Sealed, seal, unseal
 from ..protocol.signing import PeerId, Signer
-from ..swarm.api import Reply, Swarm
+from ..swarm.api import Swarm
 from ..topology import ModuleId
-from .items import items_reply
+from .calls import GetDecrees
+from .items import Page, items_reply
 from .presence import Presence
 from .run import Run
 from .store import Store
@@ -28,7 +29,6 @@ from .store import Store
 log = logging.getLogger(__name__)
 
 PREFIX = "decree-"
-METHOD = "run.decrees"
 FORKED_HINT = "its decrees were signed on two machines: go on with the folder that most volunteers know"
 
 
@@ -139,10 +139,9 @@ class Decrees:
 def serve_decrees(swarm: Swarm, decrees: Decrees, presence: Presence) -> None:
     """Tell ours to whoever asks, and in every heartbeat how many they are."""
 
-    async def answer(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        after = header.get("after")
-        return items_reply(decrees.log[after if type(after) is int and after > 0 else 0 :])
+    async def answer(sender: PeerId, request: GetDecrees) -> Page[Decree]:
+        return items_reply(decrees.log[max(request.after, 0) :])
 
-    swarm.serve(METHOD, answer)
+    GetDecrees.serve(swarm, answer)
     presence.note(decrees=decrees.count)
     decrees.listen(lambda: presence.note(decrees=decrees.count))

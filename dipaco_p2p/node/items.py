@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError
@@ -17,10 +18,19 @@ from ..swarm.api import BODY_BYTES_MAX, Reply
 ITEMS_BYTES_MAX = BODY_BYTES_MAX // 2
 """Of one page; a single document is at most 192 KiB, so a page always holds some."""
 
+if TYPE_CHECKING:
+    from .calls import CheckPage
+
 D = TypeVar("D", Check, Contribution, Decree, Grant, Judgement, ModuleVersion, Receipt, Rejection, Sharding)
+P = TypeVar("P")
 
 
-def items_reply(documents: Iterable[Sealed[D]]) -> Reply:
+@dataclass(frozen=True, slots=True)
+class Page(Reply, Generic[P]):
+    """Signed documents, as many as fit; the asker asks again for what follows, until a page is empty."""
+
+
+def items_reply(documents: Iterable[Sealed[D]]) -> Page[D]:
     """A page: the first of `documents`, as many as fit."""
     page: list[bytes] = []
     size = 0
@@ -30,10 +40,10 @@ def items_reply(documents: Iterable[Sealed[D]]) -> Reply:
         if size > ITEMS_BYTES_MAX:
             break
         page.append(data)
-    return Reply({}, b"[" + b",".join(page) + b"]")
+    return Page({}, b"[" + b",".join(page) + b"]")
 
 
-def read_items(kind: type[D], reply: Reply) -> list[Sealed[D]]:
+def read_items(kind: type[D], reply: Reply | CheckPage) -> list[Sealed[D]]:
     """The checked documents of a page; raises IntegrityError."""
     try:
         items = json.loads(reply.body)

@@ -29,6 +29,7 @@ from ..protocol.judgement import Judgement
 from ..protocol.signing import PeerId
 from ..protocol.versions import genesis_version
 from ..topology import ModuleId, PathId
+from .calls import GetChecks, GiveCheck
 from .items import read_items
 from .node import Reader
 from .reading import ask, extend_chain
@@ -216,7 +217,7 @@ def check_of(node: Reader, measured: Measured) -> Sealed[Check] | None:
 
 async def send_check(node: Reader, sealed: Sealed[Check], seed: PeerId) -> None:
     """Give a check to a seed node; raises as `ask`: Refused if it does not want it."""
-    await ask(node, seed, "run.check", {"check": sealed.to_dict()})
+    await ask(node, seed, GiveCheck(check=sealed))
 
 
 async def read_checks(node: Reader, seed: PeerId, *, begin: int) -> tuple[list[Sealed[Check]], int]:
@@ -224,9 +225,9 @@ async def read_checks(node: Reader, seed: PeerId, *, begin: int) -> tuple[list[S
     IntegrityError."""
     found: list[Sealed[Check]] = []
     while len(found) < IN_ALL_MAX:
-        reply = await ask(node, seed, "run.checks", {"from": begin})
-        page, following = read_items(Check, reply), reply.header.get("next")
-        if not page or type(following) is not int or following <= begin:
+        reply = await ask(node, seed, GetChecks(from_=begin))
+        page, following = read_items(Check, reply), reply.next
+        if not page or following is None or following <= begin:
             break
         found, begin = found + page, following
     return found, begin

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from ..clock import Clock, SystemClock
 from ..errors import IntegrityError, Refused, SwarmError, Unreachable
@@ -20,14 +20,20 @@ from ..protocol.judgement import Judgement
 from ..protocol.signing import PeerId
 from ..protocol.versions import check_chain
 from ..swarm.addresses import read_address
-from ..swarm.api import Reply, Swarm
+from ..swarm.api import Swarm
+from ..swarm.calls import Request
 from ..topology import ModuleId
+from .calls import GetChain, GetJudgements, GetVersions
 from .dial import doors, knock
 from .entry import read_entry
-from .items import read_items
+from .items import Page, read_items
 from .node import CALL_TIMEOUT_S, Observer
 
 TTL_MAX_S = 3600.0
+
+Teller = tuple[PeerId, type[GetVersions] | type[GetChain]]
+"""Who has a chain, and the call that it answers."""
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -67,42 +73,43 @@ async def open_connection(text: str, *, expected: str | None = None) -> AsyncIte
             await swarm.close()
 
 
-def chain_tellers(node: Observer, module: ModuleId) -> Iterator[tuple[PeerId, str]]:
+def chain_tellers(node: Observer, module: ModuleId) -> Iterator[Teller]:
     """Who should have the chain of `module`, and the call that each answers: the leader, seed nodes, mirrors."""
     watch = node.watch
     leader = watch.leader(module)
     if leader is not None:
-        yield leader, "module.next"
+        yield leader, GetVersions
     for seed in watch.seeds():
-        yield seed, "mirror.chain"
+        yield seed, GetChain
     grant = node.mandates.grant(module)
     for peer in grant.mirrors if grant is not None else ():
-        yield peer, "mirror.chain"
+        yield peer, GetChain
 
 
 async def ask(
     node: Observer,
     peer: PeerId,
-    method: str,
-    header: dict[str, Any],
+    request: Request[R],
     *,
     timeout_s: float = CALL_TIMEOUT_S,
-) -> Reply:
+) -> R:
     """Call `peer` where its heartbeat says that it answers; raises what the call does."""
-    return await node.swarm.call(peer, method, header, timeout_s=timeout_s, addresses=node.watch.addresses(peer))
+    return await request.call(node.swarm, peer, timeout_s=timeout_s, addresses=node.watch.addresses(peer))
 
 
 async def ask_chain(
     node: Observer,
-    teller: tuple[PeerId, str],
+    teller: Teller,
     module: ModuleId,
     *,
     after: int,
     timeout_s: float = CALL_TIMEOUT_S,
-) -> Reply:
+) -> Page[ModuleVersion]:
     """The first few versions that follow version `after`, as one of `chain_tellers` has them; raises as the call."""
-    header = {"module": str(module), "after": after, "wait_s": 0.0}
-    return await ask(node, *teller, header, timeout_s=timeout_s)
+    peer, kind = teller
+    is_kept = kind is GetChain
+    request = GetChain(module=module, after=after) if is_kept else GetVersions(module=module, after=after, wait_s=0.0)
+    return await ask(node, peer, request, timeout_s=timeout_s)
 
 
 async def fetch_chain(node: Observer, module: ModuleId) -> list[ModuleVersion]:
@@ -123,7 +130,7 @@ async def extend_chain(
         try:
             return await _checked_chain(node, teller, module, known)
         except (SwarmError, Refused, IntegrityError) as error:
-            log.info("%s of %s gave nothing: %s", teller[1], module, error)
+            log.info("%s of %s gave nothing: %s", teller[1].METHOD, module, error)
             problem = error
     raise problem
 
@@ -135,7 +142,7 @@ async def fetch_judgements(node: Observer, *, begin: int = 0) -> list[Judgement]
     found: list[Judgement] = []
     while len(found) <= run.config.rounds.rounds:
         begin = found[-1].version + 1 if found else begin
-        reply = await ask(node, run.manifest.author, "run.judgements", {"from": begin})
+        reply = await ask(node, run.manifest.author, GetJudgements(from_=begin))
         page = [sealed.document for sealed in read_items(Judgement, reply)]
         if any(one.author != run.manifest.author or one.run != run.id or one.version < begin for one in page):
             raise IntegrityError("a judgement that is not of this run's coordinator, or was not asked for")
@@ -147,7 +154,7 @@ async def fetch_judgements(node: Observer, *, begin: int = 0) -> list[Judgement]
 
 async def _checked_chain(
     node: Observer,
-    teller: tuple[PeerId, str],
+    teller: Teller,
     module: ModuleId,
     known: Sequence[Sealed[ModuleVersion]],
 ) -> list[Sealed[ModuleVersion]]:
@@ -164,7 +171,7 @@ async def _checked_chain(
 
 async def _chain_of(
     node: Observer,
-    teller: tuple[PeerId, str],
+    teller: Teller,
     module: ModuleId,
     known: Sequence[Sealed[ModuleVersion]],
 ) -> list[Sealed[ModuleVersion]]:

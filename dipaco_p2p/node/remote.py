@@ -7,20 +7,32 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TypeVar
 
-from ..errors import IntegrityError, SwarmError
+from ..errors import SwarmError
 from ..protocol.branches import Branch
 from ..protocol.documents import Contribution, ModuleVersion, Sealed
 from ..protocol.signing import PeerId
-from ..swarm.api import Reply
+from ..swarm.calls import Request
 from ..topology import ModuleId
+from .calls import (
+    ChainRequest,
+    Follow,
+    Forward,
+    GetBranch,
+    GetChain,
+    GetOpen,
+    KeepContribution,
+    KeepVersion,
+    TellFinal,
+)
 from .items import read_items
 from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member
-from .shardings import attached
 from .transfer import send
 
 TRIES = 2
+R = TypeVar("R")
 
 
 class RemoteLedger:
@@ -33,11 +45,7 @@ class RemoteLedger:
 
     async def branch(self) -> Branch:
         """The end of its chain; its word."""
-        header = (await self._ask("mirror.state")).header
-        final, version, weight, digest = (header.get(name) for name in ("final", "version", "weight", "digest"))
-        if type(final) is int and type(version) is int and type(weight) is int and isinstance(digest, str):
-            return Branch(final=final, version=version, weight=weight, digest=digest)
-        raise IntegrityError("a state of a module that is none")
+        return await self._ask(GetBranch(module=self.module))
 
     async def chain(self, *, after: int, until: int | None = None) -> list[Sealed[ModuleVersion]]:
         """All versions that follow `after`, up to `until`."""
@@ -51,7 +59,7 @@ class RemoteLedger:
 
     async def page(self, *, after: int) -> list[Sealed[ModuleVersion]]:
         """The first few versions that follow `after`."""
-        return read_items(ModuleVersion, await self._ask("mirror.chain", after=after))
+        return read_items(ModuleVersion, await self._ask(GetChain(module=self.module, after=after)))
 
     async def meet(
         self, ours: Sequence[Sealed[ModuleVersion]], *, until: int | None
@@ -75,55 +83,51 @@ class RemoteLedger:
     async def kept(self) -> list[Sealed[Contribution]]:
         """The contributions that are open or not final yet."""
         found: list[Sealed[Contribution]] = []
-        while page := read_items(Contribution, await self._ask("mirror.open", after=found[-1].id if found else "")):
+        while True:
+            after = found[-1].id if found else ""
+            page = read_items(Contribution, await self._ask(GetOpen(module=self.module, after=after)))
+            if not page:
+                return found
             found += page
-        return found
 
     async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> None:
         """Have it keep a contribution of the module that we lead."""
         await send(self._node, self.peer, payload, digest=sealed.document.payload.digest)
-        sharding: dict[str, Any] = attached(self._node, sealed.document.sharding)
-        await self._ask("mirror.contribution", contribution=sealed.to_dict(), **sharding)
+        sharding = self._node.run.sharding(sealed.document.sharding)
+        await self._ask(KeepContribution(module=self.module, contribution=sealed, sharding=sharding))
 
     async def cosign(self, sealed: Sealed[ModuleVersion], *, final: int, final_signature: str) -> str:
         """Have it make our new version again, and keep it; its cosignature.
 
         `final` is the newest final version, and `final_signature` what the coordinator cosigned it with.
         """
-        told: dict[str, Any] = {"final": final, "final_signature": final_signature}
-        told |= {"version": sealed.to_dict()}
-        signature = (await self._ask("mirror.version", timeout_s=CALL_TIMEOUT_S, **told)).header.get("cosignature")
-        if not isinstance(signature, str):
-            raise IntegrityError("a mirror that answers without a cosignature")
-        return signature
+        request = KeepVersion(module=self.module, version=sealed, final=final, final_signature=final_signature)
+        return (await self._ask(request, timeout_s=CALL_TIMEOUT_S)).cosignature
 
     async def tell_final(self, final: int, signature: str) -> int:
         """Tell it the newest final version; the newest of which it then knows."""
-        known = (await self._ask("mirror.final", final=final, final_signature=signature)).header.get("final")
-        if type(known) is not int:
-            raise IntegrityError("a mirror that does not say what is final")
-        return known
+        return (await self._ask(TellFinal(module=self.module, final=final, final_signature=signature))).final
 
     async def follow(self) -> None:
         """Have it take over our chain, as a new mirror."""
-        await self._ask("mirror.follow", timeout_s=CALL_TIMEOUT_S)
+        await self._ask(Follow(module=self.module), timeout_s=CALL_TIMEOUT_S)
 
     async def forward(self, sealed: Sealed[Contribution], payload: bytes) -> None:
         """Submit a contribution once more, to the leader: its branch has lost, or its leader is gone."""
         await send(self._node, self.peer, payload, digest=sealed.document.payload.digest)
-        sharding: dict[str, Any] = attached(self._node, sealed.document.sharding)
-        await self._ask("module.forward", timeout_s=CALL_TIMEOUT_S, contribution=sealed.to_dict(), **sharding)
+        sharding = self._node.run.sharding(sealed.document.sharding)
+        request = Forward(module=self.module, contribution=sealed, sharding=sharding)
+        await self._ask(request, timeout_s=CALL_TIMEOUT_S)
 
-    async def _ask(self, method: str, *, timeout_s: float = CONTROL_TIMEOUT_S, **values: Any) -> Reply:
-        """Ask, and once more if the answer is lost: much depends on it, and every method is idempotent."""
+    async def _ask(self, request: ChainRequest[R], *, timeout_s: float = CONTROL_TIMEOUT_S) -> R:
+        """Ask, and once more if the answer is lost: much depends on it, and every call is idempotent."""
         mandate = self._node.mandates.newest(self.module)
-        shown = {"grant": mandate[-1].to_dict()} if mandate else {}
-        header = {"module": str(self.module)} | shown | values
+        shown = replace(request, grant=mandate[-1]) if mandate else request
         for _ in range(TRIES - 1):
             with contextlib.suppress(SwarmError):
-                return await self._call(method, header, timeout_s)
-        return await self._call(method, header, timeout_s)
+                return await self._call(shown, timeout_s)
+        return await self._call(shown, timeout_s)
 
-    async def _call(self, method: str, header: dict[str, Any], timeout_s: float) -> Reply:
-        addresses = self._node.watch.addresses(self.peer)
-        return await self._node.swarm.call(self.peer, method, header, timeout_s=timeout_s, addresses=addresses)
+    async def _call(self, request: Request[R], timeout_s: float) -> R:
+        node = self._node
+        return await request.call(node.swarm, self.peer, timeout_s=timeout_s, addresses=node.watch.addresses(self.peer))

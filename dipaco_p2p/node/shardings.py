@@ -8,21 +8,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-from .. import strict
 from ..canonical import canonical_bytes
-from ..errors import ConfigError, IntegrityError, Refused, SwarmError
-from ..protocol.admission import Reason
-from ..protocol.documents import BlobRef, Scores, Sharding, seal, unseal
+from ..errors import IntegrityError, Refused, SwarmError
+from ..protocol.documents import BlobRef, Scores, Sealed, Sharding, seal
 from ..protocol.signing import PeerId
-from ..swarm.api import Reply
 from ..swarm.blobs import send_blob
+from ..swarm.calls import Request
 from ..topology import PathId
-from .items import items_reply, read_items
+from .calls import GetShardings, GetWork, GiveScores
+from .items import Page, items_reply, read_items
 from .node import CALL_TIMEOUT_S, Reader
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 
 async def learn_shardings(node: Reader, *, of: Sequence[PeerId] | None = None) -> None:
@@ -34,7 +35,7 @@ async def learn_shardings(node: Reader, *, of: Sequence[PeerId] | None = None) -
         if seed == node.peer:
             continue
         try:
-            found = read_items(Sharding, await _ask(node, seed, "run.shardings", {"after": known}))
+            found = read_items(Sharding, await _ask(node, seed, GetShardings(after=known)))
             for sealed in found:
                 node.run.learn(sealed)
                 node.store.write_document(f"sharding-{sealed.document.number:04d}", canonical_bytes(sealed.to_dict()))
@@ -47,25 +48,16 @@ async def learn_shardings(node: Reader, *, of: Sequence[PeerId] | None = None) -
 def serve_shardings(node: Reader) -> None:
     """Tell whoever asks what we have learnt: a seed node that came out of a backup may have forgotten it."""
 
-    async def answer(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        after = header.get("after")
-        if type(after) is not int:
-            raise Refused(f"`after` is {after!r}", reason=Reason.MALFORMED)
-        return items_reply(sealed for sealed in node.run.shardings if sealed.document.number > after)
+    async def answer(sender: PeerId, request: GetShardings) -> Page[Sharding]:
+        return items_reply(sealed for sealed in node.run.shardings if sealed.document.number > request.after)
 
-    node.swarm.serve("run.shardings", answer)
+    GetShardings.serve(node.swarm, answer)
 
 
-def attached(node: Reader, number: int) -> dict[str, Any]:
-    """What goes with a contribution, so that a leader can judge it that has not heard of the sharding."""
-    sealed = node.run.sharding(number)
-    return {} if sealed is None else {"sharding": sealed.to_dict()}
-
-
-def learn_attached(node: Reader, value: object) -> None:
+def learn_attached(node: Reader, sharding: Sealed[Sharding] | None) -> None:
     """What came with a contribution; raises IntegrityError for anything but a sharding of this run."""
-    if value is not None:
-        node.run.learn(unseal(Sharding, value))
+    if sharding is not None:
+        node.run.learn(sharding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +78,13 @@ def is_scoring_due(node: Reader, round_number: int) -> bool:
 async def ask_work(node: Reader, path: PathId | None) -> tuple[Work | None, bool]:
     """A path to score, `path` if it is wanted; and whether there may be more later. Nothing if no seed node answers."""
     for seed in node.watch.seeds():
-        header = {"path": "" if path is None else str(path)}
         try:
-            reply = await _ask(node, seed, "run.work", header)
-            if "path" in reply.header:
-                work = strict.load(Work, reply.header, where="this work")
-                return (work, True) if _is_sound(node, work) else (None, False)
-            return None, reply.header.get("wait") is True
-        except (SwarmError, Refused, IntegrityError, ConfigError) as error:
+            reply = await _ask(node, seed, GetWork(path="" if path is None else str(path)))
+            if reply.sharding is None or reply.path is None or reply.snapshots is None:
+                return None, reply.wait is True
+            work = Work(sharding=reply.sharding, path=reply.path, snapshots=reply.snapshots)
+            return (work, True) if _is_sound(node, work) else (None, False)
+        except (SwarmError, Refused, IntegrityError) as error:
             log.info("no work from a seed node: %s", error)
     return None, False
 
@@ -108,11 +99,11 @@ async def send_scores(node: Reader, work: Work, table: bytes) -> bool:
         table=BlobRef.of(table),
         author=node.peer,
     )
-    header = {"scores": seal(node.swarm.signer, scores).to_dict()}
+    request = GiveScores(scores=seal(node.swarm.signer, scores))
     for seed in node.watch.seeds():
         try:
             await send_blob(node.swarm, seed, table, timeout_s=CALL_TIMEOUT_S, addresses=node.watch.addresses(seed))
-            await _ask(node, seed, "run.scores", header)
+            await _ask(node, seed, request)
             return True
         except (SwarmError, Refused, IntegrityError) as error:
             log.warning("the scores of %s for sharding %d were not taken: %s", work.path, work.sharding, error)
@@ -125,6 +116,6 @@ def _is_sound(node: Reader, work: Work) -> bool:
     return work.path in node.run.topology and len(sizes) == len(modules) == len(work.snapshots) and all(sizes)
 
 
-async def _ask(node: Reader, seed: PeerId, method: str, header: dict[str, Any]) -> Reply:
+async def _ask(node: Reader, seed: PeerId, request: Request[R]) -> R:
     addresses = node.watch.addresses(seed)
-    return await node.swarm.call(seed, method, header, timeout_s=CALL_TIMEOUT_S, addresses=addresses)
+    return await request.call(node.swarm, seed, timeout_s=CALL_TIMEOUT_S, addresses=addresses)

@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError, Refused, WrongRun
@@ -20,6 +19,7 @@ from ..protocol.signing import PeerId, public_key_of
 from ..swarm.addresses import best_address, places_of, read_address, worth_giving
 from ..swarm.api import Reply, Swarm
 from ..ticket import SeedPlace, Ticket, write_ticket
+from .calls import GetManifests
 from .node import CALL_TIMEOUT_S
 from .run import Run, open_run
 
@@ -33,14 +33,14 @@ class Stages:
 
     def __init__(self, swarm: Swarm) -> None:
         self._known: list[Sealed[Manifest]] = []
-        swarm.serve("run.manifest", self._answer)
+        GetManifests.serve(swarm, self._answer)
 
     def add(self, run: Run) -> None:
         """From now on this stage is served, too."""
         if run.id not in [sealed.id for sealed in self._known]:
             self._known.append(run.sealed)
 
-    async def _answer(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+    async def _answer(self, sender: PeerId, request: GetManifests) -> Reply:
         return Reply({}, canonical_bytes([sealed.to_dict() for sealed in self._known]))
 
 
@@ -59,7 +59,7 @@ async def fetch_stages(
     any case. Raises WrongRun, IntegrityError, Unreachable.
     """
     try:
-        reply = await swarm.call(seed, "run.manifest", {}, timeout_s=CALL_TIMEOUT_S, addresses=addresses)
+        reply = await GetManifests().call(swarm, seed, timeout_s=CALL_TIMEOUT_S, addresses=addresses)
     except Refused:
         raise WrongRun("this address is a node of another program, not of a dipaco-p2p run", hint=ASK_HINT) from None
     stages = _read_stages(reply.body)

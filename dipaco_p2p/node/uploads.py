@@ -10,6 +10,7 @@ from pathlib import Path
 from ..canonical import is_digest
 from ..clock import Clock
 from ..errors import Refused
+from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
 from ..swarm.blobs import serve_uploads
@@ -49,7 +50,7 @@ class Uploads:
 
     async def _accept(self, sender: PeerId, name: str, size: int) -> _Sink:
         if not is_digest(name) or not 0 < size <= self._size_max:
-            raise Refused(f"an upload of {size} bytes, limit {self._size_max}", reason="oversized")
+            raise Refused(f"an upload of {size} bytes, limit {self._size_max}", reason=Reason.OVERSIZED)
         self._store.trim_partials(f"{sender}-", but=name, keep=UNFINISHED_UPLOADS_MAX - 1)
         return _Sink(self._store, sender, name, size, on_progress=self._progressed, on_finish=self._finished)
 
@@ -101,7 +102,7 @@ class _Sink:
 
     def write(self, offset: int, data: bytes) -> None:
         if offset != self.received or offset + len(data) > self._size:
-            raise Refused(f"offset {offset}, but {self.received} of {self._size} bytes are here", reason="offset")
+            raise Refused(f"offset {offset}, but {self.received} of {self._size} bytes are here", reason=Reason.OFFSET)
         self._store.append_partial(self._path, data)
         self._on_progress(self._sender)
 

@@ -23,7 +23,8 @@ from ..protocol.rounds import OpenRound, Standing, read_open_round, standing
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
 from ..topology import ModuleId, PathId
-from .decrees import METHOD, Decrees
+from .calls import GetDecrees, GetMandate, GetOpenRound
+from .decrees import Decrees
 from .items import read_items
 from .mandates import Mandates, grant_of
 from .run import Run
@@ -241,11 +242,9 @@ class Watch:
 
     async def learn_mandate(self, module: ModuleId, peer: PeerId) -> None:
         """Learn the newest mandate that `peer` knows; raises what the call does, and IntegrityError."""
-        header, addresses = {"module": str(module)}, self.addresses(peer)
+        request, addresses = GetMandate(module=module), self.addresses(peer)
         async with self._mandate_gate:
-            reply = await self._swarm.call(
-                peer, "module.mandate", header, timeout_s=ROUND_TIMEOUT_S, addresses=addresses
-            )
+            reply = await request.call(self._swarm, peer, timeout_s=ROUND_TIMEOUT_S, addresses=addresses)
         grants = read_items(Grant, reply)
         if grants:
             self._mandates.learn(module, grants)
@@ -289,8 +288,8 @@ class Watch:
     async def learn_decrees(self, peer: PeerId) -> None:
         """Learn all that `peer` has and we lack; raises what the call does, IntegrityError, and EnvironmentUnfit."""
         while True:
-            header, addresses = {"after": self._decrees.count}, self.addresses(peer)
-            reply = await self._swarm.call(peer, METHOD, header, timeout_s=ROUND_TIMEOUT_S, addresses=addresses)
+            request, addresses = GetDecrees(after=self._decrees.count), self.addresses(peer)
+            reply = await request.call(self._swarm, peer, timeout_s=ROUND_TIMEOUT_S, addresses=addresses)
             found, before = read_items(Decree, reply), self._decrees.count
             self._decrees.learn_all(found)
             if self._decrees.count == before:
@@ -313,12 +312,10 @@ class Watch:
         self.rounds.pop(module, None)
         peer = self.leader(module)
         if peer is not None:
-            header, addresses = {"module": str(module)}, self.addresses(peer)
+            request, addresses = GetOpenRound(module=module), self.addresses(peer)
             try:
                 async with self._gate:
-                    reply = await self._swarm.call(
-                        peer, "module.round", header, timeout_s=ROUND_TIMEOUT_S, addresses=addresses
-                    )
+                    reply = await request.call(self._swarm, peer, timeout_s=ROUND_TIMEOUT_S, addresses=addresses)
                 self.rounds[module] = read_open_round(reply.body)
             except (SwarmError, Refused, IntegrityError) as error:
                 log.info("the leader of %s did not tell its open round: %s", module, error)

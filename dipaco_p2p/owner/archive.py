@@ -23,6 +23,7 @@ from ..node.run import Run
 from ..node.store import Store
 from ..protocol.branches import is_final
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, unseal
+from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
 from ..topology import ModuleId
 from .chain import Chains, ModuleChain
@@ -110,7 +111,7 @@ class ArchiveChain(ModuleChain):
 
     async def keep_version(self, sender: PeerId, sealed: Sealed[ModuleVersion]) -> str:
         if self._archive_chains.is_closed():
-            raise Refused("this archive came out of a backup, and catches up first", reason="busy")
+            raise Refused("this archive came out of a backup, and catches up first", reason=Reason.BUSY)
         return await super().keep_version(sender, sealed)
 
     async def catch_up(self, peer: PeerId, *, until: int) -> None:

@@ -24,9 +24,10 @@ from ..node.remote import RemoteLedger
 from ..node.shardings import learn_shardings
 from ..node.transfer import fetch_kept
 from ..program.faults import reach
-from ..protocol.admission import Reason, judge
+from ..protocol.admission import judge
 from ..protocol.branches import is_final
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, is_cosigned
+from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
 from ..topology import ModuleId
 from .intake import admission_rules
@@ -36,7 +37,6 @@ from .version import Admitted, Made, PayloadLost, made_and_kept, make_again, sto
 
 log = logging.getLogger(__name__)
 
-MISSING = "contribution-missing"
 RECOVER_TRIES = 3
 RETRY_S = 0.5
 
@@ -164,7 +164,7 @@ class ModuleChain:
             raise Refused(f"a contribution to {document.module}, not {self.module}", reason=Reason.WRONG_MODULE)
         self._require_leader(sender)
         if self.node.store.size(document.payload.digest) != document.payload.size:
-            raise Refused(f"upload blob {document.payload.digest[:8]} first", reason="payload-missing")
+            raise Refused(f"upload blob {document.payload.digest[:8]} first", reason=Reason.PAYLOAD_MISSING)
         self.add(sealed)
         reach("mirror: contribution on disk, not acknowledged")
 
@@ -310,13 +310,13 @@ class ModuleChain:
             async with node.averaging:
                 return await made_and_kept(lambda: make_again(node.run, parent, state, admitted, version), node.store)
         except PayloadLost as lost:  # whoever asks can give it once more
-            raise Refused(str(lost), reason=MISSING) from None
+            raise Refused(str(lost), reason=Reason.CONTRIBUTION_MISSING) from None
 
     def _admitted(self, contribution: str) -> Admitted:
         """A contribution that a version counts: it must be here, and one that may count."""
         sealed = self.ledger.kept.get(contribution)
         if sealed is None or not self._keeps(contribution):
-            raise Refused(f"contribution {contribution[:8]} is not here", reason=MISSING)
+            raise Refused(f"contribution {contribution[:8]} is not here", reason=Reason.CONTRIBUTION_MISSING)
         rules = admission_rules(self.node.run, self.ledger, contributed={})
         verdict = judge(sealed.document, sender=sealed.document.author, contribution_id=sealed.id, rules=rules)
         if verdict.reason is not None:

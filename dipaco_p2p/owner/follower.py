@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +17,20 @@ from ..canonical import Parts, digest
 from ..core.codec import decode_module, module_parts
 from ..core.outer import apply_update
 from ..errors import IntegrityError, Refused, SwarmError
-from ..node.items import read_items
+from ..node.calls import WAIT_MAX_S, GetChain, GetVersions
+from ..node.items import Page, read_items
 from ..node.node import CONTROL_TIMEOUT_S, Member
 from ..node.transfer import fetch
-from ..protocol.admission import Reason
 from ..protocol.documents import ModuleVersion, Sealed, Share
+from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
 from ..protocol.versions import check_successor, genesis_version
-from ..swarm.api import Reply
+from ..swarm.calls import Request
 from ..topology import ModuleId, PathId
 from .chain import ModuleChain
-from .module_calls import WAIT_MAX_S
 from .version import kept
+
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -84,12 +86,17 @@ class Follower:
     async def _ask_versions(self, *, wait_s: float) -> list[Sealed[ModuleVersion]] | None:
         """What follows our version, from the leader, else from an archive; None when neither answers."""
         version = self.version
-        header: dict[str, Any] = {"module": str(self.module), "after": version.version}
         leader = self._node.watch.leader(self.module)
         if leader is not None:
             try:
-                known = {"digest": version.digest, "weight": version.weight, "wait_s": wait_s}
-                found = await self._call(leader, "module.next", header | known, wait_s=wait_s)
+                request = GetVersions(
+                    module=self.module,
+                    after=version.version,
+                    digest=version.digest,
+                    weight=version.weight,
+                    wait_s=wait_s,
+                )
+                found = await self._call(leader, request, wait_s=wait_s)
                 self._unknown_since_s = None
                 return found
             except (SwarmError, Refused, IntegrityError) as error:
@@ -99,7 +106,7 @@ class Follower:
                     return None
         for peer in self._keepers():
             try:
-                found = await self._call(peer, "mirror.chain", header)
+                found = await self._call(peer, GetChain(module=self.module, after=version.version))
                 return found or (None if wait_s else found)
             except (SwarmError, Refused, IntegrityError) as error:
                 log.info("a keeper of %s gave nothing: %s", self.module, error)
@@ -115,10 +122,10 @@ class Follower:
 
     async def _is_archived(self) -> bool:
         """Whether an archive has our very version: then it is final, and the leader is wrong."""
-        header = {"module": str(self.module), "after": self.version.version - 1}
+        request = GetChain(module=self.module, after=self.version.version - 1)
         for seed in self._node.watch.seeds():
             try:
-                kept = read_items(ModuleVersion, await self._ask(seed, "mirror.chain", header))
+                kept = read_items(ModuleVersion, await self._ask(seed, request))
                 return bool(kept) and kept[0].document == self.version
             except (SwarmError, Refused, IntegrityError) as error:
                 log.info("the archive said nothing of version %d of %s: %s", self.version.version, self.module, error)
@@ -155,9 +162,9 @@ class Follower:
         self._is_on_lost_branch, self._unknown_since_s = False, None
 
     async def _call(
-        self, peer: PeerId, method: str, header: dict[str, Any], *, wait_s: float = 0.0
+        self, peer: PeerId, request: Request[Page[ModuleVersion]], *, wait_s: float = 0.0
     ) -> list[Sealed[ModuleVersion]]:
-        versions = read_items(ModuleVersion, await self._ask(peer, method, header, wait_s=wait_s))
+        versions = read_items(ModuleVersion, await self._ask(peer, request, wait_s=wait_s))
         parent = self.version
         is_next = bool(versions) and versions[0].document.version == parent.version + 1
         if is_next and parent.version and not _is_after(versions[0].document, parent):
@@ -167,9 +174,9 @@ class Follower:
             parent = sealed.document
         return versions
 
-    async def _ask(self, peer: PeerId, method: str, header: dict[str, Any], *, wait_s: float = 0.0) -> Reply:
+    async def _ask(self, peer: PeerId, request: Request[R], *, wait_s: float = 0.0) -> R:
         timeout_s, addresses = wait_s + CONTROL_TIMEOUT_S, self._node.watch.addresses(peer)
-        return await self._node.swarm.call(peer, method, header, timeout_s=timeout_s, addresses=addresses)
+        return await request.call(self._node.swarm, peer, timeout_s=timeout_s, addresses=addresses)
 
     async def _try_advance(self, versions: list[Sealed[ModuleVersion]]) -> bool:
         try:

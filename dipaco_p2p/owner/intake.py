@@ -22,16 +22,9 @@ from ..errors import IntegrityError, Refused
 from ..node.ledger import Ledger
 from ..node.run import Run
 from ..node.store import Store
-from ..protocol.admission import (
-    NORM_HISTORY,
-    NORM_SAMPLES_MIN,
-    AdmissionRules,
-    Reason,
-    Verdict,
-    judge,
-    judge_norm,
-)
+from ..protocol.admission import NORM_HISTORY, NORM_SAMPLES_MIN, AdmissionRules, Verdict, judge, judge_norm
 from ..protocol.documents import Contribution, Receipt, Sealed, seal
+from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, Signer
 from ..topology import PathId
 from .version import Admitted, order, read_payload, stored

@@ -23,11 +23,11 @@ from ..node.mandates import head_record
 from ..node.shardings import learn_shardings
 from ..program.faults import reach
 from ..program.tasks import changed_or_later, repeat
-from ..protocol.admission import Reason
 from ..protocol.branches import Branch
 from ..protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Sealed, seal
 from ..protocol.grants import Mandate
 from ..protocol.pace import Arrivals
+from ..protocol.reasons import Reason
 from ..protocol.rounds import Entry, OpenRound, Round
 from ..protocol.signing import PeerId
 from ..protocol.versions import Known
@@ -42,8 +42,6 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 CATCH_UP_S = 5.0
-PAYLOAD_LOST = "payload-lost"
-NOT_FINITE = "not-finite"
 
 
 class Leader:
@@ -200,7 +198,7 @@ class Leader:
         try:
             payload, norm = await self._measure(sealed)
         except PayloadLost:
-            raise Refused("upload the payload first", reason="payload-missing") from None
+            raise Refused("upload the payload first", reason=Reason.PAYLOAD_MISSING) from None
         holders = await self._keep(sealed, payload)
         async with self._lock:
             self._judge(sender, sealed)  # the round may have closed meanwhile
@@ -334,13 +332,13 @@ class Leader:
                 # A disk that loses it again would do so for ever.
                 if sealed.id in recovered or not await self._chain.recover_payload(sealed):
                     self._intake.expel(sealed)
-                    self._chain.expire(sealed, PAYLOAD_LOST)
+                    self._chain.expire(sealed, Reason.PAYLOAD_LOST)
                 recovered.add(sealed.id)
             except StepNotFinite as error:
                 longest = max(admitted.values(), key=lambda item: (item.norm or 0.0, item.sealed.id)).sealed
                 log.warning("%s; the longest of %d contributions expires", error, len(admitted))
                 self._intake.expel(longest)
-                self._chain.expire(longest, NOT_FINITE)
+                self._chain.expire(longest, Reason.NOT_FINITE)
         return None
 
     async def _roll_back(self) -> None:
@@ -436,7 +434,7 @@ class Leader:
                 _, norm = await self._measure(sealed)
         except (Refused, PayloadLost) as error:
             log.warning("%s: cannot take over %s: %s", self.module, sealed.id[:8], error)
-            self._chain.expire(sealed, str(error.reason if isinstance(error, Refused) else PAYLOAD_LOST))
+            self._chain.expire(sealed, str(error.reason if isinstance(error, Refused) else Reason.PAYLOAD_LOST))
         else:
             self._admit(sealed, norm)
 

@@ -15,13 +15,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..errors import DipacoError, IntegrityError, Refused, SwarmError
+from ..node.calls import Adopt, Take
 from ..node.node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member
 from ..node.remote import RemoteLedger
 from ..program.faults import reach
 from ..protocol import owners
-from ..protocol.admission import PASSING, Reason
-from ..protocol.documents import Grant, Sealed, unseal
+from ..protocol.documents import Grant
 from ..protocol.liveness import heartbeat_interval_s
+from ..protocol.reasons import PASSING, Reason
 from ..protocol.signing import PeerId, short
 from ..topology import ModuleId
 from .chain import Chains, ModuleChain
@@ -309,10 +310,10 @@ class Leadership:
     async def _hand_over(self, module: ModuleId, successor: PeerId, *, timeout_s: float) -> bool:
         """Whether it says that it leads."""
         node, watch = self._node, self._node.watch
-        header = {"module": str(module), "mandate": [sealed.to_dict() for sealed in node.mandates.newest(module)]}
+        request = Take(module=module, mandate=tuple(node.mandates.newest(module)))
         addresses = watch.addresses(successor)
         try:
-            await self._node.swarm.call(successor, "module.take", header, timeout_s=timeout_s, addresses=addresses)
+            await request.call(self._node.swarm, successor, timeout_s=timeout_s, addresses=addresses)
         except (SwarmError, Refused, IntegrityError) as error:
             log.info("%s did not take %s over: %s", short(successor), module, error)
             return False
@@ -364,17 +365,15 @@ class Electing(Granting):
 
     async def _ask(self, seed: PeerId, module: ModuleId, mirrors: tuple[PeerId, ...]) -> None:
         node, watch = self._node, self._node.watch
-        header = {
-            "module": str(module),
-            "term": node.mandates.term(module) + 1,
-            "mirrors": list(mirrors),
-            "mandate": [sealed.to_dict() for sealed in node.mandates.newest(module)[-1:]],
-        }
-        addresses = watch.addresses(seed)
-        reply = await self._node.swarm.call(
-            seed, "archive.adopt", header, timeout_s=CONTROL_TIMEOUT_S, addresses=addresses
+        request = Adopt(
+            module=module,
+            term=node.mandates.term(module) + 1,
+            mirrors=mirrors,
+            mandate=tuple(node.mandates.newest(module)[-1:]),
         )
-        sealed: Sealed[Grant] = unseal(Grant, reply.header.get("grant"))
+        addresses = watch.addresses(seed)
+        reply = await request.call(self._node.swarm, seed, timeout_s=CONTROL_TIMEOUT_S, addresses=addresses)
+        sealed = reply.grant
         if sealed.document.leader != self._node.peer or not node.mandates.believes(module, sealed):
             raise IntegrityError("an archive that grants to another, or without the coordinator's signature")
 

@@ -7,18 +7,15 @@ that who sends a lot that is refused does not push out what others ought to see.
 
 from __future__ import annotations
 
-from ..protocol.admission import PASSING, Reason
 from ..protocol.documents import Contribution, Rejection, Sealed, seal
+from ..protocol.reasons import NOTED
 from ..topology import ModuleId
 from .chain import Chains
-from .leader import NOT_FINITE, PAYLOAD_LOST
 
 OF_ROUND_MAX = 64
 """Notes of one module and round."""
 OF_AUTHOR_MAX = 4
 """Of those, about one author."""
-NOTED = {*Reason, PAYLOAD_LOST, NOT_FINITE} - PASSING - {Reason.WRONG_RUN, Reason.WRONG_MODULE, Reason.NOT_AUTHOR}
-"""Reasons that say something of the contribution; others are about who asked what of whom."""
 
 
 class Rejections:

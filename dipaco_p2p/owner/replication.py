@@ -19,10 +19,10 @@ from ..node.node import CONTROL_TIMEOUT_S
 from ..node.remote import RemoteLedger
 from ..program.faults import reach
 from ..program.tasks import done_or_later
-from ..protocol.admission import Reason
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, is_cosigned
+from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
-from .chain import MISSING, ModuleChain
+from .chain import ModuleChain
 
 log = logging.getLogger(__name__)
 
@@ -319,7 +319,7 @@ class Replica:
         try:
             return await self._ask_cosign(sealed)
         except Refused as refused:
-            if refused.reason != MISSING:
+            if refused.reason != Reason.CONTRIBUTION_MISSING:
                 raise
         await self._chain.recover({share.contribution for share in sealed.document.shares})
         for share in sealed.document.shares:

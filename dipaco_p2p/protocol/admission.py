@@ -10,44 +10,17 @@ import math
 import statistics
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from ..topology import PathId
 from .decrees import Decreed
 from .documents import Contribution, ModuleVersion
+from .reasons import Reason
 from .signing import PeerId
 
 NORM_MULTIPLE_MAX = 10.0
 """A contribution may be this many times the running median of its module's norms; honest ones stay within 3."""
 NORM_HISTORY = 32
 NORM_SAMPLES_MIN = 3
-
-
-class Reason(StrEnum):
-    WRONG_RUN = "wrong-run"
-    WRONG_MODULE = "wrong-module"
-    WRONG_PATH = "wrong-path"
-    NOT_AUTHOR = "not-author"
-    NOT_LEADER = "not-leader"
-    STALE_BASE = "stale-base"
-    UNKNOWN_BASE = "unknown-base"
-    ALREADY_CONTRIBUTED = "already-contributed"
-    OVERSIZED = "oversized"
-    MALFORMED = "malformed"
-    UNKNOWN_SHARDING = "unknown-sharding"
-    NORM = "norm"
-    COMPLETE = "complete"
-    NO_MIRROR = "no-mirror"
-    """It is on no second disk yet, so there is no receipt."""
-    BANNED = "banned"
-    """By the coordinator's decree, as the next two."""
-    FROZEN = "frozen"
-    ROLLED_BACK = "rolled-back"
-    """It began from a version that was undone since: nobody's fault."""
-
-
-PASSING = {Reason.NOT_LEADER, Reason.NO_MIRROR, Reason.FROZEN, "payload-missing", "busy", "internal", "offset"}
-"""Refusals that another try, or another leader, can cure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,6 +281,11 @@ class Sealed(Generic[D]):
     def id(self) -> str:
         return document_id(self.document)
 
+    @classmethod
+    def load(cls, kind: type[D], value: object) -> Sealed[D]:
+        """As `unseal`."""
+        return unseal(kind, value)
+
     def to_dict(self) -> dict[str, Any]:
         plain = {"document": strict.plain(self.document), "signature": self.signature}
         return plain | ({"cosignatures": dict(self.cosignatures)} if self.cosignatures else {})

@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Protocol
 
 from ..canonical import digest as digest_of
-from ..canonical import is_digest
 from ..errors import DipacoError, IntegrityError, Refused
+from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
-from .api import Reply, Swarm
+from .api import Swarm
+from .calls import Range, ReadBlob, WriteBlob, Written
 from .line import CUT_BYTES_MIN, Line
 from .pace import RANGE_BYTES, pace_of
 
-READ, WRITE = "blob.read", "blob.write"
 OWN_LINE = Line()
 """What a peer sends to itself goes over no line."""
 
@@ -49,20 +49,20 @@ def serve_blobs(
     A range is cut to what our line carries in half a second, so a reader may get less than it asked for.
     """
 
-    async def handle(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        digest, offset, length = _read_header(header, "offset", "length")
+    async def handle(peer: PeerId, request: ReadBlob) -> Range:
+        digest, offset = request.digest, request.offset
         size = await asyncio.to_thread(size_of, digest)
         if size is None:
-            raise Refused(f"the blob {digest[:12]} is not here", reason="missing")
+            raise Refused(f"the blob {digest[:12]} is not here", reason=Reason.MISSING)
         up = _line(swarm, peer).up
-        length = up.range_bytes(max(0, min(length, RANGE_BYTES, size - offset)))
+        length = up.range_bytes(max(0, min(request.length, RANGE_BYTES, size - offset)))
         await up.take(length)
         data = await asyncio.to_thread(read_range, digest, offset, length) if length else b""
         if data is None:
-            raise Refused(f"the blob {digest[:12]} is not here any more", reason="missing")
-        return Reply({"size": size}, data)
+            raise Refused(f"the blob {digest[:12]} is not here any more", reason=Reason.MISSING)
+        return Range(size=size, body=data)
 
-    swarm.serve(READ, handle)
+    ReadBlob.serve(swarm, handle)
 
 
 async def send_blob(
@@ -86,17 +86,17 @@ async def send_blob(
     have, done = 0, False
     body = b""
     while not done:
-        header = {"digest": digest, "size": size, "offset": have}
+        request = WriteBlob(digest=digest, size=size, offset=have, body=body)
         await _line(swarm, peer).up.take(len(body))
         with _timed(swarm, peer, len(body)):
-            reply = await swarm.call(peer, WRITE, header, body, timeout_s=timeout_s, addresses=addresses)
-        there, done = reply.header.get("have"), reply.header.get("done") is True
-        if not is_count(there) or there > size or (body and there <= have and not done):
+            reply = await request.call(swarm, peer, timeout_s=timeout_s, addresses=addresses)
+        there, done = reply.have, reply.done
+        if there > size or (body and there <= have and not done):
             raise IntegrityError(f"{short(peer)} says it has {there!r} of {size} bytes")
         have = there
         if on_progress is not None:
             on_progress(have, size)
-        body = data[have : have + _upload_bytes(swarm, peer, reply)]
+        body = data[have : have + _upload_bytes(swarm, peer, reply.range)]
     return digest
 
 
@@ -106,45 +106,45 @@ def serve_uploads(swarm: Swarm, accept: Callable[[PeerId, str, int], Awaitable[P
     had room for the body, and says how much the next one may bring."""
     writing: set[tuple[PeerId, str]] = set()
 
-    async def handle(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-        digest, size, offset = _read_header(header, "size", "offset")
+    async def handle(peer: PeerId, request: WriteBlob) -> Written:
+        digest, size, offset, body = request.digest, request.size, request.offset, request.body
         if offset + len(body) > size:
-            raise Refused(f"{len(body)} bytes at {offset} do not fit into {size}", reason="malformed")
+            raise Refused(f"{len(body)} bytes at {offset} do not fit into {size}", reason=Reason.MALFORMED)
         if (peer, digest) in writing:
-            raise Refused(f"another call writes {digest[:12]}", reason="busy")
+            raise Refused(f"another call writes {digest[:12]}", reason=Reason.BUSY)
         writing.add((peer, digest))
         try:
-            told = await _take(await accept(peer, digest, size), size, offset, body)
+            have, done = await _take(await accept(peer, digest, size), size, offset, body)
         finally:
             writing.discard((peer, digest))
         down = _line(swarm, peer).down
         await down.take(len(body))
-        return Reply(told | {"range": down.range_bytes(RANGE_BYTES)})
+        return Written(have=have, done=done, range=down.range_bytes(RANGE_BYTES))
 
-    swarm.serve(WRITE, handle)
+    WriteBlob.serve(swarm, handle)
 
 
-async def _take(sink: PartialSink, size: int, offset: int, body: bytes) -> dict[str, Any]:
-    """Write what continues the sink; what it has already is not written twice (calls may be repeated)."""
+async def _take(sink: PartialSink, size: int, offset: int, body: bytes) -> tuple[int, bool]:
+    """Write what continues the sink; what it has already is not written twice (calls may be repeated). How many bytes
+    are there now, and whether that is all."""
     if body and offset == sink.received:
         await asyncio.to_thread(sink.write, offset, body)
     if sink.received < size:
-        return {"have": sink.received, "done": False}
+        return sink.received, False
     try:
         await asyncio.to_thread(sink.finish)
     except IntegrityError as error:
-        raise Refused(str(error), reason="integrity") from None
-    return {"have": size, "done": True}
+        raise Refused(str(error), reason=Reason.INTEGRITY) from None
+    return size, True
 
 
 def _line(swarm: Swarm, peer: PeerId) -> Line:
     return OWN_LINE if peer == swarm.peer else swarm.line
 
 
-def _upload_bytes(swarm: Swarm, peer: PeerId, reply: Reply) -> int:
+def _upload_bytes(swarm: Swarm, peer: PeerId, wanted: int | None) -> int:
     """How long the next range to `peer` is to be: what the link, our line and the receiver's carry."""
-    wanted = reply.header.get("range")
-    most = min(RANGE_BYTES, max(CUT_BYTES_MIN, wanted)) if is_count(wanted) else RANGE_BYTES
+    most = RANGE_BYTES if wanted is None else min(RANGE_BYTES, max(CUT_BYTES_MIN, wanted))
     return _line(swarm, peer).up.range_bytes(min(most, pace_of(swarm).range_bytes(peer)))
 
 
@@ -160,16 +160,3 @@ def _timed(swarm: Swarm, peer: PeerId, length: int) -> Iterator[None]:
         raise
     if length:
         pace_of(swarm).took(peer, length, loop.time() - start_s)
-
-
-def _read_header(header: dict[str, Any], first: str, second: str) -> tuple[str, int, int]:
-    """The digest and two counts of a request; raises Refused."""
-    digest, one, other = header.get("digest"), header.get(first), header.get(second)
-    if not is_digest(digest) or not is_count(one) or not is_count(other):
-        raise Refused(f"a digest, `{first}` and `{second}` were expected", reason="malformed")
-    return str(digest), one, other
-
-
-def is_count(value: object) -> TypeGuard[int]:
-    """Whether a peer's `value` is a length or an offset."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53

@@ -16,15 +16,15 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
-from typing import Any
 
 from ..clock import Clock
 from ..errors import ConfigError, DipacoError, Refused
+from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
 from .addresses import read_address, read_place
-from .api import Reply, Swarm
+from .api import Swarm
+from .calls import DialBackMe, DialedBack
 
-METHOD = "run.dialback"
 DIAL_BACK_S = 4.0
 DIAL_BACK_EVERY_S = 10.0
 """For one peer."""
@@ -33,7 +33,6 @@ DIAL_BACK_PER_HOST = 4
 DIAL_BACK_AT_ONCE = 4
 DIAL_BACK_REMEMBERED = 256
 ASK_TIMEOUT_S = 10.0
-PORT_MIN = 1024
 GREETING = b"\x13/multistream/1.0.0\n"
 """What a libp2p listener says first (multistream-select 1.0)."""
 
@@ -62,21 +61,18 @@ class DialBack:
         """When each peer and each host was served lately, the one that was served last at the end."""
         self._open = 0
 
-    async def answer(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+    async def answer(self, sender: PeerId, request: DialBackMe) -> DialedBack:
         """Dial the sender back once; raises Refused."""
-        port = header.get("port")
-        if type(port) is not int or not PORT_MIN <= port < 2**16:
-            raise Refused("a port to be dialled back at is above 1023", reason="malformed")
         self._take(sender, most=1)
         hosts = _hosts(await self._places(sender))
         if not hosts:
-            raise Refused("no direct connection shows where you are", reason="unreachable")
+            raise Refused("no direct connection shows where you are", reason=Reason.UNREACHABLE)
         self._take(hosts[0], most=DIAL_BACK_PER_HOST)
         if self._open >= DIAL_BACK_AT_ONCE:
-            raise Refused("others are dialled back just now", reason="busy")
+            raise Refused("others are dialled back just now", reason=Reason.BUSY)
         self._open += 1
         try:
-            return Reply({"reached": await self._greets(hosts[0], port), "host": hosts[0]})
+            return DialedBack(reached=await self._greets(hosts[0], request.port), host=hosts[0])
         finally:
             self._open -= 1
 
@@ -88,7 +84,7 @@ class DialBack:
         while len(self._served_s) > DIAL_BACK_REMEMBERED:
             del self._served_s[next(iter(self._served_s))]
         if is_full:
-            raise Refused(f"{most} in {DIAL_BACK_EVERY_S:g} s is the most", reason="busy")
+            raise Refused(f"{most} in {DIAL_BACK_EVERY_S:g} s is the most", reason=Reason.BUSY)
 
 
 async def greets(host: str, port: int) -> bool:
@@ -116,10 +112,10 @@ async def ask_reach(swarm: Swarm, witnesses: Sequence[tuple[PeerId, Sequence[str
 
 async def _ask(swarm: Swarm, peer: PeerId, addresses: Sequence[str], port: int) -> Reach:
     try:
-        reply = await swarm.call(peer, METHOD, {"port": port}, timeout_s=ASK_TIMEOUT_S, addresses=addresses)
+        reply = await DialBackMe(port=port).call(swarm, peer, timeout_s=ASK_TIMEOUT_S, addresses=addresses)
     except DipacoError:  # too busy, of an older version, or away: nothing is known
         return Reach.UNKNOWN
-    return {True: Reach.YES, False: Reach.NO}.get(reply.header.get("reached"), Reach.UNKNOWN)  # type: ignore[arg-type]
+    return Reach.YES if reply.reached else Reach.NO
 
 
 def _hosts(places: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from ..errors import IntegrityError, Refused
+from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
 from . import frames
 from .api import (
@@ -28,10 +29,11 @@ from .api import (
     Handler,
     Reply,
 )
+from .calls import ReadBlob, WriteBlob
 from .frames import MESSAGE_CHARS_MAX, Frame, Kind
 from .turns import Share, Turns
 
-BULK_METHODS = frozenset({"blob.read", "blob.write"})
+BULK_METHODS = frozenset({ReadBlob.METHOD, WriteBlob.METHOD})
 _log = logging.getLogger(__name__)
 
 
@@ -82,7 +84,7 @@ class Dispatcher:
             self._counts["calls_served"] += 1
             return reply
         except IntegrityError as error:
-            return self.refuse(Refused(str(error), reason="malformed"))
+            return self.refuse(Refused(str(error), reason=Reason.MALFORMED))
         except Refused as refused:
             return self.refuse(refused)
 
@@ -94,14 +96,14 @@ class Dispatcher:
     async def _invoke(self, caller: PeerId, method: str, header: dict[str, object], body: bytes) -> Frame:
         handler = self._handlers.get(method)
         if handler is None:
-            raise Refused(f"no such method: {method[:64]}", reason="unknown-method")
+            raise Refused(f"no such method: {method[:64]}", reason=Reason.UNKNOWN_METHOD)
         try:
             return encodable(await handler(caller, header, body))
         except (Refused, IntegrityError):
             raise  # the caller's doing: `answer` tells it
         except Exception:
             _log.exception("`%s`, called by %s, failed", method, short(caller))
-            raise Refused(f"`{method}` failed at the other side", reason="internal") from None
+            raise Refused(f"`{method}` failed at the other side", reason=Reason.INTERNAL) from None
 
 
 class Entrance:
@@ -114,7 +116,7 @@ class Entrance:
     def take(self, share: Share) -> None:
         """Take a place; raises Refused ("busy")."""
         if not share.take(self.caller):
-            raise Refused("more calls at once than one peer may have now", reason="busy")
+            raise Refused("more calls at once than one peer may have now", reason=Reason.BUSY)
         self._taken.append(share)
 
     def leave(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..canonical import canonical_bytes, read_canonical
 from ..errors import IntegrityError, Refused
+from ..protocol.reasons import Reason
 from .api import BODY_BYTES_MAX, HEADER_BYTES_MAX
 
 MAGIC = b"DPP"
@@ -93,7 +94,7 @@ def decode_prefix(data: bytes, limits: Limits = LIMITS) -> Prefix:
     if kind not in set(Kind):
         raise IntegrityError(f"a frame of unknown kind {kind}")
     if header_bytes > limits.header_bytes_max or body_bytes > limits.body_bytes_max:
-        raise Refused(f"a frame of {header_bytes} + {body_bytes} bytes is over the limits", reason="oversize")
+        raise Refused(f"a frame of {header_bytes} + {body_bytes} bytes is over the limits", reason=Reason.OVERSIZE)
     return Prefix(kind=Kind(kind), header_bytes=header_bytes, body_bytes=body_bytes)
 
 

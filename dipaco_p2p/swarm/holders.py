@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import DipacoError, Refused
 from ..protocol.signing import PeerId, short
-from .api import Reply, Swarm
-from .blobs import READ
+from .api import Swarm
+from .calls import Range, ReadBlob
 from .line import CUT_BYTES_MIN
 from .pace import Pace, pace_of
 
@@ -55,32 +55,27 @@ class Holders:
         if reply is None:
             self._pace.failed(peer, asked, elapsed_s)
             return None
-        if reply.header.get("size") != self.size or not min(asked, CUT_BYTES_MIN) <= len(reply.body) <= asked:
+        if reply.size != self.size or not min(asked, CUT_BYTES_MIN) <= len(reply.body) <= asked:
             self.problem = f"{short(peer)} sent a range of a wrong size"
             self._failed.add(peer)
-            if _is_cut(reply, self.size) and peer not in self.liars:
+            if reply.size < self.size and peer not in self.liars:
                 self.liars.append(peer)
             return None
         down.give_back(asked - len(reply.body))
         self._pace.brought(peer, asked, len(reply.body), elapsed_s)
         return reply.body
 
-    async def _ask(self, holder: Holder, part: range) -> Reply | None:
-        header = {"digest": self._digest, "offset": part.start, "length": len(part)}
+    async def _ask(self, holder: Holder, part: range) -> Range | None:
+        request = ReadBlob(digest=self._digest, offset=part.start, length=len(part))
         peer, addresses = holder
         try:
-            return await self._swarm.call(peer, READ, header, timeout_s=self._timeout_s, addresses=addresses)
+            return await request.call(self._swarm, peer, timeout_s=self._timeout_s, addresses=addresses)
         except DipacoError as error:
             if isinstance(error, Refused):  # nothing came
                 self._swarm.line.down.give_back(len(part))
             self.problem = str(error)
             self._failed.add(peer)
             return None
-
-
-def _is_cut(reply: Reply, size: int) -> bool:
-    found = reply.header.get("size")
-    return type(found) is int and found < size
 
 
 def _ranked(pace: Pace, holders: Sequence[Holder]) -> list[Holder]:

@@ -36,9 +36,9 @@ from ..protocol.signing import PeerId, Signer, short
 from . import frames, identity, streams
 from .addresses import Address, places_of, read_address, read_place
 from .api import FRAME_TIMEOUT_S, Handler, Reply, SwarmStatistics
+from .calls import DialBackMe
 from .daemon import cannot_join, daemons_apart, long_backlog, sweep_stale_sockets, wait_port_free
 from .dht import MESSAGE_BYTES_MAX, RPC_TIMEOUT_S, create_node, hash_key
-from .dialback import METHOD as DIALBACK
 from .dialback import DialBack, greets
 from .dispatch import Dispatcher
 from .guard import RecordGuard
@@ -116,7 +116,7 @@ class Libp2pSwarm:
         self._guard = RecordGuard(clock=clock, ttl_max_s=ttl_max_s, hash_key=hash_key, counts=self._counts)
         self._client_mode = False
         self._node: DHTNode | None = None
-        self.serve(DIALBACK, DialBack(clock, places=self.places, greets=greets).answer)
+        DialBackMe.serve(self, DialBack(clock, places=self.places, greets=greets).answer)
 
     async def start(self, *, client_mode: bool) -> None:
         """Bring up our node of the DHT and answer calls."""

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from ..clock import Clock
 from ..errors import ConfigError, IntegrityError, Refused, Unreachable
+from ..protocol.reasons import Reason
 from ..protocol.records import Record
 from ..protocol.signing import PeerId, Signer, public_key_of, short
 from . import frames
@@ -363,7 +364,7 @@ class MemorySwarm:
             await self.running.wait()
         try:
             if self._network.is_overloaded(self.peer):
-                raise Refused("more calls at once than one peer may have now", reason="busy")
+                raise Refused("more calls at once than one peer may have now", reason=Reason.BUSY)
             with self._dispatcher.entered(caller) as entrance:
                 async with self._dispatcher.turn(entrance, request.header, len(request.body)):
                     self._counts["bytes_received"] += size_bytes

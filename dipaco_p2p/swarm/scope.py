@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import Refused
+from ..protocol.reasons import Reason
 from ..protocol.records import Record
 from ..protocol.signing import PeerId, Signer
 from .api import Handler, Reply, Swarm, SwarmStatistics
@@ -110,4 +111,4 @@ class ScopedSwarm:
 
 def _absent() -> Refused:
     """What passes: the caller tries again, or asks another."""
-    return Refused("this peer takes no part at the moment", reason="busy")
+    return Refused("this peer takes no part at the moment", reason=Reason.BUSY)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from ..canonical import canonical_bytes, read_canonical
 from ..errors import IntegrityError, Refused
+from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, public_key_of
 from . import frames
 from .api import BODY_BYTES_MAX, HEADER_BYTES_MAX
@@ -84,7 +85,7 @@ class StreamServer:
             with self._dispatcher.entered(caller) as entrance:
                 await self._answer_entered(entrance, reader, writer)
         except (Refused, IntegrityError) as error:
-            refused = error if isinstance(error, Refused) else Refused(str(error), reason="malformed")
+            refused = error if isinstance(error, Refused) else Refused(str(error), reason=Reason.MALFORMED)
             with contextlib.suppress(TimeoutError, ConnectionError):
                 async with asyncio.timeout(HANG_UP_S_MAX):
                     await send(writer, self._dispatcher.refuse(refused))

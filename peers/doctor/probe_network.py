@@ -14,7 +14,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.swarm.addresses import read_address, read_place
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.blobs import READ
+from dipaco_p2p.swarm.calls import ReadBlob
 from dipaco_p2p.swarm.dialback import Reach, ask_reach, greets
 from dipaco_p2p.swarm.libp2p import Libp2pSwarm
 from dipaco_p2p.swarm.scope import ScopedSwarm
@@ -65,12 +65,14 @@ async def probe_speed(swarm: Swarm, seed: SeedFacts, run: Run) -> SpeedFacts:
     async def down(number: int) -> int:
         offset = number * RANGE_BYTES % max(blob.size - RANGE_BYTES, 1)
         header = {"digest": blob.digest, "offset": offset, "length": RANGE_BYTES}
-        return len((await scoped.call(peer, READ, header, timeout_s=CALL_S, addresses=[seed.address])).body)
+        return len((await scoped.call(peer, ReadBlob.METHOD, header, timeout_s=CALL_S, addresses=[seed.address])).body)
 
     async def up(number: int) -> int:
         # Asking for the size of a blob needs no body, and one that is there is read and forgotten.
         header = {"digest": blob.digest, "offset": 0, "length": 0}
-        await scoped.call(peer, READ, header, os.urandom(RANGE_BYTES), timeout_s=CALL_S, addresses=[seed.address])
+        await scoped.call(
+            peer, ReadBlob.METHOD, header, os.urandom(RANGE_BYTES), timeout_s=CALL_S, addresses=[seed.address]
+        )
         return RANGE_BYTES
 
     return SpeedFacts(down=await _rate(down), up=await _rate(up))

@@ -18,7 +18,8 @@ from dipaco_p2p.node.transfer import fetch, send, serve_store
 from dipaco_p2p.node.uploads import UNFINISHED_UPLOADS_MAX, UNUSED_UPLOADS_MAX, Uploads
 from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.swarm.api import Reply
-from dipaco_p2p.swarm.blobs import RANGE_BYTES, READ, WRITE
+from dipaco_p2p.swarm.blobs import RANGE_BYTES
+from dipaco_p2p.swarm.calls import ReadBlob, WriteBlob
 
 DATA = bytes(range(256)) * 5000  # more than one range
 
@@ -51,14 +52,14 @@ def test_a_fetched_blob_is_kept_on_request_only(tmp_path: Path) -> None:
 def test_who_wants_a_blob_at_the_same_time_brings_it_once(tmp_path: Path) -> None:
     async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         ref, asked = other.store.put(DATA), list[int]()
-        read = other.swarm._dispatcher._handlers[READ]  # type: ignore[attr-defined]
+        read = other.swarm._dispatcher._handlers[ReadBlob.METHOD]  # type: ignore[attr-defined]
 
         async def noted(sender: str, header: dict[str, Any], body: bytes) -> Reply:
             asked.append(header["offset"])
             reply: Reply = await read(sender, header, body)
             return reply
 
-        other.swarm._dispatcher._handlers[READ] = noted  # type: ignore[attr-defined]
+        other.swarm._dispatcher._handlers[ReadBlob.METHOD] = noted  # type: ignore[attr-defined]
         wanted = (fetch(one, ref, holders=[other.peer], keep=keep) for keep in (False, True, False))
         assert await asyncio.gather(*wanted) == [DATA] * 3
         assert len(asked) == len(set(asked)) and one.store.size(ref.digest) == len(DATA)
@@ -111,7 +112,7 @@ def test_an_upload_arrives_and_a_second_one_costs_nothing(tmp_path: Path) -> Non
 def test_an_upload_goes_on_where_it_broke_off(tmp_path: Path) -> None:
     async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         header = {"digest": digest(DATA), "size": len(DATA), "offset": 0}
-        reply = await one.swarm.call(other.peer, WRITE, header, DATA[:1_000_000], timeout_s=20.0)
+        reply = await one.swarm.call(other.peer, WriteBlob.METHOD, header, DATA[:1_000_000], timeout_s=20.0)
         assert reply.header == {"have": 1_000_000, "done": False, "range": RANGE_BYTES}
         before = one.swarm.statistics().bytes_sent
         await send(one, other.peer, DATA)
@@ -125,7 +126,7 @@ def test_an_upload_of_other_bytes_is_refused_and_forgotten(tmp_path: Path) -> No
     async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         header = {"digest": digest(b"good"), "size": 4, "offset": 0}
         with pytest.raises(Refused) as caught:
-            await one.swarm.call(other.peer, WRITE, header, b"evil", timeout_s=20.0)
+            await one.swarm.call(other.peer, WriteBlob.METHOD, header, b"evil", timeout_s=20.0)
         assert caught.value.reason == "integrity"
         await send(one, other.peer, b"good")
         assert other.store.get(digest(b"good")) == b"good"
@@ -139,7 +140,7 @@ def test_a_size_out_of_bounds_is_refused_before_anything_is_written(tmp_path: Pa
     async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         header = {"digest": digest(DATA), "size": size, "offset": 0}
         with pytest.raises(Refused) as caught:
-            await one.swarm.call(other.peer, WRITE, header, b"", timeout_s=20.0)
+            await one.swarm.call(other.peer, WriteBlob.METHOD, header, b"", timeout_s=20.0)
         assert caught.value.reason == "oversized"
         assert list((other.store.folder / "partial").iterdir()) == []
 
@@ -164,7 +165,7 @@ def test_a_flood_of_unfinished_uploads_makes_room_for_itself_only(tmp_path: Path
     async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         async def begin(node: Member, number: int, body: bytes) -> int:
             header = {"digest": digest(str(number).encode()), "size": len(DATA), "offset": 0}
-            reply = await node.swarm.call(other.peer, WRITE, header, body, timeout_s=20.0)
+            reply = await node.swarm.call(other.peer, WriteBlob.METHOD, header, body, timeout_s=20.0)
             have: int = reply.header["have"]
             return have
 

@@ -18,8 +18,8 @@ from dipaco_p2p.node import items
 from dipaco_p2p.node.remote import RemoteLedger
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
-from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import MIRRORS_MAX, Grant, seal, unseal
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId

@@ -14,8 +14,8 @@ from tiny_run import SEED_NUMBER, gradient_bytes, granted, signer
 
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.ledger import Ledger
-from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sealed, cosign, is_cosigned, seal
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.topology import ModuleId
 
 both = pytest.mark.parametrize("keeps_everything", [False, True], ids=["mirror", "archive"])

@@ -31,8 +31,8 @@ from dipaco_p2p.node.mandates import Mandates
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.remote import RemoteLedger
 from dipaco_p2p.owner.follower import Follower
-from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Sealed, seal
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.topology import PathId
 
 

@@ -22,9 +22,9 @@ from dipaco_p2p.node.node import Member
 from dipaco_p2p.owner import follower as modules
 from dipaco_p2p.owner.chain import Chains
 from dipaco_p2p.owner.follower import TRAINERS_MAX, Follower
-from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Claim, Heartbeat
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
 

@@ -27,7 +27,7 @@ from virtual_time import eventually
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.owner.follower import Follower
-from dipaco_p2p.protocol.admission import Reason
+from dipaco_p2p.protocol.reasons import Reason
 
 # -- a leader dies
 

@@ -24,7 +24,6 @@ from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.transfer import send
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.rejections import OF_AUTHOR_MAX
-from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import (
     BlobRef,
     Contribution,
@@ -35,6 +34,7 @@ from dipaco_p2p.protocol.documents import (
     rejected,
     seal,
 )
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.rounds import Entry, OpenRound, read_open_round
 from dipaco_p2p.topology import ModuleId, PathId
 

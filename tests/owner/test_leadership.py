@@ -19,7 +19,7 @@ from dipaco_p2p.node.node import CALL_TIMEOUT_S, Member
 from dipaco_p2p.node.uploads import UNUSED_UPLOADS_MAX
 from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.owner.replication import LOST_TTLS
-from dipaco_p2p.protocol.admission import Reason
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.versions import Known
 from dipaco_p2p.swarm.api import Reply
 

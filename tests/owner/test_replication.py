@@ -16,8 +16,8 @@ from dipaco_p2p.errors import Refused, Unreachable
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.node import CONTROL_TIMEOUT_S, Member
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import BlobRef, is_cosigned, seal
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.versions import Known
 from dipaco_p2p.swarm.api import Reply
 

@@ -13,8 +13,8 @@ from tiny_run import tiny_config
 from virtual_time import eventually, play
 
 from bootstrap.verify import verify_run
-from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Contribution
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.contribute import Contributor
 from peers.tour import withdraw_claims

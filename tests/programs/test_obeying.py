@@ -12,7 +12,7 @@ from tiny_run import SEED_NUMBER, signer, tiny_config
 from virtual_time import eventually, play
 
 from dipaco_p2p.errors import Refused
-from dipaco_p2p.protocol.admission import Reason
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.topology import ModuleId
 
 

@@ -14,8 +14,8 @@ from virtual_time import eventually, play
 
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.node import Member
-from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Contribution, Receipt, seal
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.push import BEHIND_TTLS, push

@@ -12,9 +12,7 @@ from dipaco_p2p.canonical import digest
 from dipaco_p2p.protocol.admission import (
     NORM_MULTIPLE_MAX,
     NORM_SAMPLES_MIN,
-    PASSING,
     AdmissionRules,
-    Reason,
     Verdict,
     judge,
     judge_decreed,
@@ -22,6 +20,7 @@ from dipaco_p2p.protocol.admission import (
 )
 from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, document_id
+from dipaco_p2p.protocol.reasons import ADMISSION, PASSING, Reason
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.topology import ModuleId, PathId, Topology
 
@@ -222,4 +221,4 @@ def test_the_banned_are_refused_with_the_reason_and_while_frozen_everybody_is() 
 def test_every_reason_is_met_here_or_given_by_the_leader_itself() -> None:
     met = {expected for expected, _ in FAULTS} | {Reason.UNKNOWN_BASE, Reason.UNKNOWN_SHARDING, Reason.NORM}
     met |= {Reason.BANNED, Reason.FROZEN, Reason.ROLLED_BACK}
-    assert set(Reason) - met == {Reason.NOT_LEADER, Reason.NO_MIRROR}
+    assert set(ADMISSION) - met == {Reason.NOT_LEADER, Reason.NO_MIRROR}

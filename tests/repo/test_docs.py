@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dipaco_p2p.errors import DipacoError
-from dipaco_p2p.protocol.admission import Reason
 from dipaco_p2p.protocol.documents import Document
+from dipaco_p2p.protocol.reasons import Reason
 
 REPO = Path(__file__).parents[2]
 sys.path.insert(0, str(REPO / "docs"))

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from dipaco_p2p.clock import ManualClock, SystemClock
-from dipaco_p2p.errors import Refused
+from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.swarm.calls import DialBackMe
 from dipaco_p2p.swarm.dialback import (
     DIAL_BACK_AT_ONCE,
     DIAL_BACK_EVERY_S,
@@ -44,9 +45,11 @@ class Wires:
 
     async def ask(self, who: PeerId, port: object = PORT) -> str:
         try:
-            reply = await self.served.answer(who, {"port": port, "host": "192.0.2.1"}, b"")
+            reply = await DialBackMe.door(self.served.answer)(who, {"port": port, "host": "192.0.2.1"}, b"")
         except Refused as refused:
             return refused.reason
+        except IntegrityError:  # the dispatcher refuses it with this reason
+            return "malformed"
         return str(reply.header["reached"])
 
     async def _places(self, who: PeerId) -> Sequence[str]:
@@ -162,7 +165,7 @@ def test_of_several_witnesses_one_who_reaches_us_is_enough_and_silence_says_noth
             swarm = network.join(Signer(bytes([number + 1]) * 32))
             if one is not None:
                 wires = Wires(reached=one)
-                swarm.serve("run.dialback", wires.served.answer)
+                DialBackMe.serve(swarm, wires.served.answer)
             witnesses.append((swarm.peer, ()))
         return await ask_reach(_Listening(me), witnesses)  # type: ignore[arg-type]
 

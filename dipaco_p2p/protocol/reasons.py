@@ -1,0 +1,99 @@
+"""Why a peer refuses: every reason that goes over the wire, in one enum.
+
+A reason is a short word for programs; the message beside it is for people. A peer of a later version may send a word
+that is not listed here, so a reader keeps the text as it came and compares.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """One word for each kind of refusal."""
+
+    WRONG_RUN = "wrong-run"
+    WRONG_MODULE = "wrong-module"
+    WRONG_PATH = "wrong-path"
+    NOT_AUTHOR = "not-author"
+    NOT_LEADER = "not-leader"
+    STALE_BASE = "stale-base"
+    UNKNOWN_BASE = "unknown-base"
+    ALREADY_CONTRIBUTED = "already-contributed"
+    OVERSIZED = "oversized"
+    """A blob larger than the receiver takes."""
+    MALFORMED = "malformed"
+    UNKNOWN_SHARDING = "unknown-sharding"
+    NORM = "norm"
+    COMPLETE = "complete"
+    NO_MIRROR = "no-mirror"
+    """The contribution is on no second disk yet, so there is no receipt."""
+    BANNED = "banned"
+    """By the coordinator's decree, as the next two."""
+    FROZEN = "frozen"
+    ROLLED_BACK = "rolled-back"
+    """It began from a version that was undone since: nobody's fault."""
+    PAYLOAD_LOST = "payload-lost"
+    """Nobody has the payload any more. Only in notes on contributions that expired, as the next one."""
+    NOT_FINITE = "not-finite"
+
+    PAYLOAD_MISSING = "payload-missing"
+    """Upload the payload first."""
+    CONTRIBUTION_MISSING = "contribution-missing"
+    """A version counts a contribution that the mirror lacks."""
+    MISSING = "missing"
+    """The blob is not here."""
+    OFFSET = "offset"
+    INTEGRITY = "integrity"
+    """The bytes of an upload do not have the digest that it named."""
+    UNREACHABLE = "unreachable"
+    OTHER = "other"
+    """A check of something else than what was judged."""
+    UNKNOWN_PEER = "unknown-peer"
+    ENOUGH = "enough"
+
+    BUSY = "busy"
+    """Any call may be refused for this reason or one of the next three, or as malformed."""
+    OVERSIZE = "oversize"
+    """A frame over the limits."""
+    UNKNOWN_METHOD = "unknown-method"
+    INTERNAL = "internal"
+    """The other side failed; its log says why."""
+
+
+PASSING = {
+    Reason.NOT_LEADER,
+    Reason.NO_MIRROR,
+    Reason.FROZEN,
+    Reason.PAYLOAD_MISSING,
+    Reason.BUSY,
+    Reason.INTERNAL,
+    Reason.OFFSET,
+}
+"""Refusals that another try, or another leader, can cure."""
+
+ADMISSION = (
+    Reason.WRONG_RUN,
+    Reason.WRONG_MODULE,
+    Reason.WRONG_PATH,
+    Reason.NOT_AUTHOR,
+    Reason.NOT_LEADER,
+    Reason.STALE_BASE,
+    Reason.UNKNOWN_BASE,
+    Reason.ALREADY_CONTRIBUTED,
+    Reason.OVERSIZED,
+    Reason.MALFORMED,
+    Reason.UNKNOWN_SHARDING,
+    Reason.NORM,
+    Reason.COMPLETE,
+    Reason.NO_MIRROR,
+    Reason.BANNED,
+    Reason.FROZEN,
+    Reason.ROLLED_BACK,
+)
+"""Why a contribution is not admitted (admission.py)."""
+
+NOTED = {*ADMISSION, Reason.PAYLOAD_LOST, Reason.NOT_FINITE} - PASSING
+NOTED -= {Reason.WRONG_RUN, Reason.WRONG_MODULE, Reason.NOT_AUTHOR}
+"""Reasons that say something about the contribution itself: a leader leaves a signed note. The others are about who
+asked what of whom."""

@@ -22,7 +22,7 @@ from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 from .archive import ArchiveMirror, SeedArchive
 from .checks import Checks

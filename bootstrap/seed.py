@@ -24,7 +24,7 @@ from dipaco_p2p.runtime.logs import LogFormat
 from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import folder_lock
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.libp2p import open_libp2p
+from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 
 from .control.control import Control
 from .control.metrics_page import Place, metrics_served

@@ -31,7 +31,7 @@ from dipaco_p2p.runtime.tasks import keep_going
 from dipaco_p2p.runtime.transfer import Uploads, serve_store
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Reply, Swarm
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
 from .archive import ArchiveMirror, SeedArchive

@@ -24,7 +24,7 @@ from dipaco_p2p.runtime.node import CONTROL_TIMEOUT_S
 from dipaco_p2p.runtime.reading import ask, ask_chain, chain_tellers
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Reply, Swarm
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
 from .tables import Stage

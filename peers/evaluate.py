@@ -28,7 +28,7 @@ from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import PathId
 
 SCHEMA = "dipaco.evaluation/1"

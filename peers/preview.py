@@ -21,7 +21,7 @@ from dipaco_p2p.runtime.run import Run
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.dialback import Reach
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import PathId
 
 from .arrival import Arrival

@@ -31,7 +31,7 @@ from dipaco_p2p.runtime.transfer import Uploads, serve_store
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.addresses import best_address
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 from .config import PeerConfig
 from .display import show

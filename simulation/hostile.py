@@ -21,8 +21,8 @@ from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat, best_head, read
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.swarm.api import Reply
-from dipaco_p2p.swarm.blobs import send_blob
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.blobs.blobs import send_blob
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
 if TYPE_CHECKING:

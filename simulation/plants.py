@@ -17,8 +17,8 @@ from dipaco_p2p.runtime.intake import Intake
 from dipaco_p2p.runtime.ledger import Ledger
 from dipaco_p2p.runtime.store import Store
 from dipaco_p2p.runtime.watch import Watch
-from dipaco_p2p.swarm import blobs
-from dipaco_p2p.swarm.shelf import Shelf
+from dipaco_p2p.swarm.blobs import blobs
+from dipaco_p2p.swarm.record_cache import RecordCache
 
 from .disk import SimulatedDisk
 from .mutants import Soil, mutant
@@ -215,7 +215,7 @@ def _immortal(kind: str) -> Callable[[Any], Any]:
     """Records under keys of this kind never expire for their reader."""
 
     def make(original: Any) -> Any:
-        def live(self: Shelf, key: str) -> Any:
+        def live(self: RecordCache, key: str) -> Any:
             return self._rows[key].records if kind in key and key in self._rows else original(self, key)
 
         return live
@@ -225,17 +225,17 @@ def _immortal(kind: str) -> Callable[[Any], Any]:
 
 @mutant("expired claims kept for ever", faults=("gone for good",))
 def expired_claims_kept(soil: Soil) -> None:
-    soil.replace(Shelf, "_live", _immortal("/claims"))
+    soil.replace(RecordCache, "_live", _immortal("/claims"))
 
 
 @mutant("heartbeat of the dead believed", faults=("gone for good",))
 def heartbeat_of_the_dead_believed(soil: Soil) -> None:
-    soil.replace(Shelf, "_live", _immortal("/peers"))
+    soil.replace(RecordCache, "_live", _immortal("/peers"))
 
 
 @mutant("head of the dead believed", faults=("gone for good",))
 def head_of_the_dead_believed(soil: Soil) -> None:
-    soil.replace(Shelf, "_live", _immortal("/heads"))
+    soil.replace(RecordCache, "_live", _immortal("/heads"))
 
 
 @mutant("chain not checked for what counts twice", faults=("duplication", "partition"))

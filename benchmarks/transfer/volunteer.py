@@ -35,8 +35,8 @@ from dipaco_p2p.runtime.tasks import keep_going
 from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.libp2p import open_libp2p
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 from peers.arrival import TTL_MAX_S
 from peers.push import push

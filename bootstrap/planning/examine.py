@@ -14,7 +14,7 @@ from dipaco_p2p.runtime.findings import DAMAGED, WRONG, Finding, failure
 from dipaco_p2p.runtime.room import existing, free_disk
 from dipaco_p2p.runtime.store import LOCK_NAME
 from dipaco_p2p.runtime.tools import output_of
-from dipaco_p2p.swarm.daemon import wait_port_free
+from dipaco_p2p.swarm.hivemind.daemon import wait_port_free
 
 from ..folder import GRID, MANIFEST, WARMUP, read_stage
 from ..recovery.marker import NAME as RESTORED

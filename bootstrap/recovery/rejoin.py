@@ -26,8 +26,8 @@ from dipaco_p2p.runtime.transfer import fetch
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.addresses import read_address
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.libp2p import Libp2pSwarm
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 from ..archive import ArchiveMirror, SeedArchive
 from ..folder import RunFolder, write_stage

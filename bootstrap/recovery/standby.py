@@ -37,9 +37,9 @@ from dipaco_p2p.runtime.transfer import Uploads, serve_store
 from dipaco_p2p.runtime.watch import Watch
 from dipaco_p2p.swarm.addresses import read_address
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.libp2p import open_libp2p
-from dipaco_p2p.swarm.line import Line
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.blobs.bandwidth import Line
+from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
 from ..archive import ArchiveMirror, SeedArchive

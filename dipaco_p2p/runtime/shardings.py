@@ -17,7 +17,7 @@ from ..protocol.admission import Reason
 from ..protocol.documents import BlobRef, Scores, Sharding, seal, unseal
 from ..protocol.signing import PeerId
 from ..swarm.api import Reply
-from ..swarm.blobs import send_blob
+from ..swarm.blobs.blobs import send_blob
 from ..topology import PathId
 from .items import items_reply, read_items
 from .node import CALL_TIMEOUT_S, Node

@@ -15,8 +15,8 @@ from ..errors import BlobMissing, IntegrityError, Refused
 from ..protocol.documents import BlobRef
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
-from ..swarm.blobs import send_blob, serve_blobs, serve_uploads
-from ..swarm.fetch import fetch_blob
+from ..swarm.blobs.blobs import send_blob, serve_blobs, serve_uploads
+from ..swarm.blobs.fetch import fetch_blob
 from .node import CALL_TIMEOUT_S, Node
 from .store import Store
 

@@ -22,10 +22,10 @@ from ..protocol.records import Record
 from ..protocol.signing import PeerId, Signer, public_key_of, short
 from . import frames
 from .api import Handler, Reply, SwarmStatistics
+from .blobs.bandwidth import Line
 from .dispatch import Dispatcher
 from .frames import Frame
-from .line import Line
-from .shelf import Shelf
+from .record_cache import RecordCache
 
 T = TypeVar("T")
 
@@ -184,7 +184,7 @@ class MemorySwarm:
         """Where it is among the keys of a large network."""
         self._counts: Counter[str] = Counter()
         self._dispatcher = Dispatcher(self._counts)
-        self.shelf = Shelf(clock=clock, ttl_max_s=network.ttl_max_s, counts=self._counts)
+        self.shelf = RecordCache(clock=clock, ttl_max_s=network.ttl_max_s, counts=self._counts)
         self.changes: Counter[str] = Counter()
         """How often something may have come under a key."""
         self._has_seen: dict[str, dict[MemorySwarm, int]] = {}

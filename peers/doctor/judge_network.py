@@ -8,8 +8,8 @@ from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError, WrongRun
 from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S
 from dipaco_p2p.runtime.findings import DAMAGED, MISMATCH, SILENT, UNFIT, Finding, Level, failure, fine, milder, warning
 from dipaco_p2p.runtime.needs import Needs
+from dipaco_p2p.swarm.blobs.bandwidth import MBIT_BYTES
 from dipaco_p2p.swarm.dialback import Reach
-from dipaco_p2p.swarm.line import MBIT_BYTES
 
 from .facts import SeedFacts, SpeedFacts
 

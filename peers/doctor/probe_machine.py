@@ -17,7 +17,7 @@ from dipaco_p2p.runtime.findings import Finding, failure
 from dipaco_p2p.runtime.room import existing, free_disk
 from dipaco_p2p.runtime.tools import output_of
 from dipaco_p2p.swarm.addresses import read_place
-from dipaco_p2p.swarm.daemon import wait_port_free
+from dipaco_p2p.swarm.hivemind.daemon import wait_port_free
 from dipaco_p2p.swarm.identity import load_or_create
 
 from ..config import PeerConfig, torch_device

@@ -18,7 +18,7 @@ from dipaco_p2p.protocol.rounds import Standing
 from dipaco_p2p.runtime import transfer
 from dipaco_p2p.runtime.node import Node
 from dipaco_p2p.runtime.transfer import Uploads
-from dipaco_p2p.swarm import pace
+from dipaco_p2p.swarm.blobs.blobs import range_size as pace
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.claiming import Claiming
 from peers.contribute import Contributor

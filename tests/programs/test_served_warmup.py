@@ -23,7 +23,7 @@ from dipaco_p2p.runtime.join import Stages
 from dipaco_p2p.runtime.presence import Presence
 from dipaco_p2p.runtime.transfer import serve_store
 from dipaco_p2p.swarm.memory import MemoryNetwork
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import PathId
 
 GREEDY = Request(prompt=PROMPT, tokens_max=30, temperature=0)

@@ -25,7 +25,7 @@ from dipaco_p2p.runtime.transfer import (
     serve_store,
 )
 from dipaco_p2p.swarm.api import Reply
-from dipaco_p2p.swarm.blobs import RANGE_BYTES, READ, WRITE
+from dipaco_p2p.swarm.blobs.blobs import RANGE_BYTES, READ, WRITE
 
 DATA = bytes(range(256)) * 5000  # more than one range
 

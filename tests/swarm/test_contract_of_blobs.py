@@ -12,9 +12,9 @@ import pytest
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import BlobMissing, IntegrityError, Refused
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.swarm.blobs import RANGE_BYTES, send_blob, serve_blobs, serve_uploads
-from dipaco_p2p.swarm.fetch import fetch_blob
-from dipaco_p2p.swarm.line import Line
+from dipaco_p2p.swarm.blobs.bandwidth import Line
+from dipaco_p2p.swarm.blobs.blobs import RANGE_BYTES, send_blob, serve_blobs, serve_uploads
+from dipaco_p2p.swarm.blobs.fetch import fetch_blob
 
 Play = Callable[[Callable[[Any], Any]], None]
 BLOB = random.Random(5).randbytes(5 * RANGE_BYTES + 17)

@@ -183,7 +183,7 @@ class _Listening:
 @pytest.mark.libp2p
 def test_a_real_daemon_greets_and_tells_where_a_connection_comes_from(tmp_path: Path) -> None:
     from dipaco_p2p.swarm.addresses import read_address
-    from dipaco_p2p.swarm.libp2p import open_libp2p
+    from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 
     async def scenario() -> None:
         swarms = [

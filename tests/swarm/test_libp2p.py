@@ -21,8 +21,8 @@ from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, Unreachable
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Reply
-from dipaco_p2p.swarm.daemon import PORT_LOOK_S, sweep_stale_sockets, wait_port_free
 from dipaco_p2p.swarm.frames import read_frame
+from dipaco_p2p.swarm.hivemind.daemon import PORT_LOOK_S, sweep_stale_sockets, wait_port_free
 
 Play = Callable[[Callable[[Any], Any]], None]
 NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/{Signer(bytes([9]) * 32).peer}"
@@ -169,7 +169,7 @@ def test_a_peer_that_does_not_listen_calls_is_called_and_publishes(play_libp2p: 
 
 def test_a_restarted_peer_is_found_at_its_new_addresses(play_libp2p: Play) -> None:
     async def scenario(net: Any) -> None:
-        from dipaco_p2p.swarm.libp2p import open_libp2p
+        from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 
         seed, caller, owner = [await net.join() for _ in range(3)]
         owner.serve("echo", echo)
@@ -222,7 +222,7 @@ PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from dipaco_p2p.clock import SystemClock
-from dipaco_p2p.swarm.libp2p import open_libp2p
+from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 
 async def main():
     await open_libp2p(Path(sys.argv[1]), ttl_max_s=60, clock=SystemClock())
@@ -276,7 +276,7 @@ def test_the_sweep_spares_sockets_that_somebody_holds_and_files_that_are_none(tm
 def test_the_adapter_leaves_logging_and_the_event_loop_alone() -> None:
     code = (
         "import asyncio, logging\n"
-        "import dipaco_p2p.swarm.libp2p\n"
+        "import dipaco_p2p.swarm.hivemind.libp2p\n"
         "assert not logging.getLogger().handlers and not logging.getLogger('hivemind').handlers\n"
         "assert logging.getLevelName(30) == 'WARNING'\n"
         "assert type(asyncio.new_event_loop()).__module__.startswith('asyncio')\n"

@@ -8,7 +8,7 @@ import pytest
 
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.errors import ConfigError
-from dipaco_p2p.swarm.line import BURST_S, MBIT_BYTES, MBIT_MIN, RANGE_S, Bucket, Line
+from dipaco_p2p.swarm.blobs.bandwidth import BURST_S, MBIT_BYTES, MBIT_MIN, RANGE_S, Bucket, Line
 
 RATE = 1000
 

@@ -46,7 +46,7 @@ class _Row:
 _NOTHING = _Row({}, {}, math.inf)
 
 
-class Shelf:
+class RecordCache:
     """Valid records by key and owner; `ttl_max_s` bounds how far ahead any may expire."""
 
     def __init__(self, *, clock: Clock, ttl_max_s: float, counts: Counter[str]) -> None:
@@ -87,7 +87,7 @@ class Shelf:
             self._keep(key, good, dict(known))
         return count
 
-    def lacking(self, key: str, other: Shelf) -> list[tuple[PeerId, bytes]]:
+    def lacking(self, key: str, other: RecordCache) -> list[tuple[PeerId, bytes]]:
         """What `other` has under `key` by its clock and we have not, by its owner."""
         mine, theirs = self._live(key), other._live(key)
         return [(peer, one.data) for peer, one in theirs.items() if peer not in mine or mine[peer].data != one.data]

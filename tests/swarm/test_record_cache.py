@@ -9,8 +9,8 @@ import pytest
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.protocol.records import Record, sign_record
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.swarm import shelf as shelf_module
-from dipaco_p2p.swarm.shelf import KEY_RECORDS_BYTES_MAX, Shelf
+from dipaco_p2p.swarm import record_cache as shelf_module
+from dipaco_p2p.swarm.record_cache import KEY_RECORDS_BYTES_MAX, RecordCache
 
 KEY = "dipaco/x/peers"
 NOW_S = 1000.0
@@ -22,15 +22,15 @@ def record(number: int, *, counter: int = 1, text: str = "", expires_s: float = 
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf(clock=ManualClock(NOW_S), ttl_max_s=60, counts=Counter())
+def shelf() -> RecordCache:
+    return RecordCache(clock=ManualClock(NOW_S), ttl_max_s=60, counts=Counter())
 
 
-def admit(shelf: Shelf, *records: Record) -> int:
+def admit(shelf: RecordCache, *records: Record) -> int:
     return shelf.admit(KEY, [(one.peer, one.to_bytes()) for one in records])
 
 
-def test_who_came_first_stays_when_a_crowd_comes(shelf: Shelf) -> None:
+def test_who_came_first_stays_when_a_crowd_comes(shelf: RecordCache) -> None:
     honest = [record(number) for number in range(1, 6)]
     admit(shelf, *honest)
     admit(shelf, *(record(number, text="x" * 7000) for number in range(10, 400)))
@@ -41,14 +41,14 @@ def test_who_came_first_stays_when_a_crowd_comes(shelf: Shelf) -> None:
     assert shelf.live(KEY)[honest[0].peer].counter == 2
 
 
-def test_our_own_record_finds_room_in_a_full_shelf(shelf: Shelf) -> None:
+def test_our_own_record_finds_room_in_a_full_shelf(shelf: RecordCache) -> None:
     admit(shelf, *(record(number, text="x" * 7000) for number in range(10, 400)))
     ours = Signer(bytes([9]) * 32)
     shelf.sign(ours, KEY, {"text": "ours"}, ttl_s=20)
     assert shelf.live(KEY)[ours.peer].body == {"text": "ours"}
 
 
-def test_a_record_that_comes_again_is_not_checked_again(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_comes_again_is_not_checked_again(shelf: RecordCache, monkeypatch: pytest.MonkeyPatch) -> None:
     records = [record(number) for number in range(1, 6)]
     admit(shelf, *records)
     checked = []
@@ -58,7 +58,7 @@ def test_a_record_that_comes_again_is_not_checked_again(shelf: Shelf, monkeypatc
     assert checked == [record(6).to_bytes()]
 
 
-def test_the_bytes_of_one_owner_do_not_pass_under_the_name_of_another(shelf: Shelf) -> None:
+def test_the_bytes_of_one_owner_do_not_pass_under_the_name_of_another(shelf: RecordCache) -> None:
     one, other = record(1), record(2)
     admit(shelf, one)
     assert shelf.admit(KEY, [(other.peer, one.to_bytes()), (None, one.to_bytes()), (["x"], one.to_bytes())]) == 0

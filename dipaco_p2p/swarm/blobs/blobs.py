@@ -12,13 +12,13 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeGuard
 
-from ..canonical import digest as digest_of
-from ..canonical import is_digest
-from ..errors import DipacoError, IntegrityError, Refused
-from ..protocol.signing import PeerId, short
-from .api import Reply, Swarm
-from .line import CUT_BYTES_MIN, Line
-from .pace import RANGE_BYTES, pace_of
+from ...canonical import digest as digest_of
+from ...canonical import is_digest
+from ...errors import DipacoError, IntegrityError, Refused
+from ...protocol.signing import PeerId, short
+from ..api import Reply, Swarm
+from .bandwidth import CUT_BYTES_MIN, Line
+from .range_size import RANGE_BYTES, pace_of
 
 READ, WRITE = "blob.read", "blob.write"
 OWN_LINE = Line()

@@ -13,7 +13,7 @@ from dipaco_p2p.errors import Refused
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 STAGE = "0123456789abcdef" * 4
 

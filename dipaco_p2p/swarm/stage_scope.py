@@ -15,7 +15,7 @@ from ..errors import Refused
 from ..protocol.records import Record
 from ..protocol.signing import PeerId, Signer
 from .api import Handler, Reply, Swarm, SwarmStatistics
-from .line import Line
+from .blobs.bandwidth import Line
 
 SCOPE_CHARS = 16
 

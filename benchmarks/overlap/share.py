@@ -125,7 +125,7 @@ def _plan(*, round_s: float, overlap: bool, rounds: int) -> Plan:
         delay_s=(LATENCY_S, LATENCY_S),
         loss=0.0,
         faulty_s=0.0,
-        strokes=(),
+        faults=(),
     )
 
 

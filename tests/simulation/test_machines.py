@@ -11,7 +11,7 @@ import pytest
 from dipaco_p2p.runtime import faults
 from dipaco_p2p.runtime.store import Store, write_atomically
 from simulation.disk import Crashed, SimulatedDisk, installed
-from simulation.points import fault_points
+from simulation.faults import fault_points
 from simulation.virtual_time import Process, VirtualClock, play
 
 

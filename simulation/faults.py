@@ -69,13 +69,6 @@ def _any(world: Environment, chance: random.Random) -> Machine:
     return chance.choice([world.seed, *world.volunteers])
 
 
-async def _strike_dead(world: Environment, chance: random.Random, *, power: bool) -> None:
-    victim = some(world, chance)
-    victim.crash(power=power)
-    await asyncio.sleep(away_s(world, chance))
-    victim.start()
-
-
 async def _lay_trap(
     world: Environment, chance: random.Random, victims: Sequence[Machine], *, point: str, power: bool
 ) -> None:
@@ -90,6 +83,13 @@ async def _lay_trap(
     await asyncio.sleep(away_s(world, chance))
     for victim in victims:
         victim.start()
+
+
+async def _strike_dead(world: Environment, chance: random.Random, *, power: bool) -> None:
+    victim = some(world, chance)
+    victim.crash(power=power)
+    await asyncio.sleep(away_s(world, chance))
+    victim.start()
 
 
 @fault("crash")
@@ -184,29 +184,20 @@ async def one_way_cut(world: Environment, chance: random.Random) -> None:
     world.network.heal()
 
 
-async def _for_a_while(world: Environment, chance: random.Random, name: str, probability: float) -> None:
-    before = getattr(world.network, name)
-    setattr(world.network, name, probability)
-    await asyncio.sleep(2 * away_s(world, chance))
-    setattr(world.network, name, before)
+def _network_fault(name: str, least: float, most: float) -> None:
+    """Register a fault of the whole network: its chance of `name` (swarm/memory.py) is in this range for a while."""
+
+    @fault(name)
+    async def strike(world: Environment, chance: random.Random) -> None:
+        before, probability = getattr(world.network, name), chance.uniform(least, most)
+        setattr(world.network, name, probability)
+        await asyncio.sleep(2 * away_s(world, chance))
+        setattr(world.network, name, before)
 
 
-@fault("loss")
-async def loss(world: Environment, chance: random.Random) -> None:
-    """Many messages never arrive."""
-    await _for_a_while(world, chance, "loss", chance.uniform(0.05, 0.4))
-
-
-@fault("duplication")
-async def duplication(world: Environment, chance: random.Random) -> None:
-    """Requests arrive twice."""
-    await _for_a_while(world, chance, "duplication", chance.uniform(0.2, 1.0))
-
-
-@fault("reordering")
-async def reordering(world: Environment, chance: random.Random) -> None:
-    """Messages are overtaken by later ones."""
-    await _for_a_while(world, chance, "reordering", chance.uniform(0.2, 0.8))
+_network_fault("loss", 0.05, 0.4)
+_network_fault("duplication", 0.2, 1.0)
+_network_fault("reordering", 0.2, 0.8)
 
 
 @fault("bit rot")

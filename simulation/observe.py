@@ -9,7 +9,7 @@ import logging
 import os
 import traceback
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -22,6 +22,7 @@ from dipaco_p2p.protocol.records import Record, newest
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.runtime.history import History
 from dipaco_p2p.runtime.mirror import Mirror
+from dipaco_p2p.topology import ModuleId, PathId
 
 from .actors import Environment, Machine
 from .history import Look
@@ -96,15 +97,13 @@ def look(world: Environment, disks: DiskView) -> Look:
     present = {machine.peer: machine.name for machine in world.machines if machine.is_running}
     led, versions = set(), {}
     for module in run.topology.modules():
-        heads = read_all(Head, bodies(world, heads_key(run.id, module)))
-        live = {peer: head for peer, head in heads.items() if peer in present and not head.resigned}
+        live = {peer: head for peer, head in heads(world, module).items() if peer in present and not head.resigned}
         versions[str(module)] = max((head.version for head in live.values()), default=0)
         if live:
             led.add(str(module))
     claimed = set()
     for path in run.topology.paths():
-        claims = read_all(Claim, bodies(world, claims_key(run.id, path)))
-        if any(peer in present and not claim.released for peer, claim in claims.items()):
+        if any(peer in present and not claim.released for peer, claim in claims(world, path).items()):
             claimed.add(str(path))
     sight = disks.sight()
     return Look(
@@ -119,8 +118,17 @@ def look(world: Environment, disks: DiskView) -> Look:
     )
 
 
-def bodies(world: Environment, key: str) -> Mapping[PeerId, dict[str, Any]]:
-    """The newest record of each owner under `key` on any node, by its owner."""
+def heads(world: Environment, module: ModuleId) -> dict[PeerId, Head]:
+    """The newest head that each peer has announced of `module`, on any node."""
+    return read_all(Head, _bodies(world, heads_key(world.run.id, module)))
+
+
+def claims(world: Environment, path: PathId) -> dict[PeerId, Claim]:
+    """The newest claim of each peer to `path`, on any node."""
+    return read_all(Claim, _bodies(world, claims_key(world.run.id, path)))
+
+
+def _bodies(world: Environment, key: str) -> dict[PeerId, dict[str, Any]]:
     records: list[Record] = []
     for node in world.network.nodes:
         records += node.shelf.live(key).values()

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 from dipaco_p2p.canonical import canonical_bytes
@@ -37,7 +37,7 @@ def remembered_signatures() -> Iterator[None]:
         genesis = versions.genesis_version  # makes the canonical bytes of the whole manifest each time
         _replace(stack, "genesis_version", genesis, _once(genesis, lambda manifest, module: (id(manifest), module)))
         _replace(stack, "unseal", documents.unseal, _remembered_unseal(documents.unseal))
-        stack.enter_context(mock.patch.object(Sealed, "id", property(_once(Sealed.id.fget))))
+        stack.enter_context(mock.patch.object(Sealed, "id", property(_once(cast(Any, Sealed.id).fget))))
         stack.enter_context(mock.patch.object(Record, "to_bytes", _once(Record.to_bytes)))
         # `read_record` gives one object for the same bytes.
         _replace(stack, "read", liveness.read, _once(liveness.read, lambda kind, body: (kind, id(body))))

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dipaco_p2p.config import RunConfig
-from dipaco_p2p.protocol.keys import claims_key, heads_key
-from dipaco_p2p.protocol.liveness import Claim, Head, read_all
 from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .actors import Environment
 from .history import Look
-from .observe import bodies
+from .observe import claims, heads
 
 TTLS = 8.0
 """Lives of a heartbeat until the dead are replaced, their claims and their terms have lapsed."""
@@ -65,8 +63,8 @@ def told_waits(world: Environment) -> Iterator[str]:
 
 
 def _of_module(world: Environment, module: ModuleId, names: dict[PeerId, str]) -> Iterator[str]:
-    heads = read_all(Head, bodies(world, heads_key(world.run.id, module)))
-    leading = {names.get(peer, "a stranger"): head for peer, head in heads.items() if not head.resigned}
+    found = heads(world, module)
+    leading = {names.get(peer, "a stranger"): head for peer, head in found.items() if not head.resigned}
     version = max((head.version for head in leading.values()), default=0)
     if version < world.plan.config.rounds.rounds:
         leaders = ", ".join(f"{name} at version {head.version}" for name, head in leading.items()) or "nobody"
@@ -75,6 +73,6 @@ def _of_module(world: Environment, module: ModuleId, names: dict[PeerId, str]) -
 
 
 def _of_path(world: Environment, path: PathId, names: dict[PeerId, str]) -> str:
-    claims = read_all(Claim, bodies(world, claims_key(world.run.id, path)))
-    claimants = [names.get(peer, "a stranger") for peer, claim in claims.items() if not claim.released]
+    found = claims(world, path)
+    claimants = [names.get(peer, "a stranger") for peer, claim in found.items() if not claim.released]
     return f"{path}, claimed by {', '.join(claimants) or 'nobody'}"

@@ -78,7 +78,10 @@ class RecordCache:
             if isinstance(owner, str) and (mine := known.get(PeerId(owner))) is not None and mine.data == data:
                 continue
             try:
-                record = checked(data, key=key, owner=owner, now_s=now_s, ttl_max_s=self._ttl_max_s)
+                record = read_record(data)
+                if record.peer != owner:
+                    raise IntegrityError(f"a record of {record.peer} was stored in the name of {str(owner)[:64]}")
+                check_record(record, key=key, now_s=now_s, ttl_max_s=self._ttl_max_s)
                 good.append(_Held(record, data))
             except IntegrityError:
                 self._counts["records_refused"] += 1
@@ -127,12 +130,3 @@ class RecordCache:
             self._rows[key] = _Row(kept, records, min(record.expires_s for record in records.values()))
         while len(self._rows) > KEYS_MAX:
             del self._rows[next(iter(self._rows))]
-
-
-def checked(data: bytes, *, key: str, owner: object, now_s: float, ttl_max_s: float) -> Record:
-    """The record that `data` says, if it may stand under `key` and sub-key `owner`; raises IntegrityError."""
-    record = read_record(data)
-    if record.peer != owner:
-        raise IntegrityError(f"a record of {record.peer} was stored in the name of {str(owner)[:64]}")
-    check_record(record, key=key, now_s=now_s, ttl_max_s=ttl_max_s)
-    return record

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -22,39 +21,33 @@ async def hello(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
     return Reply({"said": "hello"})
 
 
-def played(scenario: Callable[[ScopedSwarm, MemorySwarm], Awaitable[None]]) -> None:
-    """On a scope of one peer, and another peer's whole swarm."""
-
-    async def play() -> None:
-        network = MemoryNetwork(1, SystemClock())
-        ours, theirs = (network.join(Signer(bytes([number]) * 32)) for number in (1, 2))
-        async with asyncio.timeout(20):
-            await scenario(ScopedSwarm(ours, STAGE), theirs)
-        await ours.close()
-        await theirs.close()
-
-    asyncio.run(play())
+@pytest.fixture
+def ends() -> tuple[ScopedSwarm, MemorySwarm]:
+    """A scope of one peer, and another peer's whole swarm."""
+    network = MemoryNetwork(1, SystemClock())
+    ours, theirs = (network.join(Signer(bytes([number]) * 32)) for number in (1, 2))
+    return ScopedSwarm(ours, STAGE), theirs
 
 
 async def call(theirs: MemorySwarm, ours: ScopedSwarm, method: str = "say") -> dict[str, Any]:
     return (await theirs.call(ours.peer, f"{STAGE[:16]}/{method}", {}, timeout_s=10)).header
 
 
-def test_a_closed_scope_refuses_what_passes_and_serves_anew() -> None:
-    async def scenario(ours: ScopedSwarm, theirs: MemorySwarm) -> None:
-        ours.serve("say", hello)
-        assert await call(theirs, ours) == {"said": "hello"}
-        await ours.close()
-        with pytest.raises(Refused, match="takes no part") as refused:
-            await call(theirs, ours)
-        assert refused.value.reason == "busy"
-        ours.serve("say", hello)
-        assert await call(theirs, ours) == {"said": "hello"}
-
-    played(scenario)
+async def test_a_closed_scope_refuses_what_passes_and_serves_anew(ends: tuple[ScopedSwarm, MemorySwarm]) -> None:
+    ours, theirs = ends
+    ours.serve("say", hello)
+    assert await call(theirs, ours) == {"said": "hello"}
+    await ours.close()
+    with pytest.raises(Refused, match="takes no part") as refused:
+        await call(theirs, ours)
+    assert refused.value.reason == "busy"
+    ours.serve("say", hello)
+    assert await call(theirs, ours) == {"said": "hello"}
 
 
-def test_what_is_being_answered_ends_in_a_refusal_before_the_scope_is_closed() -> None:
+async def test_what_is_being_answered_ends_in_a_refusal_before_the_scope_is_closed(
+    ends: tuple[ScopedSwarm, MemorySwarm],
+) -> None:
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def slow(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
@@ -65,22 +58,18 @@ def test_what_is_being_answered_ends_in_a_refusal_before_the_scope_is_closed() -
             ended.set()
         return Reply()
 
-    async def scenario(ours: ScopedSwarm, theirs: MemorySwarm) -> None:
-        ours.serve("say", slow)
-        calling = asyncio.create_task(call(theirs, ours))
-        await began.wait()
-        await ours.close()
-        assert ended.is_set()
-        with pytest.raises(Refused, match="takes no part"):
-            await calling
-
-    played(scenario)
+    ours, theirs = ends
+    ours.serve("say", slow)
+    calling = asyncio.create_task(call(theirs, ours))
+    await began.wait()
+    await ours.close()
+    assert ended.is_set()
+    with pytest.raises(Refused, match="takes no part"):
+        await calling
 
 
-def test_one_method_is_not_served_twice() -> None:
-    async def scenario(ours: ScopedSwarm, theirs: MemorySwarm) -> None:
+async def test_one_method_is_not_served_twice(ends: tuple[ScopedSwarm, MemorySwarm]) -> None:
+    ours, theirs = ends
+    ours.serve("say", hello)
+    with pytest.raises(AssertionError):
         ours.serve("say", hello)
-        with pytest.raises(AssertionError):
-            ours.serve("say", hello)
-
-    played(scenario)

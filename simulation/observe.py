@@ -131,7 +131,7 @@ def claims(world: Environment, path: PathId) -> dict[PeerId, Claim]:
 def _bodies(world: Environment, key: str) -> dict[PeerId, dict[str, Any]]:
     records: list[Record] = []
     for node in world.network.nodes:
-        records += node.shelf.live(key).values()
+        records += node.records.live(key).values()
     return {peer: record.body for peer, record in newest(records).items()}
 
 

@@ -68,7 +68,10 @@ class DialBack:
         if type(port) is not int or not PORT_MIN <= port < 2**16:
             raise Refused("a port to be dialled back at is above 1023", reason="malformed")
         self._take(sender, most=1)
-        hosts = _hosts(await self._places(sender))
+        hosts = []
+        for place in await self._places(sender):
+            with contextlib.suppress(ConfigError):
+                hosts.append(read_place(place)[0])
         if not hosts:
             raise Refused("no direct connection shows where you are", reason="unreachable")
         self._take(hosts[0], most=DIAL_BACK_PER_HOST)
@@ -120,11 +123,3 @@ async def _ask(swarm: Swarm, peer: PeerId, addresses: Sequence[str], port: int) 
     except DipacoError:  # too busy, of an older version, or away: nothing is known
         return Reach.UNKNOWN
     return {True: Reach.YES, False: Reach.NO}.get(reply.header.get("reached"), Reach.UNKNOWN)  # type: ignore[arg-type]
-
-
-def _hosts(places: Sequence[str]) -> list[str]:
-    found = []
-    for place in places:
-        with contextlib.suppress(ConfigError):
-            found.append(read_place(place)[0])
-    return list(dict.fromkeys(found))

@@ -31,7 +31,6 @@ from .api import (
     OPEN_CALLS_MAX,
     OPEN_CALLS_PER_PEER_MAX,
     Handler,
-    Reply,
 )
 from .frames import MESSAGE_CHARS_MAX, Frame, Kind
 
@@ -100,7 +99,10 @@ class Dispatcher:
         if handler is None:
             raise Refused(f"no such method: {method[:64]}", reason="unknown-method")
         try:
-            return encodable(await handler(caller, header, body))
+            reply = await handler(caller, header, body)
+            frame = Frame(kind=Kind.REPLY, header=reply.header, body=reply.body)
+            frames.encode_head(frame)  # raises while the handler can still be blamed for it
+            return frame
         except (Refused, IntegrityError):
             raise  # the caller's doing: `answer` tells it
         except Exception:
@@ -130,13 +132,6 @@ def is_bulk(header: dict[str, Any], body_bytes: int) -> bool:
     """Whether a request with this header and body moves a blob; of a stage's method the name follows a slash."""
     method = str(header.get("method"))[:MESSAGE_CHARS_MAX].rpartition("/")[2]
     return body_bytes > CONTROL_BODY_BYTES_MAX or method in BULK_METHODS
-
-
-def encodable(reply: Reply) -> Frame:
-    """The frame of `reply`; raises what `encode_head` raises, while the handler can still be blamed for it."""
-    frame = Frame(kind=Kind.REPLY, header=reply.header, body=reply.body)
-    frames.encode_head(frame)
-    return frame
 
 
 class Share:

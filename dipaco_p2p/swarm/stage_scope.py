@@ -18,6 +18,8 @@ from .api import Handler, Reply, Swarm, SwarmStatistics
 from .blobs.bandwidth import Line
 
 SCOPE_CHARS = 16
+ABSENT = "this peer takes no part at the moment"
+"""It passes: the caller tries again, or asks another peer."""
 
 
 class ScopedSwarm:
@@ -94,7 +96,7 @@ class ScopedSwarm:
     async def _answer(self, method: str, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         handler, task = self._handlers.get(method), asyncio.current_task()
         if handler is None:
-            raise _absent()
+            raise Refused(ABSENT, reason="busy")
         assert task is not None
         self._answering.add(task)
         try:
@@ -102,12 +104,7 @@ class ScopedSwarm:
         except asyncio.CancelledError:
             if self._handlers or task.uncancel():  # the call itself was given up, not our part in the stage
                 raise
-            raise _absent() from None
+            raise Refused(ABSENT, reason="busy") from None
         finally:
             self._answering.discard(task)
             self._idle.set()
-
-
-def _absent() -> Refused:
-    """What passes: the caller tries again, or asks another."""
-    return Refused("this peer takes no part at the moment", reason="busy")

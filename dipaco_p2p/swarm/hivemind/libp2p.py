@@ -50,7 +50,7 @@ DIAL_TIMEOUT_S = 10.0
 DHT_TIMEOUT_S = 10.0
 STARTUP_TIMEOUT_S = 20.0
 CLOSE_TIMEOUT_S = 3.0
-_HINT = "check that it is running, and that the address is its newest"
+_HINT = "check that it is running and that the address is current"
 _log = logging.getLogger(__name__)
 
 # Undo what importing hivemind has just done to the logging and to the sharing of tensors of this process: its choice
@@ -113,7 +113,7 @@ class Libp2pSwarm:
         self._counts: Counter[str] = Counter()
         self._dispatcher = Dispatcher(self._counts)
         self._server = streams.StreamServer(self._dispatcher, self._counts, timeout_s=frame_timeout_s)
-        self._shelf = RecordCache(clock=clock, ttl_max_s=ttl_max_s, counts=self._counts)
+        self._records = RecordCache(clock=clock, ttl_max_s=ttl_max_s, counts=self._counts)
         self._guard = RecordGuard(clock=clock, ttl_max_s=ttl_max_s, hash_key=hash_key, counts=self._counts)
         self._client_mode = False
         self._node: DHTNode | None = None
@@ -144,7 +144,7 @@ class Libp2pSwarm:
         if self._node is None:
             return False
         self._guard.know(key)
-        record = self._shelf.sign(self.signer, key, body, ttl_s=ttl_s)
+        record = self._records.sign(self.signer, key, body, ttl_s=ttl_s)
         self._counts["records_put"] += 1
         try:
             async with asyncio.timeout(DHT_TIMEOUT_S):
@@ -157,7 +157,7 @@ class Libp2pSwarm:
 
     async def get(self, key: str) -> dict[PeerId, Record]:
         if self._node is None:
-            return dict(self._shelf.live(key))
+            return dict(self._records.live(key))
         self._guard.know(key)
         found = None
         with contextlib.suppress(TimeoutError):
@@ -165,8 +165,8 @@ class Libp2pSwarm:
                 found = await self._node.get(key, latest=True)
         if found is not None and isinstance(found.value, dict):
             pairs = ((owner, entry.value) for owner, entry in found.value.items())
-            self._shelf.admit(key, ((owner, data) for owner, data in pairs if isinstance(data, bytes)))
-        return dict(self._shelf.live(key))
+            self._records.admit(key, ((owner, data) for owner, data in pairs if isinstance(data, bytes)))
+        return dict(self._records.live(key))
 
     async def call(
         self,
@@ -274,7 +274,7 @@ class Libp2pSwarm:
     def _on_found(self, key_hash: bytes, entries: list[tuple[object, bytes]]) -> None:
         key = self._guard.name_of(key_hash)
         if key is not None:
-            self._shelf.admit(key, entries)
+            self._records.admit(key, entries)
 
     async def _on_stream(self, info: Any, reader: StreamReader, writer: StreamWriter) -> None:
         await self._server.answer(PeerId(info.peer_id.to_base58()), reader, writer)

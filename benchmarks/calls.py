@@ -21,7 +21,7 @@ from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import SwarmError
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Reply
-from dipaco_p2p.swarm.libp2p import open_libp2p
+from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 
 BODY = bytes(1500)
 TTL_MAX_S = 60.0

@@ -22,7 +22,7 @@ from typing import Any
 from dipaco_p2p.errors import ConfigError, DipacoError, Interrupted
 from dipaco_p2p.program.console import on_signals
 from dipaco_p2p.program.history import read_history
-from dipaco_p2p.swarm.daemon import sweep_stale_sockets
+from dipaco_p2p.swarm.hivemind.daemon import sweep_stale_sockets
 from leaderboard.places import SAID
 
 from .demo_report import DemoResult, Kill, measure, print_result, problems

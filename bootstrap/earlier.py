@@ -18,7 +18,7 @@ from dipaco_p2p.node.transfer import serve_store
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.mirror_calls import MirrorCalls
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 from .checks import Checks
 from .records import PublicRecords

@@ -33,7 +33,7 @@ from dipaco_p2p.config import (
 )
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.strict import bounded
-from dipaco_p2p.swarm.line import Line
+from dipaco_p2p.swarm.blobs.bandwidth import Line
 from leaderboard.places import DEFAULT_PORT as DEFAULT_PAGE_PORT
 from leaderboard.places import check_base
 

@@ -23,7 +23,7 @@ from dipaco_p2p.program.control.server import listening
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.decrees import ACTS
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.libp2p import open_libp2p
+from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 
 from .control.control import Control
 from .control.metrics_page import Place, metrics_served

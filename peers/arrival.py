@@ -15,9 +15,9 @@ from dipaco_p2p.node.dial import Enter, Opened, doors, knock
 from dipaco_p2p.node.entry import Entry
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.addresses import read_address, read_place
+from dipaco_p2p.swarm.blobs.bandwidth import Line
 from dipaco_p2p.swarm.dialback import Reach, ask_reach
-from dipaco_p2p.swarm.libp2p import Libp2pSwarm, open_libp2p
-from dipaco_p2p.swarm.line import Line
+from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm, open_libp2p
 
 from .acquaintances import Acquaintances
 from .config import PeerConfig

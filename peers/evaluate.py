@@ -24,7 +24,7 @@ from dipaco_p2p.protocol.checks import TOLERANCE_NATS, agrees
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import PathId
 
 SCHEMA = "dipaco.evaluation/1"

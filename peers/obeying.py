@@ -18,7 +18,7 @@ from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 log = logging.getLogger(__name__)
 

@@ -17,17 +17,17 @@ from pathlib import Path
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code."""
     options = _options(arguments)
-    from .catalogue import MUTANTS
-    from .runner import Wish, end_in_good_order
-    from .strokes import STROKES
+    from .faults import FAULTS
+    from .mutants import MUTANTS
+    from .runner import Wish, end_in_good_order, hunt
 
     end_in_good_order()
     if options.list:
-        print("faults:", *STROKES, sep="\n  ")
+        print("faults:", *FAULTS, sep="\n  ")
         print("mutants:", *MUTANTS, sep="\n  ")
         return 0
-    faults = tuple(name for name in options.faults.split(",") if name) if options.faults is not None else tuple(STROKES)
-    if unknown := set(faults) - STROKES.keys():
+    faults = tuple(name for name in options.faults.split(",") if name) if options.faults is not None else tuple(FAULTS)
+    if unknown := set(faults) - FAULTS.keys():
         print(f"error: no fault is called {', '.join(sorted(unknown))}; --list shows them", file=sys.stderr)
         return 2
     if options.mutant is not None and options.mutant not in MUTANTS:
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _one(options.seed, wish, is_verbose=options.verbose)
     if options.mutants:
         names = (options.mutant,) if options.mutant else ()
-        return _mutants(options.seeds, first=options.first, workers=options.workers, names=names)
+        return hunt(options.seeds, first=options.first, workers=options.workers, names=names)
     return _many(
         range(options.first, options.first + options.seeds), wish, workers=options.workers, folder=options.record
     )
@@ -69,26 +69,25 @@ def _positive(text: str) -> int:
 
 
 def _one(seed: int, wish, *, is_verbose: bool) -> int:  # type: ignore[no-untyped-def]
-    from .catalogue import planted
     from .checks import broken
+    from .mutants import planted
+    from .outcome import narrate, simulate
     from .plan import make_plan
-    from .tell import tell
-    from .world import simulate
 
     plan = make_plan(seed, wish.faults, volunteers=wish.peers)
     with planted(wish.mutant):
         outcome, world = simulate(plan, with_log=is_verbose)
     found = broken(outcome)
     if is_verbose:
-        tell(plan, outcome, world)
+        narrate(outcome, world)
     print(f"seed {seed}: {outcome.end_s:.0f} s, {len(outcome.events)} events")
     print(*(f"  {each}" for each in found) if found else ["  no promise broken"], sep="\n")
     return 1 if found else 0
 
 
 def _many(seeds: Sequence[int], wish, *, workers: int, folder: Path | None = None) -> int:  # type: ignore[no-untyped-def]
+    from .faults import fault_points
     from .played import Played
-    from .points import fault_points
     from .runner import Result, play_seeds
 
     played = Played(folder, wish) if folder is not None else None
@@ -124,12 +123,6 @@ def _many(seeds: Sequence[int], wish, *, workers: int, folder: Path | None = Non
     verdict = f"{len(failing)} of them broke a promise" if failing else "no promise broken"
     print(f"{len(results)} seeds, {verdict} ({time.monotonic() - began_s:.0f} s)")
     return 1 if failing else 0
-
-
-def _mutants(seeds: int, *, first: int, workers: int, names: Sequence[str]) -> int:
-    from .hunt import hunt
-
-    return hunt(seeds, first=first, workers=workers, names=names)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import shutil
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 from bootstrap.folder import open_stage
 from bootstrap.stage import SeedStage
@@ -22,17 +23,16 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import Stages, fetch_stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.swarm.memory import MemorySwarm
+from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from dipaco_p2p.topology import ModuleId
 from peers.config import PeerConfig
 from peers.tour import Parts, Tour
 
-from .disk import Crashed
+from .disk import Crashed, SimulatedDisk
+from .history import Event
+from .plan import Plan
 from .training import FakeTrainer, NoEvaluator
 from .virtual_time import Process, VirtualClock, waits_in
-
-if TYPE_CHECKING:
-    from .world import World
 
 GRACE_S = 5.0
 RETRY_S = 1.0
@@ -41,10 +41,57 @@ RESTART_S = 4.0
 RESTARTS_MAX = 8
 
 
+class Environment(Protocol):
+    """What machines, and the faults that strike them, find around them: `world.World` is one."""
+
+    plan: Plan
+    folder: Path
+    """Below it lies the disk of each machine."""
+    chance: random.Random
+    network: MemoryNetwork
+    disk: SimulatedDisk
+    run: Run
+    seed: SeedMachine
+    volunteers: list[VolunteerMachine]
+    events: list[Event]
+    bugs: list[str]
+    tracebacks: list[str]
+    traps: dict[str, tuple[str, bool]]
+    """Machines that are to crash at this fault point, and whether their power fails."""
+    stayers: list[asyncio.Task[None]]
+    """Hostile work that goes on when the faults are over."""
+
+    @property
+    def machines(self) -> list[Machine]:
+        """The seed node's first, then the volunteers'."""
+
+    @property
+    def now_s(self) -> float:
+        """Virtual time."""
+
+    def note(self, who: str, ev: str, **facts: Any) -> None:
+        """Record an event of the run."""
+
+    def observe(self, ev: str, facts: dict[str, Any]) -> None:
+        """Record an event of the program that is running."""
+
+    def bug(self, what: str, error: BaseException | None = None) -> None:
+        """Record an error that no program may make."""
+
+    def add_volunteer(self, *, step_s: float) -> VolunteerMachine:
+        """One more machine, not started yet."""
+
+    def has_left_complete(self, machine: Machine) -> bool:
+        """Whether the program's last word was that the run is complete."""
+
+    def ended(self, machine: Machine) -> None:
+        """A program came to its own end."""
+
+
 class Machine:
     """One machine, whatever runs on it."""
 
-    def __init__(self, world: World, name: str, signer: Signer) -> None:
+    def __init__(self, world: Environment, name: str, signer: Signer) -> None:
         self.world = world
         self.name = name
         self.signer = signer
@@ -136,7 +183,7 @@ class Machine:
 class VolunteerMachine(Machine):
     """A volunteer's."""
 
-    def __init__(self, world: World, number: int, *, step_s: float) -> None:
+    def __init__(self, world: Environment, number: int, *, step_s: float) -> None:
         super().__init__(world, f"volunteer-{number}", Signer(number.to_bytes(2, "big") * 16))
         self.step_s = step_s
         self._tour: Tour | None = None
@@ -194,7 +241,7 @@ class VolunteerMachine(Machine):
 class SeedMachine(Machine):
     """The coordinator's."""
 
-    def __init__(self, world: World, signer: Signer) -> None:
+    def __init__(self, world: Environment, signer: Signer) -> None:
         super().__init__(world, "seed", signer)
         self._open: tuple[Process | None, SeedStage] | None = None
 

@@ -37,11 +37,10 @@ Check = Callable[[Outcome], Iterator[Broken]]
 
 def receipts_are_kept(outcome: Outcome) -> Iterator[Broken]:
     """1: what two peers held is counted, or its loss was reported; unless the disks of all holders were lost."""
-    counted = {each.id for chain in outcome.chains.values() for link in chain for each in link.counts}
-    reported = {str(event.facts["id"]) for event in outcome.of("expired")}
+    accounted = outcome.counted().keys() | outcome.reported_s().keys()
     for event in outcome.of("receipt"):
         id_, holders = str(event.facts["id"]), [outcome.names.get(peer) for peer in event.facts["holders"]]
-        if len(set(holders)) < HOLDERS_MIN or id_ in counted or id_ in reported:
+        if len(set(holders)) < HOLDERS_MIN or id_ in accounted:
             continue
         if any(holder is not None and _spoiled_s(outcome, holder, id_, event) == float("inf") for holder in holders):
             module, base = event.facts["module"], event.facts["base"]
@@ -52,8 +51,7 @@ def receipts_are_kept(outcome: Outcome) -> Iterator[Broken]:
 def holders_keep(outcome: Outcome) -> Iterator[Broken]:
     """1: until the archive counts it, or its loss was reported, it is on the disk of everyone that the receipt names:
     a peer that keeps less may be the only one that comes back."""
-    places = _places(outcome)
-    reported_s = {str(event.facts["id"]): event.t_s for event in reversed(outcome.of("expired"))}
+    places, reported_s = outcome.counted(), outcome.reported_s()
     for event in outcome.of("receipt"):
         id_ = str(event.facts["id"])
         module, version = places.get(id_, ("", 0))
@@ -65,16 +63,6 @@ def holders_keep(outcome: Outcome) -> Iterator[Broken]:
             lacking = [look for look in needed if look.t_s < spoiled_s and id_ not in look.kept.get(holder, {id_})]
             if lacking:
                 yield Broken(1, f"{id_[:8]} of {event.facts['module']} left {holder} before {lacking[0].t_s:.0f} s")
-
-
-def _places(outcome: Outcome) -> dict[str, tuple[str, int]]:
-    """Where each contribution counts: module and version."""
-    return {
-        each.id: (module, link.version)
-        for module, chain in outcome.chains.items()
-        for link in chain
-        for each in link.counts
-    }
 
 
 def _spoiled_s(outcome: Outcome, who: str, id_: str, receipt: Event) -> float:
@@ -241,7 +229,8 @@ def all_reach_the_end(outcome: Outcome) -> Iterator[Broken]:
     for module, chain in sorted(outcome.chains.items()):
         if len(chain) < outcome.rounds:
             yield Broken(6, f"{module} is at version {len(chain)} of {outcome.rounds} after {outcome.bound_s:.0f} s")
-    yield from (Broken(6, f"{who} has not come to the end: {where}") for who, _, where in _split(outcome.unfinished))
+    unfinished = (line.partition(": ") for line in outcome.unfinished)
+    yield from (Broken(6, f"{who} has not come to the end: {where}") for who, _, where in unfinished)
     yield from (Broken(6, what) for what in outcome.behind)
 
 
@@ -250,20 +239,15 @@ def no_wait_is_endless(outcome: Outcome) -> Iterator[Broken]:
     yield from (Broken(6, f"an endless wait: {line}") for line in outcome.waits)
 
 
-def _split(lines: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    return (line.partition(": ") for line in lines)
-
-
 def outages_lose_open_rounds_only(outcome: Outcome) -> Iterator[Broken]:
     """7: what was in a closed round when all died is on the chain afterwards, at least as its contributions."""
-    counted = {each.id for chain in outcome.chains.values() for link in chain for each in link.counts}
-    reported = {str(event.facts["id"]) for event in outcome.of("expired")}
+    accounted = outcome.counted().keys() | outcome.reported_s().keys()
     for outage in outcome.of("total outage"):
         for event in outcome.of("receipt"):
             if event.t_s < outage.t_s and _was_closed(outcome, event, before_s=outage.t_s):
                 id_ = str(event.facts["id"])
                 lost = [str(each.facts["peer"]) for each in outcome.of("disk lost")]
-                if id_ not in counted | reported and not set(event.facts["holders"]) & set(lost):
+                if id_ not in accounted and not set(event.facts["holders"]) & set(lost):
                     yield Broken(7, f"{id_[:8]}, of a closed round, did not survive the outage at {outage.t_s:.0f} s")
 
 

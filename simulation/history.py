@@ -106,3 +106,16 @@ class Outcome:
 
     def of(self, ev: str) -> list[Event]:
         return [event for event in self.events if event.ev == ev]
+
+    def counted(self) -> dict[str, tuple[str, int]]:
+        """Where each contribution counts, by id: module and version."""
+        return {
+            each.id: (module, link.version)
+            for module, chain in self.chains.items()
+            for link in chain
+            for each in link.counts
+        }
+
+    def reported_s(self) -> dict[str, float]:
+        """When the loss of a contribution was first reported, by id."""
+        return {str(event.facts["id"]): event.t_s for event in reversed(self.of("expired"))}

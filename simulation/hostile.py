@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +21,11 @@ from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat, best_head, read
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.swarm.api import Reply
-from dipaco_p2p.swarm.blobs import send_blob
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.blobs.blobs import send_blob
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
-if TYPE_CHECKING:
-    from .world import World
+from .actors import Environment
 
 TIMEOUT_S = 5.0
 
@@ -34,7 +33,7 @@ TIMEOUT_S = 5.0
 class Stranger:
     """A hostile node, and what it needs to know to lie well."""
 
-    def __init__(self, world: World, chance: random.Random) -> None:
+    def __init__(self, world: Environment, chance: random.Random) -> None:
         self.world = world
         self.chance = chance
         self.signer = Signer(chance.randbytes(32))
@@ -94,8 +93,9 @@ class Stranger:
             reply = await self.swarm.call(leader, "module.contribute", header, timeout_s=TIMEOUT_S)
             self.world.note("stranger", "taken", module=str(module), id=sealed.id, reply=sorted(reply.header))
 
-    def gradient(self, module_size: int, length: float) -> bytes:
-        values = np.full(module_size, length, dtype=np.float32)
+    def gradient(self, module: ModuleId, length: float = 0.01) -> bytes:
+        """A well-formed outer gradient, each number of which is `length`."""
+        values = np.full(self.run.layout(module).size, length, dtype=np.float32)
         return encode_compressed(compress(values, codec=self.run.config.compression.uplink)[0])
 
 
@@ -159,7 +159,7 @@ async def not_a_number(stranger: Stranger) -> None:
 async def huge_gradient(stranger: Stranger) -> None:
     """An outer gradient that is a million times too long."""
     module = stranger.module()
-    await stranger.contribute(stranger.gradient(stranger.run.layout(module).size, 1e6), module=module)
+    await stranger.contribute(stranger.gradient(module, 1e6), module=module)
 
 
 async def huge_payload(stranger: Stranger) -> None:
@@ -171,16 +171,14 @@ async def huge_payload(stranger: Stranger) -> None:
 async def weight_lie(stranger: Stranger) -> None:
     """A small gradient that claims the work of a thousand."""
     module = stranger.module()
-    gradient = stranger.gradient(stranger.run.layout(module).size, 0.01)
-    await stranger.contribute(gradient, module=module, tokens=stranger.run.tokens_full * 1000)
+    await stranger.contribute(stranger.gradient(module), module=module, tokens=stranger.run.tokens_full * 1000)
 
 
 async def stale_base(stranger: Stranger) -> None:
     """A contribution to a version that is long gone, or that never was."""
     module = stranger.module()
-    gradient = stranger.gradient(stranger.run.layout(module).size, 0.01)
     version = stranger.chance.choice((0, 1, 50))
-    await stranger.contribute(gradient, module=module, base_version=version, base_digest="ab" * 32)
+    await stranger.contribute(stranger.gradient(module), module=module, base_version=version, base_digest="ab" * 32)
 
 
 async def foreign_path(stranger: Stranger) -> None:
@@ -188,17 +186,15 @@ async def foreign_path(stranger: Stranger) -> None:
     module = stranger.module()
     foreign = [path for path in stranger.run.topology.paths() if module not in path.modules()]
     if foreign:
-        gradient = stranger.gradient(stranger.run.layout(module).size, 0.01)
-        await stranger.contribute(gradient, module=module, path=stranger.chance.choice(foreign))
+        await stranger.contribute(stranger.gradient(module), module=module, path=stranger.chance.choice(foreign))
 
 
 async def second_helping(stranger: Stranger) -> None:
     """Two good contributions to the same base, where one may count."""
     module = stranger.module()
-    size = stranger.run.layout(module).size
     path = stranger.run.topology.paths_through(module)[0]
     for length in (0.01, 0.02):
-        await stranger.contribute(stranger.gradient(size, length), module=module, path=path)
+        await stranger.contribute(stranger.gradient(module, length), module=module, path=path)
 
 
 HOSTILE_ACTS: tuple[Act, ...] = (

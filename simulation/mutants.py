@@ -7,17 +7,42 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
-Plant = Callable[["Soil"], None]
+from bootstrap.terms import Terms
+from dipaco_p2p.core import blocks
+from dipaco_p2p.node import ledger
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.mandates import Mandates
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.watch import Watch
+from dipaco_p2p.owner import intake
+from dipaco_p2p.owner import version as recompute
+from dipaco_p2p.owner.chain import ModuleChain
+from dipaco_p2p.owner.intake import Intake
+from dipaco_p2p.owner.leader import Leader
+from dipaco_p2p.owner.leadership import Leadership
+from dipaco_p2p.owner.replication import Replication
+from dipaco_p2p.program import files
+from dipaco_p2p.protocol import admission, owners
+from dipaco_p2p.protocol.admission import ADMITTED
+from dipaco_p2p.protocol.rounds import Round, RoundEvent, RoundState
+from dipaco_p2p.protocol.versions import Tally
+from dipaco_p2p.swarm.blobs import blobs
+from dipaco_p2p.swarm.record_cache import RecordCache
+
+from .disk import SimulatedDisk
+
+Plant = Callable[["Patches"], None]
 PROGRAMS = ("dipaco_p2p.", "peers.", "bootstrap.")
 
 
-class Soil:
-    """What a mutant is planted in."""
+class Patches:
+    """Replacements of functions of the programs, undone when the stack is closed."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
@@ -25,6 +50,13 @@ class Soil:
     def replace(self, home: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Put `make(original)` in place of an attribute of a class or module."""
         self._stack.enter_context(mock.patch.object(home, name, make(getattr(home, name))))
+
+    def wrap(self, home: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+        """As `replace`, with the decorated function, whose first argument is the original."""
+        original = getattr(home, name)
+        return lambda changed: self.replace(
+            home, name, lambda _: lambda *parts, **named: changed(original, *parts, **named)
+        )
 
     def replace_everywhere(self, name: str, original: object, changed: object) -> None:
         """As `replace`, in every module of the programs that imported `original` under this name."""
@@ -61,5 +93,289 @@ def planted(name: str | None) -> Iterator[None]:
     """Let the programs have this error while the block runs; None for none."""
     with contextlib.ExitStack() as stack:
         if name is not None:
-            MUTANTS[name].plant(Soil(stack))
+            MUTANTS[name].plant(Patches(stack))
         yield
+
+
+OUTAGES = ("power cut", "total outage", "torn write")
+HOSTILE = ("hostile peer",)
+LEADERS_DIE = ("gone for good", "disk loss", "crash")
+BRANCHES = ("partition", "one-way cut", "seed death", "freeze", "crash")
+"""Under which some branches are left."""
+
+
+def _nothing(original: Any) -> Callable[..., None]:
+    return lambda *parts, **named: None
+
+
+def _always(value: Any) -> Callable[[Any], Callable[..., Any]]:
+    return lambda original: lambda *parts, **named: value
+
+
+# -- disks
+
+
+@mutant("no sync of a file", faults=OUTAGES)
+def no_sync(patches: Patches) -> None:
+    patches.replace(SimulatedDisk, "sync", _nothing)
+
+
+@mutant("no sync of the folder", faults=OUTAGES)
+def no_sync_of_the_folder(patches: Patches) -> None:
+    patches.replace(SimulatedDisk, "sync_folder", _nothing)
+
+
+@mutant("written in place, not renamed", faults=("torn write", "crash at a point"))
+def written_in_place(patches: Patches) -> None:
+    def write(path: Path, *parts: bytes | memoryview, is_cold: bool = False) -> None:
+        with path.open("wb") as file:
+            for part in parts:
+                files.disk.write(file, part)
+            files.disk.sync(file)
+
+    patches.replace_everywhere("write_atomically", files.write_atomically, write)
+
+
+@mutant("receipt before the disk", faults=("crash", "total outage"))
+def receipt_before_the_disk(patches: Patches) -> None:
+    @patches.wrap(Ledger, "add")
+    def add(original: Any, self: Ledger, sealed: Any) -> None:
+        if sealed.id not in self.open and sealed.id not in self.counted:
+            self.open[sealed.id] = sealed
+
+
+@mutant("digest not checked", faults=("bit rot", "crash"))
+def digest_not_checked(patches: Patches) -> None:
+    @patches.wrap(Store, "get")
+    def get(original: Any, self: Store, name: str) -> bytes | None:
+        path = self._blob_path(name)
+        return path.read_bytes() if path.exists() else None
+
+    patches.replace(blobs, "digest_of", lambda original: _Same)
+
+
+class _Same(str):
+    """A digest that equals every other."""
+
+    def __new__(cls, data: object) -> _Same:
+        return super().__new__(cls, "")
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    def __hash__(self) -> int:
+        return 0
+
+
+# -- admission
+
+
+@mutant("no dedupe", faults=HOSTILE)
+def no_dedupe(patches: Patches) -> None:
+    @patches.wrap(Intake, "_rules")
+    def rules(original: Any, self: Intake, contribution: str) -> Any:
+        return replace(original(self, contribution), contributed={})
+
+    patches.replace(Intake, "has", lambda original: lambda self, contribution: contribution in self.admitted)
+    patches.replace(Tally, "check", _nothing)
+
+
+@mutant("stale base accepted", faults=HOSTILE)
+def stale_base_accepted(patches: Patches) -> None:
+    patches.replace(admission, "_judge_base", _always(ADMITTED))
+
+
+@mutant("base digest not compared", faults=HOSTILE)
+def base_digest_not_compared(patches: Patches) -> None:
+    @patches.wrap(admission, "_judge_base")
+    def judge_base(original: Any, contribution: Any, rules: Any) -> Any:
+        known = rules.bases.get(contribution.base_version, contribution.base_digest)
+        return original(replace(contribution, base_digest=known), rules)
+
+
+@mutant("weight lies accepted", faults=HOSTILE)
+def weight_lies_accepted(patches: Patches) -> None:
+    @patches.wrap(Intake, "_rules")
+    def rules(original: Any, self: Intake, contribution: str) -> Any:
+        return replace(original(self, contribution), tokens_max=2**40)
+
+
+@mutant("path not checked", faults=HOSTILE)
+def path_not_checked(patches: Patches) -> None:
+    @patches.wrap(Intake, "_rules")
+    def rules(original: Any, self: Intake, contribution: str) -> Any:
+        return replace(original(self, contribution), paths=frozenset(self._run.topology.paths()))
+
+
+@mutant("norm check skipped", faults=HOSTILE)
+def norm_check_skipped(patches: Patches) -> None:
+    patches.replace(intake, "judge_norm", _always(ADMITTED))
+    patches.replace(Intake, "clip_norm", _always(None))
+
+
+@mutant("NaN check skipped", faults=HOSTILE)
+def nan_check_skipped(patches: Patches) -> None:
+    patches.replace_everywhere("check_scales", blocks.check_scales, lambda scales: None)
+    patches.replace(intake, "judge_norm", _always(ADMITTED))
+
+
+# -- rounds and averages
+
+
+@mutant("order of arrival used", faults=("slow", "crash"))
+def order_of_arrival_used(patches: Patches) -> None:
+    patches.replace_everywhere("order", recompute.order, lambda item: 0)
+
+
+@mutant("momentum applied without contributors", faults=("crash", "slow"))
+def momentum_without_contributors(patches: Patches) -> None:
+    @patches.wrap(Round, "tick")
+    def tick(original: Any, self: Round, claims: Any, config: Any, **named: Any) -> Round:
+        is_empty = self.state is RoundState.OPEN and any(claims.values())
+        return replace(self, state=RoundState.CLOSED) if is_empty else original(self, claims, config, **named)
+
+
+@mutant("deadline never fires", faults=("idle claimant",))
+def deadline_never_fires(patches: Patches) -> None:
+    @patches.wrap(Round, "_event")
+    def event(original: Any, self: Round, *parts: Any, **named: Any) -> Any:
+        found = original(self, *parts, **named)
+        return None if found is RoundEvent.DEADLINE else found
+
+
+@mutant(
+    "a claim alone keeps others from a path",
+    faults=("idle claimant", "gone for good", "leave", "seed death"),
+    seeds=(85,),
+)
+def a_claim_is_enough(patches: Patches) -> None:
+    patches.replace(Watch, "still_s", _always(0.0))
+
+
+# -- records
+
+
+def _immortal(kind: str) -> Callable[[Any], Any]:
+    """Records under keys of this kind never expire for their reader."""
+
+    def make(original: Any) -> Any:
+        def live(self: RecordCache, key: str) -> Any:
+            return self._rows[key].records if kind in key and key in self._rows else original(self, key)
+
+        return live
+
+    return make
+
+
+@mutant("expired claims kept for ever", faults=("gone for good",))
+def expired_claims_kept(patches: Patches) -> None:
+    patches.replace(RecordCache, "_live", _immortal("/claims"))
+
+
+@mutant("heartbeat of the dead believed", faults=("gone for good",))
+def heartbeat_of_the_dead_believed(patches: Patches) -> None:
+    patches.replace(RecordCache, "_live", _immortal("/peers"))
+
+
+@mutant("head of the dead believed", faults=("gone for good",))
+def head_of_the_dead_believed(patches: Patches) -> None:
+    patches.replace(RecordCache, "_live", _immortal("/heads"))
+
+
+@mutant("chain not checked for what counts twice", faults=("duplication", "partition"))
+def truncated_ledger(patches: Patches) -> None:
+    patches.replace(Tally, "check", _nothing)
+    patches.replace(ledger.Ledger, "counted", lambda original: property(lambda self: {}))
+
+
+# -- decrees
+
+
+@mutant("what began before a rollback counts", faults=("rollback", "slow", "loss"))
+def what_began_before_counts(patches: Patches) -> None:
+    for kind in (Tally, Ledger):
+        patches.replace(kind, "base_min", lambda original: property(lambda self: 0))
+
+
+@mutant("what a rollback undoes is not reported", faults=("rollback",))
+def not_reported(patches: Patches) -> None:
+    patches.replace(Ledger, "undone", lambda original: property(lambda self: []))
+
+
+# -- owner groups: receipts, takeovers, branches, mandates
+
+
+async def _done(*parts: Any, **named: Any) -> None:
+    """Nothing, and at once."""
+
+
+@mutant("no replication before the receipt", faults=LEADERS_DIE)
+def no_replication(patches: Patches) -> None:
+    @patches.wrap(Replication, "keep")
+    async def keep(original: Any, self: Replication, sealed: Any, payload: bytes) -> Any:
+        self._chain.add(sealed)
+        return self._node.peer, *(replica.peer for replica in self.replicas()[:1])
+
+
+@mutant("takeover forgets open contributions", faults=LEADERS_DIE)
+def takeover_forgets(patches: Patches) -> None:
+    @patches.wrap(Leader, "_reopen")
+    async def reopen(original: Any, self: Leader, **changes: Any) -> None:
+        self._ledger.open.clear()
+        await original(self, **changes)
+
+    patches.replace(Leadership, "_resubmit", lambda original: _done)
+
+
+@mutant("merge drops the losing branch's contributions", faults=BRANCHES, seeds=(29,))
+def merge_drops(patches: Patches) -> None:
+    @patches.wrap(ModuleChain, "_leave")
+    def leave(original: Any, self: ModuleChain, version: int) -> None:
+        ledger = self.ledger
+        given_up = [share.contribution for sealed in ledger.versions[version:] for share in sealed.document.shares]
+        original(self, version)
+        for contribution in given_up:
+            ledger.drop(contribution)
+
+
+@mutant("old term's leader obeyed", faults=("freeze", "partition", "one-way cut"))
+def old_leader_obeyed(patches: Patches) -> None:
+    patches.replace(ModuleChain, "_require_leader", lambda original: lambda self, sender: None)
+
+
+@mutant("newcomer displaces leader", faults=("join",))
+def newcomer_displaces(patches: Patches) -> None:
+    original = owners.successors
+
+    def successors(module: Any, heartbeats: Mapping[Any, Any], *, incumbent: Any, group: Any) -> Any:
+        return original(module, heartbeats, incumbent=None, group=())
+
+    patches.replace_everywhere("successors", original, successors)
+    patches.replace(owners, "successors", lambda before: successors)
+    patches.replace(Terms, "_depose", lambda before: _done)
+
+
+@mutant("what is not final is forgotten", faults=("seed death", "crash"))
+def not_final_forgotten(patches: Patches) -> None:
+    @patches.wrap(Ledger, "settle")
+    def settle(original: Any, self: Ledger) -> list[str]:
+        settled = list(self.spent.values())
+        for sealed in settled:
+            self.drop(sealed.id)
+        return [sealed.document.payload.digest for sealed in settled]
+
+
+@mutant("mandate not on disk", faults=("seed death", "total outage"))
+def mandate_not_on_disk(patches: Patches) -> None:
+    @patches.wrap(Mandates, "__init__")
+    def init(original: Any, self: Mandates, run: Any, store: Any = None) -> None:
+        original(self, run, None)
+
+
+@mutant("counted again after it was submitted again", faults=("loss", "slow", "partition"))
+def counted_again(patches: Patches) -> None:
+    patches.replace(Intake, "has", lambda original: lambda self, contribution: contribution in self.admitted)
+    patches.replace(Tally, "check", lambda original: lambda self, version: None)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
 from bootstrap.folder import open_stage
 from bootstrap.verify import verify_run
+from dipaco_p2p.canonical import is_digest
 from dipaco_p2p.core.codec import decode_module
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.ledger import Ledger
@@ -20,11 +22,22 @@ from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, Share
 from dipaco_p2p.protocol.versions import genesis_version
 
 from .history import Counted, Link, Outcome
-
-if TYPE_CHECKING:
-    from .world import World
+from .plan import Plan
+from .speed import remembered_signatures
+from .world import World, disks_folder, perform
 
 NORM_MAX = 1e4
+
+
+def simulate(plan: Plan, *, with_log: bool = False) -> tuple[Outcome, World]:
+    """Play one run; what it showed (on request with what the programs logged), and the world itself."""
+    with (
+        tempfile.TemporaryDirectory(prefix="dipaco-simulation-", dir=disks_folder()) as name,
+        remembered_signatures(),
+    ):
+        world = World(plan, Path(name))
+        perform(world, with_log=with_log)
+        return outcome_of(world), world
 
 
 def outcome_of(world: World) -> Outcome:
@@ -143,3 +156,29 @@ def _last(world: World, name: str) -> str:
         return "nothing"
     logging.getLogger("simulation").debug("%s: %s", name, events[-1])
     return f"{events[-1].ev} at {events[-1].t_s:.0f} s, {dict(events[-1].facts)}"
+
+
+def narrate(outcome: Outcome, world: World) -> None:
+    """Print the plan, all events and the chains, for whoever looks for the cause of a broken promise."""
+    plan, config = world.plan, world.plan.config
+    print(f"{plan.volunteers} volunteers, grid {config.topology}, {config.rounds}, {config.liveness}")
+    print(f"delay {plan.delay_s}, loss {plan.loss}, faults until {plan.faulty_s:.1f} s")
+    print("faults:", ", ".join(f"{fault.name} at {fault.at_s:.1f}" for fault in plan.faults))
+    for event in outcome.events:
+        facts = " ".join(f"{name}={_shown(value, outcome)}" for name, value in event.facts.items())
+        print(f"{event.t_s:8.2f} {event.who:14} {event.ev:16} {facts}")
+    for module, chain in outcome.chains.items():
+        for link in chain:
+            counts = " ".join(f"{each.id[:6]}({each.path}@{each.base})" for each in link.counts)
+            print(f"{module} {link.version} {link.digest[:8]} term {link.term}: {counts}")
+    for name, where in world.where.items():
+        print(f"{name} waits in {where}")
+    print(*world.tracebacks, sep="\n")
+
+
+def _shown(value: object, outcome: Outcome) -> str:
+    if isinstance(value, (list, tuple)):
+        return "[" + " ".join(_shown(item, outcome) for item in value) + "]"
+    if is_digest(value):
+        return str(value)[:8]
+    return outcome.names.get(str(value), str(value))

@@ -26,17 +26,17 @@ FAULTY_S = (20.0, 60.0)
 LOSSES = (0.0, 0.0, 0.02, 0.05)
 OVERLAPS = (False, False, False, True)
 DECREES = ("ban", "halt", "rollback")
-"""What the coordinator may decree, by its names among the faults (strokes_decrees.py)."""
+"""What the coordinator may decree, by its names among the faults (faults.py)."""
 DECREED_SHARE = 0.3
 """Of the seeds that may, if they may have other faults as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stroke:
+class PlannedFault:
     """One fault: when, which, and the seed of what it draws itself."""
 
     at_s: float
-    fault: str
+    name: str
     seed: int
 
 
@@ -55,7 +55,7 @@ class Plan:
     loss: float
     faulty_s: float
     """From here on there are no faults any more."""
-    strokes: tuple[Stroke, ...]
+    faults: tuple[PlannedFault, ...]
 
     @property
     def ttl_s(self) -> float:
@@ -69,8 +69,9 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
     is_large = count > 20
     faulty_s = chance.uniform(*FAULTY_S)
     others, decrees = [name for name in faults if name not in DECREES], [name for name in faults if name in DECREES]
-    found = _strokes(chance, others, until_s=faulty_s) + _decrees(seed, decrees, is_all=not others, until_s=faulty_s)
-    strokes = sorted(found, key=lambda stroke: stroke.at_s)
+    count_of_others = chance.randint(3, 10) if others else 0
+    found = _drawn(chance, others, count_of_others, until_s=faulty_s)
+    found += _decrees(seed, decrees, is_all=not others, until_s=faulty_s)
     return Plan(
         seed=seed,
         config=_config(chance, is_large=is_large, overlap=_has_overlap(seed)),
@@ -80,27 +81,23 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
         delay_s=(0.001, chance.choice((0.01, 0.05, 0.2))),
         loss=chance.choice(LOSSES),
         faulty_s=faulty_s,
-        strokes=tuple(strokes),
+        faults=tuple(sorted(found, key=lambda fault: fault.at_s)),
     )
 
 
-def _strokes(chance: random.Random, faults: Sequence[str], *, until_s: float) -> list[Stroke]:
-    return _strokes_of(chance, faults, chance.randint(3, 10) if faults else 0, until_s=until_s)
-
-
-def _strokes_of(chance: random.Random, faults: Sequence[str], count: int, *, until_s: float) -> list[Stroke]:
+def _drawn(chance: random.Random, faults: Sequence[str], count: int, *, until_s: float) -> list[PlannedFault]:
     return [
-        Stroke(at_s=chance.uniform(3.0, until_s), fault=chance.choice(faults), seed=chance.randrange(2**31))
+        PlannedFault(at_s=chance.uniform(3.0, until_s), name=chance.choice(faults), seed=chance.randrange(2**31))
         for _ in range(count)
     ]
 
 
-def _decrees(seed: int, names: Sequence[str], *, is_all: bool, until_s: float) -> list[Stroke]:
+def _decrees(seed: int, names: Sequence[str], *, is_all: bool, until_s: float) -> list[PlannedFault]:
     """By a lot of their own, as the overlap, so that other seeds are what they were."""
     chance = random.Random(f"decrees {seed}")
     if not names or (chance.random() >= DECREED_SHARE and not is_all):
         return []
-    return _strokes_of(chance, names, chance.randint(1, 3), until_s=until_s)
+    return _drawn(chance, names, chance.randint(1, 3), until_s=until_s)
 
 
 def _has_overlap(seed: int) -> bool:

@@ -14,11 +14,12 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
 
-from .catalogue import planted
 from .checks import Broken, broken
+from .faults import FAULTS
+from .mutants import MUTANTS, planted
+from .outcome import simulate
 from .plan import make_plan
-from .strokes import STROKES
-from .world import keep_disks_in, memory, simulate
+from .world import disks_folder, keep_disks_in
 
 SEED_CPU_S = 60
 """At most. A run takes two; one that does not end goes round in circles at one moment of its time."""
@@ -46,7 +47,7 @@ class Result:
 class Wish:
     """How seeds are to be played."""
 
-    faults: tuple[str, ...] = tuple(STROKES)
+    faults: tuple[str, ...] = tuple(FAULTS)
     peers: int | None = None
     mutant: str | None = None
 
@@ -55,7 +56,7 @@ class Wish:
         """What to add to the command that repeats a seed."""
         parts = [f" --peers {self.peers}"] if self.peers else []
         parts += [f' --mutant "{self.mutant}"'] if self.mutant else []
-        parts += [f' --faults "{",".join(self.faults)}"'] if self.faults != tuple(STROKES) else []
+        parts += [f' --faults "{",".join(self.faults)}"'] if self.faults != tuple(FAULTS) else []
         return "".join(parts)
 
 
@@ -109,7 +110,7 @@ def pool_of(workers: int) -> Iterator[ProcessPoolExecutor]:
     since an exit that is raised in a run is one more event to its programs."""
     context = multiprocessing.get_context("spawn")
     with (
-        tempfile.TemporaryDirectory(prefix="dipaco-simulations-", dir=memory()) as home,
+        tempfile.TemporaryDirectory(prefix="dipaco-simulations-", dir=disks_folder()) as home,
         ProcessPoolExecutor(
             workers, context, initializer=keep_disks_in, initargs=(home,), max_tasks_per_child=SEEDS_A_PROCESS
         ) as pool,
@@ -134,3 +135,33 @@ def _no_longer_than(duration_s: int) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
+
+
+def hunt(seeds: int, *, first: int, workers: int, names: Sequence[str] = ()) -> int:
+    """Try every mutant, or those of these names, on up to so many seeds; prints a table, and gives the exit code."""
+    survivors = 0
+    for name, found in _catches(names or tuple(MUTANTS), range(first, first + seeds), workers):
+        survivors += found is None
+        where = f"seed {found.seed:4}  {found.broken[0]}" if found else f"SURVIVED {seeds} seeds"
+        print(f"{name:48} {where}", flush=True)
+    print(f"{len(names or MUTANTS)} mutants, " + (f"{survivors} survived" if survivors else "all caught"))
+    return 1 if survivors else 0
+
+
+def catch(name: str, seeds: Sequence[int]) -> Result | None:
+    """The first run with the error that breaks something which the same run without it keeps."""
+    mutant = MUTANTS[name]
+    faults = mutant.faults or Wish().faults
+    for seed in dict.fromkeys([*mutant.seeds, *seeds]):
+        result = play_seed(seed, Wish(mutant=name, faults=faults))
+        if result.broken and not play_seed(seed, Wish(faults=faults)).broken:
+            return result
+    return None
+
+
+def _catches(names: Sequence[str], seeds: range, workers: int) -> Iterator[tuple[str, Result | None]]:
+    if workers < 2:
+        yield from ((name, catch(name, seeds)) for name in names)
+        return
+    with pool_of(workers) as pool:
+        yield from zip(names, pool.map(partial(catch, seeds=seeds), names), strict=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, cast
 from unittest import mock
 
 from dipaco_p2p.canonical import canonical_bytes
@@ -34,11 +34,13 @@ def remembered_signatures() -> Iterator[None]:
         for home, name in ((signing, "public_key_of"), (records, "read_record")):
             original = getattr(home, name)
             _replace(stack, name, original, functools.lru_cache(SIGNATURES)(original))
-        _replace(stack, "genesis_version", versions.genesis_version, _remembered_genesis(versions.genesis_version))
+        genesis = versions.genesis_version  # makes the canonical bytes of the whole manifest each time
+        _replace(stack, "genesis_version", genesis, _once(genesis, lambda manifest, module: (id(manifest), module)))
         _replace(stack, "unseal", documents.unseal, _remembered_unseal(documents.unseal))
-        stack.enter_context(mock.patch.object(Sealed, "id", property(_remembered_id(Sealed.id))))
-        stack.enter_context(mock.patch.object(Record, "to_bytes", _remembered_bytes(Record.to_bytes)))
-        _replace(stack, "read", liveness.read, _remembered_bodies(liveness.read))
+        stack.enter_context(mock.patch.object(Sealed, "id", property(_once(cast(Any, Sealed.id).fget))))
+        stack.enter_context(mock.patch.object(Record, "to_bytes", _once(Record.to_bytes)))
+        # `read_record` gives one object for the same bytes.
+        _replace(stack, "read", liveness.read, _once(liveness.read, lambda kind, body: (kind, id(body))))
         yield
 
 
@@ -72,19 +74,6 @@ def _remembered_verify(
     return remembered
 
 
-def _remembered_genesis(genesis: Callable[..., Any]) -> Callable[..., Any]:
-    """`versions.genesis_version`, which makes the canonical bytes of the whole manifest each time."""
-    known: dict[tuple[int, Any], tuple[Any, Any]] = {}
-
-    def remembered(manifest: Any, module: Any) -> Any:
-        key = id(manifest), module
-        if key not in known:
-            known[key] = manifest, genesis(manifest, module)
-        return known[key][1]
-
-    return remembered
-
-
 def _remembered_unseal(unseal: Callable[..., Any]) -> Callable[..., Any]:
     """`documents.unseal`: each document goes to many peers, and to each of them more than once."""
     known: dict[tuple[type, bytes], Any] = {}
@@ -101,38 +90,14 @@ def _remembered_unseal(unseal: Callable[..., Any]) -> Callable[..., Any]:
     return remembered
 
 
-def _remembered_id(original: Any) -> Callable[[Any], str]:
-    """`Sealed.id`, which makes the canonical bytes of the document each time."""
-    known: dict[int, tuple[Any, str]] = {}
+def _once(function: Callable[..., Any], key: Callable[..., Hashable] = id) -> Callable[..., Any]:
+    """`function`, once for each `key` of its arguments; these are kept, so that no other object gets their `id`."""
+    known: dict[Hashable, tuple[Any, Any]] = {}
 
-    def remembered(sealed: Any) -> str:
-        if id(sealed) not in known:
-            known[id(sealed)] = sealed, original.fget(sealed)
-        return known[id(sealed)][1]
-
-    return remembered
-
-
-def _remembered_bytes(to_bytes: Callable[[Record], bytes]) -> Callable[[Record], bytes]:
-    """`Record.to_bytes`: each record is offered to many nodes."""
-    known: dict[int, tuple[Record, bytes]] = {}
-
-    def remembered(record: Record) -> bytes:
-        if id(record) not in known:
-            known[id(record)] = record, to_bytes(record)
-        return known[id(record)][1]
-
-    return remembered
-
-
-def _remembered_bodies(read: Callable[..., Any]) -> Callable[..., Any]:
-    """`liveness.read` for bodies that are one object, since `read_record` gives one object for the same bytes."""
-    known: dict[tuple[int, type], tuple[Any, Any]] = {}
-
-    def remembered(kind: type, body: Any) -> Any:
-        key = id(body), kind
-        if key not in known:
-            known[key] = body, read(kind, body)  # the body is kept, so that no other gets its id
-        return known[key][1]
+    def remembered(*arguments: Any) -> Any:
+        name = key(*arguments)
+        if name not in known:
+            known[name] = arguments, function(*arguments)
+        return known[name][1]
 
     return remembered

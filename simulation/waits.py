@@ -8,20 +8,15 @@ Rule 2: the longest that the protocol lets a swarm rest is a sum of its own wait
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from dipaco_p2p.config import RunConfig
-from dipaco_p2p.protocol.keys import claims_key, heads_key
-from dipaco_p2p.protocol.liveness import Claim, Head, read_all
 from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 
-from .census import bodies
+from .actors import Environment
 from .history import Look
-
-if TYPE_CHECKING:
-    from .world import World
+from .observe import claims, heads
 
 TTLS = 8.0
 """Lives of a heartbeat until the dead are replaced, their claims and their terms have lapsed."""
@@ -54,7 +49,7 @@ class Movement:
         return look.t_s - self._since_s
 
 
-def told_waits(world: World) -> Iterator[str]:
+def told_waits(world: Environment) -> Iterator[str]:
     """Both sides of every wait of a swarm that stands still: the modules that lack versions, with their leaders and who
     claims their paths; and what each program says that it waits for, and waits in."""
     names = {machine.peer: machine.name for machine in world.machines}
@@ -67,9 +62,9 @@ def told_waits(world: World) -> Iterator[str]:
             yield f"{machine.name} is {doing['doing']}, waits for {doing['waits_for'] or '-'} in {machine.where()}"
 
 
-def _of_module(world: World, module: ModuleId, names: dict[PeerId, str]) -> Iterator[str]:
-    heads = read_all(Head, bodies(world, heads_key(world.run.id, module)))
-    leading = {names.get(peer, "a stranger"): head for peer, head in heads.items() if not head.resigned}
+def _of_module(world: Environment, module: ModuleId, names: dict[PeerId, str]) -> Iterator[str]:
+    found = heads(world, module)
+    leading = {names.get(peer, "a stranger"): head for peer, head in found.items() if not head.resigned}
     version = max((head.version for head in leading.values()), default=0)
     if version < world.plan.config.rounds.rounds:
         leaders = ", ".join(f"{name} at version {head.version}" for name, head in leading.items()) or "nobody"
@@ -77,7 +72,7 @@ def _of_module(world: World, module: ModuleId, names: dict[PeerId, str]) -> Iter
         yield f"{module}, led by {leaders}, waits for work of {paths}"
 
 
-def _of_path(world: World, path: PathId, names: dict[PeerId, str]) -> str:
-    claims = read_all(Claim, bodies(world, claims_key(world.run.id, path)))
-    claimants = [names.get(peer, "a stranger") for peer, claim in claims.items() if not claim.released]
+def _of_path(world: Environment, path: PathId, names: dict[PeerId, str]) -> str:
+    found = claims(world, path)
+    claimants = [names.get(peer, "a stranger") for peer, claim in found.items() if not claim.released]
     return f"{path}, claimed by {', '.join(claimants) or 'nobody'}"

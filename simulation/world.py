@@ -9,7 +9,6 @@ import gc
 import logging
 import random
 import sys
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -24,16 +23,11 @@ from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.memory import MemoryNetwork
 
 from .actors import RESTART_S, RESTARTS_MAX, Machine, SeedMachine, VolunteerMachine
-from .census import look
 from .disk import Crashed, SimulatedDisk, installed
-from .history import Event, Look, Outcome
-from .observers import logged, observed
-from .outcome import outcome_of
+from .faults import FAULTS, pardon
+from .history import Event, Look
+from .observe import DiskView, logged, look, observed
 from .plan import Plan
-from .shelves import Shelves
-from .speed import remembered_signatures
-from .strokes import STROKES
-from .strokes_decrees import pardon
 from .training import make_run
 from .virtual_time import WHO, VirtualClock, VirtualLoop
 from .waits import Movement, longest_rest_s, told_waits
@@ -76,7 +70,7 @@ class World:
         self.volunteers = [
             VolunteerMachine(self, number, step_s=step_s) for number, step_s in enumerate(plan.step_s, start=1)
         ]
-        self.shelves = Shelves(self)
+        self._disks = DiskView(self)
         store = Store(self.seed.folder)
         self.run: Run = write_stage(store, make_run(store, plan.config, self.seed.signer).sealed)
 
@@ -142,8 +136,8 @@ class World:
         tasks = [asyncio.create_task(self._watch())]
         for volunteer, join_s in zip(self.volunteers, self.plan.join_s, strict=True):
             asyncio.get_running_loop().call_later(join_s, volunteer.start)
-        for stroke in self.plan.strokes:
-            tasks.append(asyncio.create_task(self._strike(stroke.at_s, stroke.fault, stroke.seed)))
+        for fault in self.plan.faults:
+            tasks.append(asyncio.create_task(self._strike(fault.at_s, fault.name, fault.seed)))
         while self.now_s < self.plan.faulty_s and not self.is_complete:
             await asyncio.sleep(LOOK_EVERY_S)
         for task in tasks[1:]:
@@ -172,13 +166,13 @@ class World:
         await asyncio.sleep(at_s)
         self.note("", "fault", fault=name)
         try:
-            await STROKES[name](self, random.Random(seed))
+            await FAULTS[name](self, random.Random(seed))
         except Exception as error:
             self.bug(f"the fault {name} failed: {error!r}", error)
 
     async def _watch(self) -> None:
         while True:
-            self.looks.append(look(self))
+            self.looks.append(look(self, self._disks))
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _finish(self) -> None:
@@ -204,17 +198,6 @@ def keep_disks_in(home: str) -> None:
     """Have the disks of this process's runs in a folder that whoever made it removes."""
     global _home
     _home = home
-
-
-def simulate(plan: Plan, *, with_log: bool = False) -> tuple[Outcome, World]:
-    """Play one run; what it showed (on request with what the programs logged), and the world itself."""
-    with (
-        tempfile.TemporaryDirectory(prefix="dipaco-simulation-", dir=_home or memory()) as name,
-        remembered_signatures(),
-    ):
-        world = World(plan, Path(name))
-        perform(world, with_log=with_log)
-        return outcome_of(world), world
 
 
 def perform(world: World, *, with_log: bool = False) -> None:
@@ -264,6 +247,8 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def memory() -> str | None:
-    """A file system in memory, if the machine has one: no simulated disk needs a real one."""
+def disks_folder() -> str | None:
+    """Where the disks of runs lie: a file system in memory, if the machine has one, since none needs a real disk."""
+    if _home is not None:
+        return _home
     return "/dev/shm" if Path("/dev/shm").is_dir() else None

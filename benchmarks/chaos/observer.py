@@ -20,8 +20,8 @@ from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.program.history import History
 from dipaco_p2p.swarm.addresses import read_address
-from dipaco_p2p.swarm.libp2p import open_libp2p
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 OBSERVER = "observer"
 """Its name among the histories."""

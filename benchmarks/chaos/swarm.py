@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bootstrap.processes import Child, Children, require_alive
 from dipaco_p2p.errors import ConfigError, DipacoError, Interrupted
-from dipaco_p2p.swarm.daemon import sweep_stale_sockets
+from dipaco_p2p.swarm.hivemind.daemon import sweep_stale_sockets
 
 from .evidence import Done
 from .schedule import SEED_NODE, Verb

@@ -30,7 +30,7 @@ from dipaco_p2p.config import (
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Reply
-from dipaco_p2p.swarm.line import Line
+from dipaco_p2p.swarm.blobs.bandwidth import Line
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from simulation.history import Event
 from simulation.plan import Plan
@@ -125,7 +125,7 @@ def _plan(*, round_s: float, overlap: bool, rounds: int) -> Plan:
         delay_s=(LATENCY_S, LATENCY_S),
         loss=0.0,
         faulty_s=0.0,
-        strokes=(),
+        faults=(),
     )
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.swarm.daemon import sweep_stale_sockets
+from dipaco_p2p.swarm.hivemind.daemon import sweep_stale_sockets
 
 from .floor import Rates, floor, measured
 from .measure import Case, Wish, measure, slope_ratio

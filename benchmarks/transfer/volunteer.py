@@ -31,8 +31,8 @@ from dipaco_p2p.program.tasks import keep_going
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed
 from dipaco_p2p.protocol.liveness import heartbeat_interval_s
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.libp2p import open_libp2p
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 from peers.arrival import TTL_MAX_S
 from peers.push import push

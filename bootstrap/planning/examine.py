@@ -13,7 +13,7 @@ from dipaco_p2p.errors import ConfigError, CorpusError, DipacoError, Environment
 from dipaco_p2p.program.examination import DAMAGED, WRONG, Finding, failure
 from dipaco_p2p.program.files import LOCK_NAME
 from dipaco_p2p.program.system import existing, free_disk, output_of
-from dipaco_p2p.swarm.daemon import wait_port_free
+from dipaco_p2p.swarm.hivemind.daemon import wait_port_free
 
 from ..folder import GRID, MANIFEST, WARMUP, read_stage
 from ..recovery.marker import NAME as RESTORED

@@ -22,7 +22,7 @@ from dipaco_p2p.node.sizes import (
     path_needs,
     snapshot_bytes,
 )
-from dipaco_p2p.swarm.line import MBIT_BYTES
+from dipaco_p2p.swarm.blobs.bandwidth import MBIT_BYTES
 from dipaco_p2p.topology import ModuleId
 
 from ..prepare import WARMUP_REPLICAS

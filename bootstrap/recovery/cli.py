@@ -82,7 +82,7 @@ def seed(
 
     async def main() -> None:
         from dipaco_p2p.node.entry import read_entry
-        from dipaco_p2p.swarm.line import Line
+        from dipaco_p2p.swarm.blobs.bandwidth import Line
 
         read_entry(ticket)  # before the imports that take seconds
         line = Line(up_mbit=up_mbit or None, down_mbit=down_mbit or None)

@@ -22,8 +22,8 @@ from dipaco_p2p.node.transfer import fetch
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.swarm.addresses import read_address
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.libp2p import Libp2pSwarm
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 from ..folder import RunFolder, write_stage
 from .catching_up import CatchingUp

@@ -36,9 +36,9 @@ from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.addresses import read_address
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.libp2p import open_libp2p
-from dipaco_p2p.swarm.line import Line
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.blobs.bandwidth import Line
+from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
 from ..folder import GRID, WARMUP, RunFolder, write_stage

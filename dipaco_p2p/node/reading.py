@@ -56,7 +56,7 @@ class Connection:
 async def open_connection(text: str, *, expected: str | None = None) -> AsyncIterator[Connection]:
     """Join through what `text` leads to (entry.py); `expected` is the start of the run's id. Raises ConfigError,
     Unreachable, EnvironmentUnfit, WrongRun, IntegrityError."""
-    from ..swarm.libp2p import open_libp2p  # hivemind takes seconds to import
+    from ..swarm.hivemind.libp2p import open_libp2p  # hivemind takes seconds to import
 
     entry = read_entry(text, run=expected)
     with tempfile.TemporaryDirectory(prefix="dipaco-") as folder:

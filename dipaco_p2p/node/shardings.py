@@ -14,7 +14,7 @@ from ..canonical import canonical_bytes
 from ..errors import IntegrityError, Refused, SwarmError
 from ..protocol.documents import BlobRef, Scores, Sealed, Sharding, seal
 from ..protocol.signing import PeerId
-from ..swarm.blobs import send_blob
+from ..swarm.blobs.blobs import send_blob
 from ..swarm.calls import Request
 from ..topology import PathId
 from .calls import GetShardings, GetWork, GiveScores

@@ -11,8 +11,8 @@ from ..errors import BlobMissing, IntegrityError
 from ..protocol.documents import BlobRef
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
-from ..swarm.blobs import send_blob, serve_blobs
-from ..swarm.fetch import fetch_blob
+from ..swarm.blobs.blobs import send_blob, serve_blobs
+from ..swarm.blobs.fetch import fetch_blob
 from .node import CALL_TIMEOUT_S, Reader
 from .store import Store
 

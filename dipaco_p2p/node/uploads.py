@@ -13,7 +13,7 @@ from ..errors import Refused
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
-from ..swarm.blobs import serve_uploads
+from ..swarm.blobs.blobs import serve_uploads
 from .store import Store
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Named points between two effects, where a crash would hurt most. A program passes them; a simulation listens.
 
 `reach("write: before rename")` costs a comparison in production. A listener may raise there what ends the peer, so that
-every order of "on disk", "told" and "known" is tried. Names are literals: `simulation.points` reads them from the
+every order of "on disk", "told" and "known" is tried. Names are literals: `simulation.faults` reads them from the
 sources, and its tests see to it that each one is visited.
 """
 

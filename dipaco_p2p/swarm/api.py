@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ..protocol.records import Record
 from ..protocol.signing import PeerId, Signer
-from .line import Line
+from .blobs.bandwidth import Line
 
 HEADER_BYTES_MAX = 256 * 1024
 BODY_BYTES_MAX = 4 * 1024 * 1024

@@ -64,7 +64,10 @@ class DialBack:
     async def answer(self, sender: PeerId, request: DialBackMe) -> DialedBack:
         """Dial the sender back once; raises Refused."""
         self._take(sender, most=1)
-        hosts = _hosts(await self._places(sender))
+        hosts = []
+        for place in await self._places(sender):
+            with contextlib.suppress(ConfigError):
+                hosts.append(read_place(place)[0])
         if not hosts:
             raise Refused("no direct connection shows where you are", reason=Reason.UNREACHABLE)
         self._take(hosts[0], most=DIAL_BACK_PER_HOST)
@@ -116,11 +119,3 @@ async def _ask(swarm: Swarm, peer: PeerId, addresses: Sequence[str], port: int) 
     except DipacoError:  # too busy, of an older version, or away: nothing is known
         return Reach.UNKNOWN
     return Reach.YES if reply.reached else Reach.NO
-
-
-def _hosts(places: Sequence[str]) -> list[str]:
-    found = []
-    for place in places:
-        with contextlib.suppress(ConfigError):
-            found.append(read_place(place)[0])
-    return list(dict.fromkeys(found))

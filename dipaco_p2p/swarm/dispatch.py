@@ -1,14 +1,19 @@
 """From a request frame to a reply frame: the same limits and the same refusals on every transport.
 
-Calls that move blobs are *bulk*: they have a count of their own, and only so many are served at once, of all peers in
-turn. So a peer that fetches and sends all it can still gets its heads, rounds and receipts answered, and so do others.
+Calls that move blobs are *bulk*: they are counted apart, only a few are served at once, and the peers that wait take
+turns. So a peer that fetches and sends all it can still gets its heads, rounds and receipts answered, and so do others.
+
+What one caller may have is a fixed fraction of what is *still free* (dynamic thresholds: Choudhury and Hahne, "Dynamic
+queue length thresholds for shared-memory packet switches", 1998). A caller alone gets all that one caller may have; the
+more callers there are, the less each gets; and something stays free for the next one, whatever the others do.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -27,11 +32,9 @@ from .api import (
     OPEN_CALLS_MAX,
     OPEN_CALLS_PER_PEER_MAX,
     Handler,
-    Reply,
 )
 from .calls import ReadBlob, WriteBlob
 from .frames import MESSAGE_CHARS_MAX, Frame, Kind
-from .turns import Share, Turns
 
 BULK_METHODS = frozenset({ReadBlob.METHOD, WriteBlob.METHOD})
 _log = logging.getLogger(__name__)
@@ -98,7 +101,10 @@ class Dispatcher:
         if handler is None:
             raise Refused(f"no such method: {method[:64]}", reason=Reason.UNKNOWN_METHOD)
         try:
-            return encodable(await handler(caller, header, body))
+            reply = await handler(caller, header, body)
+            frame = Frame(kind=Kind.REPLY, header=reply.header, body=reply.body)
+            frames.encode_head(frame)  # raises while the handler can still be blamed for it
+            return frame
         except (Refused, IntegrityError):
             raise  # the caller's doing: `answer` tells it
         except Exception:
@@ -130,8 +136,69 @@ def is_bulk(header: dict[str, Any], body_bytes: int) -> bool:
     return body_bytes > CONTROL_BODY_BYTES_MAX or method in BULK_METHODS
 
 
-def encodable(reply: Reply) -> Frame:
-    """The frame of `reply`; raises what `encode_head` raises, while the handler can still be blamed for it."""
-    frame = Frame(kind=Kind.REPLY, header=reply.header, body=reply.body)
-    frames.encode_head(frame)
-    return frame
+class Share:
+    """Counts what callers hold of `in_all`: at most `per_peer` each, and at most a fraction of what is free."""
+
+    def __init__(self, in_all: int, *, per_peer: int) -> None:
+        assert 2 * per_peer <= in_all, "one caller could keep everybody else out"
+        self._in_all, self._per_peer = in_all, per_peer
+        self._fraction = in_all // (2 * per_peer)
+        self._held: Counter[PeerId] = Counter()
+
+    def take(self, peer: PeerId) -> bool:
+        """Take one for `peer`; False if it already has its share."""
+        free = self._in_all - self._held.total()
+        limit = min(self._per_peer, max(1, free // self._fraction))
+        if not free or self._held[peer] >= limit:
+            return False
+        self._held[peer] += 1
+        return True
+
+    def give_back(self, peer: PeerId) -> None:
+        """One that `peer` took is free again."""
+        self._held[peer] -= 1
+        if not self._held[peer]:
+            del self._held[peer]
+
+
+class Turns:
+    """Lets work through as the share allows; peers that have to wait take turns."""
+
+    def __init__(self, at_once: int, *, per_peer: int) -> None:
+        self._share = Share(at_once, per_peer=per_peer)
+        self._waiting: OrderedDict[PeerId, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, peer: PeerId) -> AsyncIterator[None]:
+        """Wait for a turn of `peer`, and have it while the block runs."""
+        await self._begin(peer)
+        try:
+            yield
+        finally:
+            self._share.give_back(peer)
+            self._wake()
+
+    async def _begin(self, peer: PeerId) -> None:
+        if peer not in self._waiting and self._share.take(peer):
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(peer, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it came at the very moment the caller gave up
+                self._share.give_back(peer)
+                self._wake()
+            raise
+
+    def _wake(self) -> None:
+        """Give what is free to the peers that wait, one each; the one whose last turn is longest ago comes first."""
+        for peer in list(self._waiting):
+            turns = self._waiting[peer]
+            while turns and turns[0].done():  # given up
+                turns.popleft()
+            if turns and self._share.take(peer):
+                turns.popleft().set_result(None)
+                self._waiting.move_to_end(peer)
+            if not turns:
+                del self._waiting[peer]

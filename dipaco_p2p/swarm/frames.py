@@ -40,32 +40,12 @@ class Kind(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The greatest lengths that a reader accepts."""
-
-    header_bytes_max: int = HEADER_BYTES_MAX
-    body_bytes_max: int = BODY_BYTES_MAX
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """A decoded frame."""
 
     kind: Kind
     header: dict[str, Any] = field(default_factory=dict)
     body: bytes = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
-    """The fixed part: what follows it, and how long that is."""
-
-    kind: Kind
-    header_bytes: int
-    body_bytes: int
-
-
-LIMITS = Limits()
 
 
 def encode_head(frame: Frame) -> bytes:
@@ -86,50 +66,44 @@ def size_bytes(frame: Frame) -> int:
     return len(encode_head(frame)) + len(frame.body)
 
 
-def decode_prefix(data: bytes, limits: Limits = LIMITS) -> Prefix:
-    """Raises IntegrityError for what is no frame, and Refused ("oversize") for lengths beyond `limits`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A frame whose body has not been read."""
+
+    kind: Kind
+    header: dict[str, Any]
+    body_bytes: int
+
+    async def frame(self, read_exactly: ReadExactly) -> Frame:
+        """Read the body, too."""
+        body = await read_exactly(self.body_bytes) if self.body_bytes else b""
+        return Frame(kind=self.kind, header=self.header, body=body)
+
+
+async def read_head(read_exactly: ReadExactly) -> Head:
+    """Read a frame up to its body; nothing is read, so nothing allocated, beyond the limits of lengths.
+
+    Raises IntegrityError for what is not a frame, and Refused ("oversize") for lengths beyond the limits."""
+    data = await read_exactly(PREFIX_BYTES)
     magic, version, kind, header_bytes, body_bytes = _PREFIX.unpack(data)
     if magic != MAGIC or version != VERSION:
         raise IntegrityError(f"not a frame of version {VERSION}: it begins with {data[:4].hex()}")
     if kind not in set(Kind):
         raise IntegrityError(f"a frame of unknown kind {kind}")
-    if header_bytes > limits.header_bytes_max or body_bytes > limits.body_bytes_max:
+    if header_bytes > HEADER_BYTES_MAX or body_bytes > BODY_BYTES_MAX:
         raise Refused(f"a frame of {header_bytes} + {body_bytes} bytes is over the limits", reason=Reason.OVERSIZE)
-    return Prefix(kind=Kind(kind), header_bytes=header_bytes, body_bytes=body_bytes)
-
-
-def decode_header(data: bytes) -> dict[str, Any]:
-    """The header; raises IntegrityError if it is not a table in canonical JSON."""
+    data = await read_exactly(header_bytes)
     if sum(map(data.count, (b",", b"[", b"{"))) > HEADER_VALUES_MAX:
         raise IntegrityError(f"a header of more than {HEADER_VALUES_MAX} values")
     header = read_canonical(data)
     if not isinstance(header, dict):
         raise IntegrityError("the header of a frame must be a table")
-    return header
+    return Head(kind=Kind(kind), header=header, body_bytes=body_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """A frame of which the body has not been read."""
-
-    prefix: Prefix
-    header: dict[str, Any]
-
-    async def frame(self, read_exactly: ReadExactly) -> Frame:
-        """Read the body, too."""
-        body = await read_exactly(self.prefix.body_bytes) if self.prefix.body_bytes else b""
-        return Frame(kind=self.prefix.kind, header=self.header, body=body)
-
-
-async def read_head(read_exactly: ReadExactly, limits: Limits = LIMITS) -> Head:
-    """Read a frame up to its body; nothing is read, so nothing allocated, beyond lengths that `limits` allow."""
-    prefix = decode_prefix(await read_exactly(PREFIX_BYTES), limits)
-    return Head(prefix=prefix, header=decode_header(await read_exactly(prefix.header_bytes)))
-
-
-async def read_frame(read_exactly: ReadExactly, limits: Limits = LIMITS) -> Frame:
-    """Read one frame, within `limits`."""
-    return await (await read_head(read_exactly, limits)).frame(read_exactly)
+async def read_frame(read_exactly: ReadExactly) -> Frame:
+    """Read one whole frame; raises as `read_head`."""
+    return await (await read_head(read_exactly)).frame(read_exactly)
 
 
 def request(method: str, header: dict[str, Any], body: bytes = b"") -> Frame:

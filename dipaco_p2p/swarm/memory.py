@@ -23,10 +23,10 @@ from ..protocol.records import Record
 from ..protocol.signing import PeerId, Signer, public_key_of, short
 from . import frames
 from .api import Handler, Reply, SwarmStatistics
+from .blobs.bandwidth import Line
 from .dispatch import Dispatcher
 from .frames import Frame
-from .line import Line
-from .shelf import Shelf
+from .record_cache import RecordCache
 
 T = TypeVar("T")
 
@@ -153,18 +153,13 @@ class MemoryNetwork:
         """Draw once; no draw is spent on a fault that is switched off."""
         return probability > 0.0 and self.random.random() < probability
 
-    def way_s(self, *ends: PeerId) -> float:
-        """How long one way over the wire takes now, between these peers."""
+    async def travel(self, *ends: PeerId) -> None:
+        """One way over the wire, between these peers."""
         wait_s = sum(self._lag_s.get(peer, 0.0) for peer in ends) if self._lag_s else 0.0
         if self.delay_s[1] > 0.0:
             wait_s += self.random.uniform(*self.delay_s)
         if self.chance(self.reordering):
             wait_s += self.random.uniform(0.0, HELD_BACK * self.delay_s[1])
-        return wait_s
-
-    async def travel(self, *ends: PeerId) -> None:
-        """One way over the wire, between these peers."""
-        wait_s = self.way_s(*ends)
         if wait_s > 0.0:
             await self.clock.sleep(wait_s)
 
@@ -185,7 +180,7 @@ class MemorySwarm:
         """Where it is among the keys of a large network."""
         self._counts: Counter[str] = Counter()
         self._dispatcher = Dispatcher(self._counts)
-        self.shelf = Shelf(clock=clock, ttl_max_s=network.ttl_max_s, counts=self._counts)
+        self.records = RecordCache(clock=clock, ttl_max_s=network.ttl_max_s, counts=self._counts)
         self.changes: Counter[str] = Counter()
         """How often something may have come under a key."""
         self._has_seen: dict[str, dict[MemorySwarm, int]] = {}
@@ -204,7 +199,7 @@ class MemorySwarm:
         return (ADDRESS_PREFIX + self.peer,)
 
     async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
-        record = self.shelf.sign(self._signer, key, body, ttl_s=ttl_s)
+        record = self.records.sign(self._signer, key, body, ttl_s=ttl_s)
         self.changes[key] += 1
         self._counts["records_put"] += 1
         await self._travel()
@@ -219,9 +214,9 @@ class MemorySwarm:
         return any([node._admit(key, [(owner, data)]) for node in [self, *chosen]])
 
     def _admit(self, key: str, owner_and_data: Sequence[tuple[PeerId, bytes]]) -> int:
-        before = self.shelf.version(key)
-        count = self.shelf.admit(key, owner_and_data)
-        if self.shelf.version(key) is not before:
+        before = self.records.version(key)
+        count = self.records.admit(key, owner_and_data)
+        if self.records.version(key) is not before:
             self.changes[key] += 1
         return count
 
@@ -235,11 +230,11 @@ class MemorySwarm:
                     continue
                 if not self._network.linked(node, self):  # the question arrives, the answer does not
                     continue
-                fresh = self.shelf.lacking(key, node.shelf)
+                fresh = self.records.lacking(key, node.records)
                 admitted = self._admit(key, fresh) if fresh else 0
                 if admitted == len(fresh):  # what is refused now may be fine later: clocks differ
                     has_seen[node] = changes
-        return dict(self.shelf.live(key))
+        return dict(self.records.live(key))
 
     async def call(
         self,
@@ -354,9 +349,7 @@ class MemorySwarm:
     async def _travel(self, *others: PeerId) -> None:
         if not self.running.is_set():
             await self.running.wait()
-        wait_s = self._network.way_s(self.peer, *others)
-        if wait_s > 0.0:
-            await self._network.clock.sleep(wait_s)
+        await self._network.travel(self.peer, *others)
 
     async def _answer(self, caller: PeerId, request: Frame, size_bytes: int) -> tuple[Frame, int]:
         """The reply as it arrives at the other side, and its length."""

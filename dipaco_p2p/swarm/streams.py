@@ -93,7 +93,7 @@ class StreamServer:
     async def _answer_entered(self, entrance: Entrance, reader: StreamReader, writer: StreamWriter) -> None:
         async with self._dispatcher.heads.turn(entrance.caller), asyncio.timeout(self._timeout_s):
             head = await frames.read_head(reader.readexactly)
-        async with self._dispatcher.turn(entrance, head.header, head.prefix.body_bytes):
+        async with self._dispatcher.turn(entrance, head.header, head.body_bytes):
             async with asyncio.timeout(self._timeout_s):
                 request = await head.frame(reader.readexactly)
             self._counts["bytes_received"] += frames.size_bytes(request)

@@ -18,7 +18,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.sizes import needs_of
 from dipaco_p2p.program.examination import Finding, Level, document, exit_code, failure, told, worst
 from dipaco_p2p.swarm.addresses import read_address, read_place
-from dipaco_p2p.swarm.libp2p import Libp2pSwarm
+from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm
 
 from ..arrival import open_swarm
 from ..config import PeerConfig

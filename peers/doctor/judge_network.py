@@ -19,8 +19,8 @@ from dipaco_p2p.program.examination import (
     warning,
 )
 from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S
+from dipaco_p2p.swarm.blobs.bandwidth import MBIT_BYTES
 from dipaco_p2p.swarm.dialback import Reach
-from dipaco_p2p.swarm.line import MBIT_BYTES
 
 from .facts import SeedFacts, SpeedFacts
 

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from dipaco_p2p.swarm.daemon import SOCKET_FOLDER, stale_sockets
+from dipaco_p2p.swarm.hivemind.daemon import SOCKET_FOLDER, stale_sockets
 
 from .facts import Leftovers
 

@@ -16,7 +16,7 @@ from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit
 from dipaco_p2p.program.examination import Finding, failure
 from dipaco_p2p.program.system import existing, free_disk, output_of
 from dipaco_p2p.swarm.addresses import read_place
-from dipaco_p2p.swarm.daemon import wait_port_free
+from dipaco_p2p.swarm.hivemind.daemon import wait_port_free
 from dipaco_p2p.swarm.identity import load_or_create
 
 from ..config import PeerConfig, torch_device

@@ -16,8 +16,8 @@ from dipaco_p2p.swarm.addresses import read_address, read_place
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.calls import ReadBlob
 from dipaco_p2p.swarm.dialback import Reach, ask_reach, greets
-from dipaco_p2p.swarm.libp2p import Libp2pSwarm
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 from .facts import SeedFacts, SpeedFacts
 

@@ -17,7 +17,7 @@ LONG_STEPS = 3
 class CpuShare:
     """When the next step may begin, so that the program takes its share of the processor and no more.
 
-    A timetable like that of a line (swarm/line.py): a second of processor time takes 1 / (share * cores) seconds. All
+    A timetable like that of a line (bandwidth.py): a second of processor time takes 1 / (share * cores) seconds. All
     that the program does counts, but only steps wait: leading modules or answering others may take more than that.
     """
 

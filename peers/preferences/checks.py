@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from dipaco_p2p.errors import ConfigError
-from dipaco_p2p.swarm.line import Line
+from dipaco_p2p.swarm.blobs.bandwidth import Line
 
 from .keys import Preferences
 

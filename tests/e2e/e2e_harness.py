@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from forge import Forge, Forged
 
-from dipaco_p2p.swarm.daemon import sweep_stale_sockets
+from dipaco_p2p.swarm.hivemind.daemon import sweep_stale_sockets
 
 REPO = Path(__file__).parents[2]
 POLL_S = 0.05

@@ -13,7 +13,7 @@ from hivemind.proto import dht_pb2
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.node.stages import Stages, fetch_stages
-from dipaco_p2p.swarm.libp2p import Libp2pSwarm, open_libp2p
+from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm, open_libp2p
 
 START_S = 60.0
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.libp2p
 @pytest.fixture
 def foreign_node(tmp_path: Path) -> Iterator[str]:
     """The address of a node that speaks libp2p and DHT, but belongs to no run."""
-    from dipaco_p2p.swarm.libp2p import open_libp2p
+    from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 
     ready, loop, found = threading.Event(), asyncio.new_event_loop(), []
     leave = asyncio.Event()

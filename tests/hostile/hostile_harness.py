@@ -34,10 +34,10 @@ from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, seal
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Reply, Swarm
-from dipaco_p2p.swarm.blobs import send_blob
+from dipaco_p2p.swarm.blobs.blobs import send_blob
 from dipaco_p2p.swarm.frames import read_frame
-from dipaco_p2p.swarm.libp2p import open_libp2p
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId, PathId
 
 MIB = 1024 * 1024

@@ -13,7 +13,7 @@ from hostile_harness import Battlefield
 from test_hostile_records import key_of, signed, store
 
 from dipaco_p2p.errors import EnvironmentUnfit, Unreachable
-from dipaco_p2p.swarm.dht import hash_key
+from dipaco_p2p.swarm.hivemind.dht import hash_key
 
 pytestmark = pytest.mark.libp2p
 

@@ -19,7 +19,7 @@ from hostile_harness import MIB, Battlefield, Target
 
 from dipaco_p2p.protocol.records import Record, sign_record
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.swarm.dht import hash_key
+from dipaco_p2p.swarm.hivemind.dht import hash_key
 
 pytestmark = pytest.mark.libp2p
 

@@ -12,7 +12,7 @@ import pytest
 from hostile_harness import HONEST, MIB, Attacker, Battlefield, Target
 
 from dipaco_p2p.errors import Refused, Unreachable
-from dipaco_p2p.swarm.blobs import RANGE_BYTES
+from dipaco_p2p.swarm.blobs.blobs import RANGE_BYTES
 
 pytestmark = pytest.mark.libp2p
 

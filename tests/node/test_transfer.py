@@ -18,7 +18,7 @@ from dipaco_p2p.node.transfer import fetch, send, serve_store
 from dipaco_p2p.node.uploads import UNFINISHED_UPLOADS_MAX, UNUSED_UPLOADS_MAX, Uploads
 from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.swarm.api import Reply
-from dipaco_p2p.swarm.blobs import RANGE_BYTES
+from dipaco_p2p.swarm.blobs.blobs import RANGE_BYTES
 from dipaco_p2p.swarm.calls import ReadBlob, WriteBlob
 
 DATA = bytes(range(256)) * 5000  # more than one range

@@ -17,7 +17,6 @@ from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.uploads import Uploads
 from dipaco_p2p.protocol.claims import ClaimEvent, ranking, taking_part
 from dipaco_p2p.protocol.rounds import Standing
-from dipaco_p2p.swarm import pace
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.claiming import Claiming
 from peers.contribute import Contributor
@@ -300,7 +299,7 @@ def test_a_slow_uplink_keeps_its_claim(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_push_tells_of_every_part_that_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "RANGE_BYTES", 64)
+    monkeypatch.setattr("dipaco_p2p.swarm.blobs.range_size.RANGE_BYTES", 64)
 
     async def scenario() -> None:
         async with World(tmp_path, config=tiny_config(rounds=9)) as world:

@@ -31,7 +31,7 @@ from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.memory import MemoryNetwork
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import PathId
 
 HOLDOUT = {

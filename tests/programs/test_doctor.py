@@ -14,8 +14,8 @@ from dipaco_p2p.core.microbatch import Need
 from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError, Unreachable, WrongRun
 from dipaco_p2p.node.sizes import PROGRAM_BYTES, Needs
 from dipaco_p2p.program.examination import Finding, Level, document, exit_code, failure, fine, warning, worst
+from dipaco_p2p.swarm.blobs.bandwidth import MBIT_BYTES
 from dipaco_p2p.swarm.dialback import Reach
-from dipaco_p2p.swarm.line import MBIT_BYTES
 from peers.doctor.examine import show
 from peers.doctor.facts import GpuFacts, HomeFacts, Leftovers, SeedFacts, SpeedFacts
 from peers.doctor.judge_machine import (

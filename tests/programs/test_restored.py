@@ -32,7 +32,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.documents import Grant, ModuleVersion, Sealed, unseal
 from dipaco_p2p.swarm.identity import write as write_key
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 STANDBY = 150
 SHORT = RoundsConfig(rounds=6, min_paths=2, deadline_s=20.0, grace_s=1.0)

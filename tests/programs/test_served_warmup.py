@@ -23,7 +23,7 @@ from dipaco_p2p.node.transfer import serve_store
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.memory import MemoryNetwork
-from dipaco_p2p.swarm.scope import ScopedSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import PathId
 
 GREEDY = Request(prompt=PROMPT, tokens_max=30, temperature=0)

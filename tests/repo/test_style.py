@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).parents[2]
-FOLDERS = (".ci", "dipaco_p2p", "peers", "bootstrap", "leaderboard", "benchmarks", "tests", "docs")
+FOLDERS = (".ci", "dipaco_p2p", "peers", "bootstrap", "leaderboard", "simulation", "benchmarks", "tests", "docs")
 TEXT = {".py", ".md", ".toml", ".txt", ".html", ".css", ".js", ".json", ".yml", ""}
 PYTHON_LINES_MAX = 500
 

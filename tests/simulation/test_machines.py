@@ -12,7 +12,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.program import faults
 from dipaco_p2p.program.files import write_atomically
 from simulation.disk import Crashed, SimulatedDisk, installed
-from simulation.points import fault_points
+from simulation.faults import fault_points
 from simulation.virtual_time import Process, VirtualClock, play
 
 

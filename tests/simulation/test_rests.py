@@ -9,10 +9,11 @@ import pytest
 from scenes import Scene, scene
 
 from simulation.checks import broken
+from simulation.faults import FAULTS, away_s, some
+from simulation.outcome import simulate
 from simulation.plan import make_plan
-from simulation.strokes import STROKES, away_s, some
 from simulation.virtual_time import eventually
-from simulation.world import World, simulate
+from simulation.world import World
 
 
 def test_who_rests_lets_go_of_all_and_others_take_it_up(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ async def _rest(world: World, chance: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", (1, 2, 3, 4))
 def test_no_promise_is_broken_by_rests_among_faults(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setitem(STROKES, "rest", _rest)
+    monkeypatch.setitem(FAULTS, "rest", _rest)
     plan = make_plan(seed, ("rest", "rest", "crash", "partition", "freeze"))
     outcome, _ = simulate(plan)
     assert [event for event in outcome.events if event.ev == "paused"]

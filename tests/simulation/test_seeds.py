@@ -10,12 +10,11 @@ from collections import Counter
 
 import pytest
 
-from simulation.catalogue import MUTANTS
+from simulation.faults import FAULTS, ROOT, fault_points
+from simulation.mutants import MUTANTS
+from simulation.outcome import simulate
 from simulation.plan import make_plan
-from simulation.points import ROOT, fault_points
 from simulation.runner import Result, Wish, play_seed
-from simulation.strokes import STROKES
-from simulation.world import simulate
 
 SEEDS = (1, 2, 3, 4)
 RARE = {"mandate: granted by a member", "mirror: branch left, contributions not submitted again"}
@@ -23,7 +22,7 @@ RARE = {"mandate: granted by a member", "mirror: branch left, contributions not 
 
 
 @functools.cache
-def played(seed: int, faults: tuple[str, ...] = tuple(STROKES)) -> Result:
+def played(seed: int, faults: tuple[str, ...] = tuple(FAULTS)) -> Result:
     return play_seed(seed, Wish(faults=faults))
 
 
@@ -45,11 +44,11 @@ def test_all_but_the_rarest_fault_points_are_passed_by_a_few_seeds() -> None:
 
 
 def test_the_plans_of_a_hundred_seeds_hold_every_fault() -> None:
-    plans = [make_plan(seed, tuple(STROKES)) for seed in range(1, 101)]
-    assert {stroke.fault for plan in plans for stroke in plan.strokes} == set(STROKES)
+    plans = [make_plan(seed, tuple(FAULTS)) for seed in range(1, 101)]
+    assert {fault.name for plan in plans for fault in plan.faults} == set(FAULTS)
     assert {plan.volunteers for plan in plans} == {4, 5, 6, 8, 12}
-    assert all(stroke.at_s < plan.faulty_s for plan in plans for stroke in plan.strokes)
-    assert plans[0] == make_plan(1, tuple(STROKES)) != make_plan(2, tuple(STROKES))
+    assert all(fault.at_s < plan.faulty_s for plan in plans for fault in plan.faults)
+    assert plans[0] == make_plan(1, tuple(FAULTS)) != make_plan(2, tuple(FAULTS))
     assert {plan.config.rounds.overlap for plan in plans} == {True, False}
 
 
@@ -67,7 +66,7 @@ def test_a_seed_repeats_its_run_event_by_event() -> None:
 @pytest.mark.slow
 def test_a_seed_repeats_its_run_in_another_process() -> None:
     script = (
-        "from simulation.plan import make_plan; from simulation.world import simulate\n"
+        "from simulation.outcome import simulate; from simulation.plan import make_plan\n"
         "outcome = simulate(make_plan(3, ('crash', 'partition', 'loss')))[0]\n"
         "print([(event.t_s, event.who, event.ev) for event in outcome.events], outcome.chains)"
     )

@@ -1,39 +1,43 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
-from swarm_harness import HARNESSES, Libp2pHarness
+from swarm_harness import HARNESSES
 
-Scenario = Callable[[Any], Awaitable[None]]
+LIMIT_S = 60.0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """An `async def` test runs in a loop of its own (of virtual time, if its file imports `play`), at the end of which
+    all swarms of `net` are closed."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    scenario, play = partial(pyfuncitem.obj, **arguments), getattr(pyfuncitem.module, "play", None)
+
+    async def run() -> None:
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await scenario()
+        finally:
+            if "net" in arguments:
+                await arguments["net"].close()
+
+    play(scenario) if play is not None else asyncio.run(run())
+    return True
 
 
 @pytest.fixture(params=list(HARNESSES))
-def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], None]:
-    """Run a scenario on one of the swarms, and close all that it opened."""
-    return _player(HARNESSES[request.param], tmp_path)
-
-
-@pytest.fixture
-def play_libp2p(tmp_path: Path) -> Callable[[Scenario], None]:
-    """The same, for what only the real network has."""
-    return _player(Libp2pHarness, tmp_path)
-
-
-def _player(kind: type[Any], folder: Path) -> Callable[[Scenario], None]:
-    async def run(scenario: Scenario) -> None:
-        harness = kind(folder)
-        try:
-            async with asyncio.timeout(60):
-                await scenario(harness)
-        finally:
-            await harness.close()
-
-    return lambda scenario: asyncio.run(run(scenario))
+def net(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """One of the swarms."""
+    return HARNESSES[request.param](tmp_path)

@@ -11,7 +11,7 @@ from typing import Any
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.line import Line
+from dipaco_p2p.swarm.blobs.bandwidth import Line
 
 TTL_MAX_S = 60.0
 DEADLINE_S = 15.0
@@ -50,7 +50,7 @@ class Libp2pHarness:
         self.swarms: list[Any] = []
 
     async def join(self, **options: Any) -> Swarm:
-        from dipaco_p2p.swarm.libp2p import open_libp2p
+        from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 
         path = self._folder / f"{len(self.swarms)}.key"
         peers = self.swarms[0].addresses if self.swarms else ()

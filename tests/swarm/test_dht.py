@@ -14,10 +14,20 @@ from hivemind.utils.serializer import MSGPackSerializer
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.protocol.records import Record, sign_record
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.swarm import dht_storage
-from dipaco_p2p.swarm.dht import MESSAGE_BYTES_MAX, STORE_KEYS_MAX, Protocol, _parts, _Validator, hash_key
-from dipaco_p2p.swarm.dht_storage import KEY_BYTES_MAX, SUBKEYS_MAX, Storage
-from dipaco_p2p.swarm.guard import RecordGuard
+from dipaco_p2p.swarm.hivemind import dht
+from dipaco_p2p.swarm.hivemind.dht import (
+    KEY_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    STORE_KEYS_MAX,
+    SUBKEYS_MAX,
+    Protocol,
+    Storage,
+    _parts,
+    _Validator,
+    hash_key,
+    install,
+)
+from dipaco_p2p.swarm.hivemind.guard import RecordGuard
 
 KEY = "dipaco/x/peers"
 
@@ -69,7 +79,7 @@ def test_small_records_are_bounded_in_number() -> None:
 
 
 def test_keys_of_strangers_share_what_is_left_and_ours_have_room_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dht_storage, "FOREIGN_STORE_BYTES_MAX", 100_000)
+    monkeypatch.setattr(dht, "FOREIGN_STORE_BYTES_MAX", 100_000)
     guard = new_guard()
     guard.know(KEY)
     storage = Storage(guard)
@@ -80,7 +90,7 @@ def test_keys_of_strangers_share_what_is_left_and_ours_have_room_of_their_own(mo
 
 
 def test_what_expired_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dht_storage, "KEYS_MAX", 3)
+    monkeypatch.setattr(dht, "KEYS_MAX", 3)
     storage = Storage(new_guard())
     assert all([put(storage, entry(1, life_s=life_s), key=f"dipaco/{life_s}") for life_s in (0.05, 20.0, 30.0)])
     assert not put(storage, entry(1), key="dipaco/4")
@@ -120,12 +130,13 @@ def test_of_an_answer_the_good_is_believed_and_the_rest_left_out() -> None:
 
 @pytest.mark.parametrize("data", [b"\xdd\x7f\xff\xff\xff", b"\xc7\x05\x40\x94\x90\x90\x90\x90"])
 def test_hivemind_unpacks_nothing_that_is_not_modest(data: bytes) -> None:
+    install()
     with pytest.raises(ValueError, match="too many items"):
         MSGPackSerializer.loads(data)
 
 
 def test_a_refused_write_to_a_full_store_frees_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dht_storage, "FOREIGN_STORE_BYTES_MAX", 10_000)
+    monkeypatch.setattr(dht, "FOREIGN_STORE_BYTES_MAX", 10_000)
     storage = Storage(new_guard())
     assert put(storage, entry(1, text="x" * 7000), key="dipaco/a")
     for number in range(2, 6):

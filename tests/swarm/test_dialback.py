@@ -75,51 +75,39 @@ def test_only_ports_of_users_are_dialled(port: object) -> None:
     assert (asyncio.run(wires.ask(peer(1), port)), wires.dialled) == ("malformed", [])
 
 
-def test_one_peer_is_dialled_once_a_while() -> None:
-    async def scenario() -> None:
-        wires = Wires()
-        assert [await wires.ask(peer(1)), await wires.ask(peer(1))] == ["True", "busy"]
-        await wires.clock.advance(DIAL_BACK_EVERY_S)
-        assert await wires.ask(peer(1)) == "True"
-
-    asyncio.run(scenario())
+async def test_one_peer_is_dialled_once_a_while() -> None:
+    wires = Wires()
+    assert [await wires.ask(peer(1)), await wires.ask(peer(1))] == ["True", "busy"]
+    await wires.clock.advance(DIAL_BACK_EVERY_S)
+    assert await wires.ask(peer(1)) == "True"
 
 
-def test_many_names_at_one_host_are_not_served_more_than_a_home() -> None:
-    async def scenario() -> None:
-        wires = Wires()
-        said = [await wires.ask(peer(number)) for number in range(20)]
-        assert said.count("True") == DIAL_BACK_PER_HOST == len(wires.dialled)
-        wires.of[peer(99)] = ["/ip4/198.51.100.10/tcp/1024"]
-        assert await wires.ask(peer(99)) == "True"
-
-    asyncio.run(scenario())
+async def test_many_names_at_one_host_are_not_served_more_than_a_home() -> None:
+    wires = Wires()
+    said = [await wires.ask(peer(number)) for number in range(20)]
+    assert said.count("True") == DIAL_BACK_PER_HOST == len(wires.dialled)
+    wires.of[peer(99)] = ["/ip4/198.51.100.10/tcp/1024"]
+    assert await wires.ask(peer(99)) == "True"
 
 
-def test_few_are_dialled_at_once_and_the_rest_is_told() -> None:
-    async def scenario() -> None:
-        wires = Wires()
-        wires.hold = asyncio.Event()
-        for number in range(10):
-            wires.of[peer(number)] = [f"/ip4/198.51.100.{number}/tcp/1024"]
-        tasks = [asyncio.create_task(wires.ask(peer(number))) for number in range(10)]
-        done, _ = await asyncio.wait(tasks, timeout=1)
-        assert {task.result() for task in done} == {"busy"}
-        assert len(done) == 10 - DIAL_BACK_AT_ONCE and len(wires.dialled) == DIAL_BACK_AT_ONCE
-        wires.hold.set()
-        await asyncio.gather(*tasks)
-
-    asyncio.run(scenario())
+async def test_few_are_dialled_at_once_and_the_rest_is_told() -> None:
+    wires = Wires()
+    wires.hold = asyncio.Event()
+    for number in range(10):
+        wires.of[peer(number)] = [f"/ip4/198.51.100.{number}/tcp/1024"]
+    tasks = [asyncio.create_task(wires.ask(peer(number))) for number in range(10)]
+    done, _ = await asyncio.wait(tasks, timeout=1)
+    assert {task.result() for task in done} == {"busy"}
+    assert len(done) == 10 - DIAL_BACK_AT_ONCE and len(wires.dialled) == DIAL_BACK_AT_ONCE
+    wires.hold.set()
+    await asyncio.gather(*tasks)
 
 
-def test_what_is_remembered_of_askers_is_bounded() -> None:
-    async def scenario() -> None:
-        wires = Wires()
-        for number in range(2 * DIAL_BACK_REMEMBERED):
-            await wires.ask(peer(number))
-        assert len(wires.served._served_s) == DIAL_BACK_REMEMBERED
-
-    asyncio.run(scenario())
+async def test_what_is_remembered_of_askers_is_bounded() -> None:
+    wires = Wires()
+    for number in range(2 * DIAL_BACK_REMEMBERED):
+        await wires.ask(peer(number))
+    assert len(wires.served._served_s) == DIAL_BACK_REMEMBERED
 
 
 @pytest.mark.parametrize("place", ["", "/p2p-circuit", "/ip4/198.51.100.9/udp/4001/quic-v1"])
@@ -129,31 +117,28 @@ def test_without_a_direct_connection_nobody_is_dialled(place: str) -> None:
     assert (asyncio.run(wires.ask(peer(1))), wires.dialled) == ("unreachable", [])
 
 
-def test_only_a_listener_that_speaks_libp2p_is_one() -> None:
-    async def scenario() -> None:
-        said: list[bytes] = [
-            GREETING,
-            b"HTTP/1.1 400 Bad Request\r\n\r\n",
-            b"\x13/multistream/2.0.0\n",
-            b"",
-            GREETING[:5],
-        ]
+async def test_only_a_listener_that_speaks_libp2p_is_one() -> None:
+    said: list[bytes] = [
+        GREETING,
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\x13/multistream/2.0.0\n",
+        b"",
+        GREETING[:5],
+    ]
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(said[0])
-            writer.close()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said[0])
+        writer.close()
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        found = []
-        while said:
-            found.append(await greets("127.0.0.1", port))
-            said.pop(0)
-        server.close()
-        assert found == [True, False, False, False, False]
-        assert not await greets("127.0.0.1", port), "nobody listens there any more"
-
-    asyncio.run(scenario())
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    found = []
+    while said:
+        found.append(await greets("127.0.0.1", port))
+        said.pop(0)
+    server.close()
+    assert found == [True, False, False, False, False]
+    assert not await greets("127.0.0.1", port), "nobody listens there any more"
 
 
 def test_of_several_witnesses_one_who_reaches_us_is_enough_and_silence_says_nothing() -> None:
@@ -184,25 +169,22 @@ class _Listening:
 
 
 @pytest.mark.libp2p
-def test_a_real_daemon_greets_and_tells_where_a_connection_comes_from(tmp_path: Path) -> None:
+async def test_a_real_daemon_greets_and_tells_where_a_connection_comes_from(tmp_path: Path) -> None:
     from dipaco_p2p.swarm.addresses import read_address
-    from dipaco_p2p.swarm.libp2p import open_libp2p
+    from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 
-    async def scenario() -> None:
-        swarms = [
-            await open_libp2p(tmp_path / f"{name}.key", ttl_max_s=60, clock=SystemClock(), client_mode=name == "client")
-            for name in ("seed", "listener", "client")
-        ]
-        seed, listener, client = swarms
-        try:
-            for swarm in (listener, client):
-                await swarm.join({seed.addresses[0]: read_address(seed.addresses[0])})
-            assert await ask_reach(listener, [(seed.peer, ())]) is Reach.YES
-            assert await ask_reach(client, [(seed.peer, ())]) is Reach.NO
-            ahead_s, took_s = await client.clock_ahead_s(seed.peer)
-            assert abs(ahead_s) < 3 and took_s >= 0
-        finally:
-            for swarm in swarms:
-                await swarm.close()
-
-    asyncio.run(scenario())
+    swarms = [
+        await open_libp2p(tmp_path / f"{name}.key", ttl_max_s=60, clock=SystemClock(), client_mode=name == "client")
+        for name in ("seed", "listener", "client")
+    ]
+    seed, listener, client = swarms
+    try:
+        for swarm in (listener, client):
+            await swarm.join({seed.addresses[0]: read_address(seed.addresses[0])})
+        assert await ask_reach(listener, [(seed.peer, ())]) is Reach.YES
+        assert await ask_reach(client, [(seed.peer, ())]) is Reach.NO
+        ahead_s, took_s = await client.clock_ahead_s(seed.peer)
+        assert abs(ahead_s) < 3 and took_s >= 0
+    finally:
+        for swarm in swarms:
+            await swarm.close()

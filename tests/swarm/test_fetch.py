@@ -14,12 +14,11 @@ from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import BlobMissing
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Reply
-from dipaco_p2p.swarm.blobs import send_blob, serve_blobs, serve_uploads
-from dipaco_p2p.swarm.fetch import HOLDERS_AT_ONCE, KEEP_EVERY_S, LATE_S, fetch_blob
-from dipaco_p2p.swarm.holders import Holders
-from dipaco_p2p.swarm.line import CUT_BYTES_MIN, MBIT_BYTES, Line
+from dipaco_p2p.swarm.blobs.bandwidth import CUT_BYTES_MIN, MBIT_BYTES, Line
+from dipaco_p2p.swarm.blobs.blobs import send_blob, serve_blobs, serve_uploads
+from dipaco_p2p.swarm.blobs.fetch import HOLDERS_AT_ONCE, KEEP_EVERY_S, LATE_S, Holders, fetch_blob
+from dipaco_p2p.swarm.blobs.range_size import RANGE_BYTES, RANGE_BYTES_MIN, SLOW_S, pace_of
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
-from dipaco_p2p.swarm.pace import RANGE_BYTES, RANGE_BYTES_MIN, SLOW_S, pace_of
 from simulation.virtual_time import VirtualClock, play
 
 BLOB = random.Random(3).randbytes(16 * RANGE_BYTES + 5)
@@ -67,151 +66,121 @@ async def fetch(reader: MemorySwarm, *holders: Holder, **options: Any) -> tuple[
 # -- several holders
 
 
-def test_a_holder_that_is_four_times_as_fast_brings_most() -> None:
-    async def scenario() -> None:
-        net = Net()
-        slow, fast = net.holder(up_mbit=8.0), net.holder(up_mbit=32.0)
-        data, took_s = await fetch(net.join(), slow, fast)
-        assert data == BLOB
-        assert 3 < fast.read_bytes / slow.read_bytes < 6
-        assert took_s < 1.3 * len(BLOB) / (40 * MBIT_BYTES)
-
-    play(scenario)
+async def test_a_holder_that_is_four_times_as_fast_brings_most() -> None:
+    net = Net()
+    slow, fast = net.holder(up_mbit=8.0), net.holder(up_mbit=32.0)
+    data, took_s = await fetch(net.join(), slow, fast)
+    assert data == BLOB
+    assert 3 < fast.read_bytes / slow.read_bytes < 6
+    assert took_s < 1.3 * len(BLOB) / (40 * MBIT_BYTES)
 
 
-def test_many_holders_share_the_work() -> None:
-    async def scenario() -> None:
-        net = Net()
-        holders = [net.holder(up_mbit=20.0) for _ in range(HOLDERS_AT_ONCE + 2)]
-        data, took_s = await fetch(net.join(), *holders)
-        assert data == BLOB
-        first, rest = holders[:HOLDERS_AT_ONCE], holders[HOLDERS_AT_ONCE:]
-        assert all(len(BLOB) / 6 < holder.read_bytes < len(BLOB) / 3 for holder in first)
-        assert not any(holder.read_bytes for holder in rest)
-        assert took_s < 1.3 * len(BLOB) / (HOLDERS_AT_ONCE * 20 * MBIT_BYTES)
-
-    play(scenario)
+async def test_many_holders_share_the_work() -> None:
+    net = Net()
+    holders = [net.holder(up_mbit=20.0) for _ in range(HOLDERS_AT_ONCE + 2)]
+    data, took_s = await fetch(net.join(), *holders)
+    assert data == BLOB
+    first, rest = holders[:HOLDERS_AT_ONCE], holders[HOLDERS_AT_ONCE:]
+    assert all(len(BLOB) / 6 < holder.read_bytes < len(BLOB) / 3 for holder in first)
+    assert not any(holder.read_bytes for holder in rest)
+    assert took_s < 1.3 * len(BLOB) / (HOLDERS_AT_ONCE * 20 * MBIT_BYTES)
 
 
-def test_those_that_have_it_not_make_room_for_those_that_have() -> None:
-    async def scenario() -> None:
-        net = Net()
-        without = [net.holder(b"other", name="other") for _ in range(HOLDERS_AT_ONCE + 1)]
-        assert (await fetch(net.join(), *without, net.holder()))[0] == BLOB
-
-    play(scenario)
+async def test_those_that_have_it_not_make_room_for_those_that_have() -> None:
+    net = Net()
+    without = [net.holder(b"other", name="other") for _ in range(HOLDERS_AT_ONCE + 1)]
+    assert (await fetch(net.join(), *without, net.holder()))[0] == BLOB
 
 
 @pytest.mark.parametrize("limits", [{"up_mbit": 0.1}, {}], ids=["slow", "frozen"])
-def test_nobody_slow_or_frozen_is_waited_for(limits: dict[str, float]) -> None:
-    async def scenario() -> None:
+async def test_nobody_slow_or_frozen_is_waited_for(limits: dict[str, float]) -> None:
+    net = Net()
+    slow, fast = net.holder(**limits), net.holder(up_mbit=80.0)
+    if not limits:
+        net.network.freeze(slow.peer)
+    data, took_s = await fetch(net.join(), slow, fast)
+    assert data == BLOB
+    assert took_s < len(BLOB) / (80 * MBIT_BYTES) + 2 * SLOW_S + LATE_S < TIMEOUT_S
+
+
+async def test_a_holder_that_dies_costs_no_more_than_what_it_had_under_way() -> None:
+    net = Net()
+    mortal, other = net.holder(up_mbit=20.0), net.holder(up_mbit=20.0)
+
+    def on_progress(done: int, size: int) -> None:
+        if done > size // 2:
+            net.network.kill(mortal.peer)
+
+    data, _ = await fetch(net.join(), mortal, other, on_progress=on_progress)
+    assert data == BLOB and mortal.read_bytes > len(BLOB) // 5
+    assert mortal.read_bytes + other.read_bytes <= len(BLOB) + 4 * RANGE_BYTES
+
+
+async def test_of_wrong_bytes_those_of_one_holder_at_a_time_are_fetched_again() -> None:
+    for place in range(3):
         net = Net()
-        slow, fast = net.holder(**limits), net.holder(up_mbit=80.0)
-        if not limits:
-            net.network.freeze(slow.peer)
-        data, took_s = await fetch(net.join(), slow, fast)
-        assert data == BLOB
-        assert took_s < len(BLOB) / (80 * MBIT_BYTES) + 2 * SLOW_S + LATE_S < TIMEOUT_S
-
-    play(scenario)
+        holders = [net.holder(up_mbit=20.0) for _ in range(3)]
+        holders[place].data = bytes(len(BLOB))
+        assert (await fetch(net.join(), *holders))[0] == BLOB
+        assert sum(holder.read_bytes for holder in holders) <= 2 * len(BLOB) + 4 * RANGE_BYTES
 
 
-def test_a_holder_that_dies_costs_no_more_than_what_it_had_under_way() -> None:
-    async def scenario() -> None:
-        net = Net()
-        mortal, other = net.holder(up_mbit=20.0), net.holder(up_mbit=20.0)
-
-        def on_progress(done: int, size: int) -> None:
-            if done > size // 2:
-                net.network.kill(mortal.peer)
-
-        data, _ = await fetch(net.join(), mortal, other, on_progress=on_progress)
-        assert data == BLOB and mortal.read_bytes > len(BLOB) // 5
-        assert mortal.read_bytes + other.read_bytes <= len(BLOB) + 4 * RANGE_BYTES
-
-    play(scenario)
-
-
-def test_of_wrong_bytes_those_of_one_holder_at_a_time_are_fetched_again() -> None:
-    async def scenario() -> None:
-        for place in range(3):
-            net = Net()
-            holders = [net.holder(up_mbit=20.0) for _ in range(3)]
-            holders[place].data = bytes(len(BLOB))
-            assert (await fetch(net.join(), *holders))[0] == BLOB
-            assert sum(holder.read_bytes for holder in holders) <= 2 * len(BLOB) + 4 * RANGE_BYTES
-
-    play(scenario)
-
-
-def test_two_liars_among_three_are_found_too(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        net = Net()
-        liars = [net.holder(bytes([number]) * len(BLOB)) for number in (1, 2)]
-        assert (await fetch(net.join(), *liars, net.holder(), partial=tmp_path / "partial"))[0] == BLOB
-        assert not (tmp_path / "partial").exists()
-
-    play(scenario)
+async def test_two_liars_among_three_are_found_too(tmp_path: Path) -> None:
+    net = Net()
+    liars = [net.holder(bytes([number]) * len(BLOB)) for number in (1, 2)]
+    assert (await fetch(net.join(), *liars, net.holder(), partial=tmp_path / "partial"))[0] == BLOB
+    assert not (tmp_path / "partial").exists()
 
 
 @pytest.mark.parametrize(("up_mbit", "is_kept"), [(8.0, True), (800.0, False)], ids=["slow", "fast"])
-def test_a_beginning_is_kept_once_a_second_and_not_of_what_comes_at_once(
+async def test_a_beginning_is_kept_once_a_second_and_not_of_what_comes_at_once(
     tmp_path: Path, up_mbit: float, is_kept: bool
 ) -> None:
     """So that a reader that is killed goes on from there."""
 
-    async def scenario() -> None:
-        net, partial, progress = Net(), tmp_path / "partial", list[tuple[float, int, int]]()
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+    net, partial, progress = Net(), tmp_path / "partial", list[tuple[float, int, int]]()
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
 
-        def on_progress(done: int, size: int) -> None:
-            kept = partial.stat().st_size if partial.exists() else 0
-            assert partial.exists() is False or BLOB.startswith(partial.read_bytes())
-            progress.append((loop.time() - began_s, done, kept))
+    def on_progress(done: int, size: int) -> None:
+        kept = partial.stat().st_size if partial.exists() else 0
+        assert partial.exists() is False or BLOB.startswith(partial.read_bytes())
+        progress.append((loop.time() - began_s, done, kept))
 
-        await fetch(net.join(), net.holder(up_mbit=up_mbit), partial=partial, on_progress=on_progress)
-        assert not partial.exists()
-        assert any(kept for _, _, kept in progress) is is_kept
-        written = {kept for _, _, kept in progress}
-        assert len(written) <= progress[-1][0] / KEEP_EVERY_S + 1
-        if is_kept:
-            assert all(done - kept <= 3 * RANGE_BYTES for _, done, kept in progress[:-1])
-
-    play(scenario)
+    await fetch(net.join(), net.holder(up_mbit=up_mbit), partial=partial, on_progress=on_progress)
+    assert not partial.exists()
+    assert any(kept for _, _, kept in progress) is is_kept
+    written = {kept for _, _, kept in progress}
+    assert len(written) <= progress[-1][0] / KEEP_EVERY_S + 1
+    if is_kept:
+        assert all(done - kept <= 3 * RANGE_BYTES for _, done, kept in progress[:-1])
 
 
-def test_what_came_before_all_holders_died_is_not_fetched_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        net, partial = Net(), tmp_path / "partial"
-        mortals = [net.holder(up_mbit=20.0) for _ in range(2)]
+async def test_what_came_before_all_holders_died_is_not_fetched_again(tmp_path: Path) -> None:
+    net, partial = Net(), tmp_path / "partial"
+    mortals = [net.holder(up_mbit=20.0) for _ in range(2)]
 
-        def on_progress(done: int, size: int) -> None:
-            if done > size // 2:
-                for mortal in mortals:
-                    net.network.kill(mortal.peer)
+    def on_progress(done: int, size: int) -> None:
+        if done > size // 2:
+            for mortal in mortals:
+                net.network.kill(mortal.peer)
 
-        reader, later = net.join(), net.holder()
-        with pytest.raises(BlobMissing, match="nobody gave the blob"):
-            await fetch(reader, *mortals, partial=partial, on_progress=on_progress)
-        assert (await fetch(reader, later, partial=partial))[0] == BLOB
-        assert later.read_bytes < 0.7 * len(BLOB) and not partial.exists()
-
-    play(scenario)
+    reader, later = net.join(), net.holder()
+    with pytest.raises(BlobMissing, match="nobody gave the blob"):
+        await fetch(reader, *mortals, partial=partial, on_progress=on_progress)
+    assert (await fetch(reader, later, partial=partial))[0] == BLOB
+    assert later.read_bytes < 0.7 * len(BLOB) and not partial.exists()
 
 
-def test_who_was_fast_is_asked_before_who_was_slow_but_the_likeliest_first() -> None:
-    async def scenario() -> None:
-        net = Net()
-        likely, slow, fast, unknown = [(net.join().peer, ()) for _ in range(4)]
-        reader = net.join()
-        for (peer, _), elapsed_s in ((likely, 1.9), (slow, 1.5), (fast, 0.1)):
-            pace_of(reader).brought(peer, RANGE_BYTES, RANGE_BYTES, elapsed_s)
-        known = Holders(reader, digest(BLOB), [likely, unknown, slow, fast], size=1, timeout_s=1.0)
-        assert known.trusted() == [likely, fast, unknown, slow]
-        assert known.trusted(but=fast[0]) == [likely, unknown, slow]
-
-    play(scenario)
+async def test_who_was_fast_is_asked_before_who_was_slow_but_the_likeliest_first() -> None:
+    net = Net()
+    likely, slow, fast, unknown = [(net.join().peer, ()) for _ in range(4)]
+    reader = net.join()
+    for (peer, _), elapsed_s in ((likely, 1.9), (slow, 1.5), (fast, 0.1)):
+        pace_of(reader).brought(peer, RANGE_BYTES, RANGE_BYTES, elapsed_s)
+    known = Holders(reader, digest(BLOB), [likely, unknown, slow, fast], size=1, timeout_s=1.0)
+    assert known.trusted() == [likely, fast, unknown, slow]
+    assert known.trusted(but=fast[0]) == [likely, unknown, slow]
 
 
 # -- a limited line
@@ -335,44 +304,35 @@ def test_a_limit_of_our_own_is_not_taken_for_a_slow_peer(way: Way) -> None:
     busy(way, scene)
 
 
-def test_what_a_peer_sends_to_itself_takes_nothing_of_its_line() -> None:
-    async def scenario() -> None:
-        net = Net()
-        owner, loop = net.join(up_mbit=MBIT, down_mbit=MBIT), asyncio.get_running_loop()
-        take_uploads(owner)
-        await send_blob(owner, owner.peer, BLOB, timeout_s=TIMEOUT_S)
-        assert loop.time() < 0.1 * len(BLOB) / BYTES_PER_S
-
-    play(scenario)
+async def test_what_a_peer_sends_to_itself_takes_nothing_of_its_line() -> None:
+    net = Net()
+    owner, loop = net.join(up_mbit=MBIT, down_mbit=MBIT), asyncio.get_running_loop()
+    take_uploads(owner)
+    await send_blob(owner, owner.peer, BLOB, timeout_s=TIMEOUT_S)
+    assert loop.time() < 0.1 * len(BLOB) / BYTES_PER_S
 
 
-def test_a_receiver_cannot_ask_for_ranges_of_nothing() -> None:
-    async def scenario() -> None:
-        net = Net()
-        sender, tyrant, lengths = net.join(), net.join(), list[int]()
+async def test_a_receiver_cannot_ask_for_ranges_of_nothing() -> None:
+    net = Net()
+    sender, tyrant, lengths = net.join(), net.join(), list[int]()
 
-        async def write(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-            lengths.append(len(body))
-            have = header["offset"] + len(body)
-            return Reply({"have": have, "done": have == header["size"], "range": 0})
+    async def write(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        lengths.append(len(body))
+        have = header["offset"] + len(body)
+        return Reply({"have": have, "done": have == header["size"], "range": 0})
 
-        tyrant.serve("blob.write", write)
-        await send_blob(sender, tyrant.peer, BLOB[: 4 * RANGE_BYTES_MIN], timeout_s=TIMEOUT_S)
-        assert len(lengths) <= 1 + 4 * RANGE_BYTES_MIN // CUT_BYTES_MIN
-
-    play(scenario)
+    tyrant.serve("blob.write", write)
+    await send_blob(sender, tyrant.peer, BLOB[: 4 * RANGE_BYTES_MIN], timeout_s=TIMEOUT_S)
+    assert len(lengths) <= 1 + 4 * RANGE_BYTES_MIN // CUT_BYTES_MIN
 
 
-def test_a_holder_that_gives_byte_by_byte_is_dropped() -> None:
-    async def scenario() -> None:
-        net = Net()
-        miser = net.join()
+async def test_a_holder_that_gives_byte_by_byte_is_dropped() -> None:
+    net = Net()
+    miser = net.join()
 
-        async def read(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-            return Reply({"size": len(BLOB)}, BLOB[header["offset"] :][:1])
+    async def read(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        return Reply({"size": len(BLOB)}, BLOB[header["offset"] :][:1])
 
-        miser.serve("blob.read", read)
-        with pytest.raises(BlobMissing, match="a wrong size"):
-            await fetch_blob(net.join(), digest(BLOB), size=len(BLOB), holders=[(miser.peer, ())], timeout_s=TIMEOUT_S)
-
-    play(scenario)
+    miser.serve("blob.read", read)
+    with pytest.raises(BlobMissing, match="a wrong size"):
+        await fetch_blob(net.join(), digest(BLOB), size=len(BLOB), holders=[(miser.peer, ())], timeout_s=TIMEOUT_S)

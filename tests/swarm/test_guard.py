@@ -8,7 +8,7 @@ import pytest
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.protocol.records import sign_record
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.swarm.guard import FOREIGN_BYTES_MAX, RecordGuard
+from dipaco_p2p.swarm.hivemind.guard import FOREIGN_BYTES_MAX, RecordGuard
 
 ALICE, BOB = Signer(bytes([1]) * 32), Signer(bytes([2]) * 32)
 KEY = "dipaco/test"

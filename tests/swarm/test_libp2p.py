@@ -10,22 +10,26 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from swarm_harness import TTL_MAX_S, eventually
+from swarm_harness import TTL_MAX_S, Libp2pHarness, eventually
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, Unreachable
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Reply
-from dipaco_p2p.swarm.daemon import PORT_LOOK_S, sweep_stale_sockets, wait_port_free
 from dipaco_p2p.swarm.frames import read_frame
+from dipaco_p2p.swarm.hivemind.daemon import PORT_LOOK_S, sweep_stale_sockets, wait_port_free
 
-Play = Callable[[Callable[[Any], Any]], None]
 NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/{Signer(bytes([9]) * 32).peer}"
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Libp2pHarness:
+    """The real network only."""
+    return Libp2pHarness(tmp_path)
 
 
 async def echo(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
@@ -43,186 +47,159 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_hostile_streams_are_answered_or_cut_and_harm_nobody(play_libp2p: Play) -> None:
-    async def scenario(net: Any) -> None:
-        server, client = await net.join(), await net.join()
-        server.serve("echo", echo)
+async def test_hostile_streams_are_answered_or_cut_and_harm_nobody(net: Any) -> None:
+    server, client = await net.join(), await net.join()
+    server.serve("echo", echo)
 
-        async def send(data: bytes) -> str:
-            """The reason with which the server refuses `data`; empty if it hangs up without a word."""
-            reader, writer = await client._daemon.open_stream(server.peer)
-            try:
-                writer.write(data)
-                async with asyncio.timeout(10):
-                    return (await read_frame(reader.readexactly)).header["reason"]
-            except (ConnectionError, asyncio.IncompleteReadError):
-                return ""
-            finally:
-                writer.close()
+    async def send(data: bytes) -> str:
+        """The reason with which the server refuses `data`; empty if it hangs up without a word."""
+        reader, writer = await client._daemon.open_stream(server.peer)
+        try:
+            writer.write(data)
+            async with asyncio.timeout(10):
+                return (await read_frame(reader.readexactly)).header["reason"]
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return ""
+        finally:
+            writer.close()
 
-        def prefix(header_bytes: int, body_bytes: int) -> bytes:
-            return struct.pack(">3sBBII", b"DPP", 1, 0, header_bytes, body_bytes)
+    def prefix(header_bytes: int, body_bytes: int) -> bytes:
+        return struct.pack(">3sBBII", b"DPP", 1, 0, header_bytes, body_bytes)
 
-        assert await send(b"GET / HTTP/1.1\r\n\r\n") == "malformed"
-        assert await send(prefix(2, 2**32 - 1) + b"{}") == "oversize"
-        assert await send(prefix(2, 0) + b"[]") == "malformed"
-        assert await send(prefix(2, 0) + b"{}") == "malformed"
-        # Slow senders: half a prefix, half a header, nothing; the server hangs up when its second is over.
-        assert await asyncio.gather(*map(send, (b"DPP\x01", prefix(100, 0) + b"{", b""))) == ["", "", ""]
-        assert server.statistics().calls_broken == 3
-        assert await client.call(server.peer, "echo", {"n": 1}, b"x", timeout_s=5) == Reply({"n": 1}, b"x")
-
-    play_libp2p(scenario)
+    assert await send(b"GET / HTTP/1.1\r\n\r\n") == "malformed"
+    assert await send(prefix(2, 2**32 - 1) + b"{}") == "oversize"
+    assert await send(prefix(2, 0) + b"[]") == "malformed"
+    assert await send(prefix(2, 0) + b"{}") == "malformed"
+    # Slow senders: half a prefix, half a header, nothing; the server hangs up when its second is over.
+    assert await asyncio.gather(*map(send, (b"DPP\x01", prefix(100, 0) + b"{", b""))) == ["", "", ""]
+    assert server.statistics().calls_broken == 3
+    assert await client.call(server.peer, "echo", {"n": 1}, b"x", timeout_s=5) == Reply({"n": 1}, b"x")
 
 
-def test_the_daemon_offers_no_upnp_relay_or_quic_and_sees_no_ctrl_c(play_libp2p: Play) -> None:
+async def test_the_daemon_offers_no_upnp_relay_or_quic_and_sees_no_ctrl_c(net: Any) -> None:
     ordinary = asyncio.subprocess.create_subprocess_exec
 
-    async def scenario(net: Any) -> None:
-        swarm = await net.join()
-        # Other tests of the session may have programs running: ours is the daemon.
-        lines = {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in child_pids(os.getpid())}
-        [(pid, words)] = [(pid, words) for pid, words in lines.items() if words[0].endswith("p2pd")]
-        assert {"-natPortMap=0", "-relay=0", "-autoRelay=0", "-autonat=0"} <= set(words)
-        assert all("/tcp/" in address and address.endswith(swarm.peer) for address in swarm.addresses)
-        assert os.getsid(pid) == pid != os.getsid(0), "Ctrl-C in our terminal must not reach it"
-        assert asyncio.subprocess.create_subprocess_exec is ordinary
-
-    play_libp2p(scenario)
+    swarm = await net.join()
+    # Other tests of the session may have programs running: ours is the daemon.
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in child_pids(os.getpid())}
+    [(pid, words)] = [(pid, words) for pid, words in lines.items() if words[0].endswith("p2pd")]
+    assert {"-natPortMap=0", "-relay=0", "-autoRelay=0", "-autonat=0"} <= set(words)
+    assert all("/tcp/" in address and address.endswith(swarm.peer) for address in swarm.addresses)
+    assert os.getsid(pid) == pid != os.getsid(0), "Ctrl-C in our terminal must not reach it"
+    assert asyncio.subprocess.create_subprocess_exec is ordinary
 
 
-def test_joining_needs_one_seed_that_answers(play_libp2p: Play) -> None:
-    async def scenario(net: Any) -> None:
-        first, second = await net.join(), await net.join()
-        liar = second.addresses[0].replace(second.peer, Signer(bytes([8]) * 32).peer)
-        joined = await net.join(initial_peers=(NOBODY, liar, *first.addresses))
-        await first.put("dipaco/x", {}, ttl_s=20)
-        assert first.peer in await joined.get("dipaco/x")
-        with pytest.raises(Unreachable, match="no answer from /ip4/127.0.0.1/tcp/1/"):
-            await net.join(initial_peers=[NOBODY, liar])
-        for malformed in ("", "/ip4/127.0.0.1/tcp/1", NOBODY[:-1], "/ip4/127.0.0.1/udp/1/quic" + NOBODY[20:]):
-            with pytest.raises(ConfigError):
-                await net.join(initial_peers=[malformed])
-
-    play_libp2p(scenario)
-
-
-def test_a_taken_port_is_named(play_libp2p: Play) -> None:
-    async def scenario(net: Any) -> None:
-        port = (await net.join()).addresses[0].split("/")[4]
-        with pytest.raises(EnvironmentUnfit, match=f"port {port} is taken") as unfit:
-            await net.join(listen=f"/ip4/127.0.0.1/tcp/{port}")
-        assert "another port" in unfit.value.hint
+async def test_joining_needs_one_seed_that_answers(net: Any) -> None:
+    first, second = await net.join(), await net.join()
+    liar = second.addresses[0].replace(second.peer, Signer(bytes([8]) * 32).peer)
+    joined = await net.join(initial_peers=(NOBODY, liar, *first.addresses))
+    await first.put("dipaco/x", {}, ttl_s=20)
+    assert first.peer in await joined.get("dipaco/x")
+    with pytest.raises(Unreachable, match="no answer from /ip4/127.0.0.1/tcp/1/"):
+        await net.join(initial_peers=[NOBODY, liar])
+    for malformed in ("", "/ip4/127.0.0.1/tcp/1", NOBODY[:-1], "/ip4/127.0.0.1/udp/1/quic" + NOBODY[20:]):
         with pytest.raises(ConfigError):
-            await net.join(listen="/ip4/127.0.0.1/udp/0/quic")
-
-    play_libp2p(scenario)
+            await net.join(initial_peers=[malformed])
 
 
-def test_a_port_that_is_taken_for_a_moment_only_is_waited_for() -> None:
-    async def scenario() -> None:
-        server = socket.create_server(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-        waiting = asyncio.create_task(wait_port_free("127.0.0.1", port))
-        await asyncio.sleep(2 * PORT_LOOK_S)
-        assert not waiting.done()
-        server.close()
-        await waiting
-        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(EnvironmentUnfit, match="is taken"):
-            await wait_port_free("127.0.0.1", taken.getsockname()[1])
-
-    asyncio.run(scenario())
+async def test_a_taken_port_is_named(net: Any) -> None:
+    port = (await net.join()).addresses[0].split("/")[4]
+    with pytest.raises(EnvironmentUnfit, match=f"port {port} is taken") as unfit:
+        await net.join(listen=f"/ip4/127.0.0.1/tcp/{port}")
+    assert "another port" in unfit.value.hint
+    with pytest.raises(ConfigError):
+        await net.join(listen="/ip4/127.0.0.1/udp/0/quic")
 
 
-def test_a_wrong_clock_is_called_by_its_name(play_libp2p: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_port_that_is_taken_for_a_moment_only_is_waited_for() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    waiting = asyncio.create_task(wait_port_free("127.0.0.1", port))
+    await asyncio.sleep(2 * PORT_LOOK_S)
+    assert not waiting.done()
+    server.close()
+    await waiting
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(EnvironmentUnfit, match="is taken"):
+        await wait_port_free("127.0.0.1", taken.getsockname()[1])
+
+
+async def test_a_wrong_clock_is_called_by_its_name(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from hivemind.dht import protocol
 
-    async def scenario(net: Any) -> None:
-        answers = protocol.DHTProtocol.rpc_ping
+    answers = protocol.DHTProtocol.rpc_ping
 
-        async def late(self: Any, *args: Any) -> Any:
-            response = await answers(self, *args)
-            response.dht_time -= 60
-            return response
+    async def late(self: Any, *args: Any) -> Any:
+        response = await answers(self, *args)
+        response.dht_time -= 60
+        return response
 
-        monkeypatch.setattr(protocol.DHTProtocol, "rpc_ping", late)
+    monkeypatch.setattr(protocol.DHTProtocol, "rpc_ping", late)
+    await net.join()
+    with pytest.raises(EnvironmentUnfit, match="clock of this machine differs"):
         await net.join()
-        with pytest.raises(EnvironmentUnfit, match="clock of this machine differs"):
-            await net.join()
-
-    play_libp2p(scenario)
 
 
-def test_a_peer_that_does_not_listen_calls_is_called_and_publishes(play_libp2p: Play) -> None:
-    async def scenario(net: Any) -> None:
-        seed, guest = await net.join(), await net.join(client_mode=True)
-        seed.serve("echo", echo)
-        guest.serve("echo", echo)
-        assert guest.addresses == ()
-        assert await guest.call(seed.peer, "echo", {"n": 1}, timeout_s=5) == Reply({"n": 1})
-        assert await seed.call(guest.peer, "echo", {"n": 2}, timeout_s=5) == Reply({"n": 2})
-        assert await guest.put("dipaco/x", {"n": 3}, ttl_s=20)
-        assert (await seed.get("dipaco/x"))[guest.peer].body == {"n": 3}
-
-    play_libp2p(scenario)
+async def test_a_peer_that_does_not_listen_calls_is_called_and_publishes(net: Any) -> None:
+    seed, guest = await net.join(), await net.join(client_mode=True)
+    seed.serve("echo", echo)
+    guest.serve("echo", echo)
+    assert guest.addresses == ()
+    assert await guest.call(seed.peer, "echo", {"n": 1}, timeout_s=5) == Reply({"n": 1})
+    assert await seed.call(guest.peer, "echo", {"n": 2}, timeout_s=5) == Reply({"n": 2})
+    assert await guest.put("dipaco/x", {"n": 3}, ttl_s=20)
+    assert (await seed.get("dipaco/x"))[guest.peer].body == {"n": 3}
 
 
-def test_a_restarted_peer_is_found_at_its_new_addresses(play_libp2p: Play) -> None:
-    async def scenario(net: Any) -> None:
-        from dipaco_p2p.swarm.libp2p import open_libp2p
+async def test_a_restarted_peer_is_found_at_its_new_addresses(net: Any) -> None:
+    from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 
-        seed, caller, owner = [await net.join() for _ in range(3)]
-        owner.serve("echo", echo)
-        assert await caller.call(owner.peer, "echo", {}, timeout_s=5)
-        await owner.close()
-        again = await open_libp2p(net._folder / "2.key", clock=SystemClock(), ttl_max_s=TTL_MAX_S)
-        net.swarms.append(again)
-        again.serve("echo", echo)
-        assert again.peer == owner.peer and again.addresses != owner.addresses
-        known = (*owner.addresses, *again.addresses)
-        assert await caller.call(again.peer, "echo", {"n": 1}, timeout_s=10, addresses=known) == Reply({"n": 1})
-
-    play_libp2p(scenario)
+    seed, caller, owner = [await net.join() for _ in range(3)]
+    owner.serve("echo", echo)
+    assert await caller.call(owner.peer, "echo", {}, timeout_s=5)
+    await owner.close()
+    again = await open_libp2p(net._folder / "2.key", clock=SystemClock(), ttl_max_s=TTL_MAX_S)
+    net.swarms.append(again)
+    again.serve("echo", echo)
+    assert again.peer == owner.peer and again.addresses != owner.addresses
+    known = (*owner.addresses, *again.addresses)
+    assert await caller.call(again.peer, "echo", {"n": 1}, timeout_s=10, addresses=known) == Reply({"n": 1})
 
 
-def test_hivemind_dht_joins_the_same_dht_and_our_records_stay(play_libp2p: Play, tmp_path: Path) -> None:
-    async def scenario(net: Any) -> None:
-        seed = await net.join()
-        await seed.put("dipaco/x", {"n": 1}, ttl_s=50)
-        command = [sys.executable, "-m", "hivemind.hivemind_cli.run_dht", "--host_maddrs", "/ip4/127.0.0.1/tcp/0"]
-        log = (tmp_path / "log").open("wb")
-        # A session of its own: this program forks, so it is ended as a group.
-        foreign = subprocess.Popen(
-            [*command, "--initial_peers", *seed.addresses], stdout=log, stderr=log, start_new_session=True
-        )
-        try:
+async def test_hivemind_dht_joins_the_same_dht_and_our_records_stay(net: Any, tmp_path: Path) -> None:
+    seed = await net.join()
+    await seed.put("dipaco/x", {"n": 1}, ttl_s=50)
+    command = [sys.executable, "-m", "hivemind.hivemind_cli.run_dht", "--host_maddrs", "/ip4/127.0.0.1/tcp/0"]
+    log = (tmp_path / "log").open("wb")
+    # A session of its own: this program forks, so it is ended as a group.
+    foreign = subprocess.Popen(
+        [*command, "--initial_peers", *seed.addresses], stdout=log, stderr=log, start_new_session=True
+    )
+    try:
 
-            async def joined() -> bool:
-                assert foreign.poll() is None, (tmp_path / "log").read_text()
-                return "2 DHT nodes" in (tmp_path / "log").read_text()
+        async def joined() -> bool:
+            assert foreign.poll() is None, (tmp_path / "log").read_text()
+            return "2 DHT nodes" in (tmp_path / "log").read_text()
 
-            await eventually(joined)
-            assert len(seed._node.protocol.routing_table.uid_to_peer_id) == 1
-            late = await net.join()
-            assert await late.put("dipaco/x", {"n": 2}, ttl_s=50)
-            assert {record.body["n"] for record in (await seed.get("dipaco/x")).values()} == {1, 2}
-        finally:
-            os.killpg(foreign.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(foreign.wait, 10)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(foreign.pid, signal.SIGKILL)
-            foreign.wait()
-            log.close()
-
-    play_libp2p(scenario)
+        await eventually(joined)
+        assert len(seed._node.protocol.routing_table.uid_to_peer_id) == 1
+        late = await net.join()
+        assert await late.put("dipaco/x", {"n": 2}, ttl_s=50)
+        assert {record.body["n"] for record in (await seed.get("dipaco/x")).values()} == {1, 2}
+    finally:
+        os.killpg(foreign.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(foreign.wait, 10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(foreign.pid, signal.SIGKILL)
+        foreign.wait()
+        log.close()
 
 
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from dipaco_p2p.clock import SystemClock
-from dipaco_p2p.swarm.libp2p import open_libp2p
+from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 
 async def main():
     await open_libp2p(Path(sys.argv[1]), ttl_max_s=60, clock=SystemClock())
@@ -233,29 +210,26 @@ asyncio.run(main())
 """
 
 
-def test_a_killed_program_leaves_no_daemon_and_its_sockets_are_swept(play_libp2p: Play, tmp_path: Path) -> None:
-    async def scenario(net: Any) -> None:
-        root = str(Path(__file__).parents[2])
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path / "victim.key")]
-        victim = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root, env=os.environ | {"PYTHONPATH": root})
-        assert victim.stdout is not None and await asyncio.to_thread(victim.stdout.readline) == b"open\n"
-        daemons = child_pids(victim.pid)
-        assert len(daemons) == 1
-        alive = await net.join()
-        victim.kill()
-        victim.wait()
-        victim.stdout.close()
+async def test_a_killed_program_leaves_no_daemon_and_its_sockets_are_swept(net: Any, tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[2])
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "victim.key")]
+    victim = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root, env=os.environ | {"PYTHONPATH": root})
+    assert victim.stdout is not None and await asyncio.to_thread(victim.stdout.readline) == b"open\n"
+    daemons = child_pids(victim.pid)
+    assert len(daemons) == 1
+    alive = await net.join()
+    victim.kill()
+    victim.wait()
+    victim.stdout.close()
 
-        async def gone() -> bool:
-            return not any(map(is_running, daemons))
+    async def gone() -> bool:
+        return not any(map(is_running, daemons))
 
-        await eventually(gone)
-        sweep_stale_sockets()
-        assert sweep_stale_sockets() == 0
-        alive.serve("echo", echo)
-        assert await (await net.join()).call(alive.peer, "echo", {}, timeout_s=5) == Reply()
-
-    play_libp2p(scenario)
+    await eventually(gone)
+    sweep_stale_sockets()
+    assert sweep_stale_sockets() == 0
+    alive.serve("echo", echo)
+    assert await (await net.join()).call(alive.peer, "echo", {}, timeout_s=5) == Reply()
 
 
 def test_the_sweep_spares_sockets_that_somebody_holds_and_files_that_are_none(tmp_path: Path) -> None:
@@ -276,7 +250,7 @@ def test_the_sweep_spares_sockets_that_somebody_holds_and_files_that_are_none(tm
 def test_the_adapter_leaves_logging_and_the_event_loop_alone() -> None:
     code = (
         "import asyncio, logging\n"
-        "import dipaco_p2p.swarm.libp2p\n"
+        "import dipaco_p2p.swarm.hivemind.libp2p\n"
         "assert not logging.getLogger().handlers and not logging.getLogger('hivemind').handlers\n"
         "assert logging.getLevelName(30) == 'WARNING'\n"
         "assert type(asyncio.new_event_loop()).__module__.startswith('asyncio')\n"

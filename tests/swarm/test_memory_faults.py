@@ -31,73 +31,64 @@ def network(seed: int = 1, **faults: Any) -> tuple[MemoryNetwork, ManualClock, l
     return net, clock, swarms, served
 
 
-def test_a_call_takes_the_delay_of_both_ways_on_the_clock() -> None:
-    async def scenario() -> None:
-        _, clock, (a, b, _), served = network(delay_s=(2.0, 2.0))
-        call = asyncio.ensure_future(a.call(b.peer, "count", {"n": 1}, timeout_s=10))
-        await clock.advance(1.9)
-        assert served == []
-        await clock.advance(1.9)
-        assert served == [1] and not call.done()
-        await clock.advance(0.2)
-        assert call.done() and call.result() == Reply({"n": 1})
-
-    asyncio.run(scenario())
+async def test_a_call_takes_the_delay_of_both_ways_on_the_clock() -> None:
+    _, clock, (a, b, _), served = network(delay_s=(2.0, 2.0))
+    call = asyncio.ensure_future(a.call(b.peer, "count", {"n": 1}, timeout_s=10))
+    await clock.advance(1.9)
+    assert served == []
+    await clock.advance(1.9)
+    assert served == [1] and not call.done()
+    await clock.advance(0.2)
+    assert call.done() and call.result() == Reply({"n": 1})
 
 
-def test_a_partition_lasts_until_it_is_healed() -> None:
-    async def scenario() -> None:
-        net, clock, (a, b, c), served = network()
-        await c.put(KEY, {"side": "c"}, ttl_s=100)
-        net.partition([{a.peer, b.peer}])
-        await c.put(KEY, {"side": "c, later"}, ttl_s=100)
-        await a.put(KEY, {"side": "a"}, ttl_s=100)
-        assert {r.body["side"] for r in (await b.get(KEY)).values()} == {"a", "c"}
-        call = asyncio.ensure_future(a.call(c.peer, "count", {"n": 1}, timeout_s=5))
-        await clock.advance(4.9)
-        assert not call.done()
-        await clock.advance(0.2)
+async def test_a_partition_lasts_until_it_is_healed() -> None:
+    net, clock, (a, b, c), served = network()
+    await c.put(KEY, {"side": "c"}, ttl_s=100)
+    net.partition([{a.peer, b.peer}])
+    await c.put(KEY, {"side": "c, later"}, ttl_s=100)
+    await a.put(KEY, {"side": "a"}, ttl_s=100)
+    assert {r.body["side"] for r in (await b.get(KEY)).values()} == {"a", "c"}
+    call = asyncio.ensure_future(a.call(c.peer, "count", {"n": 1}, timeout_s=5))
+    await clock.advance(4.9)
+    assert not call.done()
+    await clock.advance(0.2)
+    with pytest.raises(Unreachable):
+        await call
+    assert await a.call(b.peer, "count", {"n": 2}, timeout_s=5) and served == [2]
+    net.heal()
+    assert await a.call(c.peer, "count", {"n": 3}, timeout_s=5) and served == [2, 3]
+    assert {r.body["side"] for r in (await b.get(KEY)).values()} == {"a", "c, later"}
+
+
+async def test_a_killed_peer_stops_in_the_middle_and_may_come_back_empty() -> None:
+    net, _, (a, b, c), _ = network()
+    ended = []
+
+    async def work(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(peer)
+        return Reply()
+
+    b.serve("work", work)
+    to_it = asyncio.ensure_future(a.call(b.peer, "work", {}, timeout_s=5))
+    c.serve("work", work)
+    from_it = asyncio.ensure_future(b.call(c.peer, "work", {}, timeout_s=5))
+    await settle()
+    net.kill(b.peer)
+    for call in (to_it, from_it):
         with pytest.raises(Unreachable):
             await call
-        assert await a.call(b.peer, "count", {"n": 2}, timeout_s=5) and served == [2]
-        net.heal()
-        assert await a.call(c.peer, "count", {"n": 3}, timeout_s=5) and served == [2, 3]
-        assert {r.body["side"] for r in (await b.get(KEY)).values()} == {"a", "c, later"}
-
-    asyncio.run(scenario())
-
-
-def test_a_killed_peer_stops_in_the_middle_and_may_come_back_empty() -> None:
-    async def scenario() -> None:
-        net, _, (a, b, c), _ = network()
-        ended = []
-
-        async def work(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.append(peer)
-            return Reply()
-
-        b.serve("work", work)
-        to_it = asyncio.ensure_future(a.call(b.peer, "work", {}, timeout_s=5))
-        c.serve("work", work)
-        from_it = asyncio.ensure_future(b.call(c.peer, "work", {}, timeout_s=5))
-        await settle()
-        net.kill(b.peer)
-        for call in (to_it, from_it):
-            with pytest.raises(Unreachable):
-                await call
-        assert ended == [a.peer]
-        for caller, target in ((a, b), (b, a)):
-            with pytest.raises(Unreachable):
-                await caller.call(target.peer, "count", {"n": 1}, timeout_s=5)
-        assert not await b.put(KEY, {}, ttl_s=5)
-        again = net.join(b.signer)
-        assert again.statistics().calls_made == 0 and await a.connect(again.addresses[0], timeout_s=1) == b.peer
-        await c.close()
-
-    asyncio.run(scenario())
+    assert ended == [a.peer]
+    for caller, target in ((a, b), (b, a)):
+        with pytest.raises(Unreachable):
+            await caller.call(target.peer, "count", {"n": 1}, timeout_s=5)
+    assert not await b.put(KEY, {}, ttl_s=5)
+    again = net.join(b.signer)
+    assert again.statistics().calls_made == 0 and await a.connect(again.addresses[0], timeout_s=1) == b.peer
+    await c.close()
 
 
 async def outcomes(seed: int, calls: int, **faults: Any) -> tuple[list[bool], list[int]]:
@@ -122,86 +113,71 @@ def test_duplication_runs_the_handler_twice_for_one_reply() -> None:
     assert all(answered) and sorted(served) == sorted([*range(8), *range(8)])
 
 
-def test_records_expire_by_the_clock_and_counters_only_grow() -> None:
-    async def scenario() -> None:
-        _, clock, (a, b, _), _ = network()
-        await a.put(KEY, {"n": 1}, ttl_s=10)
-        first = (await b.get(KEY))[a.peer]
-        await a.put(KEY, {"n": 2}, ttl_s=1)
-        second = (await b.get(KEY))[a.peer]
-        assert second.counter > first.counter and second.expires_s > first.expires_s
-        await clock.advance(9.9)
-        assert (await b.get(KEY))[a.peer].body == {"n": 2}
-        await clock.advance(0.2)
-        assert await b.get(KEY) == {}
-
-    asyncio.run(scenario())
+async def test_records_expire_by_the_clock_and_counters_only_grow() -> None:
+    _, clock, (a, b, _), _ = network()
+    await a.put(KEY, {"n": 1}, ttl_s=10)
+    first = (await b.get(KEY))[a.peer]
+    await a.put(KEY, {"n": 2}, ttl_s=1)
+    second = (await b.get(KEY))[a.peer]
+    assert second.counter > first.counter and second.expires_s > first.expires_s
+    await clock.advance(9.9)
+    assert (await b.get(KEY))[a.peer].body == {"n": 2}
+    await clock.advance(0.2)
+    assert await b.get(KEY) == {}
 
 
-def test_a_reader_keeps_what_it_saw_when_the_network_lost_it() -> None:
-    async def scenario() -> None:
-        net, clock, (a, b, c), _ = network()
-        await a.put(KEY, {}, ttl_s=10)
-        assert len(await b.get(KEY)) == 1
-        net.kill(a.peer)
-        net.kill(c.peer)
-        assert len(await b.get(KEY)) == 1
-        await clock.advance(10.1)
-        assert await b.get(KEY) == {}
-
-    asyncio.run(scenario())
+async def test_a_reader_keeps_what_it_saw_when_the_network_lost_it() -> None:
+    net, clock, (a, b, c), _ = network()
+    await a.put(KEY, {}, ttl_s=10)
+    assert len(await b.get(KEY)) == 1
+    net.kill(a.peer)
+    net.kill(c.peer)
+    assert len(await b.get(KEY)) == 1
+    await clock.advance(10.1)
+    assert await b.get(KEY) == {}
 
 
-def test_a_cut_stops_one_direction_only() -> None:
-    async def scenario() -> None:
-        net, clock, (a, b, _), served = network()
-        net.cut(a.peer, b.peer)
-        call = asyncio.ensure_future(a.call(b.peer, "count", {"n": 1}, timeout_s=5))
-        answered = asyncio.ensure_future(b.call(a.peer, "count", {"n": 2}, timeout_s=5))
-        await clock.advance(6)
-        with pytest.raises(Unreachable):
-            await call
-        with pytest.raises(Unreachable):
-            await answered  # it was served, but the answer is cut
-        assert served == [2]
-        net.heal()
-        assert await a.call(b.peer, "count", {"n": 3}, timeout_s=5) and served == [2, 3]
-
-    asyncio.run(scenario())
+async def test_a_cut_stops_one_direction_only() -> None:
+    net, clock, (a, b, _), served = network()
+    net.cut(a.peer, b.peer)
+    call = asyncio.ensure_future(a.call(b.peer, "count", {"n": 1}, timeout_s=5))
+    answered = asyncio.ensure_future(b.call(a.peer, "count", {"n": 2}, timeout_s=5))
+    await clock.advance(6)
+    with pytest.raises(Unreachable):
+        await call
+    with pytest.raises(Unreachable):
+        await answered  # it was served, but the answer is cut
+    assert served == [2]
+    net.heal()
+    assert await a.call(b.peer, "count", {"n": 3}, timeout_s=5) and served == [2, 3]
 
 
-def test_a_frozen_peer_keeps_silent_and_answers_when_it_is_thawed() -> None:
-    async def scenario() -> None:
-        net, clock, (a, b, c), served = network()
-        await b.put(KEY, {"n": 1}, ttl_s=100)
-        net.freeze(b.peer)
-        late = asyncio.ensure_future(a.call(b.peer, "count", {"n": 1}, timeout_s=5))
-        patient = asyncio.ensure_future(a.call(b.peer, "count", {"n": 2}, timeout_s=50))
-        own = asyncio.ensure_future(b.call(c.peer, "count", {"n": 3}, timeout_s=50))
-        await clock.advance(6)
-        with pytest.raises(Unreachable):
-            await late
-        assert served == [] and not patient.done() and not own.done()
-        net.thaw(b.peer)
-        await clock.advance(0.1)
-        assert patient.done() and own.done() and {2, 3} <= set(served)
-
-    asyncio.run(scenario())
+async def test_a_frozen_peer_keeps_silent_and_answers_when_it_is_thawed() -> None:
+    net, clock, (a, b, c), served = network()
+    await b.put(KEY, {"n": 1}, ttl_s=100)
+    net.freeze(b.peer)
+    late = asyncio.ensure_future(a.call(b.peer, "count", {"n": 1}, timeout_s=5))
+    patient = asyncio.ensure_future(a.call(b.peer, "count", {"n": 2}, timeout_s=50))
+    own = asyncio.ensure_future(b.call(c.peer, "count", {"n": 3}, timeout_s=50))
+    await clock.advance(6)
+    with pytest.raises(Unreachable):
+        await late
+    assert served == [] and not patient.done() and not own.done()
+    net.thaw(b.peer)
+    await clock.advance(0.1)
+    assert patient.done() and own.done() and {2, 3} <= set(served)
 
 
-def test_a_slow_peer_costs_its_lag_on_every_way() -> None:
-    async def scenario() -> None:
-        net, clock, (a, b, _), served = network()
-        net.slow(b.peer, 1.5)
-        call = asyncio.ensure_future(a.call(b.peer, "count", {"n": 1}, timeout_s=10))
-        await clock.advance(1.4)
-        assert served == []
-        await clock.advance(0.2)
-        assert served == [1] and not call.done()
-        await clock.advance(1.5)
-        assert call.done()
-
-    asyncio.run(scenario())
+async def test_a_slow_peer_costs_its_lag_on_every_way() -> None:
+    net, clock, (a, b, _), served = network()
+    net.slow(b.peer, 1.5)
+    call = asyncio.ensure_future(a.call(b.peer, "count", {"n": 1}, timeout_s=10))
+    await clock.advance(1.4)
+    assert served == []
+    await clock.advance(0.2)
+    assert served == [1] and not call.done()
+    await clock.advance(1.5)
+    assert call.done()
 
 
 def test_reordering_lets_later_messages_come_first() -> None:
@@ -218,7 +194,7 @@ def test_reordering_lets_later_messages_come_first() -> None:
     assert mixed != list(range(12)) and sorted(mixed) == list(range(12))
 
 
-def test_each_node_may_have_a_clock_of_its_own() -> None:
+async def test_each_node_may_have_a_clock_of_its_own() -> None:
     class Ahead:
         """Ten seconds ahead of the network's."""
 
@@ -229,21 +205,15 @@ def test_each_node_may_have_a_clock_of_its_own() -> None:
         def now_s(self) -> float:
             return self._clock.now_s() + 10.0
 
-    async def scenario() -> None:
-        net, clock, (a, _, _), _ = network()
-        ahead = net.join(Signer(bytes([9]) * 32), clock=Ahead(clock))
-        await a.put(KEY, {"n": 1}, ttl_s=8)
-        assert a.peer in await a.get(KEY) and a.peer not in await ahead.get(KEY)
-
-    asyncio.run(scenario())
+    net, clock, (a, _, _), _ = network()
+    ahead = net.join(Signer(bytes([9]) * 32), clock=Ahead(clock))
+    await a.put(KEY, {"n": 1}, ttl_s=8)
+    assert a.peer in await a.get(KEY) and a.peer not in await ahead.get(KEY)
 
 
-def test_in_a_large_network_a_record_is_found_among_the_nodes_that_are_closest_to_its_key() -> None:
-    async def scenario() -> None:
-        net = MemoryNetwork(1, ManualClock())
-        swarms = [net.join(Signer(number.to_bytes(2, "big") * 16)) for number in range(1, 101)]
-        for writer, reader in zip(swarms[:10], swarms[50:60], strict=True):
-            assert await writer.put(KEY, {"by": writer.peer}, ttl_s=100)
-            assert (await reader.get(KEY))[writer.peer].body == {"by": writer.peer}
-
-    asyncio.run(scenario())
+async def test_in_a_large_network_a_record_is_found_among_the_nodes_that_are_closest_to_its_key() -> None:
+    net = MemoryNetwork(1, ManualClock())
+    swarms = [net.join(Signer(number.to_bytes(2, "big") * 16)) for number in range(1, 101)]
+    for writer, reader in zip(swarms[:10], swarms[50:60], strict=True):
+        assert await writer.put(KEY, {"by": writer.peer}, ttl_s=100)
+        assert (await reader.get(KEY))[writer.peer].body == {"by": writer.peer}

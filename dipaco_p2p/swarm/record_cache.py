@@ -46,7 +46,7 @@ class _Row:
 _NOTHING = _Row({}, {}, math.inf)
 
 
-class Shelf:
+class RecordCache:
     """Valid records by key and owner; `ttl_max_s` bounds how far ahead any may expire."""
 
     def __init__(self, *, clock: Clock, ttl_max_s: float, counts: Counter[str]) -> None:
@@ -78,7 +78,10 @@ class Shelf:
             if isinstance(owner, str) and (mine := known.get(PeerId(owner))) is not None and mine.data == data:
                 continue
             try:
-                record = checked(data, key=key, owner=owner, now_s=now_s, ttl_max_s=self._ttl_max_s)
+                record = read_record(data)
+                if record.peer != owner:
+                    raise IntegrityError(f"a record of {record.peer} was stored in the name of {str(owner)[:64]}")
+                check_record(record, key=key, now_s=now_s, ttl_max_s=self._ttl_max_s)
                 good.append(_Held(record, data))
             except IntegrityError:
                 self._counts["records_refused"] += 1
@@ -87,7 +90,7 @@ class Shelf:
             self._keep(key, good, dict(known))
         return count
 
-    def lacking(self, key: str, other: Shelf) -> list[tuple[PeerId, bytes]]:
+    def lacking(self, key: str, other: RecordCache) -> list[tuple[PeerId, bytes]]:
         """What `other` has under `key` by its clock and we have not, by its owner."""
         mine, theirs = self._live(key), other._live(key)
         return [(peer, one.data) for peer, one in theirs.items() if peer not in mine or mine[peer].data != one.data]
@@ -127,12 +130,3 @@ class Shelf:
             self._rows[key] = _Row(kept, records, min(record.expires_s for record in records.values()))
         while len(self._rows) > KEYS_MAX:
             del self._rows[next(iter(self._rows))]
-
-
-def checked(data: bytes, *, key: str, owner: object, now_s: float, ttl_max_s: float) -> Record:
-    """The record that `data` says, if it may stand under `key` and sub-key `owner`; raises IntegrityError."""
-    record = read_record(data)
-    if record.peer != owner:
-        raise IntegrityError(f"a record of {record.peer} was stored in the name of {str(owner)[:64]}")
-    check_record(record, key=key, now_s=now_s, ttl_max_s=ttl_max_s)
-    return record

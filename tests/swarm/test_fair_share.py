@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import INBOUND_CALLS_MAX, INBOUND_CALLS_PER_PEER_MAX
-from dipaco_p2p.swarm.turns import Share, Turns
+from dipaco_p2p.swarm.dispatch import Share, Turns
 
 PEERS = [Signer(bytes([number]) * 32).peer for number in range(1, 60)]
 
@@ -55,49 +53,39 @@ def test_what_is_given_back_can_be_taken_again_and_the_bounds_hold(steps: list[t
     assert filled(share, PEERS[:1]) == [4]
 
 
-def play(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 10))
+async def test_who_comes_late_waits_for_one_turn_of_the_others_not_for_all_their_work() -> None:
+    turns, order = Turns(2, per_peer=1), list[str]()
+
+    async def work(peer: PeerId, name: str) -> None:
+        async with turns.turn(peer):
+            order.append(name)
+            await asyncio.sleep(0)
+
+    greedy = [asyncio.create_task(work(PEERS[0], f"greedy {number}")) for number in range(20)]
+    await asyncio.sleep(0)
+    late = [asyncio.create_task(work(PEERS[1], "late")), asyncio.create_task(work(PEERS[2], "later"))]
+    await asyncio.gather(*greedy, *late)
+    assert len(order) == 22 and order.index("late") < 4 and order.index("later") < 6
 
 
-def test_who_comes_late_waits_for_one_turn_of_the_others_not_for_all_their_work() -> None:
-    async def scenario() -> None:
-        turns, order = Turns(2, per_peer=1), list[str]()
+async def test_a_turn_that_nobody_wants_any_more_goes_to_the_next() -> None:
+    turns, entered = Turns(2, per_peer=1), asyncio.Event()
+    leave = asyncio.Event()
 
-        async def work(peer: PeerId, name: str) -> None:
-            async with turns.turn(peer):
-                order.append(name)
-                await asyncio.sleep(0)
+    async def hold(peer: PeerId) -> None:
+        async with turns.turn(peer):
+            entered.set()
+            await leave.wait()
 
-        greedy = [asyncio.create_task(work(PEERS[0], f"greedy {number}")) for number in range(20)]
-        await asyncio.sleep(0)
-        late = [asyncio.create_task(work(PEERS[1], "late")), asyncio.create_task(work(PEERS[2], "later"))]
-        await asyncio.gather(*greedy, *late)
-        assert len(order) == 22 and order.index("late") < 4 and order.index("later") < 6
-
-    play(scenario())
-
-
-def test_a_turn_that_nobody_wants_any_more_goes_to_the_next() -> None:
-    async def scenario() -> None:
-        turns, entered = Turns(2, per_peer=1), asyncio.Event()
-        leave = asyncio.Event()
-
-        async def hold(peer: PeerId) -> None:
-            async with turns.turn(peer):
-                entered.set()
-                await leave.wait()
-
-        first = asyncio.create_task(hold(PEERS[0]))
-        await entered.wait()
-        waiting = [asyncio.create_task(hold(PEERS[0])) for _ in range(3)]
-        await asyncio.sleep(0)
-        waiting[0].cancel()  # while it waits
-        leave.set()
-        await first
-        waiting[1].cancel()  # at the very moment that its turn comes
-        await asyncio.wait_for(waiting[2], 5)
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for _ in range(3):  # nothing is held for ever
-            await hold(PEERS[0])
-
-    play(scenario())
+    first = asyncio.create_task(hold(PEERS[0]))
+    await entered.wait()
+    waiting = [asyncio.create_task(hold(PEERS[0])) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()  # while it waits
+    leave.set()
+    await first
+    waiting[1].cancel()  # at the very moment that its turn comes
+    await asyncio.wait_for(waiting[2], 5)
+    await asyncio.gather(*waiting, return_exceptions=True)
+    for _ in range(3):  # nothing is held for ever
+        await hold(PEERS[0])

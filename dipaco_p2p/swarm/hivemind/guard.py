@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 
-from ..clock import Clock
-from ..errors import IntegrityError
-from ..protocol.records import CLOCK_SKEW_MAX_S, RECORD_BYTES_MAX, Record, check_record, read_record
+from ...clock import Clock
+from ...errors import IntegrityError
+from ...protocol.records import CLOCK_SKEW_MAX_S, RECORD_BYTES_MAX, Record, check_record, read_record
 
 KEY_PREFIX = "dipaco/"
 FOREIGN_BYTES_MAX = 1024

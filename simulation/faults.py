@@ -6,61 +6,71 @@ time of a run is over, whatever is still under way is cancelled, and `World.calm
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import functools
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dipaco_p2p.protocol.keys import claims_key
 from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S
 
-from .actors import Machine, VolunteerMachine
+from .actors import Environment, Machine, VolunteerMachine
 from .hostile import HOSTILE_ACTS, Stranger
-from .points import fault_points
 
-if TYPE_CHECKING:
-    from .world import World
+Fault = Callable[[Environment, random.Random], Awaitable[None]]
 
-Stroke = Callable[["World", random.Random], Awaitable[None]]
+FAULTS: dict[str, Fault] = {}
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("dipaco_p2p", "peers", "bootstrap", "simulation")
+RETRY_S = 0.5
 
-STROKES: dict[str, Stroke] = {}
 
-
-def fault(name: str) -> Callable[[Stroke], Stroke]:
+def fault(name: str) -> Callable[[Fault], Fault]:
     """Register a fault under its name."""
 
-    def register(stroke: Stroke) -> Stroke:
-        STROKES[name] = stroke
-        return stroke
+    def register(strike: Fault) -> Fault:
+        FAULTS[name] = strike
+        return strike
 
     return register
 
 
-def away_s(world: World, chance: random.Random) -> float:
+@functools.cache
+def fault_points() -> tuple[str, ...]:
+    """All names that `reach` is called with, sorted. Raises ValueError for one that is no literal."""
+    found = {name for package in PACKAGES for path in (ROOT / package).rglob("*.py") for name in _points_of(path)}
+    return tuple(sorted(found))
+
+
+def _points_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id != "reach":
+            continue
+        [name] = node.args
+        if not isinstance(name, ast.Constant) or not isinstance(name.value, str):
+            raise ValueError(f"{path}:{node.lineno}: a fault point must be a literal text")
+        yield name.value
+
+
+def away_s(world: Environment, chance: random.Random) -> float:
     """How long somebody is away: shorter or longer than a heartbeat lives."""
     return chance.uniform(0.3, 3.0) * world.plan.ttl_s
 
 
-def some(world: World, chance: random.Random) -> VolunteerMachine:
+def some(world: Environment, chance: random.Random) -> VolunteerMachine:
     up = [volunteer for volunteer in world.volunteers if volunteer.is_running]
     return chance.choice(up or world.volunteers)
 
 
-def _any(world: World, chance: random.Random) -> Machine:
+def _any(world: Environment, chance: random.Random) -> Machine:
     return chance.choice([world.seed, *world.volunteers])
 
 
-async def _strike_dead(world: World, chance: random.Random, *, power: bool) -> None:
-    victim = some(world, chance)
-    victim.crash(power=power)
-    await asyncio.sleep(away_s(world, chance))
-    victim.start()
-
-
 async def _lay_trap(
-    world: World, chance: random.Random, victims: Sequence[Machine], *, point: str, power: bool
+    world: Environment, chance: random.Random, victims: Sequence[Machine], *, point: str, power: bool
 ) -> None:
     """Whoever of `victims` passes the point first dies there, if one does within a while; all are back later."""
     for victim in victims:
@@ -75,20 +85,27 @@ async def _lay_trap(
         victim.start()
 
 
+async def _strike_dead(world: Environment, chance: random.Random, *, power: bool) -> None:
+    victim = some(world, chance)
+    victim.crash(power=power)
+    await asyncio.sleep(away_s(world, chance))
+    victim.start()
+
+
 @fault("crash")
-async def crash(world: World, chance: random.Random) -> None:
+async def crash(world: Environment, chance: random.Random) -> None:
     """SIGKILL, and a restart from the disk."""
     await _strike_dead(world, chance, power=False)
 
 
 @fault("power cut")
-async def power_cut(world: World, chance: random.Random) -> None:
+async def power_cut(world: Environment, chance: random.Random) -> None:
     """As a crash, but what was not synced may be lost."""
     await _strike_dead(world, chance, power=True)
 
 
 @fault("crash at a point")
-async def crash_at_a_point(world: World, chance: random.Random) -> None:
+async def crash_at_a_point(world: Environment, chance: random.Random) -> None:
     """A crash at the next fault point of one name that anybody of some passes; torn writes are among them."""
     point, is_power_cut = chance.choice(fault_points()), chance.random() < 0.5
     victims = [_any(world, chance) for _ in range(3)]
@@ -96,13 +113,13 @@ async def crash_at_a_point(world: World, chance: random.Random) -> None:
 
 
 @fault("torn write")
-async def torn_write(world: World, chance: random.Random) -> None:
+async def torn_write(world: Environment, chance: random.Random) -> None:
     """The power fails in the middle of a write."""
     await _lay_trap(world, chance, [_any(world, chance)], point="write: in the middle", power=True)
 
 
 @fault("freeze")
-async def freeze(world: World, chance: random.Random) -> None:
+async def freeze(world: Environment, chance: random.Random) -> None:
     """SIGSTOP, and SIGCONT later."""
     victim = _any(world, chance)
     victim.freeze()
@@ -111,7 +128,7 @@ async def freeze(world: World, chance: random.Random) -> None:
 
 
 @fault("slow")
-async def slow(world: World, chance: random.Random) -> None:
+async def slow(world: Environment, chance: random.Random) -> None:
     """A machine far away, or with a poor line, that also trains slowly."""
     victim = some(world, chance)
     world.network.slow(victim.peer, chance.uniform(0.2, 2.0))
@@ -122,7 +139,7 @@ async def slow(world: World, chance: random.Random) -> None:
 
 
 @fault("overload")
-async def overload(world: World, chance: random.Random) -> None:
+async def overload(world: Environment, chance: random.Random) -> None:
     """A machine answers `busy` to everything, for longer than a round takes, and goes on leading what it leads."""
     victim = some(world, chance)
     world.network.overload(victim.peer)
@@ -131,13 +148,13 @@ async def overload(world: World, chance: random.Random) -> None:
 
 
 @fault("join")
-async def join(world: World, chance: random.Random) -> None:
+async def join(world: Environment, chance: random.Random) -> None:
     """Somebody comes who was never there."""
     world.add_volunteer(step_s=chance.uniform(0.2, 1.0)).start()
 
 
 @fault("leave")
-async def leave(world: World, chance: random.Random) -> None:
+async def leave(world: Environment, chance: random.Random) -> None:
     """Ctrl-C: in good order; and back again later."""
     victim = some(world, chance)
     victim.stop()
@@ -146,7 +163,7 @@ async def leave(world: World, chance: random.Random) -> None:
 
 
 @fault("partition")
-async def partition(world: World, chance: random.Random) -> None:
+async def partition(world: Environment, chance: random.Random) -> None:
     """Two halves that do not see each other."""
     machines = list(world.machines)
     chance.shuffle(machines)
@@ -157,7 +174,7 @@ async def partition(world: World, chance: random.Random) -> None:
 
 
 @fault("one-way cut")
-async def one_way_cut(world: World, chance: random.Random) -> None:
+async def one_way_cut(world: Environment, chance: random.Random) -> None:
     """What one machine says reaches nobody, or some not; it hears all."""
     victim = _any(world, chance)
     for other in world.machines:
@@ -167,33 +184,24 @@ async def one_way_cut(world: World, chance: random.Random) -> None:
     world.network.heal()
 
 
-async def _for_a_while(world: World, chance: random.Random, name: str, probability: float) -> None:
-    before = getattr(world.network, name)
-    setattr(world.network, name, probability)
-    await asyncio.sleep(2 * away_s(world, chance))
-    setattr(world.network, name, before)
+def _network_fault(name: str, least: float, most: float) -> None:
+    """Register a fault of the whole network: its chance of `name` (swarm/memory.py) is in this range for a while."""
+
+    @fault(name)
+    async def strike(world: Environment, chance: random.Random) -> None:
+        before, probability = getattr(world.network, name), chance.uniform(least, most)
+        setattr(world.network, name, probability)
+        await asyncio.sleep(2 * away_s(world, chance))
+        setattr(world.network, name, before)
 
 
-@fault("loss")
-async def loss(world: World, chance: random.Random) -> None:
-    """Many messages never arrive."""
-    await _for_a_while(world, chance, "loss", chance.uniform(0.05, 0.4))
-
-
-@fault("duplication")
-async def duplication(world: World, chance: random.Random) -> None:
-    """Requests arrive twice."""
-    await _for_a_while(world, chance, "duplication", chance.uniform(0.2, 1.0))
-
-
-@fault("reordering")
-async def reordering(world: World, chance: random.Random) -> None:
-    """Messages are overtaken by later ones."""
-    await _for_a_while(world, chance, "reordering", chance.uniform(0.2, 0.8))
+_network_fault("loss", 0.05, 0.4)
+_network_fault("duplication", 0.2, 1.0)
+_network_fault("reordering", 0.2, 0.8)
 
 
 @fault("bit rot")
-async def bit_rot(world: World, chance: random.Random) -> None:
+async def bit_rot(world: Environment, chance: random.Random) -> None:
     """The disk of a volunteer changes a byte of a blob, or of a document, while its program is down."""
     victim = some(world, chance)
     victim.crash()
@@ -218,7 +226,7 @@ def flip(path: Path, chance: random.Random) -> None:
 
 
 @fault("clock skew")
-async def clock_skew(world: World, chance: random.Random) -> None:
+async def clock_skew(world: Environment, chance: random.Random) -> None:
     """A machine's clock is wrong by a little, or by more than records allow."""
     victim = _any(world, chance)
     most_s = chance.choice((CLOCK_SKEW_MAX_S, 20.0))
@@ -228,7 +236,7 @@ async def clock_skew(world: World, chance: random.Random) -> None:
 
 
 @fault("hostile peer")
-async def hostile_peer(world: World, chance: random.Random) -> None:
+async def hostile_peer(world: Environment, chance: random.Random) -> None:
     """A stranger who does, one after the other, what an honest program never would."""
     stranger = Stranger(world, chance)
     try:
@@ -240,7 +248,7 @@ async def hostile_peer(world: World, chance: random.Random) -> None:
 
 
 @fault("gone for good")
-async def gone_for_good(world: World, chance: random.Random) -> None:
+async def gone_for_good(world: Environment, chance: random.Random) -> None:
     """A volunteer dies and is never seen again; two at least stay that have not come to the end."""
     if sum(not (volunteer.is_gone or volunteer.is_done) for volunteer in world.volunteers) > 2:
         victim = some(world, chance)
@@ -250,7 +258,7 @@ async def gone_for_good(world: World, chance: random.Random) -> None:
 
 
 @fault("idle claimant")
-async def idle_claimant(world: World, chance: random.Random) -> None:
+async def idle_claimant(world: Environment, chance: random.Random) -> None:
     """Somebody claims a path and never trains it, also when the other faults are over: slower, but no stop."""
     stranger, paths = Stranger(world, chance), list(world.run.topology.paths())
     claim = Claim(path=chance.choice(paths), since_s=0.0)
@@ -264,7 +272,7 @@ async def idle_claimant(world: World, chance: random.Random) -> None:
 
 
 @fault("seed death")
-async def seed_death(world: World, chance: random.Random) -> None:
+async def seed_death(world: Environment, chance: random.Random) -> None:
     """The coordinator dies, and comes back."""
     world.seed.crash(power=chance.random() < 0.5)
     await asyncio.sleep(3 * away_s(world, chance))
@@ -272,7 +280,7 @@ async def seed_death(world: World, chance: random.Random) -> None:
 
 
 @fault("disk loss")
-async def disk_loss(world: World, chance: random.Random) -> None:
+async def disk_loss(world: Environment, chance: random.Random) -> None:
     """A volunteer's disk is gone, and it begins anew, as the peer that it was. At most one in a run."""
     if any(event.ev == "disk lost" for event in world.events):
         return  # who is gone for good takes its disk along
@@ -283,7 +291,7 @@ async def disk_loss(world: World, chance: random.Random) -> None:
 
 
 @fault("total outage")
-async def total_outage(world: World, chance: random.Random) -> None:
+async def total_outage(world: Environment, chance: random.Random) -> None:
     """The power fails everywhere, and everybody comes back, in any order."""
     world.note("", "total outage")
     is_power_cut = chance.random() < 0.5
@@ -295,3 +303,54 @@ async def total_outage(world: World, chance: random.Random) -> None:
     for machine in machines:
         machine.start()
         await asyncio.sleep(chance.uniform(0.0, 1.0))
+
+
+# -- decrees of the coordinator. Each is undone after a while, a rollback never.
+
+
+@fault("ban")
+async def ban(world: Environment, chance: random.Random) -> None:
+    """A volunteer is banned, and admitted again later; two at least stay that have not come to the end."""
+    if sum(not (volunteer.is_gone or volunteer.is_done) for volunteer in world.volunteers) > 2:
+        victim = some(world, chance)
+        if world.seed.decree("ban", peer=victim.peer):
+            await asyncio.sleep(3 * away_s(world, chance))
+            await _insist(world, "admit", peer=victim.peer)
+            victim.start()
+
+
+@fault("halt")
+async def halt(world: Environment, chance: random.Random) -> None:
+    """The run is frozen for a while."""
+    if world.seed.decree("freeze"):
+        await asyncio.sleep(2 * away_s(world, chance))
+        await _insist(world, "unfreeze")
+
+
+@fault("rollback")
+async def rollback(world: Environment, chance: random.Random) -> None:
+    """A module goes back to any version before its newest."""
+    heads = {
+        module: head for module, head in world.seed.archived().items() if 0 < head < world.run.config.rounds.rounds
+    }
+    if heads:
+        module = chance.choice(sorted(heads))
+        to, after = chance.randrange(heads[module]), heads[module]
+        world.seed.decree("rollback", stage=world.run.id, module=module, to=to, after=after)
+
+
+async def pardon(world: Environment) -> None:
+    """When the faults are over nobody is banned any more, and nothing is frozen."""
+    while (stage := world.seed.stage) is None:
+        await asyncio.sleep(RETRY_S)
+    state = stage.seen().decrees.state
+    for peer in sorted(state.banned):
+        await _insist(world, "admit", peer=peer)
+    if state.frozen is not None:
+        await _insist(world, "unfreeze")
+
+
+async def _insist(world: Environment, act: str, **values: str) -> None:
+    """As soon as there is a coordinator to ask."""
+    while not world.seed.decree(act, **values):
+        await asyncio.sleep(RETRY_S)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import EnvironmentUnfit
+from ...errors import EnvironmentUnfit
 
 SOCKET_FOLDER = Path("/tmp")
 SOCKET_PATTERN = "hivemind-*.sock"

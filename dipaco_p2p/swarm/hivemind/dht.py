@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -21,16 +22,15 @@ from hivemind.dht.crypto import DHTRecord, RecordValidatorBase
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol as HivemindProtocol
 from hivemind.dht.routing import DHTID
-from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from ..protocol.records import RECORD_BYTES_MAX
-from .dht_storage import SUBKEYS_MAX, Storage, copied, size_bytes
+from ...protocol.records import RECORD_BYTES_MAX
 from .guard import RecordGuard
-from .modest import is_modest
+from .msgpack_guard import is_modest
 
 REPLICAS = 5
 RPC_TIMEOUT_S = 3.0
@@ -41,6 +41,16 @@ STORE_KEYS_MAX = 1024
 HAND_OVER_EVERY_S = 10.0
 """How often one neighbour is handed what it should store."""
 HAND_OVER_BYTES_MAX = 1024 * 1024
+SUBKEYS_MAX = 1024
+KEY_BYTES_MAX = 1536 * 1024
+"""Of all records under one key: an answer has to fit into one message."""
+ENTRY_BYTES_MIN = KEY_BYTES_MAX // SUBKEYS_MAX
+"""What an entry has room for from the start: in a full key, too, it can be renewed by one that is longer."""
+KEYS_MAX = 16384
+FOREIGN_STORE_BYTES_MAX = 32 * 1024 * 1024
+"""Of what is kept under keys that are not ours; those of our own run have room of their own."""
+_SUBKEY_BYTES = 64
+"""What an entry takes in an answer besides its value."""
 ITEMS_MAX = 4 * SUBKEYS_MAX + 64
 """Of one unpacked value: a full dictionary has four for each entry."""
 SUBKEY_BYTES_MAX = 1024
@@ -87,6 +97,70 @@ class _Validator(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no 
         return value is not None and self._guard.allows(
             record.key, owner, value, size_bytes=len(record.value), expires_s=record.expiration_time
         )
+
+
+class Storage(DHTLocalStorage):  # type: ignore[misc]
+    """Values by key; `guard` knows which keys are ours."""
+
+    def __init__(self, guard: RecordGuard) -> None:
+        super().__init__()
+        self._guard = guard
+        self._foreign: dict[DHTID, int] = {}
+        """Bytes under each key that is not ours."""
+        self._foreign_bytes = 0
+
+    def get(self, key: DHTID) -> Any:
+        """A copy of a dictionary: hivemind's search merges what others answer into what it is given."""
+        held = super().get(key)
+        if held is None or not isinstance(held.value, DictionaryDHTValue):
+            return held
+        return type(held)(copied(held.value), held.expiration_time)
+
+    def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
+        if subkey is not None:
+            return self.store_subkey(key, subkey, value, expiration_time)
+        held = super().get(key)
+        if held is not None and (isinstance(held.value, DictionaryDHTValue) or held.expiration_time >= expiration_time):
+            return False
+        return self._take_room(key, len(value)) and bool(super().store(key, value, expiration_time))
+
+    def store_subkey(self, key: DHTID, subkey: Any, value: Any, expiration_time: float) -> bool:
+        held = super().get(key)
+        has_subkeys = held is not None and isinstance(held.value, DictionaryDHTValue)
+        dictionary = held.value if has_subkeys else DictionaryDHTValue()
+        old = dictionary.get(subkey)
+        if old is not None and old.expiration_time >= expiration_time:
+            return False
+        total_bytes = size_bytes(dictionary) + _room(value) - (_room(old.value) if old is not None else 0)
+        if total_bytes > KEY_BYTES_MAX or (old is None and len(dictionary) >= SUBKEYS_MAX):
+            return False
+        if not (self._take_room(key, total_bytes) and dictionary.store(subkey, value, expiration_time)):
+            return False
+        _compact(dictionary)
+        if not has_subkeys:
+            del self[key]
+        if not has_subkeys or held.expiration_time < expiration_time:
+            super().store(key, dictionary, expiration_time)
+        _compact(self)
+        return True
+
+    def _take_room(self, key: DHTID, total_bytes: int) -> bool:
+        """Whether `key` may have so many bytes in all; if so they are counted."""
+        if self._guard.knows(key.to_bytes()):
+            return True
+        if not self._has_room(key, total_bytes):
+            self._foreign = {other: held for other, held in self._foreign.items() if other in self.data}
+            self._foreign_bytes = sum(self._foreign.values())
+            if not self._has_room(key, total_bytes):
+                return False
+        self._foreign_bytes += total_bytes - self._foreign.get(key, 0)
+        self._foreign[key] = total_bytes
+        return True
+
+    def _has_room(self, key: DHTID, total_bytes: int) -> bool:
+        more_bytes = total_bytes - self._foreign.get(key, 0)
+        is_counted = key in self._foreign or len(self._foreign) < KEYS_MAX
+        return is_counted and self._foreign_bytes + more_bytes <= FOREIGN_STORE_BYTES_MAX
 
 
 class Protocol(HivemindProtocol):  # type: ignore[misc]
@@ -189,6 +263,31 @@ def _parts(values: Sequence[Any]) -> Iterator[slice]:
     yield slice(first, len(values))
 
 
+def copied(dictionary: DictionaryDHTValue) -> DictionaryDHTValue:
+    """The same entries in a new dictionary, whatever limits the old one names."""
+    copy = DictionaryDHTValue()
+    with copy.freeze():
+        for subkey, item in dictionary.data.items():
+            copy.store(subkey, item.value, item.expiration_time)
+    return copy
+
+
+def size_bytes(dictionary: DictionaryDHTValue) -> int:
+    """What the entries of `dictionary` take, or have room for."""
+    return sum(_room(item.value) for item in dictionary.data.values())
+
+
+def _room(value: bytes) -> int:
+    return max(ENTRY_BYTES_MIN, len(value) + _SUBKEY_BYTES)
+
+
+def _compact(storage: Any) -> None:
+    """hivemind's heap of expiries keeps an entry for every renewal until its time is over."""
+    if len(storage.expiration_heap) > 2 * len(storage.data) + 64:
+        storage.expiration_heap = list(storage.key_to_heap.values())
+        heapq.heapify(storage.expiration_heap)
+
+
 _trusting_loads = MSGPackSerializer.loads
 
 
@@ -199,7 +298,9 @@ def _loads(data: bytes) -> Any:
     return _trusting_loads(data)
 
 
-# The name is part of what goes over the wire, and hivemind makes its node with the class that it finds here.
-Protocol.__name__ = "DHTProtocol"
-hivemind_node.DHTProtocol = Protocol
-MSGPackSerializer.loads = staticmethod(_loads)
+def install() -> None:
+    """Make hivemind, in this whole process, build its nodes from `Protocol` and unpack only modest messages. Call it
+    before a node is created; calling it again does nothing."""
+    Protocol.__name__ = "DHTProtocol"  # part of what goes over the wire
+    hivemind_node.DHTProtocol = Protocol
+    MSGPackSerializer.loads = staticmethod(_loads)

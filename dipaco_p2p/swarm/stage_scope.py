@@ -16,9 +16,11 @@ from ..protocol.reasons import Reason
 from ..protocol.records import Record
 from ..protocol.signing import PeerId, Signer
 from .api import Handler, Reply, Swarm, SwarmStatistics
-from .line import Line
+from .blobs.bandwidth import Line
 
 SCOPE_CHARS = 16
+ABSENT = "this peer takes no part at the moment"
+"""It passes: the caller tries again, or asks another peer."""
 
 
 class ScopedSwarm:
@@ -95,7 +97,7 @@ class ScopedSwarm:
     async def _answer(self, method: str, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         handler, task = self._handlers.get(method), asyncio.current_task()
         if handler is None:
-            raise _absent()
+            raise Refused(ABSENT, reason=Reason.BUSY)
         assert task is not None
         self._answering.add(task)
         try:
@@ -103,12 +105,7 @@ class ScopedSwarm:
         except asyncio.CancelledError:
             if self._handlers or task.uncancel():  # the call itself was given up, not our part in the stage
                 raise
-            raise _absent() from None
+            raise Refused(ABSENT, reason=Reason.BUSY) from None
         finally:
             self._answering.discard(task)
             self._idle.set()
-
-
-def _absent() -> Refused:
-    """What passes: the caller tries again, or asks another."""
-    return Refused("this peer takes no part at the moment", reason=Reason.BUSY)

@@ -1,8 +1,8 @@
 """Blobs over calls: bytes named by their digest, moved in ranges, resumable in both directions.
 
-Fetching has a file of its own (fetch.py). Ranges are shorter on slow links (pace.py) and under a limit of either side
-(line.py): they go when there is room on the line, and what is no blob never waits for them. What takes time with large
-blobs, to digest, read and write them, is done beside the event loop.
+Fetching has a file of its own (fetch.py). Ranges are shorter on slow links (range_size.py) and under a limit of either
+side (bandwidth.py): they go when there is room on the line, and what is not a blob never waits for them. What takes
+time with large blobs, to digest, read and write them, is done beside the event loop.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
-from ..canonical import digest as digest_of
-from ..errors import DipacoError, IntegrityError, Refused
-from ..protocol.reasons import Reason
-from ..protocol.signing import PeerId, short
-from .api import Swarm
-from .calls import Range, ReadBlob, WriteBlob, Written
-from .line import CUT_BYTES_MIN, Line
-from .pace import RANGE_BYTES, pace_of
+from ...canonical import digest as digest_of
+from ...errors import DipacoError, IntegrityError, Refused
+from ...protocol.reasons import Reason
+from ...protocol.signing import PeerId, short
+from ..api import Swarm
+from ..calls import Range, ReadBlob, WriteBlob, Written
+from .bandwidth import CUT_BYTES_MIN, Line
+from .range_size import RANGE_BYTES, pace_of
 
 OWN_LINE = Line()
 """What a peer sends to itself goes over no line."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import math
 
-from ..clock import Clock, SystemClock
-from ..errors import ConfigError
+from ...clock import Clock, SystemClock
+from ...errors import ConfigError
 
 MBIT_BYTES = 125_000
 MBIT_MIN = 0.1

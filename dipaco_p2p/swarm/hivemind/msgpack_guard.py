@@ -82,14 +82,12 @@ def _token(data: bytes, start: int) -> _Token:
 
 
 def _sized(data: bytes, after: int, length: int, counts: str) -> _Token:
-    if counts == "array":
-        token = _Token(after, items=length)
-    elif counts == "map":
-        token = _Token(after, items=2 * length)
-    elif counts == "extension":
+    if counts == "extension":
         token = _Token(after + 1 + length, extension=data[after], payload=after + 1)
-    else:
+    elif counts == "bytes":
         token = _Token(after + length)
+    else:
+        token = _Token(after, items=length if counts == "array" else 2 * length)
     if token.end > len(data):
         raise IndexError(token.end)
     return token

@@ -8,7 +8,7 @@ import pytest
 
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.errors import ConfigError
-from dipaco_p2p.swarm.line import BURST_S, MBIT_BYTES, MBIT_MIN, RANGE_S, Bucket, Line
+from dipaco_p2p.swarm.blobs.bandwidth import BURST_S, MBIT_BYTES, MBIT_MIN, RANGE_S, Bucket, Line
 
 RATE = 1000
 
@@ -41,44 +41,38 @@ def test_a_clock_that_is_set_back_costs_no_time() -> None:
     assert bucket.take(1_000, 0.0) == pytest.approx(3.0 - BURST_S)
 
 
-def test_over_a_minute_as_many_bytes_go_as_the_limit_says() -> None:
-    async def scenario() -> None:
-        clock = ManualClock()
-        line, went, length = Line(up_mbit=8.0, clock=clock), [0, 0, 0], 61_234
+async def test_over_a_minute_as_many_bytes_go_as_the_limit_says() -> None:
+    clock = ManualClock()
+    line, went, length = Line(up_mbit=8.0, clock=clock), [0, 0, 0], 61_234
 
-        async def send(number: int) -> None:
-            while True:
-                await line.up.take(length)
-                went[number] += length
+    async def send(number: int) -> None:
+        while True:
+            await line.up.take(length)
+            went[number] += length
 
-        senders = [asyncio.ensure_future(send(number)) for number in range(len(went))]
-        await clock.advance(60.0)
-        for sender in senders:
-            sender.cancel()
-        assert sum(went) == pytest.approx(60.0 * 8.0 * MBIT_BYTES, rel=0.02)
-        assert max(went) - min(went) <= 8.0 * MBIT_BYTES * BURST_S + 2 * length, "they take turns"
-
-    asyncio.run(scenario())
+    senders = [asyncio.ensure_future(send(number)) for number in range(len(went))]
+    await clock.advance(60.0)
+    for sender in senders:
+        sender.cancel()
+    assert sum(went) == pytest.approx(60.0 * 8.0 * MBIT_BYTES, rel=0.02)
+    assert max(went) - min(went) <= 8.0 * MBIT_BYTES * BURST_S + 2 * length, "they take turns"
 
 
-def test_who_gives_up_waiting_leaves_its_place_and_the_other_direction_is_free() -> None:
-    async def scenario() -> None:
-        clock = ManualClock()
-        line = Line(up_mbit=8.0, clock=clock)
-        await line.up.take(int(MBIT_BYTES * 8 * BURST_S))
-        await line.up.take(2 * 8 * MBIT_BYTES)
-        waiting = asyncio.ensure_future(line.up.take(60 * 8 * MBIT_BYTES))
-        await clock.advance(1.0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        await line.down.take(2**40)
-        late = asyncio.ensure_future(line.up.take(1))
-        await clock.advance(0.9)
-        assert not late.done()
-        await clock.advance(0.2)
-        assert late.done()
-
-    asyncio.run(scenario())
+async def test_who_gives_up_waiting_leaves_its_place_and_the_other_direction_is_free() -> None:
+    clock = ManualClock()
+    line = Line(up_mbit=8.0, clock=clock)
+    await line.up.take(int(MBIT_BYTES * 8 * BURST_S))
+    await line.up.take(2 * 8 * MBIT_BYTES)
+    waiting = asyncio.ensure_future(line.up.take(60 * 8 * MBIT_BYTES))
+    await clock.advance(1.0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await line.down.take(2**40)
+    late = asyncio.ensure_future(line.up.take(1))
+    await clock.advance(0.9)
+    assert not late.done()
+    await clock.advance(0.2)
+    assert late.done()
 
 
 def test_ranges_are_half_a_second_long_at_most() -> None:

@@ -1,4 +1,4 @@
-"""The real swarm: libp2p streams and a Kademlia DHT. Only this file and dht*.py import hivemind.
+"""The real swarm: libp2p streams and a Kademlia DHT.
 
 hivemind's `P2P` and `DHTNode` run in the program's own event loop, not in the process that `hivemind.DHT` forks, so
 that nothing outlives the program but for a second (the daemon ends when its parent does). TCP only; no UPnP; no
@@ -29,32 +29,32 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
 from torch.multiprocessing import set_sharing_strategy
 
-from ..clock import Clock
-from ..errors import EnvironmentUnfit, Unreachable
-from ..protocol.records import Record
-from ..protocol.signing import PeerId, Signer, short
-from . import frames, identity, streams
-from .addresses import Address, places_of, read_address, read_place
-from .api import FRAME_TIMEOUT_S, Handler, Reply, SwarmStatistics
-from .calls import DialBackMe
+from ...clock import Clock
+from ...errors import EnvironmentUnfit, Unreachable
+from ...protocol.records import Record
+from ...protocol.signing import PeerId, Signer, short
+from .. import frames, identity, streams
+from ..addresses import Address, places_of, read_address, read_place
+from ..api import FRAME_TIMEOUT_S, Handler, Reply, SwarmStatistics
+from ..blobs.bandwidth import Line
+from ..calls import DialBackMe
+from ..dialback import DialBack, greets
+from ..dispatch import Dispatcher
+from ..record_cache import RecordCache
 from .daemon import cannot_join, daemons_apart, long_backlog, sweep_stale_sockets, wait_port_free
-from .dht import MESSAGE_BYTES_MAX, RPC_TIMEOUT_S, create_node, hash_key
-from .dialback import DialBack, greets
-from .dispatch import Dispatcher
+from .dht import MESSAGE_BYTES_MAX, RPC_TIMEOUT_S, create_node, hash_key, install
 from .guard import RecordGuard
-from .line import Line
-from .shelf import Shelf
 
 PROTOCOL = "/dipaco-p2p/call/1"
 DIAL_TIMEOUT_S = 10.0
 DHT_TIMEOUT_S = 10.0
 STARTUP_TIMEOUT_S = 20.0
 CLOSE_TIMEOUT_S = 3.0
-_HINT = "check that it is running, and that the address is its newest"
+_HINT = "check that it is running and that the address is current"
 _log = logging.getLogger(__name__)
 
-# hivemind's own choice would start a helper process, and leave segments in /dev/shm, as soon as any library of this
-# process shares a tensor (datasets does).
+# Undo what importing hivemind has just done to the logging and to the sharing of tensors of this process: its choice
+# would start a helper process, and leave segments in /dev/shm, as soon as any library shares a tensor (datasets does).
 set_sharing_strategy("file_descriptor")  # type: ignore[no-untyped-call]
 use_hivemind_log_handler("nowhere")
 logging.getLogger("hivemind").setLevel(logging.ERROR)
@@ -81,6 +81,7 @@ async def open_libp2p(
     Raises ConfigError (a malformed address), Unreachable (none of the peers answers), EnvironmentUnfit (a taken
     port, a wrong clock, an unsafe key file), IntegrityError (a malformed key file).
     """
+    install()
     host, port = read_place(listen)
     signer = identity.load_or_create(identity_path)
     dialled = {address: read_address(address) for address in initial_peers if not address.endswith(signer.peer)}
@@ -112,7 +113,7 @@ class Libp2pSwarm:
         self._counts: Counter[str] = Counter()
         self._dispatcher = Dispatcher(self._counts)
         self._server = streams.StreamServer(self._dispatcher, self._counts, timeout_s=frame_timeout_s)
-        self._shelf = Shelf(clock=clock, ttl_max_s=ttl_max_s, counts=self._counts)
+        self._records = RecordCache(clock=clock, ttl_max_s=ttl_max_s, counts=self._counts)
         self._guard = RecordGuard(clock=clock, ttl_max_s=ttl_max_s, hash_key=hash_key, counts=self._counts)
         self._client_mode = False
         self._node: DHTNode | None = None
@@ -143,7 +144,7 @@ class Libp2pSwarm:
         if self._node is None:
             return False
         self._guard.know(key)
-        record = self._shelf.sign(self.signer, key, body, ttl_s=ttl_s)
+        record = self._records.sign(self.signer, key, body, ttl_s=ttl_s)
         self._counts["records_put"] += 1
         try:
             async with asyncio.timeout(DHT_TIMEOUT_S):
@@ -156,7 +157,7 @@ class Libp2pSwarm:
 
     async def get(self, key: str) -> dict[PeerId, Record]:
         if self._node is None:
-            return dict(self._shelf.live(key))
+            return dict(self._records.live(key))
         self._guard.know(key)
         found = None
         with contextlib.suppress(TimeoutError):
@@ -164,8 +165,8 @@ class Libp2pSwarm:
                 found = await self._node.get(key, latest=True)
         if found is not None and isinstance(found.value, dict):
             pairs = ((owner, entry.value) for owner, entry in found.value.items())
-            self._shelf.admit(key, ((owner, data) for owner, data in pairs if isinstance(data, bytes)))
-        return dict(self._shelf.live(key))
+            self._records.admit(key, ((owner, data) for owner, data in pairs if isinstance(data, bytes)))
+        return dict(self._records.live(key))
 
     async def call(
         self,
@@ -273,7 +274,7 @@ class Libp2pSwarm:
     def _on_found(self, key_hash: bytes, entries: list[tuple[object, bytes]]) -> None:
         key = self._guard.name_of(key_hash)
         if key is not None:
-            self._shelf.admit(key, entries)
+            self._records.admit(key, entries)
 
     async def _on_stream(self, info: Any, reader: StreamReader, writer: StreamWriter) -> None:
         await self._server.answer(PeerId(info.peer_id.to_base58()), reader, writer)

@@ -14,8 +14,8 @@ import weakref
 from collections import OrderedDict
 from typing import TypeVar
 
-from ..protocol.signing import PeerId
-from .api import Swarm
+from ...protocol.signing import PeerId
+from ..api import Swarm
 
 V = TypeVar("V", int, float)
 

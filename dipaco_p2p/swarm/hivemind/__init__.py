@@ -1,0 +1,1 @@
+"""The real network: everything that imports hivemind, subclasses it or patches it."""

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.core.evaluate import counted_tokens
 from dipaco_p2p.errors import IntegrityError, Refused
-from dipaco_p2p.node.calls import CheckPage, GetChecks, GiveCheck
-from dipaco_p2p.node.items import items_reply
+from dipaco_p2p.node.calls import GetChecks, GiveCheck
+from dipaco_p2p.node.items import CheckPage, items_reply
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive

@@ -25,7 +25,7 @@ E = typing.TypeVar("E", bound=StrEnum)
 REPO = Path(__file__).resolve().parents[1]
 CODE = ("dipaco_p2p", "peers", "bootstrap")
 
-PASSING_FILE = "dipaco_p2p/protocol/admission.py"
+PASSING_FILE = "dipaco_p2p/protocol/reasons.py"
 LIMIT_FOLDERS = ("dipaco_p2p/protocol", "dipaco_p2p/swarm", "dipaco_p2p/runtime")
 NOT_LIMITS = ("dipaco_p2p/swarm/memory.py", "dipaco_p2p/runtime/control/")
 """Not between peers: the swarm of the tests, and what a command says to the program beside it."""

@@ -32,9 +32,10 @@ from ..protocol.reasons import ADMISSION, Reason
 from ..protocol.signing import PeerId
 from ..strict import bounded
 from ..swarm.api import Reply
+from ..swarm.calls import CALLS as CALLS  # with those below: all of a run
 from ..swarm.calls import Done, Request, call
 from ..topology import ModuleId, PathId
-from .items import Page
+from .items import CheckPage, Page
 
 WAIT_MAX_S = 10.0
 """Longest wait for a new version in one call; well below a call's own time limit."""
@@ -122,15 +123,6 @@ class GiveCheck(Request[Done]):
     """A check of a judged round, to be kept."""
 
     check: Sealed[Check]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckPage:
-    """A page of checks, as they came."""
-
-    next: int | None = None
-    """The number to go on with."""
-    body: bytes
 
 
 @call("run.checks", by=SEED)
@@ -322,7 +314,7 @@ class TellFinal(ChainRequest[Final]):
     """As in `mirror.version`."""
 
 
-@call("mirror.follow", by="mirrors")
+@call("mirror.follow", by="mirrors", refuses=(Reason.NOT_LEADER, Reason.STALE_BASE, Reason.WRONG_MODULE))
 class Follow(ChainRequest[Done]):
     """Take the caller's chain over, as a new mirror."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError
@@ -18,9 +18,6 @@ from ..swarm.api import BODY_BYTES_MAX, Reply
 ITEMS_BYTES_MAX = BODY_BYTES_MAX // 2
 """Of one page; a single document is at most 192 KiB, so a page always holds some."""
 
-if TYPE_CHECKING:
-    from .calls import CheckPage
-
 D = TypeVar("D", Check, Contribution, Decree, Grant, Judgement, ModuleVersion, Receipt, Rejection, Sharding)
 P = TypeVar("P")
 
@@ -28,6 +25,16 @@ P = TypeVar("P")
 @dataclass(frozen=True, slots=True)
 class Page(Reply, Generic[P]):
     """Signed documents, as many as fit; the asker asks again for what follows, until a page is empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckPage:
+    """A page of checks, as they came."""
+
+    next: int | None = None
+    """The number to go on with."""
+    body: bytes
+    """A page of checks."""
 
 
 def items_reply(documents: Iterable[Sealed[D]]) -> Page[D]:

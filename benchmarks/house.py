@@ -34,7 +34,7 @@ from types import CodeType, FrameType
 from typing import Any
 from unittest import mock
 
-from bootstrap.prepare import _loop
+from bootstrap.genesis.prepare import _loop
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.protocol.signing import Signer
 from leaderboard.collector import Collector

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -11,19 +12,40 @@ from dipaco_p2p import __version__
 from dipaco_p2p.program.console import LogFormat
 from leaderboard.cli import app as leaderboard_app
 
-from .control.cli import add_commands
-from .control.decree_cli import add_decrees
-from .planning.cli import add_commands as add_planning
-from .recovery.cli import add_commands as add_recovery
+from .control.cli import Folder, Json, add_commands, end
 
 EPILOG = """Exit codes: 0 done; 1 the demo's promises do not all hold; 2 a wrong flag, run file or corpus;
 4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version; 8 damaged data;
 130 stopped: the demo by Ctrl-C, others by a second one."""
 
+DECREE_CODES = """Exit codes: 0 done; 2 a wrong value, or a decree that makes no sense now: nothing is written;
+3 no coordinator runs and no folder is named; 4 it does not answer; 5 this machine cannot (folder in use, disk);
+6 it is of another version; 8 damaged data; 130 Ctrl-C."""
+CHECK_CODES = """Exit codes: 0 it can start; 2 the run file or the corpus; 5 this machine (disk, port); 8 damaged data;
+130 Ctrl-C."""
+PLAN_CODES = "Exit codes: 0 done; 2 a wrong flag or run file."
+RECOVERY_CODES = """Exit codes: 0 done; 2 a wrong flag, folder or file; 4 nobody answers;
+5 this machine cannot (disk, port, clock); 6 another run or version; 8 damaged data; 130 Ctrl-C."""
+
+Why = Annotated[str, typer.Option("--reason", help="Shown to the volunteers: one line of up to 200 characters.")]
+Peer = Annotated[str, typer.Argument(help="The peer's id, or the end of it, as `peers` shows it.")]
+RunFilePath = Annotated[Path, typer.Argument(help="A run file, as `init` writes one.")]
+RunFolderOption = Annotated[
+    Path | None,
+    typer.Option("--dir", help="Where the run is or would be kept. Default: as `start` would choose."),
+]
+
 EXAMPLE = "Example: dipaco-bootstrap init run.toml"
 
 app = typer.Typer(no_args_is_help=True, epilog=EXAMPLE, pretty_exceptions_enable=False)
 app.add_typer(leaderboard_app, name="leaderboard")
+
+
+def _run(main: Callable[[], Coroutine[Any, Any, None]], code: Callable[[], int] = lambda: 0) -> NoReturn:
+    """Run `main`, and leave with its exit code; with `code` where it ends well."""
+    from dipaco_p2p.program.console import run_program
+
+    raise typer.Exit(run_program(main) or code())
 
 
 def print_version(is_asked: bool) -> None:
@@ -36,7 +58,7 @@ def print_version(is_asked: bool) -> None:
 @app.callback()
 def about(
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Say it and leave.")
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Describe a run, prepare it, and be the node that volunteers join through."""
@@ -48,7 +70,6 @@ def init(
     name: Annotated[str, typer.Option(help="The run's name.")] = "my-run",
 ) -> None:
     """Write a commented run file, with every key at its default."""
-    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from .runfile import write_template
@@ -56,7 +77,7 @@ def init(
         write_template(path, name)
         print(f"wrote {path}; change what you like, then: dipaco-bootstrap start {path}")
 
-    raise typer.Exit(run_program(main))
+    _run(main)
 
 
 @app.command(epilog="Example: dipaco-bootstrap start run.toml\n\n" + EPILOG)
@@ -68,51 +89,50 @@ def start(
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option(help="Metrics for Prometheus at this port, or HOST:PORT. Default: the run file's, or none."),
+        typer.Option(help="Serve Prometheus metrics at this port or HOST:PORT. Default: as in the run file."),
     ] = None,
     through: Annotated[
         list[str] | None,
-        typer.Option(help="A peer of the run, as address or ticket, if nobody knows this one's address; repeat it."),
+        typer.Option(help="Rejoin through this peer (address or ticket), if your own address has changed. Repeatable."),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details to seed.log.")] = False,
-    log_format: Annotated[LogFormat, typer.Option(help="Of seed.log; json is one object a line.")] = LogFormat.TEXT,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Format of seed.log; json writes one object per line.")
+    ] = LogFormat.TEXT,
 ) -> None:
     """Prepare the run (corpus, tokenizer, warm-up, router, shards), then serve it as the seed node.
 
-    Prints the line that volunteers join with. Ctrl-C hands over and stops; the same command goes on later.
+    Prints the line that volunteers join with. Ctrl-C hands over and stops; run the same command again to continue.
     """
-    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
-        from .control.metrics_page import read_place
-        from .runfile import load_run_file, run_folder
+        from .runfile import load_run_file, read_place, run_folder
 
         file = load_run_file(run_file)  # before the imports that take seconds
         place = read_place(file.node.metrics if metrics is None else metrics)
 
-        from .seed import Wishes
-        from .seed import start as start_seed
+        from .coordinator.seed import Wishes
+        from .coordinator.seed import start as start_seed
 
         wishes = Wishes(through=through or [], metrics=place, log_format=log_format)
         await start_seed(file, folder or run_folder(file), wishes, verbose=verbose)
 
-    raise typer.Exit(run_program(main))
+    _run(main)
 
 
 @app.command(epilog="Example: dipaco-bootstrap ticket my-run --seed /ip4/198.51.100.7/tcp/4001/p2p/12D...\n\n" + EPILOG)
 def ticket(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")],
-    seed: Annotated[list[str] | None, typer.Option(help="A further address of a peer of the run; repeat it.")] = None,
+    seed: Annotated[list[str] | None, typer.Option(help="A further address of a peer of the run. Repeatable.")] = None,
 ) -> None:
-    """Print the run's ticket: the one word that volunteers join with. It is no secret."""
-    from dipaco_p2p.program.console import run_program
+    """Print the run's ticket: the one word that volunteers join with. It is not a secret."""
 
     async def main() -> None:
-        from .ticket import ticket_of
+        from .folder import ticket_of
 
         print(ticket_of(folder, seeds=seed or []))
 
-    raise typer.Exit(run_program(main))
+    _run(main)
 
 
 @app.command(epilog="Example: dipaco-bootstrap verify my-run\n\n" + EPILOG)
@@ -120,14 +140,13 @@ def verify(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")],
 ) -> None:
     """Recompute every module's chain from genesis to head, from the archived contributions."""
-    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
-        from .report import print_chains, verify_folder
+        from .archives.verify import print_chains, verify_folder
 
         print_chains(verify_folder(folder))
 
-    raise typer.Exit(run_program(main))
+    _run(main)
 
 
 @app.command(
@@ -138,22 +157,25 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="Default: the standard input.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 200,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token every time.")] = 0.8,
-    top_k: Annotated[int, typer.Option(min=0, help="Choose among this many of the likeliest tokens; 0: all.")] = 0,
+    top_k: Annotated[
+        int, typer.Option(min=0, help="Choose among this many of the likeliest tokens; 0: among all.")
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 0,
     path: Annotated[str, typer.Option(help="Take this path, as P0-1-1, instead of routing.")] = "",
-    every: Annotated[int, typer.Option(help="Route anew every so many tokens, a multiple of 16; 0: only once.")] = 0,
-    version: Annotated[int | None, typer.Option(min=0, help="Of every module. Default: the newest of each.")] = None,
+    every: Annotated[int, typer.Option(help="Route again every N tokens, a multiple of 16; 0 routes once.")] = 0,
+    version: Annotated[
+        int | None, typer.Option(min=0, help="The version of every module. Default: the newest of each.")
+    ] = None,
     best: Annotated[bool, typer.Option("--best", help="Each path at its best round on held-out text.")] = False,
     run: Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")] = None,
 ) -> None:
     """Route a prompt and let one path write on; only that path is read, never the whole model.
 
-    A prompt of fewer than 32 tokens is routed by those that there are. Which path writes is said on the error stream.
+    A prompt of fewer than 32 tokens is routed by those it has. The path that writes is named on the error stream.
     """
-    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
-        from .generate import Request, generate_from, read_prompt
+        from .use.generate import Request, generate_from, read_prompt
 
         request = Request(
             prompt=read_prompt(prompt),
@@ -168,7 +190,7 @@ def generate(
         )
         await generate_from(source, request, expected=run)
 
-    raise typer.Exit(run_program(main))
+    _run(main)
 
 
 @app.command(epilog="Example: dipaco-bootstrap export my-run --path P0-1-0 --to my-path\n\n" + EPILOG)
@@ -176,20 +198,21 @@ def export(
     source: Annotated[str, typer.Argument(help="The folder of a run, its ticket, or an address of it.")],
     path: Annotated[str, typer.Option(help="The path to take, as P0-1-1.")],
     to: Annotated[Path, typer.Option(help="A folder that is new or empty.")],
-    version: Annotated[int | None, typer.Option(min=0, help="Of every module. Default: the newest of each.")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=0, help="The version of every module. Default: the newest of each.")
+    ] = None,
     best: Annotated[bool, typer.Option("--best", help="The path at its best round on held-out text.")] = False,
     run: Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")] = None,
 ) -> None:
     """Write one path as a Hugging Face checkpoint, with tokenizer, model card and lineage, and the router beside it."""
-    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
-        from .export import export_from
+        from .use.export import export_from
 
         exported = await export_from(source, path=path, to=to, version=version, best=best, expected=run)
         print(f"wrote {exported.path} to {exported.folder}")
 
-    raise typer.Exit(run_program(main))
+    _run(main)
 
 
 @app.command(epilog="Example: dipaco-bootstrap demo --rounds 4 --dir demo\n\n" + EPILOG)
@@ -198,7 +221,7 @@ def demo(
     grid: Annotated[str, typer.Option(help="Modules per level, as in 2x2.")] = "2x2",
     rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 12,
     steps: Annotated[int, typer.Option(min=1, help="Inner steps per round.")] = 30,
-    kills: Annotated[int, typer.Option(min=0, help="Volunteers to kill with SIGKILL, one after the other.")] = 1,
+    kills: Annotated[int, typer.Option(min=0, help="Volunteers to kill with SIGKILL, one after another.")] = 1,
     corpus: Annotated[
         str, typer.Option(help="`found`, a file or folder of text, JSONL or Parquet, or a hub name.")
     ] = "found",
@@ -211,9 +234,7 @@ def demo(
         Path | None, typer.Option(help="Leave the leaderboard here, as files that any browser opens.")
     ] = None,
 ) -> None:
-    """Train a small model with a real swarm of processes on this machine, kill a volunteer, show what came of it."""
-    from dipaco_p2p.program.console import run_program
-
+    """Train a small model with a real swarm of processes on this machine, kill a volunteer, and show the result."""
     failed: list[str] = []
 
     async def main() -> None:
@@ -222,14 +243,210 @@ def demo(
         config = DemoConfig(peers=peers, grid=grid, rounds=rounds, steps=steps, kills=kills, corpus=corpus, seed=seed)
         failed.extend(await run_demo(config, folder=folder, json_file=json_file, export=export))
 
-    code = run_program(main)
-    raise typer.Exit(code or (1 if failed else 0))
+    _run(main, lambda: 1 if failed else 0)
 
 
 add_commands(app)
-add_decrees(app)
-add_planning(app)
-add_recovery(app)
+
+
+# -- decrees
+
+
+@app.command(epilog=DECREE_CODES)
+def ban(peer: Peer, reason: Why, folder: Folder = None) -> None:
+    """Refuse a peer from now on: its words and contributions no longer count. Its receipts stay valid.
+
+    Its program ends with exit code 7 and the reason. The ban is signed, and known to all within seconds.
+    Example: dipaco-bootstrap ban ...8VhWqZ my-run --reason "contributions of noise"
+    """
+    _decree(folder, act="ban", peer=peer, reason=reason)
+
+
+@app.command(epilog=DECREE_CODES)
+def admit(peer: Peer, folder: Folder = None, reason: Why = "") -> None:
+    """Undo a ban. Example: dipaco-bootstrap admit ...8VhWqZ my-run"""
+    _decree(folder, act="admit", peer=peer, reason=reason)
+
+
+@app.command(epilog=DECREE_CODES)
+def freeze(reason: Why, folder: Folder = None) -> None:
+    """Stop training everywhere: no versions, no receipts, no steps. Nothing is lost.
+
+    Example: dipaco-bootstrap freeze my-run --reason "a bad shard"
+    """
+    _decree(folder, act="freeze", reason=reason)
+
+
+@app.command(epilog=DECREE_CODES)
+def unfreeze(folder: Folder = None, reason: Why = "") -> None:
+    """Let a frozen run go on. Example: dipaco-bootstrap unfreeze my-run"""
+    _decree(folder, act="unfreeze", reason=reason)
+
+
+@app.command(epilog=DECREE_CODES)
+def rollback(
+    module: Annotated[str, typer.Argument(help="The module, as L1.M0.")],
+    version: Annotated[int, typer.Argument(min=0, help="The version whose parameters come back.")],
+    reason: Why,
+    folder: Folder = None,
+) -> None:
+    """Return a module to an earlier version, by a new version with its parameters: no version is removed.
+
+    Its leader makes it, even while the run is frozen. Outer momentum starts at zero; work on what is undone expires.
+    Example: dipaco-bootstrap rollback L1.M0 12 my-run --reason "diverged"
+    """
+    _decree(folder, act="rollback", module=module, version=version, reason=reason)
+
+
+@app.command(epilog=DECREE_CODES)
+def decrees(folder: Folder = None, is_json: Json = False) -> None:
+    """List all decrees, oldest first, and what is in force now.
+
+    Example: dipaco-bootstrap decrees my-run --json
+    """
+
+    from .control.decrees import show
+
+    end(lambda: show(folder, is_json=is_json))
+
+
+def _decree(folder: Folder, **order: str | int) -> None:
+    def work() -> None:
+        from .control.decrees import Order, decree
+
+        decree(folder, Order(**order))  # type: ignore[arg-type]
+
+    end(work)
+
+
+# -- before a run is started
+
+
+@app.command(epilog=f"Example: dipaco-bootstrap check run.toml\n\n{CHECK_CODES}")
+def check(
+    run_file: RunFilePath,
+    folder: RunFolderOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document: dipaco.check/1.")] = False,
+) -> None:
+    """Check whether a run can start here, and say how to fix each problem.
+
+    Looks at the run file, the folder, the corpus, the tokenizer, disk, ports and clock; makes and changes nothing.
+    """
+    codes: list[int] = []
+
+    async def main() -> None:
+        from .planning.examine import examine, show_findings
+
+        codes.append(show_findings(await examine(run_file, folder), is_json=as_json))
+
+    _run(main, lambda: codes[0])
+
+
+@app.command(epilog=f"Example: dipaco-bootstrap plan run.toml --up-mbit 5\n\n{PLAN_CODES}")
+def plan(
+    run_file: RunFilePath,
+    up_mbit: Annotated[float, typer.Option(min=0.1, help="A volunteer's uplink, in Mbit/s.")] = 10.0,
+    down_mbit: Annotated[float, typer.Option(min=0.1, help="Its downlink.")] = 50.0,
+    volunteers: Annotated[int, typer.Option(min=0, help="How many; 0: one for each path.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document: dipaco.plan/1.")] = False,
+) -> None:
+    """Estimate what a run takes: parameters, traffic by codec, memory, disk, and time on a line of this speed.
+
+    Computed from the run file alone, with the functions the programs use. How fast volunteers train is not known.
+    """
+
+    async def main() -> None:
+        from .runfile import load_run_file
+
+        file = load_run_file(run_file)  # before the imports that take seconds
+
+        from .planning.examine import planned_of
+        from .planning.plan import Line, show_plan
+
+        line = Line(up_mbit=up_mbit, down_mbit=down_mbit)
+        show_plan(planned_of(file, line, volunteers), is_json=as_json)
+
+    _run(main)
+
+
+@app.command(epilog=f"Example: dipaco-bootstrap backup my-run --to /mnt/safe\n\n{RECOVERY_CODES}")
+def backup(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")],
+    to: Annotated[
+        Path, typer.Option(help="A new file, or a folder to put one into, named after the run and the time.")
+    ],
+) -> None:
+    """Copy a run into one file, while its coordinator is at work.
+
+    THE COORDINATOR'S KEY IS INSIDE: whoever has the file can sign for the run. Only you may read it; keep it so.
+    """
+
+    async def main() -> None:
+        from dipaco_p2p.clock import SystemClock
+        from dipaco_p2p.program.text import in_bytes
+
+        from .recovery.backup import back_up
+
+        written = back_up(folder, to, now_s=SystemClock().now_s())
+        print(f"wrote {written.path}: {written.run}, {written.files} files, {in_bytes(written.bytes)}")
+        print("the coordinator's key is inside: whoever has this file can sign for the run, so keep it safe")
+
+    _run(main)
+
+
+@app.command(epilog=f"Example: dipaco-bootstrap restore my-run.tar --dir my-run\n\n{RECOVERY_CODES}")
+def restore(
+    backup_file: Annotated[Path, typer.Argument(metavar="BACKUP", help="A file that `backup` wrote.")],
+    folder: Annotated[Path, typer.Option("--dir", help="A folder that is new or empty.")],
+) -> None:
+    """Make a run's folder of a backup, every byte checked. `start` then first learns what came after the backup.
+
+    Make sure that the old coordinator is gone: two of them with one key would split the run.
+    """
+
+    async def main() -> None:
+        import time
+
+        from .recovery.backup import restore as make_folder
+
+        found = make_folder(backup_file, folder)
+        made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.made_s))
+        print(f"restored run:{found.run[:8]} as of {made} to {found.folder}: {found.files} files, all intact")
+        print("make sure that the old coordinator never runs again: it has the same key")
+        print(f"go on with: dipaco-bootstrap start RUN.toml --dir {found.folder} --through ADDRESS")
+
+    _run(main)
+
+
+@app.command(epilog=f"Example: dipaco-bootstrap seed dipaco1... --dir second-seed\n\n{RECOVERY_CODES}")
+def seed(
+    ticket: Annotated[str, typer.Argument(help="The ticket, a file or link with it, or an address of the run.")],
+    folder: Annotated[Path, typer.Option("--dir", help="Where its copy of the archive and its own key are kept.")],
+    listen: Annotated[str, typer.Option(help="Where others reach it.")] = "/ip4/0.0.0.0/tcp/31337",
+    up_mbit: Annotated[
+        float, typer.Option(min=0, help="The most that blobs may take of the uplink, in Mbit/s; 0: no limit.")
+    ] = 0.0,
+    down_mbit: Annotated[float, typer.Option(min=0, help="The same of the downlink.")] = 0.0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details to seed.log.")] = False,
+) -> None:
+    """Be a further seed node of a run: newcomers join through it, and it keeps a second archive.
+
+    Needs no key of the coordinator's, and signs nothing for the run. While the coordinator is lost, this is where
+    others find in, and what a restored one fills its archive from.
+    """
+
+    async def main() -> None:
+        from dipaco_p2p.node.entry import read_entry
+        from dipaco_p2p.swarm.blobs.bandwidth import Line
+
+        read_entry(ticket)  # before the imports that take seconds
+        line = Line(up_mbit=up_mbit or None, down_mbit=down_mbit or None)
+
+        from .recovery.standby import keep_seed
+
+        await keep_seed(ticket, folder, listen=listen, line=line, verbose=verbose)
+
+    _run(main)
 
 
 def main() -> None:

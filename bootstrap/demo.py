@@ -14,10 +14,11 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dipaco_p2p.errors import ConfigError, DipacoError, Interrupted
 from dipaco_p2p.program.console import on_signals
@@ -25,13 +26,15 @@ from dipaco_p2p.program.history import read_history
 from dipaco_p2p.swarm.hivemind.daemon import sweep_stale_sockets
 from leaderboard.places import SAID
 
-from .demo_report import DemoResult, Kill, measure, print_result, problems
-from .folder import GRID
+from .demo_report import Baseline, DemoResult, Kill, measure, print_result, problems, train_beside
+from .folder import GRID, MANIFEST
 from .processes import Child, Children, require_alive
 from .progress import stage
 
+T = TypeVar("T")
+
 COORDINATOR = "coordinator"
-POLL_S = 0.25
+POLL_S = 0.5
 TOLD = ("validation perplexity", "is open", "sharding ", SAID)
 """In the lines of the coordinator that are passed on: what it judged, what it opened, where to look."""
 LEAVE_S = 60.0
@@ -40,6 +43,8 @@ STALL_S = 150.0
 """Without any progress for this long, something is broken, and waiting would hide it."""
 HEARTBEAT_TTL_S = 10.0
 WARMUP_STEPS = 200
+VALIDATION_SHARE, HOLDOUT_SHARE = 0.03, 0.01
+"""Half of the defaults: every round of the warm-up and of the grid is judged on them, on the same two processors."""
 PATHS_MAX = 64
 """Processes on one machine train them; beyond this the text found on it is too little."""
 
@@ -76,7 +81,7 @@ async def run_demo(
     """
     require_sense(config)
     if json_file is not None and not json_file.parent.is_dir():
-        raise ConfigError(f"`{json_file.parent}` is no folder", hint="name a file in an existing folder for --json")
+        raise ConfigError(f"`{json_file.parent}` is not a folder", hint="name a file in an existing folder for --json")
     if export is not None:  # before the minutes of training, not after
         from leaderboard.web.export import require_replaceable
 
@@ -87,42 +92,66 @@ async def run_demo(
         if export is not None:
             from leaderboard.program import export as export_leaderboard  # a web framework: only when it is needed
 
+            began_s = time.monotonic()
             await export_leaderboard(str(work / COORDINATOR), export, expected=None)
-            print(f"the leaderboard, as files: {export / 'index.html'}", flush=True)
+            took = f"in {time.monotonic() - began_s:.0f} s"
+            print(f"the leaderboard, as files, written {took}: {export / 'index.html'}", flush=True)
         if json_file is not None:
             json_file.write_text(json.dumps(result.to_dict(), indent=1) + "\n")
         return problems(result)
 
 
 async def _measured(config: DemoConfig, work: Path, is_stopped: threading.Event) -> DemoResult:
-    began_s = time.monotonic()
+    """Play the demo; its parts in the order of time."""
     run_file = work / "run.toml"
     run_file.write_text(run_text(config))
     demo = Demo(config, work, children=Children(threads=config.threads))
+    training = asyncio.create_task(demo.train_dense(is_stopped))
     try:
-        await demo.start_coordinator(run_file)
-        await demo.start_volunteers()
-        await demo.wait_rounds()
+        try:
+            await demo.start_coordinator(run_file)
+            demo.parts.end("preparing")
+            await demo.start_volunteers()
+            await demo.wait_rounds()
+        finally:
+            await demo.end()
+        demo.parts.end("ending the programs")
+        dense = await training
+        demo.parts.end("waiting for the dense baseline")
+        kills = config.kills
+        work_done = partial(measure, demo.coordinator_folder, demo.homes, demo.kills, kills_asked=kills, dense=dense)
+        result = await _in_thread(work_done, is_stopped)
+        demo.parts.end("verifying")
     finally:
-        await demo.end()
-    measuring = asyncio.create_task(
-        asyncio.to_thread(
-            measure,
-            demo.coordinator_folder,
-            demo.homes,
-            demo.kills,
-            kills_asked=config.kills,
-            device=config.device,
-            is_stopped=is_stopped.is_set,
-        )
-    )
-    try:
-        result = await asyncio.shield(measuring)
-    except asyncio.CancelledError:  # the thread sees it too, and must be out of the folder before that goes
-        await asyncio.gather(measuring, return_exceptions=True)
-        raise
-    print_result(result, seconds=time.monotonic() - began_s)
+        training.cancel()
+        await asyncio.gather(training, return_exceptions=True)
+    print_result(result, parts=demo.parts.seconds, dense_s=dense.seconds)
     return result
+
+
+async def _in_thread(work: Callable[[], T], is_stopped: threading.Event) -> T:
+    """The result of `work`. When this is cancelled, the thread sees it too, and ends before its folder goes."""
+    running = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        is_stopped.set()
+        await asyncio.gather(running, return_exceptions=True)
+        raise
+
+
+class Parts:
+    """How long each part of the demo took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began_s = time.monotonic()
+
+    def end(self, name: str) -> None:
+        """The part `name` ends here, and the next one begins."""
+        now_s = time.monotonic()
+        self.seconds[name] = now_s - self._began_s
+        self._began_s = now_s
 
 
 @contextlib.contextmanager
@@ -204,6 +233,8 @@ heartbeat_ttl_s = {HEARTBEAT_TTL_S}
 [corpus]
 source = {json.dumps(str(Path(config.corpus).resolve()) if Path(config.corpus).exists() else config.corpus)}
 bytes_max = {config.bytes_max}
+validation_share = {VALIDATION_SHARE}
+holdout_share = {HOLDOUT_SHARE}
 
 [node]
 port = 0
@@ -227,7 +258,7 @@ def grid_widths(grid: str) -> list[int]:
     """Modules per level, from `2x2`; raises ConfigError."""
     parts = grid.split("x")
     if not all(part.isascii() and part.isdigit() and 0 < int(part) <= PATHS_MAX for part in parts):
-        raise ConfigError(f"`{grid}` is no grid", hint="write modules per level, like 2x2 or 2x4")
+        raise ConfigError(f"`{grid}` is not a grid", hint="write modules per level, like 2x2 or 2x4")
     return [int(part) for part in parts]
 
 
@@ -241,6 +272,7 @@ class Demo:
     children: Children = field(default_factory=lambda: Children(threads=1))
     volunteers: dict[str, Child] = field(default_factory=dict)
     kills: list[Kill] = field(default_factory=list)
+    parts: Parts = field(default_factory=Parts)
     _listening: asyncio.Task[None] | None = None
 
     @property
@@ -276,7 +308,7 @@ class Demo:
                 self.address = words[2:]
                 self._listening = asyncio.create_task(_print_rounds(child.process.stdout))
                 return
-        raise DipacoError("the coordinator did not open the run", hint="its own message is above")
+        raise DipacoError("the coordinator did not open the run", hint="see its message above")
 
     async def end(self) -> None:
         """End all programs and tidy up after them."""
@@ -284,6 +316,14 @@ class Demo:
         sweep_stale_sockets()  # a killed program cannot remove its own
         if self._listening is not None:
             await self._listening
+
+    async def train_dense(self, is_stopped: threading.Event) -> Baseline:
+        """Train the dense baseline as soon as the grid is open, with what the swarm leaves of the processors."""
+        while not (self.grid_folder / "documents" / f"{MANIFEST}.json").exists():
+            await asyncio.sleep(POLL_S)
+        self.parts.end("warming up")
+        folder, device = self.coordinator_folder, self.config.device
+        return await _in_thread(partial(train_beside, folder, device=device, is_stopped=is_stopped.is_set), is_stopped)
 
     async def start_volunteers(self) -> None:
         for _ in range(self.config.peers):
@@ -295,7 +335,9 @@ class Demo:
         arguments = ("join", *self.address, "--home", str(self.work / name), "--device", self.config.device)
         arguments += ("--threads", "1", "--listen", "/ip4/127.0.0.1/tcp/0")
         log = self.work / f"{name}.log"
-        self.volunteers[name] = await self.children.start(name, "peers.cli", *arguments, log=log)
+        # To compile a path takes longer than the demo's few steps gain by it.
+        settings = {"DIPACO_ENGINE": "exact"} if self.config.device == "cpu" else {}
+        self.volunteers[name] = await self.children.start(name, "peers.cli", *arguments, log=log, settings=settings)
         return name
 
     async def wait_rounds(self) -> None:
@@ -314,10 +356,13 @@ class Demo:
                         f"nothing happened for {STALL_S:.0f} s in round {done}",
                         hint="use --dir and read the logs there",
                     )
+                if done == rounds and "training" not in self.parts.seconds:
+                    self.parts.end("training")
                 self._require_all_alive()
                 advance(done)
                 await asyncio.sleep(POLL_S)
             advance(rounds)
+        self.parts.end("judging the finished model")
         with contextlib.suppress(TimeoutError):  # who does not go by itself is told to
             async with asyncio.timeout(LEAVE_S):
                 await asyncio.gather(*(child.process.wait() for child in self.volunteers.values()))

@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dipaco_p2p.core.codec import decode_module
+from dipaco_p2p.core.compress import compress
+from dipaco_p2p.core.evaluate import Evaluation, counted_tokens, losses
+from dipaco_p2p.core.heldout import decode_held_out
+from dipaco_p2p.core.inner import InnerLoop
+from dipaco_p2p.core.model import PathModel, load_modules
+from dipaco_p2p.core.outer import OuterState, average, outer_gradient, outer_step
+from dipaco_p2p.core.shards import Shard, Tokens
 from dipaco_p2p.errors import Interrupted
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.program.history import read_history
+from dipaco_p2p.protocol.versions import genesis_version
 
-from .baseline import train_dense
-from .evaluator import Evaluator, read_evaluations
-from .folder import GRID, RunFolder
-from .progress import Advance, stage
-from .report import verify_stages
-from .sequences import FILE as SEQUENCES_FILE
-from .sequences import read_sequences
-from .verify import ChainReport
+from .archives.early_stopping import read_evaluations
+from .archives.verify import ChainReport, verify_stages
+from .folder import GRID, MANIFEST, RunFolder, read_stage
+from .text.sequences import FILE as SEQUENCES_FILE
+from .text.sequences import read_sequences
 
 COLUMNS = 100
+NICE = 10
+"""Of the dense baseline: it takes what the swarm leaves of the processors."""
 VOLUNTEERS_A_TABLE = 5
 EXPIRIES_MAX = 3
 """A killed volunteer's path must have a new claimant within this many heartbeat lives."""
@@ -101,59 +114,32 @@ class DemoResult:
 
 
 def measure(
-    folder: Path,
-    homes: dict[str, Path],
-    kills: list[Kill],
-    *,
-    kills_asked: int,
-    device: str,
-    is_stopped: Callable[[], bool],
+    folder: Path, homes: dict[str, Path], kills: list[Kill], *, kills_asked: int, dense: Baseline
 ) -> DemoResult:
-    """Read what the programs left, verify every chain, and train the dense baseline beside it.
-
-    Takes minutes, in a thread: raises Interrupted soon after `is_stopped`.
-    """
+    """Read what the programs left, and verify every chain."""
     files = RunFolder(folder)
     run, store = files.require()
     archive = SeedArchive(run, store)
-    evaluator = Evaluator(run, store, archive)
-    rounds = run.config.rounds.rounds
     chains = verify_stages(files)
-    sequences = read_sequences(folder / SEQUENCES_FILE, run.config.model)
-    assert sequences is not None
-    with _stage("Training the dense baseline", rounds, is_stopped) as advance:
-        dense = train_dense(run, store, evaluator, sequences.train.tokens, device=device, on_progress=advance)
-    losses = {row["version"]: row for row in read_evaluations(files.stage(GRID) / "evaluations.jsonl")}
+    judged = {row["version"]: row for row in read_evaluations(files.stage(GRID) / "evaluations.jsonl")}
     finished = json.loads((files.stage(GRID) / "finished.json").read_text())
     events = {name: [event for event in _history(home, run.id)] for name, home in homes.items()}
     receipts = {event["id"] for rows in events.values() for event in rows if event["ev"] == "receipt"}
     counted = {name for ledger in archive.ledgers.values() for name in ledger.counted}
     return DemoResult(
         run=run,
-        modules={str(module): _versions(ledger, losses, events) for module, ledger in archive.ledgers.items()},
+        modules={str(module): _versions(ledger, judged, events) for module, ledger in archive.ledgers.items()},
         peers=[_peer_round(name, event) for name, rows in events.items() for event in rows if event["ev"] == "round"],
         kills=kills,
         kills_asked=kills_asked,
         chains=chains,
         receipts=len(receipts),
         receipts_lost=len(receipts - counted),
-        pretrained_perplexity=evaluator.evaluate(0).routed.perplexity,
+        pretrained_perplexity=judged[0]["perplexity"],
         routed_perplexity=finished["routing"]["routed once"]["perplexity"],
         routing=finished["routing"],
         dense_perplexity=dense.evaluation.perplexity,
     )
-
-
-@contextmanager
-def _stage(title: str, total: int, is_stopped: Callable[[], bool]) -> Iterator[Advance]:
-    with stage(title, total=total) as show:
-
-        def advance(done: int) -> None:
-            if is_stopped():
-                raise Interrupted("the demo was stopped")
-            show(done)
-
-        yield advance
 
 
 def problems(result: DemoResult) -> list[str]:
@@ -167,14 +153,14 @@ def problems(result: DemoResult) -> list[str]:
         found.append(f"only {len(result.kills)} of {result.kills_asked} kills met a volunteer in training")
     for kill in result.kills:
         if kill.reassigned_after_s is None:
-            found.append(f"{kill.path} of {kill.victim} was not taken by anybody")
+            found.append(f"{kill.path} of {kill.victim} was taken by nobody")
         elif kill.reassigned_after_s > limit_s:
             found.append(f"{kill.path} was taken after {kill.reassigned_after_s:.1f} s, more than {limit_s:.0f} s")
     return found
 
 
-def print_result(result: DemoResult, *, seconds: float) -> None:
-    """The table of the demo."""
+def print_result(result: DemoResult, *, parts: Mapping[str, float], dense_s: float) -> None:
+    """The tables of the demo; `parts` are what it spent its time on, in seconds."""
     console = Console(width=None if Console().is_terminal else COLUMNS)
     console.print(_module_table(result))
     names = list(dict.fromkeys(row["volunteer"] for row in result.peers))
@@ -191,7 +177,9 @@ def print_result(result: DemoResult, *, seconds: float) -> None:
         "  routing) belong to the experiment: see `What the demo shows` in docs/design.md",
         *(_kill_line(result, kill) for kill in result.kills),
         f"chains: {_chains_line(result)}; receipts: {result.receipts}, lost {result.receipts_lost}",
-        f"the whole demo took {seconds:.0f} s",
+        f"the whole demo took {sum(parts.values()):.0f} s:",
+        *(f"  {name:<32}{took:6.1f} s" for name, took in parts.items()),
+        f"the dense baseline trained beside the swarm, at low priority, for {dense_s:.0f} s",
         *(f"BROKEN: {problem}" for problem in problems(result)),
     ]
     console.print("\n".join(lines), highlight=False)
@@ -215,7 +203,7 @@ def _compared(result: DemoResult) -> str:
 
 def _kill_line(result: DemoResult, kill: Kill) -> str:
     if kill.reassigned_after_s is None:
-        return f"{kill.victim} was killed; {kill.path} was taken by nobody"
+        return f"{kill.victim} was killed; nobody took {kill.path}"
     lives = kill.reassigned_after_s / result.run.config.liveness.heartbeat_ttl_s
     return (
         f"{kill.victim} was killed; {kill.claimant} took {kill.path} after {kill.reassigned_after_s:.1f} s "
@@ -291,3 +279,101 @@ def _peer_round(name: str, event: dict[str, Any]) -> dict[str, Any]:
 def _history(home: Path, stage_id: str) -> list[dict[str, Any]]:
     """What a volunteer did in one stage."""
     return [event for path in home.glob(f"runs/{stage_id[:16]}*/history.jsonl") for event in read_history(path)]
+
+
+# -- the dense control
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What the dense model reached."""
+
+    evaluation: Evaluation
+    steps: int
+    seconds: float = field(compare=False)
+
+
+Blob = Callable[[str], bytes]
+"""A blob of the run, by its digest."""
+
+
+def train_beside(folder: Path, *, device: str, is_stopped: Callable[[], bool]) -> Baseline:
+    """Train the dense baseline of the grid that was just opened in the coordinator's `folder`, at low priority.
+
+    The coordinator is at work there, so its store is only read from. Raises Interrupted soon after `is_stopped`.
+    """
+    if sys.platform == "linux":  # elsewhere it would be the whole process
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    torch.set_num_threads(1)
+    stage_folder = folder / GRID
+    run = read_stage(stage_folder / "documents" / f"{MANIFEST}.json")
+    sequences = read_sequences(folder / SEQUENCES_FILE, run.config.model) if run is not None else None
+    assert run is not None and sequences is not None
+
+    def blob(digest: str) -> bytes:
+        return (stage_folder / "blobs" / digest[:2] / digest).read_bytes()
+
+    return train_dense(run, blob, sequences.train.tokens, device=device, is_stopped=is_stopped)
+
+
+def train_dense(
+    run: Run,
+    blob: Blob,
+    tokens: Tokens,
+    *,
+    device: str = "cpu",
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Baseline:
+    """One worker, one model of a path's size: the same steps on `tokens` (n, T), the text of all shards.
+
+    It starts from the same warm-up with the same optimizer state, and goes through the same compression and outer step
+    as a module with one contributor. Steps are equal; compute is not: the grid has as many workers as paths.
+    Raises Interrupted soon after `is_stopped`.
+    """
+    began_s = time.monotonic()
+    config, outer, codecs = run.config, run.config.outer, run.config.compression
+    shard = Shard(tokens=tokens)
+    loop = InnerLoop(config.inner, run.total_steps, config.model, device=device, seed=config.seed)
+    loop.load_state(blob(run.manifest.optimizer.digest))
+    states = _genesis(run, blob)
+    residuals = [np.zeros_like(state.params) for state in states]
+    for number in range(config.rounds.rounds):
+        before = [state.params for state in states]
+        after = loop.run(
+            before,
+            shard,
+            first_step=run.first_step(number),
+            steps=config.inner.steps,
+            on_step=lambda report: not is_stopped(),
+        ).flats
+        if is_stopped():
+            raise Interrupted("the demo was stopped")
+        for level, (old, new) in enumerate(zip(before, after, strict=True)):
+            sent, residuals[level] = compress(outer_gradient(old, new), residuals[level], codec=codecs.uplink)
+            gradient = average([sent], [1.0], rule=outer.norm_rule)
+            states[level], _ = outer_step(
+                states[level], gradient, lr=outer.lr, momentum=outer.momentum, codec=codecs.downlink
+            )
+    return Baseline(
+        evaluation=_evaluate(run, states, blob),
+        steps=config.rounds.rounds * config.inner.steps,
+        seconds=time.monotonic() - began_s,
+    )
+
+
+def _genesis(run: Run, blob: Blob) -> list[OuterState]:
+    """Version 0, one module per level: after the warm-up all modules of a level are the same."""
+    modules = run.topology.path(0).modules()
+    blobs = [blob(genesis_version(run.manifest, module).digest) for module in modules]
+    flats = [decode_module(data, run.layout(module)) for data, module in zip(blobs, modules, strict=True)]
+    return [OuterState.fresh(flat) for flat in flats]
+
+
+def _evaluate(run: Run, states: list[OuterState], blob: Blob) -> Evaluation:
+    shape = run.config.model
+    model = PathModel(shape)
+    load_modules(model, [state.params for state in states])
+    data = blob(run.manifest.validation.digest)
+    sequences = decode_held_out(data, vocab_size=shape.vocab_size, context=shape.context).tokens
+    nats = losses(model, sequences)
+    return Evaluation(nats_total=float(nats.sum()), tokens=len(sequences) * counted_tokens(shape.context))

@@ -1,6 +1,7 @@
 """A run on the coordinator's disk: what belongs to the whole run, and a folder for each of its stages.
 
     <dir>/identity.key  address.json  tokenizer.json  sequences.safetensors
+    <dir>/restored.json      the folder came out of a backup: until the coordinator knows what it signed after that
     <dir>/warmup/       <dir>/grid/       a store each (manifest, chains, blobs), history and evaluations
 
 A stage is there when its manifest is: that is written last, so an interrupted preparation is simply done again.
@@ -9,13 +10,18 @@ A stage is there when its manifest is: that is written last, so an interrupted p
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dipaco_p2p.canonical import canonical_bytes
-from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, IntegrityError
+from dipaco_p2p.node.entry import read_entry
 from dipaco_p2p.node.ledger import DAMAGED_HINT
 from dipaco_p2p.node.run import Run, open_run
+from dipaco_p2p.node.stages import DOORPLATE, make_ticket
 from dipaco_p2p.node.store import Store
+from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.protocol.documents import Manifest, Sealed, Sharding, unseal
 
 WARMUP, GRID = "warmup", "grid"
@@ -100,3 +106,64 @@ def write_stage(store: Store, sealed: Sealed[Manifest]) -> Run:
 def write_sharding(store: Store, sealed: Sealed[Sharding]) -> None:
     """A further sharding of the stage that the store holds."""
     store.write_document(f"sharding-{sealed.document.number:04d}", canonical_bytes(sealed.to_dict()))
+
+
+RESTORED = "restored.json"
+RESTORED_SCHEMA = "dipaco.restored/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """Of a folder."""
+
+    made_s: float
+    is_caught_up: bool = False
+
+
+def read_marker(root: Path) -> Marker | None:
+    """None for a folder that never came out of a backup, or has long caught up; raises IntegrityError."""
+    try:
+        value = json.loads((root / RESTORED).read_bytes())
+        return Marker(made_s=float(value["made_s"]), is_caught_up=value["is_caught_up"] is True)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        message = f"{root / RESTORED} cannot be read: {error}"
+        raise IntegrityError(message, hint="restore the backup once more, into another folder") from None
+
+
+def require_caught_up(root: Path) -> None:
+    """Raise EnvironmentUnfit while this coordinator may have forgotten what it has signed."""
+    marker = read_marker(root)
+    if marker is not None and not marker.is_caught_up:
+        message = f"`{root}` was restored from a backup, and does not know yet what was signed after it"
+        raise EnvironmentUnfit(message, hint="let `dipaco-bootstrap start` catch up with the swarm first")
+
+
+def write_marker(root: Path, marker: Marker) -> None:
+    write_atomically(root / RESTORED, json.dumps({"schema": RESTORED_SCHEMA, **asdict(marker)}).encode())
+
+
+def drop_marker(root: Path) -> None:
+    (root / RESTORED).unlink(missing_ok=True)
+
+
+NO_SEED_HINT = "start the coordinator once, or name an address: --seed /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW..."
+
+
+def ticket_of(folder: Path, *, seeds: Sequence[str]) -> str:
+    """The ticket of the run in `folder`, with `seeds` first, since whoever names them knows. A coordinator may be at
+    work there. Raises ConfigError for a folder without a run or an address that is none."""
+    run, _ = RunFolder(folder).require()
+    known = known_addresses(folder)
+    if not seeds and not known:
+        raise ConfigError(f"the run in `{folder}` has never been open, so nobody can be reached yet", hint=NO_SEED_HINT)
+    return make_ticket(run, [*seeds, *known])
+
+
+def known_addresses(folder: Path) -> tuple[str, ...]:
+    """Where the coordinator was reached last; nothing before its first start."""
+    try:
+        return read_entry(json.loads((folder / DOORPLATE).read_bytes())["ticket"]).addresses
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, DipacoError):
+        return ()

@@ -13,11 +13,17 @@ Every key may be left out and then has the default that `template` shows.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
+import itertools
+import json
+import re
+import textwrap
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dipaco_p2p import strict
 from dipaco_p2p.config import (
@@ -37,9 +43,12 @@ from dipaco_p2p.swarm.blobs.bandwidth import Line
 from leaderboard.places import DEFAULT_PORT as DEFAULT_PAGE_PORT
 from leaderboard.places import check_base
 
-from .control.metrics_page import read_place
-
 DEFAULT_PORT = 31337
+LEVELS = "model.levels"
+"""The one list of tables."""
+COMMENT_COLUMNS = 100
+LOOPBACK = "127.0.0.1"
+METRICS_HINT = "a port, as 9464, or a host and a port, as 0.0.0.0:9464 or [::]:9464"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +64,31 @@ class CorpusConfig:
     bytes_max: int = bounded(12_000_000, low=1)
     """Take at most this much text (UTF-8), whatever the source."""
     validation_share: float = bounded(0.06, low=0.001, high=0.5)
+    """Share of the documents that every round is measured on."""
     holdout_share: float = bounded(0.02, low=0.001, high=0.5)
     """Share of the documents that early stopping looks at."""
     router_share: float = bounded(0.04, low=0.001, high=0.5)
+    """Share of the documents that paths score, for a better router."""
+
+
+class Place(NamedTuple):
+    """Where to listen."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def read_place(text: str) -> Place | None:
+    """`9464` is on this machine only; nothing is nowhere. Raises ConfigError."""
+    if not text:
+        return None
+    found = re.fullmatch(r"(?:(?:\[([0-9a-fA-F:.]{1,45})\]|([A-Za-z0-9._-]{1,253})):)?([0-9]{1,5})", text)
+    if found is None or int(found[3]) > 65_535:
+        raise ConfigError(f"`{text[:80]}` is not an address for metrics", hint=METRICS_HINT)
+    return Place(found[1] or found[2] or LOOPBACK, int(found[3]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +96,13 @@ class NodeConfig:
     """Where the coordinator listens, what its line may carry, and where it keeps its files."""
 
     host: str = "127.0.0.1"
+    """The address that others reach; `0.0.0.0` listens everywhere."""
     port: int = bounded(DEFAULT_PORT, low=0, high=65_535)
     """0 takes any free port."""
     up_mbit: float = bounded(0.0, low=0.0)
+    """The most that blobs may take of the uplink, in Mbit/s; 0 is all of it."""
     down_mbit: float = bounded(0.0, low=0.0)
-    """What blobs may take of the line, in Mbit/s; 0 is all of it."""
+    """The same of the downlink."""
     metrics: str = ""
     """Where Prometheus finds its metrics: a port of this machine alone, or host:port; empty: nowhere."""
     directory: str = ""
@@ -85,6 +118,7 @@ class LeaderboardConfig:
     """The public page of the run, in a process of its own that has no key of the coordinator's."""
 
     serve: bool = True
+    """Whether there is a page."""
     host: str = "127.0.0.1"
     """0.0.0.0 shows it to everybody."""
     port: int = bounded(DEFAULT_PAGE_PORT, low=0, high=65_535)
@@ -114,8 +148,12 @@ def _same(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RunTable:
+    """What the run is called, and the number that decides its chance."""
+
     name: str = _same("name")
+    """Letters, digits, - and _."""
     seed: int = _same("seed")
+    """Decides initial weights, shards, and the order of batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +188,7 @@ def load_run_file(path: Path) -> RunFile:
         raise ConfigError(f"run file `{path}` is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
-            f"`{path}` is no TOML: {error}", hint="texts need quotes, tables look like `[model]`"
+            f"`{path}` is not valid TOML: {error}", hint="put text in quotes, and write tables as `[model]`"
         ) from None
     return _beside(_run_file(mapping, where=path.name), path.parent)
 
@@ -184,117 +222,57 @@ def _beside(file: RunFile, folder: Path) -> RunFile:
     return dataclasses.replace(file, corpus=dataclasses.replace(file.corpus, source=str(beside)))
 
 
+HEAD = """\
+# A run of dipaco-p2p. You may leave out any key: the values below are the defaults.
+"""
+
+
 def template(name: str) -> str:
     """A commented run file for a run called `name`; it says every key with its default."""
     RunConfig(name=name)  # refuses a name that the file could not be loaded with
-    return TEMPLATE.replace("@name@", name)
+    layout = _Layout(run=_RunTable(name=name))
+    return HEAD + "".join(_table(known.name, getattr(layout, known.name)) for known in dataclasses.fields(layout))
 
 
-TEMPLATE = """\
-# A run of dipaco-p2p. Every key may be left out; the values below are the defaults.
+def _table(name: str, value: Any, *, is_first: bool = True) -> str:
+    """One table and those inside it. What is said of a key in its dataclass stands above the key, in the first table of
+    a list alone."""
+    inner = {known.name: getattr(value, known.name) for known in dataclasses.fields(value)}
+    below, lines = "", ["", f"[[{name}]]" if name == LEVELS else f"[{name}]"]
+    texts = _texts(type(value)) if is_first else {}
+    if is_first:
+        lines[1:1] = _comment((inspect.getdoc(value) or "").partition("\n\n")[0])
+    for key, each in inner.items():
+        if dataclasses.is_dataclass(each):
+            below += _table(f"{name}.{key}", each)
+        elif f"{name}.{key}" == LEVELS:
+            below += "".join(_table(LEVELS, level, is_first=not number) for number, level in enumerate(each))
+        else:
+            lines += [*_comment(texts.get(key, "")), f"{key} = {_in_toml(each)}"]
+    return "\n".join(lines) + "\n" + below
 
-[run]
-name = "@name@"            # letters, digits, - and _
-seed = 0                # decides initial weights, shards and the order of batches
 
-[model]                 # a path: a Llama-style decoder, cut into levels
-vocab_size = 2048       # size of the tokenizer that is trained on the corpus
-width = 64              # numbers that a token is to the model
-heads = 2               # width / heads must be even
-ffn_width = 192         # inner width of a block's feed-forward part
-context = 256           # tokens in a training sequence
-rope_theta = 10000.0    # base of the rotary positions
-norm_eps = 1e-5         # what keeps RMSNorm from dividing by zero
-paths = 0               # how many, if every level is private; otherwise the levels say it
-tied = true             # the output head is the embedding; then one level holds both
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(" ".join(text.split()), COMMENT_COLUMNS, break_on_hyphens=False)]
 
-[[model.levels]]        # one table per level; a path takes one module of each
-modules = 1             # 1: shared by all paths
-private = false         # true: one module for each path, which no other path trains
-blocks = 0              # decoder blocks in each module
-embedding = true        # exactly one level has the token embedding
-head = true             # exactly one level has the final norm and output head
 
-[[model.levels]]
-modules = 2
-blocks = 2
+def _texts(kind: type) -> dict[str, str]:
+    """What stands below each field of a dataclass."""
+    [tree] = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        field.target.id: text.value.value
+        for field, text in itertools.pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
 
-[[model.levels]]
-modules = 2
-blocks = 2
 
-[warmup]                # all train one path together, which is then forked into the grid
-rounds = 7              # 0: no warm-up
-
-[warmup.outer]          # the outer step of the warm-up, as in [outer]
-lr = 1.0                # the whole way to the average
-momentum = 0.0          # plain averaging
-norm_rule = "mean"      # replicas of one path agree
-
-[routing]               # which sequences each path trains on
-first = "kmeans"        # by the first 32 tokens; product: one k-means per level; tiny: a unigram model per path
-reshard_rounds = []     # before these rounds the paths say which of them is best at what; `rounds`: for serving
-balance = "equal"       # after re-sharding; match: as often as each path was best
-overlap = 1             # each sequence is trained on by this many of its best paths
-
-[inner]                 # AdamW of a volunteer on its path's shard
-steps = 30              # inner steps per round
-batch = 8               # sequences per step
-lr = 3e-3               # the highest learning rate
-lr_min_ratio = 0.1      # the cosine over the whole run ends at this share of lr
-warmup_steps = 20       # from the start of the run, its warm-up included
-beta1 = 0.9             # how slowly the mean of the gradients forgets
-beta2 = 0.95            # how slowly the mean of their squares forgets
-weight_decay = 0.1      # how strongly weights are drawn to zero
-clip = 1.0              # largest norm of a step's gradient
-
-[outer]                 # Nesterov on a module's averaged outer gradients
-lr = 0.7                # how far an outer step goes
-momentum = 0.9          # share of the last outer steps that goes on
-norm_rule = "sqrt"      # sqrt: mean times sqrt(number of paths); rda: mean of norms, mean of directions; mean
-
-[compression]
-uplink = "int4"         # of outer gradients: int4, int8, or top128: far smaller, for 100 short rounds and more
-downlink = "int4"       # of the updates of modules: int4 or int8
-error_decay = 1.0       # share of what a round could not send that is tried again
-
-[rounds]
-rounds = 16             # outer steps of every module
-min_paths = 1           # paths that must be claimed before the first round starts
-quorum = 0.5            # share of a module's claimed paths that a deadline needs to close its round
-deadline_s = 120.0      # the most that a round waits for a missing path
-grace_s = 5.0           # how long a round at its deadline still waits for the slowest
-staleness = 1           # how many versions behind a contribution may be
-owners = 3              # peers that own a module together: a leader, and mirrors that go on where it stops
-overlap = false         # true: train on from an estimate of the next versions while pushes and pulls are on their way
-
-[liveness]
-heartbeat_ttl_s = 15.0  # a peer silent for this long has lost its claims
-settle_s = 1.0          # wait before a claim counts, in which others may object
-
-[corpus]                # only the coordinator reads this part and the next
-source = "found"        # text of installed packages; or a file, a folder, or a hub name "org/name"
-text_field = "text"     # the field with the text in JSONL and Parquet
-documents_max = 0       # 0: no limit
-bytes_max = 12000000    # take at most this much text
-validation_share = 0.06 # of the documents, for measuring
-holdout_share = 0.02    # of the documents, for early stopping
-router_share = 0.04     # of the documents, which paths score for a better router
-
-[node]
-host = "127.0.0.1"      # the address others reach; "0.0.0.0" listens everywhere
-port = 31337            # 0: any free port
-up_mbit = 0.0           # the most that blobs may take of the uplink, in Mbit/s; 0: no limit
-down_mbit = 0.0         # the same of the downlink
-metrics = ""            # where Prometheus finds metrics: a port of this machine alone, or "host:port"; empty: nowhere
-directory = ""          # where the run is kept; empty: the platform's folder for program data
-
-[leaderboard]           # the run's public page
-serve = true            # false: no page
-host = "127.0.0.1"      # "0.0.0.0" shows it to everybody
-port = 31380            # 0: any free port
-base = ""               # the path that a proxy puts it under, as "/board"; empty: none
-"""
+def _in_toml(value: object) -> str:
+    return json.dumps(value)  # the same, for all that a run file holds
 
 
 def write_template(path: Path, name: str) -> None:

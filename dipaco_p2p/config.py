@@ -37,6 +37,7 @@ class LevelConfig:
     """One level of the grid: how many modules stand side by side, and what each of them holds."""
 
     modules: int = bounded(1, low=1, high=MODULES_MAX)
+    """How many modules stand side by side; 1 is shared by all paths, and a path takes one module of each level."""
     private: bool = False
     """One module for each path, in place of `modules` (DiPaCo's path-specific modules)."""
     blocks: int = bounded(0, low=0, high=1024)
@@ -57,13 +58,19 @@ class ModelConfig:
     """A path: a Llama-style decoder cut into levels."""
 
     vocab_size: int = bounded(2048, low=258, high=1_000_000)
+    """Size of the tokenizer that is trained on the corpus."""
     width: int = bounded(64, low=8, high=65_536)
+    """Numbers that a token is to the model."""
     heads: int = bounded(2, low=1, high=1024)
+    """Attention heads; `width` divided by `heads` must be even."""
     ffn_width: int = bounded(192, low=8, high=1_000_000)
+    """Inner width of a block's feed-forward part."""
     context: int = bounded(256, low=64, high=1_048_576)
     """Tokens in a training sequence."""
     rope_theta: float = bounded(10_000.0, low=1.0)
+    """Base of the rotary positions."""
     norm_eps: float = bounded(1e-5, low=1e-12, high=1e-1)
+    """Keeps RMSNorm from dividing by zero."""
     paths: int = bounded(0, low=0, high=MODULES_MAX)
     """How many paths there are, if every level is private (the flat mixture); otherwise the levels say it."""
     tied: bool = True
@@ -130,13 +137,17 @@ class InnerConfig:
     batch: int = bounded(8, low=1, high=65_536)
     """Sequences per step."""
     lr: float = bounded(3e-3, low=0.0, high=1.0)
+    """The highest learning rate."""
     lr_min_ratio: float = bounded(0.1, low=0.0, high=1.0)
     """The cosine ends at this share of `lr`."""
     warmup_steps: int = bounded(20, low=0)
     """Steps over which the learning rate rises from 0, at the start of the whole run."""
     beta1: float = bounded(0.9, low=0.0, high=0.999999)
+    """How slowly the mean of the gradients forgets."""
     beta2: float = bounded(0.95, low=0.0, high=0.999999)
+    """How slowly the mean of their squares forgets."""
     weight_decay: float = bounded(0.1, low=0.0, high=10.0)
+    """How strongly weights are drawn to zero."""
     clip: float = bounded(1.0, low=1e-6)
     """Largest norm of a step's gradient."""
 
@@ -146,8 +157,11 @@ class OuterConfig:
     """The outer step of a module: Nesterov on the averaged outer gradients (DiLoCo; DiPaCo section 2.7)."""
 
     lr: float = bounded(0.7, low=0.0, high=10.0)
+    """How far an outer step goes; 1 is the whole way to the average."""
     momentum: float = bounded(0.9, low=0.0, high=0.999999)
+    """Share of the previous outer steps that carries on."""
     norm_rule: str = bounded("sqrt", choices=("sqrt", "rda", "mean"))
+    """`sqrt`: the mean times sqrt(number of paths); `rda`: mean of norms times mean of directions; or `mean`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +213,7 @@ class RoundsConfig:
     """When a module's round closes, and how many rounds there are."""
 
     rounds: int = bounded(16, low=1, high=10_000_000)
+    """Outer steps of every module."""
     min_paths: int = bounded(1, low=1)
     """Paths that must be claimed before the first round starts."""
     quorum: float = bounded(0.5, low=0.0, high=1.0)

@@ -1,7 +1,7 @@
 """The machines of a simulated run: each has a disk, a clock and a key, and runs a production program again and again.
 
-The volunteers' is `peers.tour.Tour`, the coordinator's is `bootstrap.stage.SeedStage`: what is here only starts and
-ends them, as a user, a service manager or the power company would.
+The volunteers' is `peers.tour.Tour`, the coordinator's is `bootstrap.coordinator.stage.SeedStage`: what is here only
+starts and ends them, as a user, a service manager or the power company would.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from bootstrap.coordinator.stage import SeedStage
 from bootstrap.folder import open_stage
-from bootstrap.stage import SeedStage
 from dipaco_p2p.errors import DipacoError, SwarmError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import Stages, fetch_stages

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bootstrap.archives.verify import verify_run
 from bootstrap.folder import open_stage
-from bootstrap.verify import verify_run
 from dipaco_p2p.canonical import is_digest
 from dipaco_p2p.core.codec import decode_module
 from dipaco_p2p.errors import DipacoError

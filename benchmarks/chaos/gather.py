@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from bootstrap.archives.verify import verify_stages
 from bootstrap.folder import GRID, RunFolder
-from bootstrap.report import verify_stages
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.documents import ModuleVersion

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bootstrap.evaluator import Evaluator
+from bootstrap.archives.evaluator import Evaluator
 from bootstrap.folder import RunFolder
 from dipaco_p2p.owner.archive import SeedArchive
 

@@ -13,9 +13,8 @@ import numpy as np
 from benchmarks.methods.data import Data, Ints, read_documents, split_sequences
 from benchmarks.methods.grid import Grid, WarmStart
 from benchmarks.methods.jobs import GRIDS, WARMUP_STEPS
-from bootstrap.documents import Document
-from bootstrap.prepare_text import tokenise
-from bootstrap.tokenizer import Tokenizer, train_tokenizer
+from bootstrap.text.samples import Document
+from bootstrap.text.tokenizer import Tokenizer, tokenise, train_tokenizer
 from dipaco_p2p.config import PREFIX_TOKENS, InnerConfig
 from dipaco_p2p.core.arrange import arrange
 from dipaco_p2p.core.arrays import Floats

@@ -22,12 +22,11 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from bootstrap.corpus import load_corpus
-from bootstrap.documents import Document, balanced
-from bootstrap.prepare_text import tokenise
 from bootstrap.progress import stage
 from bootstrap.runfile import CorpusConfig
-from bootstrap.tokenizer import Tokenizer, train_tokenizer
+from bootstrap.text.corpus import load_corpus
+from bootstrap.text.samples import Document, balanced
+from bootstrap.text.tokenizer import Tokenizer, tokenise, train_tokenizer
 from dipaco_p2p.config import PREFIX_TOKENS
 from dipaco_p2p.core.shards import cut, split_by_document
 from dipaco_p2p.errors import CorpusError

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
+from bootstrap.coordinator.stage import SeedStage
 from bootstrap.folder import GRID
-from bootstrap.stage import SeedStage
 from dipaco_p2p import strict
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.config import RunConfig
@@ -39,7 +39,7 @@ POINTS = "owner: "
 
 
 class NoEvaluator:
-    """Judges nothing: there is no text. Takes the place of `bootstrap.evaluator.Evaluator`."""
+    """Judges nothing: there is no text. Takes the place of `bootstrap.archives.evaluator.Evaluator`."""
 
     def __init__(self, run: Run, store: Store, archive: SeedArchive) -> None:
         pass

@@ -1,36 +1,43 @@
-"""Looking at a run file and this machine before a start: nothing is made or changed, and no port is kept."""
+"""`check`: a run file and this machine are looked at before a start. Nothing is made or changed, and no port is kept.
+
+First facts are gathered, then judged by pure functions: each problem is a finding with one remedy.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import os
 import tempfile
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rich.console import Console
+from rich.text import Text
+
 from dipaco_p2p.errors import ConfigError, CorpusError, DipacoError, EnvironmentUnfit, IntegrityError
-from dipaco_p2p.program.examination import DAMAGED, WRONG, Finding, failure
+from dipaco_p2p.program.examination import (
+    DAMAGED,
+    WRONG,
+    Finding,
+    Level,
+    document,
+    exit_code,
+    failure,
+    fine,
+    told,
+    warning,
+    worst,
+)
 from dipaco_p2p.program.files import LOCK_NAME
 from dipaco_p2p.program.system import existing, free_disk, output_of
+from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.hivemind.daemon import wait_port_free
 
-from ..folder import GRID, MANIFEST, WARMUP, read_stage
-from ..recovery.marker import NAME as RESTORED
+from ..folder import GRID, MANIFEST, RESTORED, WARMUP, read_stage
 from ..runfile import RunFile, load_run_file, run_folder
-from .judge import (
-    CorpusFacts,
-    FolderFacts,
-    judge_clock,
-    judge_corpus,
-    judge_disk,
-    judge_file,
-    judge_folder,
-    judge_host,
-    judge_port,
-    judge_text,
-    judge_tokenizer,
-)
 from .plan import Line, Plan, plan, tokens_of
 
 LINE = Line(up_mbit=10.0, down_mbit=50.0)
@@ -72,8 +79,8 @@ def planned_of(file: RunFile, line: Line, volunteers: int) -> Plan:
 
 def _corpus(file: RunFile, folder: Path) -> tuple[list[Finding], int | None]:
     """What is to be said of the text, and how much there is; None if it cannot be read."""
-    from ..corpus import load_corpus
-    from ..sequences import FILE
+    from ..text.corpus import load_corpus
+    from ..text.sequences import FILE
 
     tokenizer = folder / "tokenizer.json"
     try:
@@ -97,7 +104,7 @@ def _corpus(file: RunFile, folder: Path) -> tuple[list[Finding], int | None]:
 
 def _tokenizer(file: RunFile, texts: list[str], path: Path) -> Finding:
     """The one that is there must fit; else one is trained and forgotten, which says whether there is text enough."""
-    from ..tokenizer import Tokenizer, train_tokenizer
+    from ..text.tokenizer import Tokenizer, train_tokenizer
 
     wanted = file.run.model.vocab_size
     try:
@@ -207,3 +214,156 @@ async def _taken(host: str, port: int) -> tuple[str | None, str]:
 def _clock() -> Finding:
     said = output_of("timedatectl", "show", "--property=NTPSynchronized", "--value")
     return judge_clock({"yes": True, "no": False}.get((said or "").strip()))
+
+
+PASSES_WELL = 4.0
+"""Reading a text four times teaches nearly as much as four times the text; more of it does not (arXiv 2305.16264)."""
+DOCUMENTS_MIN, DOCUMENTS_A_PATH = 16, 4
+SPARE = 1.1
+"""Documents, logs and judgements beside the blobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusFacts:
+    """What a corpus came to."""
+
+    source: str
+    documents: int
+    text_bytes: int
+    long_documents: int
+    """That are about a training sequence or longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderFacts:
+    """The folder that `start` would use."""
+
+    path: Path
+    problem: str | None = None
+    """Why nothing can be written there."""
+    free_bytes: int = 0
+    used_bytes: int = 0
+    """Of the run that is there."""
+    is_running: bool = False
+    """Whether a coordinator is at work in it."""
+    stage: str | None = None
+    """Of the run that is prepared there."""
+    is_other: bool = False
+    """Whether that run was made from another file."""
+    is_restored: bool = False
+    """Whether it came out of a backup, and was not started since."""
+    damage: str | None = None
+
+
+def judge_file(plan: Plan) -> Finding:
+    words = f"{plan.name}: grid {plan.grid}, {plan.paths} paths, {plan.warmup_rounds} + {plan.rounds} rounds"
+    return fine("run file", words)
+
+
+def judge_corpus(facts: CorpusFacts, *, paths: int) -> Finding:
+    """Enough documents to deal out, and enough of them of a sequence's length."""
+    least = documents_min(paths)
+    words = f"{facts.source}: {facts.documents} documents, {in_bytes(facts.text_bytes)}"
+    if facts.documents < least:
+        remedy = "add text, or use a smaller grid"
+        return failure("corpus", f"{words}; the run needs at least {least} documents", remedy, code=WRONG)
+    if facts.long_documents < least:
+        found = f"{words}; only {facts.long_documents} of them fill a sequence, about {least} are needed"
+        return warning("corpus", found, "add longer documents, or lower `context` in [model]")
+    return fine("corpus", words)
+
+
+def documents_min(paths: int) -> int:
+    """As `prepare_sequences` demands."""
+    return max(DOCUMENTS_MIN, DOCUMENTS_A_PATH * paths)
+
+
+def judge_text(plan: Plan) -> Finding:
+    """How often each path reads its part."""
+    words = f"about {plan.text_tokens:,} tokens, which each path reads {plan.passes:.1f} times over"
+    if plan.passes > PASSES_WELL:
+        return warning("text", words, "raise `bytes_max` in [corpus] or add text; or train fewer steps")
+    return fine("text", words)
+
+
+def judge_tokenizer(vocab_size: int, problem: str | None, remedy: str = "", *, is_there: bool) -> Finding:
+    if problem is not None:
+        return failure("tokenizer", problem, remedy or "lower `vocab_size` in [model]", code=WRONG)
+    words = f"{vocab_size} tokens"
+    return fine("tokenizer", f"{words}, trained already" if is_there else f"{words} can be trained on this text")
+
+
+def judge_port(name: str, place: str, problem: str | None, remedy: str = "", *, is_ours: bool) -> Finding:
+    if problem is None or is_ours:
+        return fine(name, f"{place} is {'in use by this run' if is_ours and problem else 'free'}")
+    return failure(name, f"{place}: {problem}", remedy or "choose another port in the run file")
+
+
+def judge_host(host: str) -> Finding:
+    if host.startswith("127.") or host == "localhost":
+        return warning("host", f"{host}: only this machine can join", 'host = "0.0.0.0" in [node], and open the port')
+    return fine("host", f"listens at {host}")
+
+
+def judge_disk(facts: FolderFacts, plan: Plan) -> Finding:
+    if facts.problem is not None:
+        remedy = "choose a folder that you may write to: --dir, or `directory` in [node]"
+        return failure("disk", f"cannot write to {facts.path}: {facts.problem}", remedy)
+    wanted = max(0, int(plan.disk.seed * SPARE) - facts.used_bytes)
+    words = f"about {in_bytes(wanted)} to come, {in_bytes(facts.free_bytes)} free in {facts.path}"
+    if wanted > facts.free_bytes:
+        return failure("disk", words, "free some space, choose another --dir, or plan fewer rounds")
+    return fine("disk", words)
+
+
+def judge_folder(facts: FolderFacts) -> Finding:
+    where = str(facts.path)
+    if facts.damage is not None:
+        return failure("folder", facts.damage, "bring back a backup: dipaco-bootstrap restore", code=DAMAGED)
+    if facts.is_other:
+        remedy = "choose another --dir, or take the run file back to what it was"
+        return failure("folder", f"{where} holds a run of another run file", remedy, code=WRONG)
+    if facts.is_running:
+        return warning("folder", f"a coordinator is running in {where}", "nothing to do, unless you want to start it")
+    if facts.is_restored:
+        return fine("folder", f"{where} was restored from a backup: `start` first catches up with the swarm")
+    if facts.stage is not None:
+        return fine("folder", f"{where} holds this run in its {facts.stage}: `start` resumes it")
+    return fine("folder", f"{where} holds no run yet: `start` prepares it")
+
+
+def judge_clock(is_synchronised: bool | None) -> Finding:
+    if is_synchronised is False:
+        remedy = "set the clock: timedatectl set-ntp true, or an NTP service of your system"
+        return warning(
+            "clock", "the clock is not synchronised by NTP; volunteers whose clocks differ cannot join", remedy
+        )
+    return fine(
+        "clock",
+        "the clock is synchronised by NTP"
+        if is_synchronised
+        else "cannot tell whether the clock is synchronised by NTP",
+    )
+
+
+# -- what is printed
+
+SCHEMA = "dipaco.check/1"
+STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+VERDICTS = {
+    Level.OK: "The run can start.",
+    Level.WARN: "The run can start; the warnings say what it costs.",
+    Level.FAIL: "Fix the failures above, then start the run.",
+}
+
+
+def show_findings(findings: Sequence[Finding], *, is_json: bool) -> int:
+    """Print them on the standard output; the exit code."""
+    if is_json:
+        print(json.dumps(document(findings, schema=SCHEMA), indent=2))
+        return exit_code(findings)
+    console = Console(highlight=False, soft_wrap=True)
+    for level, line in told(findings):
+        console.print(Text.assemble((f"{level or '':<5}", STYLES[level] if level else ""), line))
+    console.print(VERDICTS[worst(findings)])
+    return exit_code(findings)

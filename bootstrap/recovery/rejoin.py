@@ -3,33 +3,37 @@
 It joins the DHT through peers that are named, or that it met before; others then find it there by its peer id. A folder
 out of a backup of the warm-up may be behind: if the grid was opened since, its manifest and all that this names are
 fetched before anything is served. To fork once more could make another grid, with the same signature.
+
+    <dir>/met.json     ["/ip4/203.0.113.7/tcp/4001/p2p/12D3...", ...], the peers that this seed node has met
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from dipaco_p2p.clock import Clock, SystemClock
-from dipaco_p2p.errors import DipacoError, Unreachable
+from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, Unreachable
 from dipaco_p2p.node.entry import read_entry
 from dipaco_p2p.node.node import Member, open_member
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.transfer import fetch
+from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
-from dipaco_p2p.swarm.addresses import read_address
+from dipaco_p2p.program.files import write_atomically
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.swarm.addresses import best_address, read_address
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
-from ..folder import RunFolder, write_stage
-from .catching_up import CatchingUp
-from .filling import refs_of
-from .marker import read_marker
-from .met import read_met
+from ..folder import RunFolder, read_marker, write_stage
+from .catching_up import CatchingUp, refs_of
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +73,7 @@ async def learn_stages(swarm: Swarm, folder: RunFolder, addresses: Sequence[str]
             peer = read_address(text).peer
             stages = await fetch_stages(swarm, peer, expected=run.id, author=run.manifest.author, addresses=[text])
         except DipacoError as error:
-            log.info("%s does not tell the stages of %s: %s", text, run.name, error)
+            log.info("%s does not list the stages of %s: %s", text, run.name, error)
             continue
         if stages[-1].id != run.id:
             await _take_over(swarm, folder, run, stages[-1], text, clock)
@@ -88,9 +92,7 @@ async def _take_over(swarm: Swarm, folder: RunFolder, before: Run, run: Run, add
             log.info("blob %s of the %s: %s", ref.digest[:8], run.manifest.stage, error)
             missing += 1
     if missing:
-        message = (
-            f"{run.name} has gone on to its grid since the backup, and {missing} of its files are nowhere to be had"
-        )
+        message = f"{run.name} has gone on to its grid since the backup, and {missing} of its files cannot be found"
         raise Unreachable(message, hint=GRID_HINT)
     await _end_warmup(await _reader(swarm, before, folder.store(before.manifest.stage), address, clock), folder)
     write_stage(store, run.sealed)
@@ -109,3 +111,43 @@ async def _reader(swarm: Swarm, run: Run, store: Store, address: str, clock: Clo
     node.watch.typed[read_address(address).peer] = (address,)
     await asyncio.wait_for(node.watch.read_peers(), timeout=60.0)
     return node
+
+
+NAME = "met.json"
+ADDRESSES_MAX = 16
+
+
+class Met:
+    """Of one folder; written when somebody new is there, and never emptied."""
+
+    def __init__(self, root: Path, me: PeerId) -> None:
+        self._path, self._me = root / NAME, me
+        self._known: list[str] = read_met(root)
+
+    def note(self, watch: Watch) -> None:
+        """Seed nodes first: they stay."""
+        others = sorted(watch.heartbeats.items(), key=lambda item: (item[1].role != "seed", item[0]))
+        found = [best_address(b.addresses) for p, b in others if b.addresses and p != self._me][:ADDRESSES_MAX]
+        if found and found != self._known:
+            try:
+                write_atomically(self._path, json.dumps(found).encode())
+                self._known = found
+            except EnvironmentUnfit as error:
+                log.warning("who is in the run was not noted: %s", error)
+
+
+def read_met(root: Path) -> list[str]:
+    """Nobody, if the file is missing or damaged."""
+    try:
+        value = json.loads((root / NAME).read_bytes())
+    except (OSError, ValueError):
+        return []
+    return [text for text in value if _is_address(text)][:ADDRESSES_MAX] if isinstance(value, list) else []
+
+
+def _is_address(text: object) -> bool:
+    try:
+        read_address(str(text))
+    except ConfigError:
+        return False
+    return True

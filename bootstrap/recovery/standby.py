@@ -41,10 +41,10 @@ from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
+from ..archives.records import PublicRecords
 from ..folder import GRID, WARMUP, RunFolder, write_stage
-from ..records import PublicRecords
-from .filling import Filling
-from .met import Met, read_met
+from .catching_up import Filling
+from .rejoin import Met, read_met
 
 log = logging.getLogger(__name__)
 
@@ -254,4 +254,4 @@ def _print_open(root: Path, swarm: Any, run: Run, entry: Entry) -> None:
     print(f"a second seed node of {run.name}: it keeps an archive, and newcomers join through it", flush=True)
     print("hand out this line, whose ticket names all seeds:", flush=True)
     print(f"dipaco-peer join {make_ticket(run, [plate.address, *entry.addresses])}", flush=True)
-    print("Ctrl-C stops; the same command goes on later.", flush=True)
+    print("Ctrl-C stops; run the same command again to continue.", flush=True)

@@ -1,8 +1,8 @@
 """Measuring a judged round again: any peer can, from the versions that the chains name and the blobs of the manifest.
 
-What is measured is what the coordinator's evaluator measures (bootstrap/evaluator.py), with the same functions of the
-core: the held-out sequences that the router of the judgement's sharding gives to a path, among the paths that were
-trained until then. Everything comes through signatures and digests; the figure itself is nobody's word but ours.
+What is measured is what the coordinator's evaluator measures (bootstrap/archives/evaluator.py), with the same functions
+of the core: the held-out sequences that the router of the judgement's sharding gives to a path, among the paths that
+were trained until then. Everything comes through signatures and digests; the figure itself is nobody's word but ours.
 """
 
 from __future__ import annotations

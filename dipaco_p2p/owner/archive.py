@@ -44,6 +44,13 @@ class SeedArchive:
             raise IntegrityError(f"contribution {contribution_id[:8]} is not in the archive")
         return found
 
+    def blob(self, digest: str) -> bytes:
+        """A blob; raises IntegrityError if it is missing or damaged."""
+        data = self._store.get(digest)
+        if data is None:
+            raise IntegrityError(f"blob {digest[:8]} is missing from the archive")
+        return data
+
     def keep(self, sealed: Sealed[Contribution]) -> None:
         """From now on it can be found."""
         self._store.write_document(_name(sealed.id), canonical_bytes(sealed.to_dict()))

@@ -141,7 +141,7 @@ def _formatter_of(kind: LogFormat) -> logging.Formatter:
 class JsonLines(logging.Formatter):
     """One object a line, in ASCII: line breaks and control characters of a message are escaped.
 
-        {"time":"2026-03-01T12:00:00.123Z","level":"WARNING","logger":"bootstrap.stage","message":"...","traceback":"..."}
+        {"time":"2026-03-01T12:00:00.123Z","level":"WARNING","logger":"bootstrap.coordinator.stage","message":"...","traceback":"..."}
 
     `traceback` is there only for an error that has one.
     """

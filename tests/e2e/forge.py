@@ -29,7 +29,14 @@ MESSAGE_BYTES_MAX = 65536
 NAMESPACES = Path("/run/netns")
 """Where iproute2 keeps those that have a name."""
 IMPORTS = (
-    *("bootstrap.cli", "bootstrap.seed", "bootstrap.stage", "bootstrap.prepare", "peers.cli", "peers.join"),
+    *(
+        "bootstrap.cli",
+        "bootstrap.coordinator.seed",
+        "bootstrap.coordinator.stage",
+        "bootstrap.genesis.prepare",
+        "peers.cli",
+        "peers.join",
+    ),
     "torch._dynamo",  # which the first optimizer of a process imports, and sympy with it: a second of a processor
 )
 

@@ -22,7 +22,7 @@ def start(programs: Programs, run_file: Path) -> Program:
     ("text", "words"),
     [
         ("[inner]\nstepz = 3\n", ("`stepz`", "did you mean `steps`?")),
-        ("[run]\nname = tiny\n", ("is no TOML", "quotes")),
+        ("[run]\nname = tiny\n", ("is not valid TOML", "quotes")),
         ('[outer]\nnorm_rule = "sqr"\n', ("norm_rule", "did you mean `sqrt`?")),
     ],
     ids=["unknown key", "syntax", "no such choice"],

@@ -76,7 +76,7 @@ def test_a_run_is_frozen_goes_on_is_taken_back_and_loses_a_volunteer(programs: P
     # One module goes back; what makes no sense changes nothing.
     refused(programs.run("dipaco-bootstrap", "unfreeze", folder), 2, "not frozen")
     refused(programs.run("dipaco-bootstrap", "rollback", MODULE, "9999999", folder, "--reason", "x"), 2, "cannot go")
-    refused(programs.run("dipaco-bootstrap", "ban", "nobody", folder, "--reason", "x"), 2, "no peer id")
+    refused(programs.run("dipaco-bootstrap", "ban", "nobody", folder, "--reason", "x"), 2, "neither a peer id")
     said = done(programs, "rollback", MODULE, "1", folder, "--reason", "diverged")
     assert f"decree 3: rollback {MODULE}" in said
 
@@ -91,7 +91,7 @@ def test_a_run_is_frozen_goes_on_is_taken_back_and_loses_a_volunteer(programs: P
     # A ban while the coordinator is away: it is there after the restart, with all that was decreed before.
     assert coordinator.end() == 0, coordinator.complaint
     peer = second.events("joined")[0]["peer"]
-    assert "does not run" in done(programs, "ban", f"...{peer[-6:]}", folder, "--reason", "noise")
+    assert "is not running" in done(programs, "ban", f"...{peer[-6:]}", folder, "--reason", "noise")
     coordinator = programs.coordinator(run_file, folder)
     coordinator.wait_address()
     assert [row["act"] for row in log_of(programs, folder)["decrees"]] == ["freeze", "unfreeze", "rollback", "ban"]

@@ -12,7 +12,7 @@ from runtime_harness import TinyLeader, World, offer
 from tiny_run import contribution_of, gradient_bytes, tiny_config
 from virtual_time import eventually, play
 
-from bootstrap.verify import verify_run
+from bootstrap.archives.verify import verify_run
 from dipaco_p2p.errors import Refused, Unreachable
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.node import Member

@@ -9,8 +9,8 @@ from typing import Any
 from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 from virtual_time import VirtualClock, end, play
 
+from bootstrap.coordinator.terms import Terms
 from bootstrap.folder import write_stage
-from bootstrap.terms import Terms
 from dipaco_p2p.config import RunConfig
 from dipaco_p2p.node.decrees import serve_decrees
 from dipaco_p2p.node.node import Member, open_member

@@ -5,7 +5,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 # the harness here, tiny_run.py and virtual_time.py of the runtime, whole runs of stages_harness.py, the corpus of e2e
-sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("programs", "e2e"))]
+sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("bootstrap", "programs", "e2e"))]
 
 from pace import rounds_take_time  # noqa: E402
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap.demo import DemoConfig, run_demo
-from bootstrap.public_page import ERRORS_BYTES_MAX, PublicPage
+from bootstrap.processes import ERRORS_BYTES_MAX, PublicPage
 from bootstrap.runfile import LeaderboardConfig
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.node.stages import Doorplate

@@ -35,7 +35,7 @@ def loggers() -> Iterator[None]:
 def test_a_json_log_has_one_object_a_line_whatever_is_said(tmp_path: Path, loggers: None) -> None:
     path = tmp_path / "seed.log"
     log_to(path, verbose=False, kind=LogFormat.JSON)
-    log = logging.getLogger("bootstrap.seed")
+    log = logging.getLogger("bootstrap.coordinator.seed")
     log.info("round %d of %s\n\x1b[2J\u202e", 3, "P0-1")
     log.debug("a detail")
     try:
@@ -45,7 +45,7 @@ def test_a_json_log_has_one_object_a_line_whatever_is_said(tmp_path: Path, logge
     begin, first, second = map(json.loads, path.read_text().splitlines())
     assert begin["message"].startswith(f"dipaco-p2p {__version__}, Python 3.")
     assert list(first) == ["time", "level", "logger", "message"]
-    assert (first["level"], first["logger"]) == ("INFO", "bootstrap.seed")
+    assert (first["level"], first["logger"]) == ("INFO", "bootstrap.coordinator.seed")
     assert first["message"] == "round 3 of P0-1\n\x1b[2J\u202e" and path.read_text().isascii()
     assert "\x1b" not in path.read_text()
     assert (second["level"], second["message"]) == ("ERROR", "it failed")

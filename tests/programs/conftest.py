@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# serving_harness.py here, the tiny run of tiny_run.py and its peers of runtime_harness.py, the corpus of e2e_harness.py
-sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("e2e",))]
+# The harnesses here, whole runs of stages_harness.py, the corpus of e2e_harness.py
+sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("bootstrap", "e2e"))]
 
 from pace import rounds_take_time  # noqa: E402
 

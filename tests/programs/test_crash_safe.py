@@ -12,7 +12,7 @@ from runtime_harness import TinyVolunteer, World, flip
 from tiny_run import tiny_config
 from virtual_time import eventually, play
 
-from bootstrap.verify import verify_run
+from bootstrap.archives.verify import verify_run
 from dipaco_p2p.protocol.documents import Contribution
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.topology import ModuleId, PathId

@@ -13,7 +13,7 @@ from runtime_harness import TinyVolunteer, World
 from tiny_run import MODEL, initial, signer, tiny_config
 from virtual_time import eventually, play
 
-from bootstrap.verify import verify_run
+from bootstrap.archives.verify import verify_run
 from dipaco_p2p.config import CompressionConfig
 from dipaco_p2p.core.inner import InnerResult
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion

@@ -14,7 +14,7 @@ from runtime_harness import TinyVolunteer, World
 from tiny_run import MODEL, tiny_config
 from virtual_time import VirtualLoop, end, eventually, play
 
-from bootstrap.verify import verify_run
+from bootstrap.archives.verify import verify_run
 from dipaco_p2p.core.codec import decode, encode
 from dipaco_p2p.core.inner import InnerResult
 from dipaco_p2p.errors import DipacoError

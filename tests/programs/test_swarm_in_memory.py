@@ -10,7 +10,7 @@ from runtime_harness import TinyVolunteer, World
 from tiny_run import tiny_config
 from virtual_time import eventually, play
 
-from bootstrap.verify import verify_run
+from bootstrap.archives.verify import verify_run
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.core.codec import encode_module
 from dipaco_p2p.topology import ModuleId

@@ -1,0 +1,138 @@
+"""Verifying a run: every chain of its archive made again from its contributions, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from dipaco_p2p.core.codec import decode_module
+from dipaco_p2p.core.outer import OuterState
+from dipaco_p2p.errors import ConfigError, DipacoError, IntegrityError
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.owner.rollback import make_rollback_again
+from dipaco_p2p.owner.version import make_again, stored
+from dipaco_p2p.program.files import folder_lock
+from dipaco_p2p.protocol.documents import ModuleVersion
+from dipaco_p2p.protocol.versions import check_chain, genesis_version
+from dipaco_p2p.topology import ModuleId
+
+from ..folder import GRID, WARMUP, RunFolder
+from ..progress import stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainReport:
+    """What verifying one module's chain showed; `problem` is empty when everything held."""
+
+    stage: str
+    module: ModuleId
+    versions: int
+    contributions: int
+    problem: str = ""
+
+
+def verify_run(
+    run: Run, store: Store, archive: SeedArchive, *, on_progress: Callable[[int], None] = lambda done: None
+) -> list[ChainReport]:
+    """Verify all modules; never raises for what it finds, and says it in the report."""
+    reports = []
+    done = 0
+    for module, ledger in archive.ledgers.items():
+        counted = 0
+        problem = ""
+        try:
+            check_chain(ledger.versions, run.manifest, module)
+            parent = genesis_version(run.manifest, module)
+            state = OuterState.fresh(decode_module(archive.blob(parent.digest), run.layout(module)))
+            for sealed in ledger.versions:
+                state = recompute(run, store, archive, parent, state, sealed.document)
+                parent = sealed.document
+                counted += len(parent.shares)
+                done += 1
+                on_progress(done)
+        except DipacoError as error:
+            problem = str(error)
+        reports.append(
+            ChainReport(
+                stage=run.manifest.stage,
+                module=module,
+                versions=len(ledger.versions),
+                contributions=counted,
+                problem=problem,
+            )
+        )
+    return reports
+
+
+def verify_fork(grid: Run, warmup_archive: SeedArchive, warmup: Run) -> list[ChainReport]:
+    """The modules of the grid that do not begin as the warm-up's head of their level; empty when all do."""
+    heads = {module.level: ledger.head for module, ledger in warmup_archive.ledgers.items()}
+    reports = []
+    for module in grid.topology.modules():
+        head, begin = heads[module.level], genesis_version(grid.manifest, module)
+        if grid.manifest.origin != warmup.id or begin.digest != head.digest:
+            problem = f"its version 0 is {begin.digest[:8]}, but the warm-up ended with {head.digest[:8]}"
+            reports.append(ChainReport(stage="fork", module=module, versions=0, contributions=0, problem=problem))
+    return reports
+
+
+def recompute(
+    run: Run, store: Store, archive: SeedArchive, parent: ModuleVersion, state: OuterState, version: ModuleVersion
+) -> OuterState:
+    """Make `version` again from its parent; raises IntegrityError if anything about it comes out differently."""
+    if version.rollback is not None:  # of which version, the chain was checked for
+        return make_rollback_again(run, parent, archive.blob(version.digest), version).state
+    contributions = [archive.contribution(share.contribution) for share in version.shares]
+    for number in {sealed.document.sharding for sealed in contributions}:
+        if number and run.sharding(number) is None:
+            raise IntegrityError(f"sharding {number} is not in the archive")
+    admitted = [stored(run, store, version.module, sealed) for sealed in contributions]
+    made = make_again(run, parent, state, admitted, version)
+    return made.state
+
+
+def verify_folder(folder: Path) -> list[ChainReport]:
+    """Verify the run that `folder` holds; raises ConfigError when it holds none."""
+    if not folder.is_dir():
+        raise ConfigError(f"`{folder}` holds no run", hint="give the folder that `start --dir` was given")
+    with folder_lock(folder, hint="stop the coordinator first; it resumes where it stopped"):
+        RunFolder(folder).require()
+        return verify_stages(RunFolder(folder))
+
+
+def verify_stages(folder: RunFolder) -> list[ChainReport]:
+    """Verify all stages that there are, and that each begins where the one before ended."""
+    reports: list[ChainReport] = []
+    warmup, grid = folder.open(WARMUP), folder.open(GRID)
+    for run in filter(None, (warmup, grid)):
+        store = folder.store(run.manifest.stage)
+        archive = SeedArchive(run, store)
+        total = sum(len(ledger.versions) for ledger in archive.ledgers.values())
+        with stage(f"Verifying the {run.manifest.stage}'s chains", total=total) as advance:
+            reports += verify_run(run, store, archive, on_progress=advance)
+    if warmup is not None and grid is not None:
+        reports += verify_fork(grid, SeedArchive(warmup, folder.store(WARMUP)), warmup)
+    return reports
+
+
+def print_chains(reports: list[ChainReport]) -> None:
+    """Print the reports; raises IntegrityError if any chain did not verify."""
+    table = Table("stage", "module", "versions", "contributions", "verified")
+    for report in reports:
+        table.add_row(
+            report.stage,
+            str(report.module),
+            str(report.versions),
+            str(report.contributions),
+            report.problem or "to the bit",
+        )
+    Console().print(table)
+    bad = [report for report in reports if report.problem]
+    if bad:
+        raise IntegrityError(f"{len(bad)} of {len(reports)} chains do not verify", hint="the first: " + bad[0].problem)

@@ -1,0 +1,240 @@
+"""The coordinator's decrees, from what somebody typed to what is signed: checked against the run before anything is
+written. A running coordinator does it when it is asked; without one the command does, in the run's folder.
+
+    <dir>/decrees/documents/decree-00000001.json     the log (dipaco_p2p/node/decrees.py)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dipaco_p2p.errors import ConfigError, IntegrityError, NotRunning
+from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.program.control.client import ask
+from dipaco_p2p.program.files import folder_lock
+from dipaco_p2p.program.text import printable
+from dipaco_p2p.protocol.decrees import ADMIT, BAN, FREEZE, ROLLBACK, Decree
+from dipaco_p2p.protocol.documents import Sealed
+from dipaco_p2p.protocol.signing import PeerId, Signer, public_key_of, short
+from dipaco_p2p.swarm.identity import load_or_create
+from dipaco_p2p.topology import ModuleId
+
+from ..folder import DECREES, RunFolder, require_caught_up
+from .commands import TIMEOUT_S, chosen_folder, print_json
+from .requests import Request
+
+SCHEMA = "dipaco.coordinator.decrees/1"
+ABBREVIATION_CHARS_MIN = 4
+HOLDS_HINT = "`dipaco-bootstrap decrees` lists all decrees, and what is in force"
+AMBIGUOUS_SHOWN_MAX = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the coordinator's owner wants, as it was typed."""
+
+    act: str
+    reason: str = ""
+    peer: str = ""
+    """A peer's id, or how it ends."""
+    module: str = ""
+    version: int = 0
+
+
+class Decreeing:
+    """Of one open stage: what may be decreed about it."""
+
+    def __init__(
+        self,
+        decrees: Decrees,
+        signer: Signer,
+        run: Run,
+        ledgers: Mapping[ModuleId, Ledger],
+        alive: Iterable[PeerId] = (),
+    ) -> None:
+        """`alive` are peers that are heard of now."""
+        self._decrees = decrees
+        self._signer = signer
+        self._run = run
+        self._ledgers = ledgers
+        self._alive = alive
+
+    def issue(self, order: Order, *, at_s: float) -> dict[str, Any]:
+        """Sign it and keep it; how it is listed. Raises ConfigError for what makes no sense, and nothing is written."""
+        values = self._of_peer(order) if order.act in (BAN, ADMIT) else {}
+        if order.act == ROLLBACK:
+            values = self._of_module(order)
+        elif order.act == FREEZE and self._decrees.is_frozen:
+            raise ConfigError(f"the run is frozen already: {self._decrees.state.frozen}", hint=HOLDS_HINT)
+        elif order.act not in (BAN, ADMIT, FREEZE) and not self._decrees.is_frozen:
+            raise ConfigError("the run is not frozen", hint=HOLDS_HINT)
+        return self._row(self._decrees.issue(self._signer, order.act, at_s=at_s, reason=order.reason, **values))
+
+    def listed(self) -> dict[str, Any]:
+        """All of them, and what holds."""
+        state = self._decrees.state
+        return {
+            "schema": SCHEMA,
+            "run": self._run.name,
+            "frozen": state.frozen,
+            "banned": [{"peer": peer, "reason": reason} for peer, reason in sorted(state.banned.items())],
+            "decrees": [self._row(sealed) for sealed in self._decrees.log],
+        }
+
+    def _row(self, sealed: Sealed[Decree]) -> dict[str, Any]:
+        decree = sealed.document
+        is_rollback = decree.act == ROLLBACK
+        return {
+            "number": decree.number,
+            "at_s": decree.at_s,
+            "act": decree.act,
+            "peer": decree.peer,
+            "module": str(decree.module) if is_rollback else None,
+            "to": decree.to if is_rollback else None,
+            "after": decree.after if is_rollback else None,
+            "version": self._version_of(decree) if is_rollback else None,
+            "reason": decree.reason,
+            "id": sealed.id,
+        }
+
+    def _version_of(self, decree: Decree) -> int | None:
+        """The version that carried a rollback out; None while none has, or one of another stage."""
+        assert decree.module is not None
+        ledger = self._ledgers.get(decree.module) if decree.stage == self._run.id else None
+        found = (one.document for one in (ledger.versions if ledger is not None else ()))
+        return next((one.version for one in found if one.rollback is not None and one.rollback.decree == decree), None)
+
+    # -- whether it makes sense
+
+    def _of_peer(self, order: Order) -> dict[str, Any]:
+        peer, banned = self._peer(order.peer), self._decrees.state.banned
+        if peer == self._run.manifest.author:
+            raise ConfigError("the coordinator itself cannot be banned or admitted", hint="name a volunteer")
+        if order.act == BAN and peer in banned:
+            raise ConfigError(f"...{short(peer)} is banned already: {banned[peer]}", hint=HOLDS_HINT)
+        if order.act == ADMIT and peer not in banned:
+            raise ConfigError(f"...{short(peer)} is not banned", hint=HOLDS_HINT)
+        return {"peer": peer}
+
+    def _peer(self, text: str) -> PeerId:
+        """Whom `text` means: an id, known or not, or the end of one that is known."""
+        try:
+            public_key_of(PeerId(text))
+            return PeerId(text)
+        except IntegrityError:
+            end = text.lstrip(".")
+        found = sorted({peer for peer in self._known() if peer.endswith(end)})
+        hint = "give the whole id; `dipaco-bootstrap peers` lists those that are alive"
+        if len(end) < ABBREVIATION_CHARS_MIN or not found:
+            raise ConfigError(f"`{text[:80]}` is neither a peer id nor the end of a known one", hint=hint)
+        if len(found) > 1:
+            shown = ", ".join(found[:AMBIGUOUS_SHOWN_MAX])
+            raise ConfigError(f"{len(found)} peers end with `{end}`: {shown}", hint=hint)
+        return found[0]
+
+    def _known(self) -> Iterator[PeerId]:
+        yield from self._alive
+        yield from self._decrees.state.banned
+        yield self._run.manifest.author
+        for ledger in self._ledgers.values():
+            for sealed in ledger.versions:
+                yield from (share.peer for share in sealed.document.shares)
+
+    def _of_module(self, order: Order) -> dict[str, Any]:
+        module = ModuleId.parse(order.module)
+        if module not in self._run.topology:
+            known = ", ".join(map(str, self._run.topology.modules()))
+            raise ConfigError(f"this run has no {module}", hint=f"its modules are {known[:200]}")
+        head, rounds = self._ledgers[module].head.version, self._run.config.rounds.rounds
+        if head >= rounds:
+            hint = "the stage is over for it; generate and export take an earlier `--version`"
+            raise ConfigError(f"{module} has its last version, {head}: none may follow to go back with", hint=hint)
+        if order.version >= head:
+            hint = "`dipaco-bootstrap modules` lists them"
+            raise ConfigError(f"{module} is at version {head}: it cannot go back to {order.version}", hint=hint)
+        return {"stage": self._run.id, "module": module, "to": order.version, "after": head}
+
+
+def decrees_in(folder: RunFolder, run: Run) -> Decrees:
+    """The coordinator's own; raises IntegrityError if they were damaged."""
+    return Decrees(run, folder.store(DECREES), must_be_whole=True)
+
+
+def offline(root: Path) -> Decreeing:
+    """For a run whose coordinator does not run, and whose lock is held. Raises ConfigError where there is no run."""
+    folder = RunFolder(root)
+    run, store = folder.require()
+    signer = load_or_create(root / "identity.key")
+    if signer.peer != run.manifest.author:
+        raise IntegrityError(f"the key in `{root}` is not this run's coordinator's", hint="bring its identity.key back")
+    return Decreeing(decrees_in(folder, run), signer, run, SeedArchive(run, store).ledgers)
+
+
+LOCKED_HINT = "its coordinator may be starting or ending: try again"
+
+
+def decree(given: Path | None, order: Order) -> None:
+    """Have it signed, and say so."""
+    folder = chosen_folder(given)
+    request = Request(ask=order.act, reason=order.reason, peer=order.peer, module=order.module, version=order.version)
+    try:
+        row = ask(folder, request, timeout_s=TIMEOUT_S).body
+        print(told(row), flush=True)
+    except NotRunning:
+        _require_run(folder)
+        with folder_lock(folder, hint=LOCKED_HINT):
+            require_caught_up(folder)
+            row = offline(folder).issue(order, at_s=time.time())
+        print(told(row), "the coordinator is not running: peers hear of it when it starts again", sep="\n")
+
+
+def show(given: Path | None, *, is_json: bool) -> None:
+    """The log, the oldest first, and what holds."""
+    folder = chosen_folder(given)
+    try:
+        found = ask(folder, Request(ask="decrees"), timeout_s=TIMEOUT_S).body
+    except NotRunning:
+        _require_run(folder)
+        with folder_lock(folder, hint=LOCKED_HINT):
+            found = offline(folder).listed()
+    if is_json:
+        print_json(found)
+    else:
+        print("\n".join(lines(found)), flush=True)
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """For people."""
+    rows = [f"{_when(row['at_s'])}  {told(row)}" for row in found["decrees"]]
+    holds = [f"frozen: {printable(found['frozen'])}"] if found["frozen"] is not None else []
+    if found["banned"]:
+        holds.append("banned: " + ", ".join(f"...{each['peer'][-6:]}" for each in found["banned"]))
+    return [*rows, f"{found['run']}: " + ("; ".join(holds) or "nobody is banned, nothing is frozen")]
+
+
+def told(row: dict[str, Any]) -> str:
+    """One decree in one line."""
+    about = row["act"]
+    if row["peer"] is not None:
+        about += f" {row['peer']}"
+    if row["module"] is not None:
+        done = "not carried out yet" if row["version"] is None else f"done by version {row['version']}"
+        about += f" {row['module']} from {row['after']} to {row['to']} ({done})"
+    return f"decree {row['number']}: {about}" + (f": {printable(row['reason'])}" if row["reason"] else "")
+
+
+def _when(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+
+
+def _require_run(folder: Path) -> None:
+    """Before a lock would make the folder."""
+    if not (folder / "identity.key").is_file():
+        raise ConfigError(f"`{folder}` holds no run", hint="give the folder that `start --dir` was given")

@@ -1,0 +1,215 @@
+"""Re-sharding by the paths themselves, on the seed node: take scores in, fit routers, publish the next sharding.
+
+Volunteers ask for a path to score between their rounds, and send what it makes of the router split; what does not come
+in time the seed node scores itself, from the archive. Scores are believed after a sample of them was computed again.
+Source: DiPaCo (arXiv 2403.10616) section 2.4.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.core.codec import decode_module
+from dipaco_p2p.core.features import document_features
+from dipaco_p2p.core.heldout import HeldOut
+from dipaco_p2p.core.model import PathModel, load_modules
+from dipaco_p2p.core.router import Router
+from dipaco_p2p.core.scores import decode_scores, window_nats
+from dipaco_p2p.errors import CorpusError, DipacoError, Refused
+from dipaco_p2p.node.calls import GetWork, GiveScores, Scoring
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.shardings import serve_shardings
+from dipaco_p2p.protocol.documents import Scores, Sealed, Sharding, ShardRef, seal, unseal
+from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.swarm.calls import Done
+from dipaco_p2p.topology import PathId
+
+from ..archives.evaluator import Evaluator, score_path
+from ..folder import write_sharding
+from ..genesis.routing import Routers, cut_shards, fit_routers, router_blob
+from ..text.sequences import Sequences
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+SAMPLE = 4
+"""Sequences of which the scores are computed again."""
+TOLERANCE = 0.02
+"""By how much a sequence's score may differ: another device, another precision."""
+
+Table = NDArray[np.float32]
+
+
+class Resharding:
+    """All re-shardings of one stage."""
+
+    def __init__(self, node: Member, evaluator: Evaluator, sequences: Callable[[], Sequences]) -> None:
+        self._node = node
+        self._run = node.run
+        self._evaluator = evaluator
+        self._sequences = sequences
+        self._wanted: tuple[int, int] | None = None
+        """Number and round of the sharding that scores are wanted for."""
+        self._leases: dict[PathId, float] = {}
+        """Until when a volunteer that was given a path has time to score it."""
+        self.done = asyncio.Event()
+        """All shardings that the run asks for are published."""
+
+    def serve(self) -> None:
+        """Tell of shardings, and take scores."""
+        serve_shardings(self._node)
+        GetWork.serve(self._node.swarm, self._on_work)
+        GiveScores.serve(self._node.swarm, self._on_scores)
+
+    async def run(self) -> None:
+        """Make one sharding after the other, each when its round has come."""
+        for number, round_number in enumerate(self._run.config.routing.reshard_rounds, start=1):
+            if self._run.sharding(number) is None:
+                await self._wait_scores(number, round_number)
+                await self._publish(number, round_number)
+        self._wanted = None
+        self.done.set()
+
+    async def _wait_scores(self, number: int, round_number: int) -> None:
+        """Until all modules have the round's version, and all paths their scores, or somebody had time for them."""
+        clock, patience_s = self._node.clock, self._run.config.rounds.deadline_s
+        while self._evaluator.complete_version() < round_number:
+            await clock.sleep(POLL_S)
+        self._wanted, self._leases = (number, round_number), {}
+        until_s = clock.now_s() + patience_s
+        while clock.now_s() < until_s and self._missing(number) and self._has_volunteers():
+            await clock.sleep(POLL_S)
+
+    def _has_volunteers(self) -> bool:
+        return any(beat.role == "volunteer" for beat in self._node.watch.heartbeats.values())
+
+    async def _publish(self, number: int, round_number: int) -> None:
+        sealed = await asyncio.to_thread(self._make, number, round_number)
+        write_sharding(self._node.store, sealed)
+        self._run.learn(sealed)
+        sizes = [ref.sequences for ref in sealed.document.shards]
+        self._node.history.add("sharded", number=number, from_round=round_number, sequences=sizes)
+        print(f"sharding {number} from round {round_number} on: {sizes} sequences by path", flush=True)
+
+    def _make(self, number: int, round_number: int) -> Sealed[Sharding]:
+        config, store = self._run.config, self._node.store
+        sequences = self._sequences()
+        tables = [self._table(path, number, round_number, sequences.router) for path in self._run.topology.paths()]
+        vectors = self._features(sequences.router.tokens)
+        table = np.stack(tables, axis=2).astype(np.float64)
+        frozen, first = self._evaluator.frozen(), self._evaluator.router(0)
+        routers = fit_routers(config, frozen, sequences.router.tokens, vectors, table, first=first)
+        router, shards = self._shards(number, round_number, sequences, routers)
+        sharding = Sharding(
+            run=self._run.id,
+            number=number,
+            from_round=round_number,
+            router=router_blob(store, router),
+            token_router=router_blob(store, routers.token_router),
+            shards=shards,
+            author=self._node.peer,
+        )
+        return seal(self._node.swarm.signer, sharding)
+
+    def _shards(
+        self, number: int, round_number: int, sequences: Sequences, routers: Routers
+    ) -> tuple[Router, tuple[ShardRef, ...]]:
+        """Cut anew, unless nobody will train on them; as they were, if a path would get nothing."""
+        before = tuple(self._run.shard(path, number - 1) for path in self._run.topology.paths())
+        if round_number >= self._run.config.rounds.rounds:
+            return routers.router, before
+        vectors, tokens = self._features(sequences.train.tokens), sequences.train.tokens
+        try:
+            shards = cut_shards(self._run.config, self._node.store, routers.router, tokens, vectors)
+        except CorpusError as error:
+            log.warning("sharding %d leaves the shards as they are: %s", number, error)
+            return self._evaluator.router(number - 1), before
+        return routers.router, shards
+
+    def _features(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+        has_counts = self._run.config.routing.has_counts
+        return document_features(self._evaluator.frozen(), tokens, has_counts=has_counts)
+
+    def _table(self, path: PathId, number: int, round_number: int, part: HeldOut) -> Table:
+        """A path's scores: a volunteer's, else our own."""
+        sealed = self._scores(number, path)
+        if sealed is not None:
+            data = self._node.store.get(sealed.document.table.digest)
+            if data is not None:
+                return decode_scores(data, count=len(part), context=part.tokens.shape[1])
+        log.info("nobody scored %s for sharding %d: done here", path, number)
+        return score_path(self._evaluator, path, round_number, part.tokens).astype(np.float32)
+
+    def _missing(self, number: int) -> list[PathId]:
+        # By name: this is asked twice a second, and what is there was checked when it came.
+        scored = set(self._node.store.documents(f"scores-{number}-"))
+        return [path for path in self._run.topology.paths() if f"scores-{number}-{path}" not in scored]
+
+    def _scores(self, number: int, path: PathId) -> Sealed[Scores] | None:
+        data = self._node.store.read_document(f"scores-{number}-{path}")
+        return None if data is None else unseal(Scores, json.loads(data))
+
+    # -- over the swarm
+
+    async def _on_work(self, sender: PeerId, request: GetWork) -> Scoring:
+        """A path to score and its snapshots, the asker's own if that is missing; `wait` while others are at it."""
+        if self._wanted is None:
+            is_to_come = not self.done.is_set() and self._evaluator.complete_version() >= self._run.config.rounds.rounds
+            return Scoring(wait=True if is_to_come else None)
+        number, round_number = self._wanted
+        missing, now_s = self._missing(number), self._node.clock.now_s()
+        free = [path for path in missing if self._leases.get(path, 0.0) <= now_s]
+        if not free:
+            return Scoring(wait=True)
+        path = next((path for path in free if str(path) == request.path), free[0])
+        self._leases[path] = now_s + self._run.config.rounds.deadline_s / 2
+        snapshots = tuple(self._evaluator.version(module, round_number).snapshot for module in path.modules())
+        return Scoring(sharding=number, path=path, snapshots=snapshots)
+
+    async def _on_scores(self, sender: PeerId, request: GiveScores) -> Done:
+        sealed, document = request.scores, request.scores.document
+        self._judge(sender, document)
+        if self._scores(document.sharding, document.path) is None:
+            data = self._node.store.get(document.table.digest)
+            if data is None:
+                raise Refused("upload the table first", reason=Reason.PAYLOAD_MISSING)
+            await asyncio.to_thread(self._check_sample, document, data)
+            self._node.uploads.claim(document.table.digest)
+            name = f"scores-{document.sharding}-{document.path}"
+            self._node.store.write_document(name, canonical_bytes(sealed.to_dict()))
+            self._node.history.add("scored", path=str(document.path), sharding=document.sharding, peer=sender)
+        return Done()
+
+    def _judge(self, sender: PeerId, scores: Scores) -> None:
+        if scores.run != self._run.id or scores.author != sender:
+            raise Refused("scores of another run or another author", reason=Reason.WRONG_RUN)
+        if scores.path not in self._run.topology or scores.sharding > len(self._run.config.routing.reshard_rounds):
+            raise Refused(
+                f"no scores of {scores.path} for sharding {scores.sharding} are wanted", reason=Reason.MALFORMED
+            )
+
+    def _check_sample(self, scores: Scores, data: bytes) -> None:
+        """Compute a few of the scores again, from the very versions that they name. Raises Refused."""
+        part = self._evaluator.router_split()
+        try:
+            table = decode_scores(data, count=len(part), context=part.tokens.shape[1])
+            flats = [
+                decode_module(self._evaluator.blob(digest), self._run.layout(module))
+                for module, digest in zip(scores.path.modules(), scores.modules, strict=True)
+            ]
+        except (DipacoError, ValueError) as error:
+            raise Refused(f"scores that cannot be checked: {error}", reason=Reason.MALFORMED) from None
+        model = PathModel(self._run.config.model)
+        load_modules(model, flats)
+        chosen = np.random.default_rng().permutation(len(part))[:SAMPLE]
+        ours, theirs = window_nats(model, part.tokens[chosen]).sum(axis=1), table[chosen].sum(axis=1)
+        if not np.allclose(ours, theirs, rtol=TOLERANCE):
+            raise Refused(f"the scores of {scores.path} are not what its modules give", reason=Reason.MALFORMED)

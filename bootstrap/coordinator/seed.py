@@ -1,0 +1,266 @@
+"""The seed node: where newcomers knock. It opens the stages of a run one after the other, and serves them.
+
+Its identity, terms and chains are on disk, so a restart goes on where it stopped, at the same address: also between the
+end of the warm-up and the opening of the grid.
+
+After a restart the stage before the open one is still served: a collector that was away at its end, or whoever measures
+or verifies it, needs no folder for that. Nobody leads it, nothing is taken, and no heartbeat says that we are there:
+who finds a seed node in a stage expects that it grants terms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dipaco_p2p.clock import Clock, SystemClock
+from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.node import open_member
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.stages import Doorplate, Stages, tell_address
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.transfer import serve_store
+from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
+from dipaco_p2p.owner.mirror_calls import MirrorCalls
+from dipaco_p2p.program.console import LogFormat, log_to, on_signals
+from dipaco_p2p.program.control.server import listening
+from dipaco_p2p.program.files import folder_lock
+from dipaco_p2p.protocol.decrees import ACTS
+from dipaco_p2p.swarm.api import Swarm
+from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
+
+from ..archives.records import Checks, PublicRecords
+from ..control.control import Control
+from ..control.decrees import Decreeing, Order, decrees_in
+from ..control.metrics import metrics_served
+from ..control.requests import Request
+from ..control.view import Seen, View
+from ..folder import GRID, WARMUP, RunFolder, require_caught_up
+from ..genesis.prepare import fork, prepare
+from ..processes import PublicPage
+from ..recovery.rejoin import find_swarm
+from ..runfile import Place, RunFile
+from ..text.sequences import Sequences, prepare_sequences
+from .stage import SeedStage
+
+log = logging.getLogger(__name__)
+
+TTL_MAX_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What a start may be asked for besides."""
+
+    through: Sequence[str] = ()
+    """Addresses or tickets of peers that are in the run: for a coordinator at an address that nobody knows."""
+    metrics: Place | None = None
+    """Where to serve its figures."""
+    log_format: LogFormat = LogFormat.TEXT
+
+
+async def start(file: RunFile, folder: Path, wishes: Wishes, *, verbose: bool) -> None:
+    """Prepare the run if need be, then serve it until a signal says stop. Raises DipacoError."""
+    with folder_lock(folder, hint="end it, or choose another --dir"):
+        log_to(folder / "seed.log", verbose=verbose, kind=wishes.log_format)
+        control = Control()
+        view = View(folder, SystemClock())
+        view.add_verbs(control)
+        async with (
+            listening(folder, Request, control.answer),
+            metrics_served(wishes.metrics, view.metrics) as address,
+        ):
+            if address:
+                print(f"metrics: {address}", flush=True)
+            await _serve(file, RunFolder(folder), control, view, through=wishes.through, verbose=verbose)
+
+
+async def _serve(
+    file: RunFile, folder: RunFolder, control: Control, view: View, *, through: Sequence[str], verbose: bool
+) -> None:
+    # The port comes first: to learn after minutes of preparation that it is taken would be a pity.
+    swarm = await open_libp2p(
+        folder.root / "identity.key",
+        listen=f"/ip4/{file.node.host}/tcp/{file.node.port}",
+        ttl_max_s=TTL_MAX_S,
+        clock=SystemClock(),
+        line=file.node.line(),
+    )
+    page = PublicPage(file.leaderboard, folder.root, verbose=verbose)
+    try:
+        await find_swarm(swarm, folder, through)
+        run = await asyncio.to_thread(prepare, file, folder, swarm.signer)
+        seed = Seed(file, folder, swarm, clock=SystemClock(), on_open=page.begin)
+        view.stage = seed.stage
+        seed.add_verbs(control)
+        on_signals(seed.stop)
+        await seed.run(run)
+    finally:
+        await page.end()
+        await swarm.close()
+
+
+class Seed:
+    """One running seed node."""
+
+    def __init__(
+        self,
+        file: RunFile,
+        folder: RunFolder,
+        swarm: Swarm,
+        *,
+        clock: Clock,
+        on_open: Callable[[Doorplate], None] = lambda plate: None,
+    ) -> None:
+        """`on_open` is told where and how, once volunteers may join."""
+        self._file = file
+        self._folder = folder
+        self._swarm = swarm
+        self._clock = clock
+        self._on_open = on_open
+        self._stages = Stages(swarm)
+        self._opened: list[SeedStage] = []
+        self._decrees: Decrees | None = None
+        """Of all stages; None before the first is open."""
+        self._stopped = asyncio.Event()
+
+    async def run(self, run: Run) -> None:
+        """Serve one stage after the other until stopped; then hand over what is led here.
+
+        Raises EnvironmentUnfit when the disk refused a write: an archive that keeps nothing helps nobody.
+        """
+        try:
+            await self._serve(run)
+            await asyncio.gather(*(opened.end() for opened in self._opened))
+        finally:
+            for opened in self._opened:
+                opened.cancel()
+        for failure in (opened.failure for opened in self._opened if opened.failure is not None):
+            raise failure
+
+    async def _serve(self, run: Run) -> None:
+        if run.manifest.origin:
+            self._open_earlier(self._warmup())
+        stage = self._open(run)
+        self._print_address(run)
+        while await self._is_complete(stage) and not run.is_last_stage:
+            run = await asyncio.to_thread(fork, self._file, self._folder, self._swarm.signer)
+            stage = self._open(run)  # the last one stays: some volunteers still fetch what came of it
+            self._print_open(run)
+        await self._stopped.wait()
+
+    def stop(self) -> None:
+        """Hand over soon, and end."""
+        self._stopped.set()
+
+    def stage(self) -> Seen | None:
+        """How the open stage stands; None before there is one."""
+        return self._opened[-1].seen() if self._opened else None
+
+    # -- what its owner decrees
+
+    def add_verbs(self, control: Control) -> None:
+        """Answer to the acts of a decree, and to `decrees`."""
+        for act in ACTS:
+            control.on(act, self._decree)
+        control.on("decrees", lambda request: self._decreeing().listed())
+
+    async def _decree(self, request: Request) -> dict[str, Any]:
+        order = Order(
+            act=request.ask,
+            reason=request.reason,
+            peer=request.peer,
+            module=request.module,
+            version=request.version,
+        )
+        require_caught_up(self._folder.root)
+        row = self._decreeing().issue(order, at_s=self._clock.now_s())
+        log.warning("decreed: %s", row)
+        await asyncio.gather(*(stage.say() for stage in self._opened))
+        return row
+
+    def _decreeing(self) -> Decreeing:
+        if self._decrees is None or not self._opened:
+            raise ConfigError("the run is still being prepared", hint="wait until its line to join with is printed")
+        seen = self._opened[-1].seen()
+        alive = list(seen.watch.heartbeats)
+        return Decreeing(self._decrees, self._swarm.signer, seen.run, seen.ledgers, alive)
+
+    def _open(self, run: Run) -> SeedStage:
+        if self._decrees is None:
+            self._decrees = decrees_in(self._folder, run)
+        name = run.manifest.stage
+        store = self._folder.store(name)
+        folder = self._folder.stage(name)
+        stage = SeedStage(
+            run,
+            self._swarm,
+            store,
+            folder,
+            sequences=self._sequences,
+            clock=self._clock,
+            on_failure=self.stop,
+            decrees=self._decrees,
+        )
+        stage.begin()
+        self._opened.append(stage)
+        self._stages.add(run)
+        return stage
+
+    def _sequences(self) -> Sequences:
+        return prepare_sequences(self._file, self._folder.root)[1]
+
+    def _warmup(self) -> Run:
+        """The stage that the grid came from: after a restart it is told of, and its archive is served."""
+        warmup = self._folder.open(WARMUP)
+        assert warmup is not None, f"the {GRID} was forked from it"
+        return warmup
+
+    def _open_earlier(self, run: Run) -> None:
+        self._stages.add(run)
+        serve_earlier(run, self._swarm, self._folder.store(run.manifest.stage), clock=self._clock)
+
+    async def _is_complete(self, stage: SeedStage) -> bool:
+        """Wait for the end of a stage, or for a stop; whether it was the former."""
+        waits = [asyncio.create_task(event.wait()) for event in (stage.complete, self._stopped)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return not self._stopped.is_set()
+
+    def _print_address(self, run: Run) -> None:
+        plate = tell_address(self._folder.root, self._swarm, run)
+        self._print_open(run)
+        print("volunteers join with this line, its last word is the ticket:", flush=True)
+        print(plate.line, flush=True)
+        print("Ctrl-C hands over and stops; run the same command again to continue.", flush=True)
+        self._on_open(plate)
+
+    def _print_open(self, run: Run) -> None:
+        if run.is_last_stage:
+            print(f"{run.name} is open: {run.topology} modules, {run.topology.path_count} paths", flush=True)
+        else:
+            rounds = run.config.rounds.rounds
+            print(f"{run.name} is open: {rounds} rounds of warm-up, all on one path", flush=True)
+
+
+def serve_earlier(run: Run, swarm: Swarm, store: Store, *, clock: Clock) -> None:
+    """Answer from now on. A damaged archive is not served: the open stage does without it."""
+    scoped = ScopedSwarm(swarm, run.id)
+    node = open_member(run, scoped, clock, store)
+    try:
+        archive = SeedArchive(run, store)
+    except IntegrityError as error:
+        log.warning("the archive of the %s is not served: %s", run.manifest.stage, error)
+        return
+    records = PublicRecords(store, archive)
+    serve_store(scoped, store)
+    MirrorCalls(ArchiveChains(node, archive)).serve_reading()
+    records.serve(scoped)
+    Checks(run, store, archive, judged=records.judgement, is_alive=lambda peer: False).serve(scoped, is_open=False)

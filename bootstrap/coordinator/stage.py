@@ -1,0 +1,269 @@
+"""One stage of a run on the seed node: the archive, the owner of last resort, the evaluator of versions.
+
+Training goes on without it; joining, handing over and the archive wait until it is back. Terms and chains are on disk,
+so a restart goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dipaco_p2p.clock import Clock
+from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError
+from dipaco_p2p.node.calls import GetServing, Serving
+from dipaco_p2p.node.decrees import Decrees, serve_decrees
+from dipaco_p2p.node.node import open_member
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.transfer import serve_store
+from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
+from dipaco_p2p.owner.leadership import Leadership
+from dipaco_p2p.program.files import write_atomically
+from dipaco_p2p.program.history import History
+from dipaco_p2p.program.tasks import keep_going
+from dipaco_p2p.protocol.documents import ModuleVersion
+from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.swarm.api import Swarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
+from dipaco_p2p.topology import ModuleId
+
+from ..archives.early_stopping import read_evaluations, serving_header
+from ..archives.evaluator import Evaluator, RoundEvaluation, append_evaluation, judge_finished
+from ..archives.records import Checks, PublicRecords
+from ..control.view import Seen
+from ..recovery.catching_up import CatchingUp
+from ..recovery.rejoin import Met
+from ..text.sequences import Sequences
+from .resharding import Resharding
+from .terms import Terms
+
+log = logging.getLogger(__name__)
+
+
+class SeedStage:
+    """One stage, served until `end`. What it knows it still tells to latecomers when the next stage is open."""
+
+    def __init__(
+        self,
+        run: Run,
+        swarm: Swarm,
+        store: Store,
+        folder: Path,
+        *,
+        sequences: Callable[[], Sequences],
+        clock: Clock,
+        make_evaluator: Callable[..., Evaluator] = Evaluator,
+        on_failure: Callable[[], None] = lambda: None,
+        decrees: Decrees | None = None,
+    ) -> None:
+        """`on_failure` is called when the disk has refused a write: `failure` says what. `decrees` are those of the
+        whole run; without, those that this stage's store keeps."""
+        self.run = run
+        self._on_failure = on_failure
+        self._folder = folder
+        scoped = ScopedSwarm(swarm, run.id)
+        self._node = open_member(
+            run,
+            scoped,
+            clock,
+            store,
+            heartbeat=Heartbeat(role="seed", owns=True, doing="serving"),
+            history=History(folder / "history.jsonl", clock),
+            upload_bytes_max=2 * max(map(run.snapshot_bytes_max, run.topology.modules())),
+            decrees=decrees,
+        )
+        self._archive = SeedArchive(run, store)
+        self._chains = ArchiveChains(self._node, self._archive, is_closed=lambda: self._catching_up.is_going_on)
+        self._catching_up = CatchingUp(self._chains, folder.parent, tell=_print)
+        self._terms = Terms(self._node, on_deposed=self._on_deposed, is_closed=lambda: self._catching_up.is_going_on)
+        self._ownership = Leadership(self._chains, self._terms, may_take=lambda: not self._terms.is_catching_up)
+        self._met = Met(folder.parent, scoped.peer)
+        self._new_version = asyncio.Event()
+        self._evaluator = make_evaluator(run, store, self._archive)
+        self._records = PublicRecords(store, self._archive)
+        self._checks = Checks(
+            run,
+            store,
+            self._archive,
+            judged=self._records.judgement,
+            is_alive=lambda peer: peer in self._node.watch.heartbeats,
+        )
+        self._resharding = Resharding(self._node, self._evaluator, sequences)
+        self.complete = asyncio.Event()
+        """Every module of this stage has its last version, and it is in the archive."""
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._serving = serving_header([])
+        self._judged: dict[str, Any] | None = None
+        """The evaluator's newest row."""
+        self._advanced_s = clock.now_s()
+        self._round = self._complete_version()
+
+    def begin(self) -> None:
+        """Answer, lead, evaluate."""
+        serve_store(self._node.swarm, self._node.store)
+        serve_decrees(self._node.swarm, self._node.decrees, self._node.presence)
+        self._terms.serve()
+        self._chains.listen(self._on_version)
+        self._resharding.serve()
+        self._records.serve(self._node.swarm)
+        self._checks.serve(self._node.swarm)
+        GetServing.serve(self._node.swarm, self._on_serving)
+        loops = (
+            self._node.presence.run,
+            self._watch_swarm,
+            self._ownership.run,
+            self._catching_up.run,
+            partial(self._once_caught_up, self._evaluate),
+            partial(self._once_caught_up, self._resharding.run),
+        )
+        self._tasks = [asyncio.create_task(keep_going(loop, self._node.clock)) for loop in loops]
+        self._note_complete()
+
+    async def end(self) -> None:
+        """Hand over what is led here, and fall silent; the archive still answers."""
+        await self._ownership.leave()
+        self.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._node.presence.leave()
+
+    async def say(self) -> None:
+        """Put our heartbeat out now: it tells that there is a further decree."""
+        await self._node.presence.say()
+
+    def seen(self) -> Seen:
+        """How this stage stands now, for whoever asks its coordinator."""
+        return Seen(
+            run=self.run,
+            watch=self._node.watch,
+            mandates=self._node.mandates,
+            decrees=self._node.decrees,
+            ledgers=self._archive.ledgers,
+            judged=self._judged,
+            round=self._round,
+            round_age_s=self._node.clock.now_s() - self._advanced_s,
+            line=self._node.swarm.statistics(),
+            now_s=self._node.clock.now_s(),
+            is_catching_up=self._catching_up.is_going_on,
+        )
+
+    @property
+    def failure(self) -> EnvironmentUnfit | None:
+        """What the disk refused, if it did."""
+        return self._node.store.failure
+
+    def cancel(self) -> None:
+        """Let everything go at once."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _on_deposed(self, module: ModuleId, holder: PeerId) -> None:
+        if holder == self._node.peer:
+            await self._ownership.drop(module)
+            await self._node.presence.resign(module)
+
+    def _on_version(self, version: ModuleVersion) -> None:
+        self._node.history.add(
+            "archived", module=str(version.module), version=version.version, digest=version.digest, term=version.term
+        )
+        if (complete := self._complete_version()) > self._round:
+            self._round, self._advanced_s = complete, self._node.clock.now_s()
+        self._new_version.set()
+        self._note_complete()
+
+    def _complete_version(self) -> int:
+        """The newest version that all modules have."""
+        return min(ledger.head.version for ledger in self._archive.ledgers.values())
+
+    def _note_complete(self) -> None:
+        is_whole = all(ledger.is_complete for ledger in self._archive.ledgers.values())
+        if is_whole and not self._catching_up.is_going_on:  # what follows a stage is signed
+            self.complete.set()
+
+    def _print_judged(self, version: int, perplexity: float) -> None:
+        node, rounds = self._node, self.run.config.rounds.rounds
+        alive = sum(beat.role == "volunteer" for beat in node.watch.heartbeats.values())
+        covered = sum(bool(claims) for claims in node.watch.claims.values())
+        name = "warm-up round" if not self.run.is_last_stage else "round"
+        when = f"{name} {version} of {rounds}" if version else f"before {name} 1"
+        swarm = f"{alive} volunteers alive, {covered} of {len(node.watch.claims)} paths covered"
+        print(f"{when}: validation perplexity {perplexity:.1f}, {swarm}", flush=True)
+        if version == rounds and self.run.is_last_stage:
+            end = f"{rounds} rounds, perplexity {perplexity:.1f}"
+            print(f"the run is complete: {end}; still serving, Ctrl-C stops", flush=True)
+
+    async def _once_caught_up(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """What signs waits until a coordinator that came out of a backup knows what it has signed."""
+        await self._catching_up.is_over.wait()
+        self._note_complete()
+        await loop()
+
+    async def _watch_swarm(self) -> None:
+        while True:
+            await self._node.watch.refresh()
+            self._met.note(self._node.watch)
+            if self._node.store.failure is not None:
+                self._on_failure()
+            await self._node.clock.sleep(heartbeat_interval_s(self.run.config.liveness) / 2)
+
+    async def _evaluate(self) -> None:
+        """Judge every round that is complete and not judged yet, the oldest first; at the end the finished model."""
+        path = self._folder / "evaluations.jsonl"
+        rows = read_evaluations(path)
+        judged = {row["version"] for row in rows}
+        self._serving = serving_header(rows)
+        self._judged = rows[-1] if rows else None
+        if rows:
+            self._print_judged(rows[-1]["version"], rows[-1]["perplexity"])
+        while True:
+            self._new_version.clear()
+            for version in sorted(set(range(self._evaluator.complete_version() + 1)) - judged):
+                try:
+                    known = self._records.judgement(version)  # who died after signing did not write it down
+                    signed = None if known is None else known.sharding
+                    evaluation = await asyncio.to_thread(self._evaluator.evaluate, version, signed=signed)
+                    self._sign(evaluation)
+                    append_evaluation(path, evaluation)
+                    rows.append(evaluation.to_dict())
+                    self._serving, self._judged = serving_header(rows), rows[-1]
+                    self._print_judged(version, evaluation.routed.perplexity)
+                except IntegrityError as error:
+                    log.warning("round %d was not evaluated: %s", version, error)
+                except DipacoError:
+                    raise
+                except Exception:  # a model can be worse than we thought of: later rounds must be judged all the same
+                    log.exception("round %d was not evaluated", version)
+                judged.add(version)
+            if self.run.is_last_stage and self.run.config.rounds.rounds in judged:
+                await self._judge_finished()
+            await self._new_version.wait()
+
+    def _sign(self, evaluation: RoundEvaluation) -> None:
+        now_s = self._node.clock.now_s()
+        self._records.judge(self._node.swarm.signer, self._evaluator, evaluation, at_s=now_s)
+
+    async def _on_serving(self, sender: PeerId, request: GetServing) -> Serving:
+        """The round that each path is served with (early_stopping.py); none before the first was judged."""
+        return Serving(**self._serving)
+
+    async def _judge_finished(self) -> None:
+        """Once all shardings are there, every way to route the finished model, side by side."""
+        path = self._folder / "finished.json"
+        if path.exists():
+            return
+        await self._resharding.done.wait()
+        rows = read_evaluations(self._folder / "evaluations.jsonl")
+        finished = await asyncio.to_thread(judge_finished, self._evaluator, rows)
+        write_atomically(path, json.dumps(finished, indent=1).encode())
+        for name, found in finished["routing"].items():
+            print(f"finished model, {name}: validation perplexity {found['perplexity']:.1f}", flush=True)
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)

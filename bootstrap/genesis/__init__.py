@@ -1,0 +1,1 @@
+"""How a run begins: from sequences of tokens to signed stages, with routers and shards."""

@@ -1,0 +1,194 @@
+"""From a run file to signed stages: first the warm-up of one path, then, forked from it, the grid.
+
+Read `prepare` and `fork` from top to bottom: they are the whole story in its order. A stage's manifest is written last:
+whatever was interrupted before is done again, and a prepared stage is opened, never redone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dipaco_p2p.config import PROTOCOL_VERSION, RunConfig
+from dipaco_p2p.core.codec import decode_module, encode_module
+from dipaco_p2p.core.heldout import encode_held_out
+from dipaco_p2p.core.inner import InnerLoop, StepReport
+from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.core.model import initial_modules
+from dipaco_p2p.core.shards import Shard, encode_shard
+from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, ShardRef, seal
+from dipaco_p2p.protocol.signing import Signer
+
+from ..folder import GRID, WARMUP, RunFolder, write_stage
+from ..progress import stage
+from ..runfile import RunFile
+from ..text.sequences import Sequences, prepare_sequences
+from .routing import cut_shards, first_router, frozen_model, router_blob, routing_features
+
+Flat = NDArray[np.float32]
+
+MOMENT_STEPS = 40
+"""Gradients from which AdamW's moments are taken at the fork: with the usual betas, all but a few per cent of them."""
+WARMUP_REPLICAS = 8
+"""The text of the warm-up is enough for this many replicas to see no sequence twice."""
+
+
+def prepare(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
+    """Make the first stage of the run that `file` describes, or open the newest there is. Raises DipacoError."""
+    found = folder.newest()
+    if found is not None:
+        _require_same(file.run, found[0], folder)
+        return found[0]
+    tokenizer, sequences = prepare_sequences(file, folder.root)
+    start = initial_modules(file.run.model, seed=file.run.seed)
+    flats = [start[level] for level in range(len(file.run.model.levels))]
+    if file.run.warmup.rounds:
+        return _open_warmup(file.run, folder.store(WARMUP), signer, tokenizer, sequences, flats)
+    return _open_grid(file.run, folder.store(GRID), signer, tokenizer, sequences, flats, origin="")
+
+
+def fork(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
+    """Make the grid from the finished warm-up: its head becomes version 0 of every module. Raises DipacoError."""
+    warmup, store = folder.open(WARMUP), folder.store(WARMUP)
+    assert warmup is not None, "nothing to fork from"
+    tokenizer, sequences = prepare_sequences(file, folder.root)
+    flats = [_head(warmup, store, level) for level in range(len(file.run.model.levels))]
+    return _open_grid(file.run, folder.store(GRID), signer, tokenizer, sequences, flats, origin=warmup.id)
+
+
+def _require_same(config: RunConfig, run: Run, folder: RunFolder) -> None:
+    if run.manifest.config != config:
+        raise ConfigError(
+            f"{folder.root} holds {run.name}, which was made from another run file",
+            hint="choose another --dir, or take the run file back to what it was",
+        )
+
+
+def _head(warmup: Run, store: Store, level: int) -> Flat:
+    module = warmup.topology.path(0).modules()[level]
+    head = Ledger(warmup, store, module).head
+    data = store.get(head.digest)
+    if data is None or head.version < warmup.config.rounds.rounds:
+        raise IntegrityError(f"{module} is not through the warm-up: version {head.version} is the newest here")
+    return decode_module(data, warmup.layout(module))
+
+
+def _open_warmup(
+    config: RunConfig, store: Store, signer: Signer, tokenizer: bytes, sequences: Sequences, flats: Sequence[Flat]
+) -> Run:
+    """The one-path stage: fresh weights, no optimizer state, and as much text as it can use."""
+    rows = sequences.train.tokens
+    chosen = np.random.default_rng(config.seed).permutation(len(rows))
+    chosen = np.sort(chosen[: WARMUP_REPLICAS * config.warmup_steps * config.inner.batch])
+    blob = store.put(encode_shard(Shard(tokens=rows[chosen])))
+    [path] = config.for_warmup().topology.paths()
+    return _open(
+        config,
+        store,
+        signer,
+        sequences,
+        flats,
+        stage=WARMUP,
+        origin="",
+        tokenizer=store.put(tokenizer),
+        router=None,
+        optimizer=store.put(_loop(config).state_bytes()),
+        shards=(ShardRef(path=path, blob=blob, sequences=len(chosen)),),
+    )
+
+
+def _open_grid(
+    config: RunConfig,
+    store: Store,
+    signer: Signer,
+    tokenizer: bytes,
+    sequences: Sequences,
+    flats: Sequence[Flat],
+    *,
+    origin: str,
+) -> Run:
+    """The stage of all paths: optimizer state, router, shards."""
+    optimizer = _moments(config, flats, sequences)
+    vectors = routing_features(config, frozen_model(config.model, flats), sequences)
+    with stage("Routing the sequences"):
+        router = first_router(config, vectors["train"], sequences.train.tokens)
+        shards = cut_shards(config, store, router, sequences.train.tokens, vectors["train"])
+    return _open(
+        config,
+        store,
+        signer,
+        sequences,
+        flats,
+        stage=GRID,
+        origin=origin,
+        tokenizer=store.put(tokenizer),
+        router=router_blob(store, router),
+        optimizer=store.put(optimizer),
+        shards=shards,
+    )
+
+
+def _open(
+    config: RunConfig,
+    store: Store,
+    signer: Signer,
+    sequences: Sequences,
+    flats: Sequence[Flat],
+    *,
+    stage: str,
+    origin: str,
+    tokenizer: BlobRef,
+    router: BlobRef | None,
+    optimizer: BlobRef,
+    shards: tuple[ShardRef, ...],
+) -> Run:
+    blobs = [store.put(encode_module(flat, module_layout(config.model, level))) for level, flat in enumerate(flats)]
+    topology = (config.for_warmup() if stage == WARMUP else config).topology
+    manifest = Manifest(
+        protocol=PROTOCOL_VERSION,
+        config=config,
+        stage=stage,
+        origin=origin,
+        admission="open",
+        tokenizer=tokenizer,
+        router=router,
+        optimizer=optimizer,
+        shards=shards,
+        validation=store.put(encode_held_out(sequences.validation)),
+        holdout=store.put(encode_held_out(sequences.holdout)),
+        router_split=store.put(encode_held_out(sequences.router)),
+        genesis=tuple(GenesisRef(module=module, blob=blobs[module.level]) for module in topology.modules()),
+        author=signer.peer,
+    )
+    return write_stage(store, seal(signer, manifest))
+
+
+def _moments(config: RunConfig, flats: Sequence[Flat], sequences: Sequences) -> bytes:
+    """AdamW's state as if it had come here: moments of the gradients at the fork, taken without moving.
+
+    Each volunteer of the warm-up has a state of its own, and none need be believed: this one anyone can recompute.
+    Without moments every path would begin with steps that are far too long for its gradients.
+    """
+    if not config.warmup.rounds:
+        return _loop(config).state_bytes()
+    still = InnerLoop(replace(config.inner, lr=0.0), config.total_steps, config.model, device="cpu", seed=config.seed)
+    with stage("Taking the optimizer's moments", total=MOMENT_STEPS) as advance:
+
+        def on_step(report: StepReport) -> bool:
+            advance(report.step + 1)
+            return True
+
+        shard = Shard(tokens=sequences.train.tokens)
+        still.run(list(flats), shard, first_step=0, steps=MOMENT_STEPS, on_step=on_step)
+    return still.state_bytes()
+
+
+def _loop(config: RunConfig) -> InnerLoop:
+    return InnerLoop(config.inner, config.total_steps, config.model, device="cpu", seed=config.seed)

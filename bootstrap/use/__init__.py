@@ -1,0 +1,1 @@
+"""A trained run, read: text from a prompt, or one path as a checkpoint."""

@@ -1,0 +1,288 @@
+"""A small run to generate from: modules made by hand, a real tokenizer and real routers, in a coordinator's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bootstrap.folder import GRID, WARMUP, RunFolder, write_sharding, write_stage
+from bootstrap.text.tokenizer import train_tokenizer
+from bootstrap.use.serving import ServedRun, open_folder
+from dipaco_p2p.canonical import digest
+from dipaco_p2p.clock import Clock
+from dipaco_p2p.config import (
+    PROTOCOL_VERSION,
+    LevelConfig,
+    ModelConfig,
+    RoundsConfig,
+    RoutingConfig,
+    RunConfig,
+    WarmupConfig,
+)
+from dipaco_p2p.core.codec import encode_module
+from dipaco_p2p.core.heldout import HeldOut, encode_held_out
+from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
+from dipaco_p2p.core.router import Router, encode_router
+from dipaco_p2p.core.shards import Shard, encode_shard
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.node import open_member
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
+from dipaco_p2p.owner.mirror_calls import MirrorCalls
+from dipaco_p2p.protocol.documents import (
+    BlobRef,
+    GenesisRef,
+    Grant,
+    Manifest,
+    ModuleVersion,
+    Sealed,
+    Sharding,
+    ShardRef,
+    Share,
+    seal,
+)
+from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.swarm.api import Swarm
+from dipaco_p2p.topology import ModuleId, PathId
+
+COORDINATOR, LEADER = Signer(bytes([200]) * 32), Signer(bytes([1]) * 32)
+VOCAB_SIZE = 260
+CONTEXT = 72
+ROUNDS = 3
+TOKENIZER = train_tokenizer(["the path of the prompt, and the rest of the text; the end"] * 4, vocab_size=VOCAB_SIZE)
+TIED = ModelConfig(
+    vocab_size=VOCAB_SIZE,
+    width=16,
+    heads=2,
+    ffn_width=24,
+    context=CONTEXT,
+    rope_theta=500.0,
+    levels=(
+        LevelConfig(blocks=1, embedding=True, head=True),
+        LevelConfig(modules=2, blocks=1),
+        LevelConfig(modules=2, blocks=1),
+    ),
+)
+UNTIED = ModelConfig(
+    vocab_size=VOCAB_SIZE,
+    width=16,
+    heads=4,
+    ffn_width=24,
+    context=CONTEXT,
+    tied=False,
+    levels=(LevelConfig(modules=2, blocks=1, embedding=True), LevelConfig(modules=2, blocks=2, head=True)),
+)
+PRIVATE = ModelConfig(  # 2x2x4p: the last level, with the head, has a module for each path
+    vocab_size=VOCAB_SIZE,
+    width=16,
+    heads=2,
+    ffn_width=24,
+    context=CONTEXT,
+    tied=False,
+    levels=(
+        LevelConfig(modules=2, blocks=1, embedding=True),
+        LevelConfig(modules=2, blocks=1),
+        LevelConfig(blocks=1, head=True, private=True),
+    ),
+)
+FLAT = ModelConfig(  # four models that share nothing
+    vocab_size=VOCAB_SIZE,
+    width=16,
+    heads=2,
+    ffn_width=24,
+    context=CONTEXT,
+    paths=4,
+    levels=(LevelConfig(blocks=2, embedding=True, head=True, private=True),),
+)
+PROMPT = "the path of the prompt, and the rest of the text"  # 35 tokens or more
+
+
+def random_router(width: int, *, seed: int, path_count: int = 4) -> Router:
+    """A router that sends texts hither and thither."""
+    generator = np.random.default_rng(seed)
+    return Router(
+        weights=generator.standard_normal((path_count, width)).astype(np.float32),
+        bias=np.zeros(path_count, dtype=np.float32),
+        mean=generator.normal(0, 0.1, width).astype(np.float32),
+        scale=np.full(width, 0.5, dtype=np.float32),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """The run in a folder, and what its maker knows of it."""
+
+    root: Path
+    run: Run
+    store: Store
+    flats: dict[tuple[ModuleId, int], np.ndarray[Any, Any]]
+    """By module and version."""
+    router: Router
+    token_router: Router
+
+    def open(self) -> ServedRun:
+        return open_folder(RunFolder(self.root))
+
+    def write_evaluations(self, holdout: dict[str, Sequence[float | None]]) -> list[dict[str, Any]]:
+        """What the evaluator would have written: per path the losses on the holdout by version, from version 0 on.
+
+        On the validation part each is greater by a half.
+        """
+        rows = []
+        for version in range(len(next(iter(holdout.values())))):
+            losses = {path: found[version] for path, found in holdout.items()}
+            paths = {
+                path: {"loss": loss and loss + 0.5, "tokens": 40, "holdout_loss": loss} for path, loss in losses.items()
+            }
+            rows.append({"version": version, "sharding": 0, "loss": 3.25, "perplexity": 25.79, "paths": paths})
+        (self.store.folder / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return rows
+
+    def model(self, path: PathId, version: int = ROUNDS) -> PathModel:
+        """A path as the core puts it together, without anything that is tested here."""
+        model = PathModel(self.run.config.model)
+        load_modules(model, [self.flats[module, version] for module in path.modules()])
+        return model
+
+    def frozen(self) -> PathModel:
+        return self.model(self.run.topology.path(0), 0)
+
+
+def make_served(
+    root: Path,
+    *,
+    model: ModelConfig = TIED,
+    has_token_router: bool = True,
+    router: Router | None = None,
+    stage: str = GRID,
+) -> Served:
+    """A complete grid of four paths and three rounds; with a token router from a sharding for serving.
+
+    Or its warm-up of as many rounds, with the grid still to come.
+    """
+    folder = RunFolder(root)
+    store = folder.store(stage)
+    document_router = router or random_router(model.width, seed=1)
+    token_router = random_router(2 * model.width, seed=15)
+    start = initial_modules(model, seed=0)
+    manifest = _manifest(store, model, document_router, start, stage)
+    run = write_stage(store, seal(COORDINATOR, manifest))
+    if has_token_router and stage == GRID:
+        write_sharding(store, _sharding(store, run, document_router, token_router))
+    flats = {}
+    for module in run.topology.modules():
+        flats |= _make_chain(run, store, module, start[module.level])
+    return Served(root=root, run=run, store=store, flats=flats, router=document_router, token_router=token_router)
+
+
+def _manifest(store: Store, model: ModelConfig, router: Router, start: dict[int, Any], stage: str) -> Manifest:
+    config = RunConfig(
+        name="tiny-served",
+        warmup=WarmupConfig(rounds=ROUNDS if stage == WARMUP else 0),
+        model=model,
+        rounds=RoundsConfig(rounds=ROUNDS, min_paths=1),
+        routing=RoutingConfig(reshard_rounds=(ROUNDS,)),
+    )
+    generator = np.random.default_rng(3)
+    shards = []
+    topology = (config.for_warmup() if stage == WARMUP else config).topology
+    for number, path in enumerate(topology.paths()):
+        tokens = generator.integers(1, VOCAB_SIZE, (4 + number, CONTEXT)).astype(np.int32)
+        shards.append(ShardRef(path=path, blob=store.put(encode_shard(Shard(tokens=tokens))), sequences=len(tokens)))
+    unused = store.put(b"nobody who generates reads this")
+    held_out = [generator.integers(1, VOCAB_SIZE, (12, CONTEXT)).astype(np.int32) for _ in range(2)]
+    parts = [HeldOut(tokens=tokens, documents=np.arange(12, dtype=np.int32)) for tokens in held_out]
+    validation, holdout = (store.put(encode_held_out(part)) for part in parts)
+    blobs = [store.put(encode_module(start[level], module_layout(model, level))) for level in sorted(start)]
+    return Manifest(
+        protocol=PROTOCOL_VERSION,
+        config=config,
+        stage=stage,
+        admission="open",
+        tokenizer=store.put(TOKENIZER),
+        router=None if stage == WARMUP else store.put(encode_router(router)),
+        optimizer=unused,
+        shards=tuple(shards),
+        validation=validation,
+        holdout=holdout,
+        router_split=unused,
+        genesis=tuple(GenesisRef(module=module, blob=blobs[module.level]) for module in topology.modules()),
+        author=COORDINATOR.peer,
+    )
+
+
+def _sharding(store: Store, run: Run, router: Router, token_router: Router) -> Sealed[Sharding]:
+    sharding = Sharding(
+        run=run.id,
+        number=1,
+        from_round=ROUNDS,
+        router=store.put(encode_router(router)),
+        token_router=store.put(encode_router(token_router)),
+        shards=run.manifest.shards,
+        author=run.manifest.author,
+    )
+    return seal(COORDINATOR, sharding)
+
+
+def grant_of(run: Run, module: ModuleId) -> Sealed[Grant]:
+    """The coordinator's, of the first term to the leader of all modules."""
+    grant = Grant(run=run.id, module=module, term=1, leader=LEADER.peer, author=COORDINATOR.peer)
+    return seal(COORDINATOR, grant)
+
+
+def serve_archive(served: Served, swarm: Swarm, clock: Clock) -> None:
+    """Answer as the seed node does for what is in its archive."""
+    node = open_member(served.run, swarm, clock, served.store)
+    MirrorCalls(ArchiveChains(node, SeedArchive(served.run, served.store))).serve()
+
+
+def _make_chain(run: Run, store: Store, module: ModuleId, genesis: Any) -> dict[tuple[ModuleId, int], Any]:
+    """Versions 1 to 3 as a leader would sign them; the updates are not there, for nobody here recomputes them."""
+    leader, ledger = LEADER, Ledger(run, store, module)
+    generator = np.random.default_rng([4, module.level, module.index])
+    flats, parent = {(module, 0): genesis}, genesis_version(run.manifest, module)
+    grant = grant_of(run, module)
+    outer, paths = run.config.outer, run.topology.paths_through(module)
+    for number in range(1, ROUNDS + 1):
+        flat = flats[module, number - 1] + generator.normal(0, 0.05, len(genesis)).astype(np.float32)
+        shares = [
+            Share(
+                contribution=digest(f"{module} {number} {path}".encode()),
+                path=path,
+                peer=leader.peer,
+                base_version=number - 1,
+                weight=1.0 / len(paths),
+                tokens=1,
+                loss=5.0 - number,
+            )
+            for path in paths
+        ]
+        parent = ModuleVersion(
+            run=run.id,
+            module=module,
+            version=number,
+            parent=parent.digest,
+            snapshot=store.put(encode_module(flat, run.layout(module))),
+            update=BlobRef.of(b"no update"),
+            state=BlobRef.of(b"no state"),
+            shares=tuple(shares),
+            clip_norm=None,
+            lr=outer.lr,
+            momentum=outer.momentum,
+            norm_rule=outer.norm_rule,
+            weight=parent.weight + len(shares),
+            term=1,
+            grant=grant.id,
+            author=leader.peer,
+        )
+        ledger.append(seal(leader, parent))
+        flats[module, number] = flat
+    return flats

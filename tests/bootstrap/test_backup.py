@@ -1,0 +1,232 @@
+"""A backup is a state that a crash could have left, whatever is written meanwhile; what comes out of it is checked."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e_harness import write_corpus
+from stages_harness import Home, play_whole, run_file
+from tiny_run import SEED_NUMBER, signer
+from typer.testing import CliRunner
+
+import bootstrap.recovery.backup as backup_module
+from bootstrap.archives.verify import verify_stages
+from bootstrap.cli import app
+from bootstrap.folder import GRID, WARMUP, RunFolder, read_marker
+from bootstrap.planning.examine import probe_folder
+from bootstrap.recovery.backup import back_up, restore
+from dipaco_p2p.errors import ConfigError, DipacoError, IntegrityError
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.swarm.identity import write as write_key
+
+NOW_S = 1_700_000_000.0
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """The folder of a run of two volunteers, from its corpus to its end, with the coordinator's key."""
+    folder = tmp_path_factory.mktemp("made")
+    home = Home(folder, run_file(write_corpus(folder / "corpus.jsonl")))
+    play_whole(home)
+    write_key(home.folder / "identity.key", bytes([SEED_NUMBER]) * 32)
+    return home
+
+
+@pytest.fixture
+def saved(made: Home, tmp_path: Path) -> Path:
+    return back_up(made.folder, tmp_path / "run.tar", now_s=NOW_S).path
+
+
+def files(root: Path) -> dict[str, bytes]:
+    kept = (path for path in root.rglob("*") if path.is_file() and "partial" not in path.parts)
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in kept}
+
+
+def test_what_comes_out_is_what_went_in_and_a_mark_that_says_so(made: Home, saved: Path, tmp_path: Path) -> None:
+    found = restore(saved, tmp_path / "again")
+    again, before = files(tmp_path / "again"), files(made.folder)
+    assert json.loads(again.pop("restored.json")) == {
+        "schema": "dipaco.restored/1",
+        "made_s": NOW_S,
+        "is_caught_up": False,
+    }
+    assert again == {name: data for name, data in before.items() if name != "lock" and not name.endswith(".log")}
+    assert found.files == len(again) and {stage for stage in (WARMUP, GRID) if made.heads(stage)} == {WARMUP, GRID}
+    assert not [report for report in verify_stages(RunFolder(tmp_path / "again")) if report.problem]
+    assert probe_folder(made.file, tmp_path / "again").is_restored
+
+
+def test_only_the_owner_may_read_a_backup_or_the_key_that_comes_out_of_it(saved: Path, tmp_path: Path) -> None:
+    restore(saved, tmp_path / "again")
+    assert saved.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "again" / "identity.key").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("share", [0.12, 0.5])
+@pytest.mark.parametrize("each", [1, 4])
+def test_whatever_is_written_meanwhile_the_copy_is_a_state_that_a_crash_could_have_left(
+    made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, each: int
+) -> None:
+    live = tmp_path / "live"
+    growing = grow(made.folder, live, share=share)
+    read = backup_module._read
+
+    def read_while_others_write(path: Path) -> bytes | None:
+        for _ in range(each):
+            next(growing, None)
+        return read(path)
+
+    monkeypatch.setattr(backup_module, "_read", read_while_others_write)
+    restore(back_up(live, tmp_path / "run.tar", now_s=NOW_S).path, tmp_path / "again")
+    folder = RunFolder(tmp_path / "again")
+    assert not [report for report in verify_stages(folder) if report.problem and report.stage != "fork"]
+    for name in (WARMUP, GRID):
+        run = folder.open(name)
+        for module in run.topology.modules() if run is not None else ():
+            assert run is not None
+            Ledger(run, folder.store(name), module, must_be_whole=True)
+
+
+def grow(source: Path, target: Path, *, share: float) -> Iterator[None]:
+    """Copy the files of a run in the order in which they were written: the first part at once, then one for each
+    `next`."""
+    paths = sorted((path for path in source.rglob("*") if path.is_file()), key=lambda path: path.stat().st_mtime_ns)
+    paths = [path for path in paths if path.suffix not in {".jsonl", ".log"} and path.name not in {"lock"}]
+    paths.sort(key=lambda path: path.name != "identity.key")
+    begin = int(share * len(paths))
+    assert "manifest.json" in {path.name for path in paths[:begin]}
+
+    def put(path: Path) -> None:
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, place)
+
+    for path in paths[:begin]:
+        put(path)
+
+    def rest() -> Iterator[None]:
+        for path in paths[begin:]:
+            put(path)
+            yield
+
+    return rest()
+
+
+def test_a_line_that_is_half_written_is_left_out(made: Home, tmp_path: Path) -> None:
+    shutil.copytree(made.folder, tmp_path / "live")
+    with (tmp_path / "live" / GRID / "history.jsonl").open("ab") as file:
+        file.write(b'{"ev": "arch')
+    restore(back_up(tmp_path / "live", tmp_path / "run.tar", now_s=NOW_S).path, tmp_path / "again")
+    again = (tmp_path / "again" / GRID / "history.jsonl").read_bytes()
+    assert again == (made.folder / GRID / "history.jsonl").read_bytes()
+
+
+def test_nothing_is_ever_replaced(made: Home, saved: Path, tmp_path: Path) -> None:
+    before = saved.read_bytes()
+    with pytest.raises(ConfigError, match="there already"):
+        back_up(made.folder, saved, now_s=NOW_S)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty"):
+        restore(saved, tmp_path / "full")
+    assert saved.read_bytes() == before and files(tmp_path / "full") == {"mine.txt": b"mine"}
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_folder_gets_a_file_with_name_and_time(made: Home, tmp_path: Path) -> None:
+    assert back_up(made.folder, tmp_path, now_s=NOW_S).path.name == "tiny-20231114T221320Z.tar"
+
+
+def test_a_damaged_blob_is_not_copied_as_if_it_were_whole(made: Home, tmp_path: Path) -> None:
+    shutil.copytree(made.folder, tmp_path / "live")
+    blob = next((tmp_path / "live" / GRID / "blobs").glob("*/*"))
+    blob.write_bytes(b"x" + blob.read_bytes()[1:])
+    with pytest.raises(IntegrityError, match="damaged on disk"):
+        back_up(tmp_path / "live", tmp_path / "run.tar", now_s=NOW_S)
+    assert not list(tmp_path.glob("*.tar")) and not list(tmp_path.glob(".*"))
+
+
+# -- files that are no whole backup
+
+
+def cut(saved: Path, tmp_path: Path) -> None:
+    saved.write_bytes(saved.read_bytes()[: saved.stat().st_size // 2])
+
+
+def flip(saved: Path, tmp_path: Path) -> None:
+    data = bytearray(saved.read_bytes())
+    data[len(data) // 2] ^= 1
+    saved.write_bytes(data)
+
+
+def add_outside(saved: Path, tmp_path: Path) -> None:
+    with tarfile.open(saved, "a") as tar:
+        tar.addfile(tarfile.TarInfo("../outside"), io.BytesIO())
+
+
+def add_link(saved: Path, tmp_path: Path) -> None:
+    info = tarfile.TarInfo("link")
+    info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    with tarfile.open(saved, "a") as tar:
+        tar.addfile(info)
+
+
+def add_unlisted(saved: Path, tmp_path: Path) -> None:
+    with tarfile.open(saved, "a") as tar:
+        tar.addfile(tarfile.TarInfo("grid/blobs/aa/extra"), io.BytesIO())
+
+
+@pytest.mark.parametrize("harm", [cut, flip, add_outside, add_link, add_unlisted])
+def test_a_file_that_is_not_whole_or_not_ours_leaves_nothing(saved: Path, tmp_path: Path, harm: object) -> None:
+    assert callable(harm)
+    harm(saved, tmp_path)
+    with pytest.raises(IntegrityError) as caught:
+        restore(saved, tmp_path / "again")
+    assert "\n" not in str(caught.value) and caught.value.hint
+    assert not (tmp_path / "again").exists() and not list(tmp_path.glob(".*")) and not (tmp_path / "outside").exists()
+
+
+def test_the_key_of_somebody_else_is_refused(made: Home, tmp_path: Path) -> None:
+    shutil.copytree(made.folder, tmp_path / "live")
+    (tmp_path / "live" / "identity.key").unlink()
+    write_key(tmp_path / "live" / "identity.key", bytes([9]) * 32)
+    saved = back_up(tmp_path / "live", tmp_path / "run.tar", now_s=NOW_S).path
+    with pytest.raises(IntegrityError, match="not that of the run's coordinator"):
+        restore(saved, tmp_path / "again")
+    assert signer(9).peer != made.coordinator
+
+
+# -- the commands
+
+
+def test_the_commands_say_that_the_key_is_inside(made: Home, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["backup", str(made.folder), "--to", str(tmp_path / "a.tar")])
+    assert done.exit_code == 0 and "key is inside" in done.stdout
+    done = CliRunner().invoke(app, ["restore", str(tmp_path / "a.tar"), "--dir", str(tmp_path / "new")])
+    assert done.exit_code == 0 and "same key" in done.stdout and "--through" in done.stdout
+    assert read_marker(tmp_path / "new") is not None
+    assert "KEY IS INSIDE" in CliRunner().invoke(app, ["backup", "--help"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["backup", "nothing", "--to", "a.tar"], 2),
+        (["restore", "nothing.tar", "--dir", "new"], 2),
+        (["restore", "text.tar", "--dir", "new"], 8),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_a_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.tar").write_text("no backup")
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == code and done.stderr.startswith("error: ") and "hint: " in done.stderr
+    assert not (tmp_path / "new").exists() and issubclass(IntegrityError, DipacoError)

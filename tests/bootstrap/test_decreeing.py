@@ -1,0 +1,179 @@
+"""What a coordinator's owner types, and what becomes of it: decrees that make sense, and none of the others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from group_harness import MODULE, Group, make_versions, of_group
+from runtime_harness import World, finished_run
+from tiny_run import SEED_NUMBER, signer
+from typer.testing import CliRunner
+
+from bootstrap.cli import app
+from bootstrap.control.decrees import Decreeing, Order, decrees_in, lines, offline
+from bootstrap.folder import RunFolder, write_stage
+from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.program.files import folder_lock
+from dipaco_p2p.protocol.decrees import REASON_CHARS_MAX
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.swarm.identity import write
+
+COORDINATOR = signer(SEED_NUMBER)
+BOB, TWIN = PeerId("12D3KooWBob1abcd"), PeerId("12D3KooWBob2abcd")
+"""Who is alive; the commands never look into an abbreviated id that they know."""
+
+
+def in_a_run(folder: Path, check: Callable[[Decreeing, Decrees, PeerId], None]) -> None:
+    """`check` gets a run whose module is at version 3 of 30, its author's id, and who may decree."""
+
+    async def scene(world: World, group: Group, author: Member) -> None:
+        await make_versions(world, group.leader, author, 3)
+        decrees = Decrees(world.run, Store(folder / "decrees"))
+        alive = [author.peer, signer(71).peer, BOB, TWIN]
+        check(Decreeing(decrees, COORDINATOR, world.run, world.seed.archive.ledgers, alive), decrees, author.peer)
+
+    of_group(folder, scene)
+
+
+def test_each_act_is_signed_logged_and_listed(tmp_path: Path) -> None:
+    def check(decreeing: Decreeing, decrees: Decrees, author: PeerId) -> None:
+        orders = [
+            Order(act="ban", peer=f"...{author[-6:]}", reason="noise"),
+            Order(act="freeze", reason="a bad shard"),
+            Order(act="rollback", module=str(MODULE), version=1, reason="diverged"),
+            Order(act="unfreeze"),
+            Order(act="admit", peer=author),
+            Order(act="ban", peer=signer(90).peer, reason="never seen here"),
+        ]
+        for number, order in enumerate(orders, start=1):
+            assert decreeing.issue(order, at_s=10.0 * number)["number"] == number
+        listed = decreeing.listed()
+        assert [row["act"] for row in listed["decrees"]] == [order.act for order in orders]
+        assert (listed["frozen"], listed["banned"]) == (None, [{"peer": signer(90).peer, "reason": "never seen here"}])
+        undone = listed["decrees"][2]
+        assert (undone["module"], undone["to"], undone["after"], undone["version"]) == (str(MODULE), 1, 3, None)
+        said = lines(listed)
+        assert "from 3 to 1 (not carried out yet): diverged" in said[2] and "banned: ..." in said[-1]
+        assert [sealed.document.author for sealed in decrees.log] == [COORDINATOR.peer] * len(orders)
+
+    in_a_run(tmp_path, check)
+
+
+def test_what_makes_no_sense_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    wrong = [
+        (Order(act="ban", peer="nobody", reason="x"), "neither a peer id"),
+        (Order(act="ban", peer="ab", reason="x"), "neither a peer id"),
+        (Order(act="ban", peer="...abcd", reason="x"), "2 peers end with `abcd`"),
+        (Order(act="ban", peer=COORDINATOR.peer, reason="x"), "coordinator itself"),
+        (Order(act="ban", peer=COORDINATOR.peer[-6:], reason="x"), "coordinator itself"),
+        (Order(act="ban", peer=signer(71).peer), "needs a reason"),
+        (Order(act="ban", peer=signer(71).peer, reason="x" * (REASON_CHARS_MAX + 1)), "one line"),
+        (Order(act="ban", peer=signer(71).peer, reason="two\nlines"), "one line"),
+        (Order(act="admit", peer=signer(71).peer), "is not banned"),
+        (Order(act="unfreeze"), "is not frozen"),
+        (Order(act="freeze"), "needs a reason"),
+        (Order(act="rollback", module="L9.M9", version=1, reason="x"), "has no L9.M9"),
+        (Order(act="rollback", module="nonsense", version=1, reason="x"), "nonsense"),
+        (Order(act="rollback", module=str(MODULE), version=3, reason="x"), "cannot go back to 3"),
+        (Order(act="rollback", module=str(MODULE), version=99, reason="x"), "is at version 3"),
+        (Order(act="rollback", module=str(MODULE), version=1), "needs a reason"),
+    ]
+
+    def check(decreeing: Decreeing, decrees: Decrees, author: PeerId) -> None:
+        for order, why in wrong:
+            with pytest.raises(ConfigError, match=why):
+                decreeing.issue(order, at_s=1.0)
+        assert decrees.count == 0 and not list((tmp_path / "decrees" / "documents").iterdir())
+        decreeing.issue(Order(act="ban", peer=author, reason="x"), at_s=1.0)
+        decreeing.issue(Order(act="freeze", reason="why not"), at_s=1.0)
+        for order, why in (
+            (Order(act="ban", peer=author, reason="y"), "banned already: x"),
+            (Order(act="freeze", reason="again"), "frozen already: why not"),
+        ):
+            with pytest.raises(ConfigError, match=why):
+                decreeing.issue(order, at_s=1.0)
+        assert decrees.count == 2
+
+    in_a_run(tmp_path, check)
+
+
+# -- without a coordinator that runs
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    folder = tmp_path_factory.mktemp("finished")
+    return finished_run(folder), folder / "seed"
+
+
+@pytest.fixture
+def folder(finished: tuple[Run, Path], tmp_path: Path) -> Path:
+    """A coordinator's folder, with a run that is complete."""
+    root = tmp_path / "run"
+    shutil.copytree(finished[1], root / "grid")
+    write_stage(Store(root / "grid"), finished[0].sealed)
+    write(root / "identity.key", bytes([SEED_NUMBER]) * 32)
+    return root
+
+
+def run_command(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, list(words))
+    return done.exit_code, done.output
+
+
+def test_without_a_running_coordinator_the_command_writes_for_its_next_start(folder: Path) -> None:
+    code, said = run_command("freeze", str(folder), "--reason", "a bad shard")
+    assert code == 0 and "decree 1: freeze: a bad shard" in said and "is not running" in said
+    run, _ = RunFolder(folder).require()
+    assert decrees_in(RunFolder(folder), run).state.frozen == "a bad shard"
+    assert run_command("unfreeze", str(folder))[0] == 0
+    code, said = run_command("decrees", str(folder))
+    assert code == 0 and said.count("decree ") == 2 and "nothing is frozen" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["unfreeze"], "is not frozen"),
+        (["ban", "nobody", "--reason", "x"], "neither a peer id"),
+        (["rollback", "L0.M0", "1", "--reason", "x"], "has its last version"),
+    ],
+)
+def test_a_command_that_makes_no_sense_has_one_line_and_an_exit_code(folder: Path, words: list[str], why: str) -> None:
+    place = 2 if words[0] == "ban" else 3 if words[0] == "rollback" else 1
+    code, said = run_command(*words[:place], str(folder), *words[place:])
+    assert code == 2 and why in said and "Traceback" not in said
+    assert not list((folder / "decrees" / "documents").iterdir())
+
+
+def test_a_folder_without_a_run_is_left_as_it_is(tmp_path: Path) -> None:
+    code, said = run_command("freeze", str(tmp_path / "nothing"), "--reason", "x")
+    assert code == 2 and "holds no run" in said and not (tmp_path / "nothing").exists()
+
+
+def test_a_folder_in_use_is_not_written_to(folder: Path) -> None:
+    with folder_lock(folder, hint=""):
+        code, said = run_command("freeze", str(folder), "--reason", "x")
+    assert code == 5 and "in use" in said
+
+
+def test_only_the_runs_own_coordinator_decrees(folder: Path) -> None:
+    (folder / "identity.key").unlink()
+    write(folder / "identity.key", bytes([7]) * 32)
+    with pytest.raises(IntegrityError, match="not this run's coordinator's"):
+        offline(folder)
+
+
+def test_a_damaged_log_is_not_signed_over(folder: Path) -> None:
+    assert run_command("freeze", str(folder), "--reason", "x")[0] == 0
+    (folder / "decrees" / "documents" / "decree-00000001.json").write_bytes(canonical_bytes({}))
+    code, said = run_command("unfreeze", str(folder))
+    assert code == 8 and "decree-00000001.json was damaged" in said

@@ -1,0 +1,317 @@
+"""A coordinator that came out of a backup: it learns what it signed, signs nothing twice, and the run goes on to its
+end. And a further seed node, which it fills its archive from."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e_harness import write_corpus
+from stages_harness import RESHARDED_ONCE, Home, run_file
+from tiny_run import SEED_NUMBER, signer
+from virtual_time import end, eventually, play
+
+from bootstrap.archives.verify import verify_stages
+from bootstrap.control.requests import Request
+from bootstrap.folder import GRID, WARMUP, RunFolder, read_marker
+from bootstrap.recovery.backup import back_up, restore
+from bootstrap.recovery.rejoin import learn_stages
+from bootstrap.recovery.standby import Standby
+from dipaco_p2p.config import RoundsConfig, WarmupConfig
+from dipaco_p2p.errors import EnvironmentUnfit, Refused, Unreachable
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.program.history import read_history
+from dipaco_p2p.protocol.documents import Grant, ModuleVersion, Sealed, unseal
+from dipaco_p2p.swarm.identity import write as write_key
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
+
+STANDBY = 150
+SHORT = RoundsConfig(rounds=6, min_paths=2, deadline_s=20.0, grace_s=1.0)
+ENDLESS = replace(SHORT, rounds=100_000)
+
+
+class Lost(Home):
+    """A run whose coordinator loses its folder, and another seed node."""
+
+    def __init__(self, folder: Path, file: Any) -> None:
+        super().__init__(folder, file)
+        self.saved = folder / "safe.tar"
+        self.second = folder / "second"
+        self.standby: Standby | None = None
+        self.looking: asyncio.Task[None] | None = None
+
+    def save(self) -> None:
+        write_key(self.folder / "identity.key", bytes([SEED_NUMBER]) * 32)
+        back_up(self.folder, self.saved, now_s=self.clock.now_s())
+
+    async def decree(self, number: int) -> int:
+        """Ban a peer that nobody has heard of; the number of that decree."""
+        assert self.seed is not None
+        row = await self.seed._decree(Request(ask="ban", peer=signer(number).peer, reason="a test"))
+        return int(row["number"])
+
+    async def lose(self) -> None:
+        await self.die()
+        shutil.rmtree(self.folder)
+
+    async def join(self, number: int, **settings: Any) -> None:
+        """In runs as long as these a volunteer would try whether a compiled graph is quicker."""
+        await super().join(number, **settings, engine="exact")
+
+    async def stand_by(self) -> None:
+        swarm = self.network.join(signer(STANDBY))
+        self.second.mkdir()
+        self.standby = Standby(swarm, RunFolder(self.second), self.clock)
+        self.standby.open(await fetch_stages(swarm, self.coordinator, expected=None))
+
+        async def dial() -> None:
+            """The memory swarm is always connected."""
+
+        self.looking = asyncio.create_task(self.standby.run([], dial=dial))
+
+    async def close(self) -> None:
+        if self.standby is not None:
+            await end(self.looking)
+            for stage in self.standby.opened:
+                await stage.cancel()
+        await super().close()
+
+    def head(self, stage: str = GRID) -> int:
+        return min(self.heads(stage).values(), default=0)
+
+    def events(self, name: str, stage: str = GRID) -> list[dict[str, Any]]:
+        path = self.folder / stage / "history.jsonl"
+        return [event for event in read_history(path) if event["ev"] == name]
+
+    def finals(self, stage: str = GRID) -> dict[tuple[str, int], set[str]]:
+        """By module and number, the digests that anybody's chain has with the coordinator's signature."""
+        found: dict[tuple[str, int], set[str]] = {}
+        for path in self.homes.rglob("version-*.json"):
+            sealed: Sealed[ModuleVersion] = unseal(ModuleVersion, json.loads(path.read_bytes()))
+            document = sealed.document
+            if self.coordinator in {*sealed.cosignatures, document.author}:
+                run = document.run
+                found.setdefault((f"{run} {document.module}", document.version), set()).add(document.digest)
+        return found
+
+    def grants(self) -> dict[tuple[str, int], set[str]]:
+        """By module and term, the coordinator's grants that anybody has on disk."""
+        found: dict[tuple[str, int], set[str]] = {}
+        for path in self.homes.rglob("mandate-*.json"):
+            for item in json.loads(path.read_bytes()):
+                grant = unseal(Grant, item)
+                if grant.document.author == self.coordinator:
+                    key = f"{grant.document.run} {grant.document.module}", grant.document.term
+                    found.setdefault(key, set()).add(grant.id)
+        return found
+
+
+def make(folder: Path, rounds: RoundsConfig) -> Lost:
+    file = run_file(
+        write_corpus(folder / "corpus.jsonl"), rounds=rounds, warmup=WarmupConfig(rounds=1), routing=RESHARDED_ONCE
+    )
+    return Lost(folder, file)
+
+
+@pytest.fixture
+def lost(tmp_path: Path) -> Lost:
+    return make(tmp_path, ENDLESS)
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Lost:
+    return make(tmp_path, SHORT)
+
+
+def is_one_each(found: dict[tuple[str, int], set[str]]) -> bool:
+    return bool(found) and all(len(each) == 1 for each in found.values())
+
+
+@pytest.mark.parametrize("has_second", [True, False])
+def test_after_a_restore_the_run_goes_on_and_nothing_is_signed_twice(lost: Lost, has_second: bool) -> None:
+    reached: dict[str, int] = {}
+
+    async def scenario() -> None:
+        lost.start()
+        if has_second:
+            await lost.stand_by()
+        await lost.join(1)
+        await lost.join(2)
+        await eventually(lambda: lost.head() >= 1)
+        if has_second:
+            standby = lost.standby
+            assert standby is not None
+            await eventually(lambda: len(standby.opened) == 2 and standby.opened[1].run.sharding(1) is not None)
+            await eventually(lambda: standby.opened[1].missing == 0)
+        await lost.decree(11)
+        lost.save()
+        await lost.decree(12)
+        before = lost.head()
+        await eventually(lambda: lost.head() >= before + 2)
+        reached["lost"] = lost.head()
+        await lost.lose()
+        await asyncio.to_thread(restore, lost.saved, lost.folder)
+        reached["restored"] = lost.head()
+        assert read_marker(lost.folder) is not None
+        lost.start()
+        with pytest.raises(EnvironmentUnfit, match="restored from a backup"):
+            await lost.decree(13)
+        await eventually(lambda: bool(lost.events("caught_up")))
+        assert await lost.decree(13) == 3, "decree 2 came after the backup"
+        known = lost.head()
+        assert known >= reached["lost"]
+        await eventually(lambda: lost.head() >= known + 2)
+        if has_second:
+            await eventually(lambda: read_marker(lost.folder) is None)
+        await lost.close()
+
+    play(scenario)
+    assert 1 <= reached["restored"] < reached["lost"]
+    assert is_one_each(lost.finals()) and is_one_each(lost.grants())
+    problems = [report.problem for report in verify_stages(RunFolder(lost.folder)) if report.problem]
+    if has_second:
+        assert problems == []
+    else:  # the chain is there; what was counted between backup and loss is gone with the disk, and that is said
+        assert problems and all("is not in the archive" in problem or "missing" in problem for problem in problems)
+
+
+def test_before_it_has_caught_up_it_grants_nothing_and_signs_nothing(lost: Lost) -> None:
+    said: list[str] = []
+
+    async def scenario() -> None:
+        lost.start()
+        await lost.join(1)
+        await lost.join(2)
+        await eventually(lambda: lost.head() >= 1)
+        lost.save()
+        await eventually(lambda: lost.head() >= 3)
+        await lost.lose()
+        await asyncio.to_thread(restore, lost.saved, lost.folder)
+        lost.start()
+        await asyncio.sleep(0.5)
+        other = lost.network.join(signer(STANDBY))
+        grid = RunFolder(lost.folder).open(GRID)
+        assert grid is not None
+        scoped = ScopedSwarm(other, grid.id)
+        for method, header in (
+            ("archive.adopt", {"module": "L1.M0", "term": 90, "mirrors": []}),
+            ("mirror.version", {"module": "L1.M0", "version": newest_version(lost), "final": 0}),
+        ):
+            with pytest.raises(Refused) as caught:
+                await scoped.call(lost.coordinator, method, header, timeout_s=20.0)
+            said.append(caught.value.reason)
+        assert read_marker(lost.folder) is not None and not lost.events("caught_up")
+        await lost.close()
+
+    play(scenario)
+    assert said == ["busy", "busy"]
+
+
+def newest_version(lost: Lost) -> Any:
+    paths = [path for path in lost.homes.glob("volunteer-*/runs/*/documents/version-L1.M0-*.json")]
+    return json.loads(max(paths, key=lambda path: path.name).read_bytes())
+
+
+@pytest.mark.parametrize("has_second", [True, False])
+def test_a_backup_of_the_warm_up_takes_the_grid_over_or_says_what_is_missing(lost: Lost, has_second: bool) -> None:
+    async def scenario() -> None:
+        lost.start()
+        if has_second:
+            await lost.stand_by()
+        lost.save()
+        await lost.join(1)
+        await lost.join(2)
+        await eventually(lambda: lost.head() >= 1)
+        if has_second:
+            standby = lost.standby
+            assert standby is not None
+            await eventually(lambda: len(standby.opened) == 2 and standby.opened[1].missing == 0)
+        grid = RunFolder(lost.folder).open(GRID)
+        assert grid is not None
+        await lost.lose()
+        await asyncio.to_thread(restore, lost.saved, lost.folder)
+        folder, swarm = RunFolder(lost.folder), lost.network.join(signer(SEED_NUMBER))
+        host = STANDBY if has_second else 1
+        address = f"/ip4/127.0.0.1/tcp/1/p2p/{signer(host).peer}"
+        if has_second:
+            await learn_stages(swarm, folder, [address], lost.clock)
+            found = RunFolder(lost.folder).open(GRID)
+            assert found is not None and found.id == grid.id
+            assert min(lost.heads(WARMUP).values()) == 1
+        else:
+            with pytest.raises(Unreachable, match="cannot be found") as caught:
+                await learn_stages(swarm, folder, [address], lost.clock)
+            assert "--through" in caught.value.hint and not folder.has(GRID)
+        await lost.close()
+
+    play(scenario)
+
+
+def test_a_second_seed_that_comes_late_has_everything_and_keeps_it(short: Lost) -> None:
+    lost = short
+
+    async def scenario() -> None:
+        lost.start()
+        await lost.join(1)
+        await lost.join(2)
+        await eventually(lambda: lost.head() >= 3)
+        await lost.stand_by()
+        standby = lost.standby
+        assert standby is not None
+        await lost.volunteers_done()
+        await eventually(lost.is_over)
+        await eventually(lambda: standby.opened[-1].missing == 0 and is_whole(lost))
+        await eventually(lambda: finals_of(lost.second) == {SHORT.rounds})
+        await lost.close()
+
+    play(scenario)
+    reports = verify_stages(RunFolder(lost.second))
+    assert [report.problem for report in reports if report.problem] == []
+    versions = {(report.stage, str(report.module)): report.versions for report in reports}
+    assert {versions[GRID, module] for module in ("L0.M0", "L1.M0", "L1.M1")} == {SHORT.rounds}
+
+
+def finals_of(root: Path) -> set[int]:
+    """The newest version of each module that the coordinator has signed, as this folder has it."""
+    run, store = RunFolder(root).open(GRID), Store(root / GRID)
+    return {Ledger(run, store, module).final for module in run.topology.modules()} if run is not None else set()
+
+
+def is_whole(lost: Lost) -> bool:
+    found = list((lost.second / GRID / "documents").glob("version-*.json"))
+    return len(found) == 3 * SHORT.rounds
+
+
+def test_a_second_seed_grants_nothing_and_keeps_nobody_from_going_on(lost: Lost) -> None:
+    """While the coordinator is away its group grants terms, though another seed node answers."""
+
+    async def scenario() -> None:
+        lost.start()
+        await lost.stand_by()
+        await lost.join(1)
+        await lost.join(2)
+        await lost.join(3)
+        standby = lost.standby
+        assert standby is not None
+        await eventually(lambda: lost.head() >= 1 and len(standby.opened) == 2)
+        await lost.die()
+        grid = RunFolder(lost.folder).open(GRID)
+        assert grid is not None
+
+        def grants() -> list[Grant]:
+            paths = lost.homes.glob("volunteer-*/**/mandate-L1.M0.json")
+            found = [unseal(Grant, item).document for path in paths for item in json.loads(path.read_bytes())]
+            return sorted((grant for grant in found if grant.run == grid.id), key=lambda grant: grant.term)
+
+        lost.network.kill(grants()[-1].leader)
+        await eventually(lambda: grants()[-1].author != lost.coordinator)
+        await lost.close()
+
+    play(scenario)

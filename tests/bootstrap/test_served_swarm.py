@@ -1,0 +1,297 @@
+"""A live swarm is read by a client that says nothing: the same text as from the folder, also without a coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from serving_harness import (
+    COORDINATOR,
+    LEADER,
+    PRIVATE,
+    PROMPT,
+    ROUNDS,
+    TIED,
+    Served,
+    grant_of,
+    make_served,
+    serve_archive,
+)
+from typer.testing import CliRunner
+from virtual_time import VirtualClock, play
+
+from bootstrap import cli
+from bootstrap.use.export import export_path
+from bootstrap.use.generate import Request, write_on
+from bootstrap.use.serving import ServedRun, read_swarm
+from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, WrongRun
+from dipaco_p2p.node.items import items_reply
+from dipaco_p2p.node.presence import Presence
+from dipaco_p2p.node.stages import Stages
+from dipaco_p2p.node.transfer import serve_store
+from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.protocol.documents import ModuleVersion, Sealed
+from dipaco_p2p.protocol.liveness import Head, Heartbeat
+from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.swarm.api import Reply
+from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
+from dipaco_p2p.topology import ModuleId, PathId
+
+Versions = list[Sealed[ModuleVersion]]
+
+GREEDY = Request(prompt=PROMPT, tokens_max=30, temperature=0)
+PATH = PathId((0, 1, 0))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return make_served(tmp_path_factory.mktemp("served"))
+
+
+class Swarm:
+    """A coordinator that only answers, a leader of every module, and a reader."""
+
+    def __init__(self, served: Served, folder: Path) -> None:
+        self.served, self.folder = served, folder
+        self.clock = VirtualClock()
+        self.network = MemoryNetwork(0, self.clock)
+        self.reader = self.network.join(Signer(bytes([9]) * 32))
+
+    async def add_seed(self) -> PeerId:
+        run = self.served.open().run
+        swarm = self.network.join(COORDINATOR)
+        scoped = self._serve(swarm)
+        serve_archive(self.served, scoped, self.clock)
+
+        async def shardings(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+            return items_reply(run.shardings[header["after"] :])
+
+        scoped.serve("run.shardings", shardings)
+        await Presence(run, scoped, self.clock, Heartbeat(role="seed", owns=True)).beat()
+        return swarm.peer
+
+    async def add_leader(self, change: Callable[[Versions], Versions] = lambda versions: versions) -> PeerId:
+        run = self.served.run
+        swarm = self.network.join(LEADER)
+        scoped = self._serve(swarm)
+        archive = SeedArchive(run, self.served.store)
+
+        async def following(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+            versions = archive.ledgers[ModuleId.parse(header["module"])].versions
+            return items_reply(change(versions[header["after"] :]))
+
+        scoped.serve("module.next", following)
+        presence = Presence(run, scoped, self.clock, Heartbeat(owns=True))
+        for module, ledger in archive.ledgers.items():
+            grant = grant_of(run, module)
+            head = Head(
+                version=ROUNDS,
+                digest=ledger.head.digest,
+                term=1,
+                granted_by=grant.document.author,
+                grant=grant.signature,
+            )
+            await presence.lead(module, head)
+        await presence.beat()
+        return swarm.peer
+
+    def _serve(self, swarm: MemorySwarm) -> ScopedSwarm:
+        Stages(swarm).add(self.served.run)
+        scoped = ScopedSwarm(swarm, self.served.run.id)
+        serve_store(scoped, self.served.store)
+        return scoped
+
+    async def read(self, host: PeerId, *, expected: str | None = None) -> ServedRun:
+        return await read_swarm(self.reader, host, self.clock, folder=self.folder, expected=expected)
+
+
+def with_swarm(served: Served, folder: Path, scenario: Callable[[Swarm], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await scenario(Swarm(served, folder))
+
+    play(run)
+
+
+async def text_of(run: ServedRun, request: Request) -> str:
+    pieces: list[str] = []
+    await write_on(run, request, write=pieces.append, say=lambda line: None)
+    return "".join(pieces)
+
+
+@pytest.mark.parametrize("request_", [GREEDY, replace(GREEDY, every=16), replace(GREEDY, path="P0-1-0", version=1)])
+def test_a_swarm_gives_the_text_that_its_archive_gives(served: Served, tmp_path: Path, request_: Request) -> None:
+    async def scenario(swarm: Swarm) -> None:
+        run = await swarm.read(await swarm.add_seed())
+        assert await text_of(run, request_) == await text_of(served.open(), request_) != ""
+
+    with_swarm(served, tmp_path, scenario)
+
+
+def test_the_coordinator_need_not_live(served: Served, tmp_path: Path) -> None:
+    request = replace(GREEDY, path=str(PATH))
+
+    async def scenario(swarm: Swarm) -> None:
+        run = await swarm.read(await swarm.add_leader(), expected=served.run.id[:12])
+        assert await text_of(run, request) == await text_of(served.open(), request) != ""
+
+    with_swarm(served, tmp_path, scenario)
+
+
+def test_a_reader_leaves_no_trace(served: Served, tmp_path: Path) -> None:
+    async def scenario(swarm: Swarm) -> None:
+        await swarm.add_leader()
+        await text_of(await swarm.read(await swarm.add_seed()), GREEDY)
+        assert swarm.reader.statistics().records_put == 0
+        assert swarm.reader.statistics().calls_served == 0
+
+    with_swarm(served, tmp_path, scenario)
+
+
+def test_only_one_path_is_fetched(served: Served, tmp_path: Path) -> None:
+    async def scenario(swarm: Swarm) -> None:
+        run = await swarm.read(await swarm.add_seed())
+        await text_of(run, replace(GREEDY, path=str(PATH)))
+        fetched = {path.name for path in (tmp_path / "blobs").rglob("*") if path.is_file()}
+        versions = await run.path_versions(PATH)
+        assert fetched == {version.digest for version in versions} | {served.run.manifest.tokenizer.digest}
+
+    with_swarm(served, tmp_path, scenario)
+
+
+def test_a_path_is_exported_from_a_swarm(served: Served, tmp_path: Path) -> None:
+    async def scenario(swarm: Swarm) -> None:
+        await export_path(await swarm.read(await swarm.add_seed()), PATH, tmp_path / "from-swarm")
+        await export_path(served.open(), PATH, tmp_path / "from-folder")
+        one, other = (
+            {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+            for name in ("from-swarm", "from-folder")
+        )
+        assert one == other
+
+    with_swarm(served, tmp_path, scenario)
+
+
+def test_a_swarm_that_dies_ends_in_an_error(served: Served, tmp_path: Path) -> None:
+    async def scenario(swarm: Swarm) -> None:
+        seed = await swarm.add_seed()
+        run = await swarm.read(seed)
+        swarm.network.kill(seed)
+        with pytest.raises(SwarmError):
+            await text_of(run, replace(GREEDY, path=str(PATH)))
+
+    with_swarm(served, tmp_path, scenario)
+
+
+def test_another_run_is_not_taken_for_it(served: Served, tmp_path: Path) -> None:
+    async def scenario(swarm: Swarm) -> None:
+        seed, leader = await swarm.add_seed(), await swarm.add_leader()
+        with pytest.raises(WrongRun):
+            await swarm.read(seed, expected="abcdef01")
+        with pytest.raises(WrongRun):
+            await swarm.read(leader)
+
+    with_swarm(served, tmp_path, scenario)
+
+
+def refuse(versions: Versions) -> Versions:
+    raise Refused("no")
+
+
+LIES: dict[str, Callable[[Versions], Versions]] = {
+    "a gap": lambda versions: versions[1:],
+    "another order": lambda versions: versions[::-1],
+    "no end": lambda versions: versions or endless,
+    "a refusal": refuse,
+}
+endless: Versions = []
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_leader_that_lies_is_passed_over_and_alone_is_an_error(served: Served, tmp_path: Path, lie: str) -> None:
+    request = replace(GREEDY, path=str(PATH))
+    endless[:] = SeedArchive(served.run, served.store).ledgers[PATH.modules()[0]].versions
+
+    async def scenario(swarm: Swarm) -> None:
+        leader = await swarm.add_leader(LIES[lie])
+        with pytest.raises((IntegrityError, Refused)):
+            await text_of(await swarm.read(leader, expected=served.run.id), request)
+        run = await swarm.read(await swarm.add_seed())
+        assert await text_of(run, request) == await text_of(served.open(), request)
+
+    with_swarm(served, tmp_path, scenario)
+
+
+# -- a run that is still in its warm-up: one path, and nothing to route
+
+ONLY_PATH = PathId((0, 0, 0))
+HOLDOUT = {"P0-0-0": [5.0, 4.0, 3.0, 3.5]}
+
+
+@pytest.fixture(scope="module", params=["tied", "private"])
+def warming(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    model = {"tied": TIED, "private": PRIVATE}[request.param]
+    found = make_served(tmp_path_factory.mktemp(request.param), model=model, stage="warmup")
+    found.write_evaluations(HOLDOUT)
+    return found
+
+
+async def written(run: ServedRun, request: Request) -> tuple[str, list[str]]:
+    pieces: list[str] = []
+    said: list[str] = []
+    await write_on(run, request, write=pieces.append, say=said.append)
+    return "".join(pieces), said
+
+
+@pytest.mark.parametrize(("best", "version"), [(False, ROUNDS), (True, 2)])
+def test_its_one_path_writes(warming: Served, best: bool, version: int) -> None:
+    request = Request(prompt=PROMPT, tokens_max=30, temperature=0, best=best)
+    text, [said] = asyncio.run(written(warming.open(), request))
+    assert text and said.startswith(f"P0-0-0: L0.M0 version {version}, ")
+
+
+def test_its_one_path_is_exported_without_a_router(warming: Served, tmp_path: Path) -> None:
+    asyncio.run(export_path(warming.open(), ONLY_PATH, tmp_path / "out", best=True))
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    for name, value in warming.model(ONLY_PATH, 2).state_dict().items():
+        np.testing.assert_array_equal(tensors[name], value.numpy())
+    assert not [path for path in (tmp_path / "out").iterdir() if "router" in path.name]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "still in its warm-up" in card and "router.safetensors" not in card
+    assert f"- stage: warmup, `{warming.run.id}`" in card and "- round: 2 of 3" in card
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "hint"),
+    [
+        (("--path", "P0-1-1"), "has no path P0-1-1", "still in its warm-up, which has the one path P0-0-0"),
+        (("--every", "16"), "has no router that can be asked inside a text", "leave --every out"),
+    ],
+)
+def test_what_only_a_grid_has_is_one_line(warming: Served, flags: tuple[str, ...], words: str, hint: str) -> None:
+    result = CliRunner().invoke(cli.app, ("generate", str(warming.root), PROMPT, *flags))
+    [first, second] = result.stderr.splitlines()
+    assert result.exit_code == 2 and words in first and hint in second
+
+
+def test_a_live_warm_up_is_read_too(warming: Served, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = VirtualClock()
+        network = MemoryNetwork(0, clock)
+        seed = network.join(COORDINATOR)
+        Stages(seed).add(warming.run)
+        scoped = ScopedSwarm(seed, warming.run.id)
+        serve_store(scoped, warming.store)
+        serve_archive(warming, scoped, clock)
+        await Presence(warming.run, scoped, clock, Heartbeat(role="seed", owns=True)).beat()
+        reader = network.join(Signer(bytes([9]) * 32))
+        run = await read_swarm(reader, seed.peer, clock, folder=tmp_path, expected=None)
+        assert await written(run, GREEDY) == await written(warming.open(), GREEDY)
+
+    play(scenario)

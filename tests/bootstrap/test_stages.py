@@ -1,0 +1,241 @@
+"""A run from its corpus to the finished grid: warm-up, fork and re-sharding, in one process and in virtual time.
+
+And the coordinator dies: between stages, before and after each write of the fork, and before a re-sharding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from e2e_harness import write_corpus
+from stages_harness import RESHARDED_ONCE, Home, play_whole, run_file
+from tiny_run import SEED_NUMBER, signer
+from virtual_time import eventually, play
+
+import dipaco_p2p.node.store
+from bootstrap.archives.early_stopping import read_evaluations
+from bootstrap.archives.verify import verify_stages
+from bootstrap.folder import GRID, WARMUP, RunFolder
+from bootstrap.genesis.prepare import fork, prepare
+from bootstrap.runfile import RunFile
+from bootstrap.use.generate import Request, write_on
+from bootstrap.use.serving import open_folder
+from dipaco_p2p.config import RoundsConfig, RoutingConfig
+from dipaco_p2p.core.router import decode_router
+from dipaco_p2p.errors import ConfigError, CorpusError
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.program.history import read_history
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "corpus.jsonl")
+
+
+class Died(Exception):
+    """What stops a coordinator in these tests."""
+
+
+def test_volunteers_go_from_the_warm_up_into_the_grid_and_to_new_shards_without_a_restart(
+    tmp_path: Path, corpus: Path
+) -> None:
+    home = Home(tmp_path, run_file(corpus))
+    play_whole(home)
+    assert set(home.heads(WARMUP).values()) == {2} and set(home.heads(GRID).values()) == {3}
+    folder = RunFolder(home.folder)
+    grid = folder.open(GRID)
+    assert grid is not None and [sealed.document.from_round for sealed in grid.shardings] == [1, 3]
+    assert [report.problem for report in verify_stages(folder)] == [""] * 5
+    scored = [event for event in read_history(home.folder / GRID / "history.jsonl") if event["ev"] == "scored"]
+    assert {(event["path"], event["sharding"]) for event in scored} == {
+        (path, number) for path in ("P0-0", "P0-1") for number in (1, 2)
+    }
+    rows = read_evaluations(home.folder / GRID / "evaluations.jsonl")
+    assert [row["version"] for row in rows] == [0, 1, 2, 3]
+    finished = json.loads((home.folder / GRID / "finished.json").read_text())
+    once, oracle = finished["routing"]["routed once"], finished["routing"]["best path by hindsight"]
+    assert oracle["perplexity"] <= once["perplexity"] < 300 and once["bits_per_byte"] > 0
+
+
+def test_a_run_can_be_routed_by_tiny_models_from_its_first_shards_to_what_it_writes(
+    tmp_path: Path, corpus: Path
+) -> None:
+    routing = RoutingConfig(first="tiny", reshard_rounds=(1, 3))
+    home = Home(tmp_path, run_file(corpus, routing=routing))
+    play_whole(home)
+    folder = RunFolder(home.folder)
+    grid, store = folder.open(GRID), folder.store(GRID)
+    assert grid is not None and [report.problem for report in verify_stages(folder)] == [""] * 5
+    refs = [grid.manifest.router, *(sealed.document.router for sealed in grid.shardings)]
+    routers = [decode_router(store.get(ref.digest) or b"", width=16 + 300) for ref in refs if ref is not None]
+    fronts = [np.abs(router.weights[:, :16]).sum() for router in routers]
+    assert fronts[0] == 0 and min(fronts[1:]) > 0, "the first reads tokens only, those of the paths' scores both"
+    assert all(np.abs(router.weights[:, 16:]).sum() > 0 for router in routers)
+    written: list[str] = []
+    request = Request(prompt="the path of a text that is longer than its first tokens " * 3, tokens_max=8, every=32)
+    asyncio.run(write_on(open_folder(folder), request, write=written.append, say=lambda line: None))
+    assert written
+    finished = json.loads((home.folder / GRID / "finished.json").read_text())
+    assert finished["routing"]["routed once"]["perplexity"] < 300
+
+
+def test_contributions_say_which_sharding_they_were_trained_on(tmp_path: Path, corpus: Path) -> None:
+    home = Home(tmp_path, run_file(corpus, rounds=RoundsConfig(rounds=4, min_paths=2), routing=RESHARDED_ONCE))
+
+    async def scenario() -> None:
+        home.start()
+        await home.join(1)
+        await home.join(2)
+        await home.volunteers_done()
+        await home.close()
+
+    play(scenario)
+    archive = RunFolder(home.folder).store(GRID)
+    found = [json.loads(archive.read_document(name) or b"")["document"] for name in archive.documents("contribution-")]
+    assert {document["sharding"] for document in found if document["base_version"] == 0} == {0}
+    assert {document["sharding"] for document in found if document["base_version"] == 3} == {1}
+
+
+def test_the_coordinator_dies_after_the_warm_up_and_the_volunteers_wait_for_it(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path, run_file(corpus))
+
+    def struck(*_: Any) -> Any:
+        raise Died
+
+    async def scenario() -> None:
+        monkeypatch.setattr("bootstrap.coordinator.seed.fork", struck)
+        home.start()
+        await home.join(1)
+        await home.join(2)
+        await eventually(lambda: set(home.heads(WARMUP).values()) == {2})
+        await asyncio.sleep(10)
+        await home.die()
+        assert home.heads(GRID) == {}
+        monkeypatch.undo()
+        await asyncio.sleep(30)
+        home.start()
+        await home.volunteers_done()
+        await home.close()
+
+    play(scenario)
+    assert set(home.heads(GRID).values()) == {3}
+
+
+def test_the_coordinator_dies_before_a_re_sharding_and_training_goes_on(tmp_path: Path, corpus: Path) -> None:
+    home = Home(tmp_path, run_file(corpus, routing=RESHARDED_ONCE))
+
+    async def scenario() -> None:
+        home.start()
+        await home.join(1)
+        await home.join(2)
+        await eventually(lambda: set(home.heads(GRID).values()) == {1})
+        await home.die()
+        await asyncio.sleep(60)
+        home.start()
+        await home.volunteers_done()
+        await eventually(home.is_over)
+        await home.close()
+
+    play(scenario)
+    assert set(home.heads(GRID).values()) == {3}
+    grid = RunFolder(home.folder).open(GRID)
+    assert grid is not None and len(grid.shardings) == 1
+
+
+@pytest.fixture(scope="module")
+def warmed_up(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFile]:
+    """The folder of a coordinator whose warm-up has just ended."""
+    folder = tmp_path_factory.mktemp("warm")
+    file = run_file(write_corpus(folder / "corpus.jsonl"))
+    home = Home(folder, file)
+
+    async def scenario() -> None:
+        home.start()
+        await home.join(1)
+        await eventually(lambda: set(home.heads(WARMUP).values()) == {2})
+        await home.close()
+
+    play(scenario)
+    shutil.rmtree(home.folder / GRID, ignore_errors=True)
+    return home.folder, file
+
+
+def test_a_fork_interrupted_at_any_write_comes_to_the_same_grid(
+    warmed_up: tuple[Path, RunFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, file = warmed_up
+    expected = fork(file, copied(source, tmp_path / "whole"), signer(SEED_NUMBER)).id
+    writes = 0
+    for stop_at in range(1, 60, 3):
+        folder = copied(source, tmp_path / f"stopped-{stop_at}")
+        writes = interrupted(monkeypatch, stop_at, lambda folder=folder: fork(file, folder, signer(SEED_NUMBER)))
+        if writes < stop_at:
+            break
+        assert not folder.has(GRID)
+        assert fork(file, RunFolder(folder.root), signer(SEED_NUMBER)).id == expected
+    assert writes >= 8, "a fork writes many files"
+
+
+def test_the_grid_begins_with_the_warm_ups_head_in_every_module(
+    warmed_up: tuple[Path, RunFile], tmp_path: Path
+) -> None:
+    source, file = warmed_up
+    folder = copied(source, tmp_path / "run")
+    grid, warmup = fork(file, folder, signer(SEED_NUMBER)), folder.open(WARMUP)
+    assert warmup is not None and grid.manifest.origin == warmup.id
+    for ref in grid.manifest.genesis:
+        level = next(module for module in warmup.topology.modules() if module.level == ref.module.level)
+        assert ref.blob.digest == Ledger(warmup, folder.store(WARMUP), level).head.digest
+    assert not [report for report in verify_stages(folder) if report.problem]
+
+
+def test_a_prepared_folder_is_opened_and_another_run_file_refused(
+    warmed_up: tuple[Path, RunFile], tmp_path: Path
+) -> None:
+    source, file = warmed_up
+    folder = copied(source, tmp_path / "run")
+    assert prepare(file, folder, signer(SEED_NUMBER)).manifest.stage == WARMUP
+    grid = fork(file, folder, signer(SEED_NUMBER))
+    assert prepare(file, folder, signer(SEED_NUMBER)).id == grid.id
+    with pytest.raises(ConfigError, match="another run file"):
+        prepare(replace(file, run=replace(file.run, seed=5)), folder, signer(SEED_NUMBER))
+
+
+def test_fewer_documents_than_paths_is_one_clear_line(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "small.jsonl", documents=12)
+    with pytest.raises(CorpusError, match="12 documents"):
+        prepare(run_file(corpus), RunFolder(tmp_path), signer(SEED_NUMBER))
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, stop_at: int, work: Callable[[], object]) -> int:
+    """Do `work` until its write number `stop_at`, which fails; how many writes were tried."""
+    write = dipaco_p2p.program.files.write_atomically
+    writes = 0
+
+    def strike(path: Path, *parts: bytes, **how: Any) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == stop_at:
+            raise Died
+        write(path, *parts, **how)
+
+    with monkeypatch.context() as patch, contextlib.suppress(Died):
+        patch.setattr(dipaco_p2p.node.store, "write_atomically", strike)
+        work()
+    return writes
+
+
+def copied(source: Path, target: Path) -> RunFolder:
+    shutil.copytree(source, target)
+    return RunFolder(target)

@@ -1,0 +1,165 @@
+"""Verifying a finished run: an honest one passes, and whatever was changed in it is found and named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from runtime_harness import finished_run
+from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
+
+from bootstrap.archives.verify import ChainReport, recompute, verify_run
+from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.protocol.documents import ModuleVersion, Share, seal, unseal
+from dipaco_p2p.topology import ModuleId
+
+MODULE = ModuleId(0, 0)
+SIGNERS = {signer(number).peer: signer(number) for number in (1, 2, 3, 4, SEED_NUMBER)}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    folder = tmp_path_factory.mktemp("finished")
+    return finished_run(folder), folder / "seed"
+
+
+@pytest.fixture
+def run(finished: tuple[Run, Path]) -> Run:
+    return finished[0]
+
+
+@pytest.fixture
+def store(finished: tuple[Run, Path], tmp_path: Path) -> Store:
+    """A copy of the archive, to do harm to."""
+    shutil.copytree(finished[1], tmp_path / "copy")
+    return Store(tmp_path / "copy")
+
+
+def verify(run: Run, store: Store) -> dict[ModuleId, ChainReport]:
+    return {report.module: report for report in verify_run(run, store, SeedArchive(run, store))}
+
+
+def require_problem(run: Run, store: Store, words: str) -> None:
+    """The problem is in MODULE, and only there."""
+    reports = verify(run, store)
+    assert words in reports[MODULE].problem
+    assert all(not report.problem for module, report in reports.items() if module != MODULE)
+
+
+def first_version(run: Run, store: Store) -> ModuleVersion:
+    return SeedArchive(run, store).ledgers[MODULE].versions[0].document
+
+
+def flip(store: Store, name: str) -> None:
+    [path] = (store.folder / "blobs").rglob(name)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def forge(run: Run, store: Store, change: Callable[[ModuleVersion], ModuleVersion]) -> None:
+    """Let the leader itself sign another first version in place of the honest one."""
+    version = change(first_version(run, store))
+    sealed = seal(SIGNERS[version.author], version)
+    store.write_document(f"version-{MODULE}-00000001", canonical_bytes(sealed.to_dict()))
+
+
+def test_an_honest_run_verifies_with_every_contribution(run: Run, store: Store) -> None:
+    done: list[int] = []
+    reports = verify_run(run, store, SeedArchive(run, store), on_progress=done.append)
+    assert [report.problem for report in reports] == [""] * 5
+    assert [report.versions for report in reports] == [2] * 5
+    # Two rounds of four paths, of which each module below the trunk has two.
+    assert [report.contributions for report in reports] == [8, 4, 4, 4, 4]
+    assert done == list(range(1, 11))
+
+
+def test_a_flipped_byte_in_a_contribution_is_found(run: Run, store: Store) -> None:
+    share = first_version(run, store).shares[0]
+    flip(store, SeedArchive(run, store).contribution(share.contribution).document.payload.digest)
+    require_problem(run, store, "damaged")
+
+
+def test_a_missing_payload_is_found(run: Run, store: Store) -> None:
+    share = first_version(run, store).shares[0]
+    store.drop(SeedArchive(run, store).contribution(share.contribution).document.payload.digest)
+    require_problem(run, store, "missing")
+
+
+def test_a_missing_contribution_is_found(run: Run, store: Store) -> None:
+    store.drop_document(f"contribution-{first_version(run, store).shares[0].contribution}")
+    require_problem(run, store, "not in the archive")
+
+
+def test_a_changed_contribution_is_found(run: Run, store: Store) -> None:
+    name = f"contribution-{first_version(run, store).shares[0].contribution}"
+    value = json.loads(store.read_document(name) or b"")
+    value["document"]["tokens"] -= 1
+    store.write_document(name, canonical_bytes(value))
+    require_problem(run, store, "signature")
+
+
+def test_a_changed_weight_is_found(run: Run, store: Store) -> None:
+    def shift(version: ModuleVersion) -> ModuleVersion:
+        first, second, *rest = version.shares
+        shares: list[Share] = [
+            replace(first, weight=first.weight + 0.01),
+            replace(second, weight=second.weight - 0.01),
+            *rest,
+        ]
+        return replace(version, shares=tuple(shares))
+
+    forge(run, store, shift)
+    require_problem(run, store, "does not follow from its contributions")
+
+
+def test_a_contribution_that_was_left_out_is_found(run: Run, store: Store) -> None:
+    def leave_out(version: ModuleVersion) -> ModuleVersion:
+        gone, *rest = version.shares
+        rest[0] = replace(rest[0], tokens=rest[0].tokens + gone.tokens)  # the chain weighs what it did
+        total = sum(share.weight for share in rest)
+        return replace(version, shares=tuple(replace(share, weight=share.weight / total) for share in rest))
+
+    forge(run, store, leave_out)
+    require_problem(run, store, "does not follow from its contributions")
+
+
+def test_a_chain_that_says_it_weighs_more_is_found(run: Run, store: Store) -> None:
+    forge(run, store, lambda version: replace(version, weight=version.weight + 1))
+    with pytest.raises(IntegrityError, match="its chain weighs"):
+        verify(run, store)
+
+
+def test_another_clip_norm_is_found(run: Run, store: Store) -> None:
+    forge(run, store, lambda version: replace(version, clip_norm=1e-6))
+    require_problem(run, store, "does not follow from its contributions")
+
+
+def test_a_damaged_genesis_is_found_in_every_module_that_starts_from_it(run: Run, store: Store) -> None:
+    flip(store, run.manifest.genesis[0].blob.digest)
+    require_problem(run, store, "damaged")
+
+
+def test_versions_can_be_read_by_anybody(run: Run, store: Store) -> None:
+    for name in store.documents("version-"):
+        unseal(ModuleVersion, json.loads(store.read_document(name) or b""))
+
+
+def test_a_sharding_that_the_archive_lacks_is_named(tmp_path: Path) -> None:
+    """As one published in the seconds before a disk was lost may be lacking."""
+    run: Any = make_run(Store(tmp_path), tiny_config())
+    counted = SimpleNamespace(document=SimpleNamespace(sharding=1))
+    archive: Any = SimpleNamespace(contribution=lambda id_: counted)
+    version: Any = SimpleNamespace(shares=[SimpleNamespace(contribution="0" * 64)], rollback=None)
+    with pytest.raises(IntegrityError, match="sharding 1 is not in the archive"):
+        recompute(run, Store(tmp_path), archive, version, version, version)

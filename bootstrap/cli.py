@@ -8,11 +8,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from dipaco_p2p import __version__
 from dipaco_p2p.program.console import LogFormat
+from dipaco_p2p.program.control.options import Json, Version, end
 from leaderboard.cli import app as leaderboard_app
 
-from .control.cli import Folder, Json, add_commands, end
+from .control.cli import Folder, add_commands
 
 EPILOG = """Exit codes: 0 done; 1 the demo's promises do not all hold; 2 a wrong flag, run file or corpus;
 4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version; 8 damaged data;
@@ -48,19 +48,8 @@ def _run(main: Callable[[], Coroutine[Any, Any, None]], code: Callable[[], int] 
     raise typer.Exit(run_program(main) or code())
 
 
-def print_version(is_asked: bool) -> None:
-    """What `--version` does."""
-    if is_asked:
-        typer.echo(__version__)
-        raise typer.Exit()
-
-
 @app.callback()
-def about(
-    version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
+def about(version: Version = False) -> None:
     """Describe a run, prepare it, and be the node that volunteers join through."""
 
 

@@ -22,7 +22,7 @@ from dipaco_p2p.protocol import checks, decrees, documents, judgement, liveness,
 from dipaco_p2p.protocol.claims import CLAIM_TRANSITIONS
 from dipaco_p2p.protocol.rounds import ROUND_TRANSITIONS
 from peers.cli import app as peer_app
-from peers.preferences.template import template as preferences
+from peers.preferences.text import template as preferences
 
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 LINE_CHARS_MAX = 118

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dipaco_p2p import __version__
 from dipaco_p2p.program.console import LogFormat
+from dipaco_p2p.program.control.options import Version
 
 from .control.cli import add_commands
-from .preferences.commands import config_app
-from .preferences.flags import ConfigFile, preference_flags
+from .preferences.commands import ConfigFile, Home, RunId, config_app, preference_flags
 from .service.commands import service_app
 
 EPILOG = """Exit codes: 0 finished; 1 a published loss is not what was measured here; 2 a wrong flag or value;
 3 no volunteer runs here; 4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version;
 7 refused or banned by the run; 8 damaged or forged data; 130 second Ctrl-C."""
 
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 EXAMPLE = "Example: dipaco-peer join --help"
 
 app = typer.Typer(no_args_is_help=True, epilog=EXAMPLE, pretty_exceptions_enable=False)
 
 
-def print_version(is_asked: bool) -> None:
-    """What `--version` does."""
-    if is_asked:
-        typer.echo(__version__)
-        raise typer.Exit()
-
-
 @app.callback()
-def about(
-    version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Say it and leave.")
-    ] = False,
-) -> None:
+def about(version: Version = False) -> None:
     """Train a part of one large modular language model on this machine."""
 
 
@@ -44,7 +32,7 @@ def about(
 @preference_flags
 def join(
     ticket: Annotated[str, typer.Argument(help="The ticket, a file or link with it, or an address of the run.")],
-    run: Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")] = None,
+    run: RunId = None,
     config: ConfigFile = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be used and which path claimed, and leave.")
@@ -55,7 +43,7 @@ def join(
 ) -> None:
     """Join a run: claim a path, train it on its shard, push outer gradients, follow new versions.
 
-    A ticket is all it needs. Who cannot be reached from outside is told so and goes on as a client.
+    A ticket is all it needs. If others cannot reach this machine, you are told; it then trains and leads no module.
 
     Ctrl-C finishes cleanly: what was trained is pushed, the claim released, led modules are handed over.
     A second Ctrl-C leaves at once. Every flag below may stand in a file, see `dipaco-peer config`.
@@ -71,7 +59,7 @@ def join(
         read_entry(ticket, run=run)  # before the imports that take seconds
         wishes = PeerConfig.of(resolve(flags, config=config).preferences)
 
-        from .join import join as join_run
+        from .joining.join import join as join_run
 
         await join_run(ticket, wishes, expected_run=run, verbose=verbose, is_dry=dry_run, log_format=log_format)
 
@@ -81,11 +69,8 @@ def join(
 @app.command(epilog="Example: dipaco-peer me dipaco1...\n\n" + EPILOG)
 def me(
     ticket: Annotated[str, typer.Argument(help="The ticket that was joined with, or an address of the run.")],
-    run: Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")] = None,
-    home: Annotated[
-        Path | None,
-        typer.Option(help="The volunteer's folder. Default: $DIPACO_HOME, else the user's data folder."),
-    ] = None,
+    run: RunId = None,
+    home: Home = None,
     is_whole: Annotated[bool, typer.Option("--all", help="Show every contribution.")] = False,
 ) -> None:
     """Say what this volunteer's work has come to: its receipts, held against the published versions.
@@ -112,12 +97,9 @@ def me(
 @app.command(epilog="Example: dipaco-peer doctor dipaco1... --fix\n\n" + EPILOG)
 def doctor(
     ticket: Annotated[str | None, typer.Argument(help="The ticket, or an address. Without: the machine only.")] = None,
-    run: Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")] = None,
-    home: Annotated[
-        Path | None,
-        typer.Option(help="The volunteer's folder. Default: $DIPACO_HOME, else the user's data folder."),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    run: RunId = None,
+    home: Home = None,
+    device: Device = "auto",
     listen: Annotated[str, typer.Option(help="Where other peers shall reach this one.")] = "/ip4/0.0.0.0/tcp/0",
     no_listen: Annotated[bool, typer.Option("--no-listen", help="Do not ask whether it can be reached.")] = False,
     fix: Annotated[bool, typer.Option("--fix", help="Remove what dead processes of this program left.")] = False,
@@ -150,8 +132,8 @@ def evaluate(
         int | None, typer.Option("--round", min=0, help="The round to measure. Default: the newest judged one.")
     ] = None,
     path: Annotated[str | None, typer.Option(help="Only this path, as P0-1. Default: all that have a loss.")] = None,
-    run: Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    run: RunId = None,
+    device: Device = "auto",
     is_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure the losses of a judged round again, on this machine, and print them beside the published ones.
@@ -168,7 +150,7 @@ def evaluate(
         read_entry(ticket, run=run)  # before the imports that take seconds
 
         from .config import torch_device
-        from .evaluate import print_evaluation
+        from .evaluation.evaluate import print_evaluation
 
         differs.extend(
             await print_evaluation(

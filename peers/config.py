@@ -48,12 +48,7 @@ class PeerConfig:
     @classmethod
     def of(cls, preferences: Preferences) -> Self:
         """What the preferences come to on this machine."""
-        peer, training, network, limits = (
-            preferences.peer,
-            preferences.training,
-            preferences.network,
-            preferences.limits,
-        )
+        peer, training, limits = preferences.peer, preferences.training, preferences.limits
         return cls(
             home=Path(peer.home).expanduser() if peer.home else default_home(),
             device="cpu" if limits.gpu == "none" else training.device,
@@ -62,8 +57,8 @@ class PeerConfig:
             micro_batch=training.micro_batch,
             checkpoint=training.checkpoint,
             eight_bit=training.eight_bit,
-            listen=network.listen,
-            is_listening=network.listening,
+            listen=preferences.network.listen,
+            is_listening=preferences.network.listening,
             up_mbit=limits.up_mbit,
             down_mbit=limits.down_mbit,
             grace_s=peer.grace,
@@ -88,11 +83,11 @@ def default_home() -> Path:
 
 
 def check_engine(name: str) -> None:
-    """Raises ConfigError for what is no engine."""
+    """Raises ConfigError for an unknown engine."""
     from dipaco_p2p.core.engine import ENGINES
 
     if name not in ENGINES:
-        raise ConfigError(f"`{name}` is no engine", hint=f"use {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
+        raise ConfigError(f"`{name}` is not an engine", hint=f"use {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
 
 
 def torch_device(name: str) -> str:
@@ -104,7 +99,7 @@ def torch_device(name: str) -> str:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"`{name}` is no device", hint="use auto, cpu, cuda or cuda:1") from None
+        raise ConfigError(f"`{name}` is not a device", hint="use auto, cpu, cuda or cuda:1") from None
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
         raise EnvironmentUnfit(
             f"torch sees no `{name}` on this machine", hint="try --device cpu, or install torch for CUDA"

@@ -13,17 +13,15 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
+from dipaco_p2p.program.control.show import PANEL_COLUMNS, pairs
 from dipaco_p2p.program.history import History
 from dipaco_p2p.program.text import duration
 
-from .status import Status
+from .status import Status, in_rows
 
 REFRESH_S = 0.25
-PANEL_COLUMNS = 78
-"""Fits the narrowest usual terminal; and beyond the frame there is room for the `^C` that a terminal echoes."""
 STATE_SOURCES = {
     "start": "{path} begins with the inner state of the stage's start",
     "ours": "{path} goes on from its inner state on this machine",
@@ -63,34 +61,16 @@ def closing(status: Status) -> str:
 
 def panel(status: Status) -> Panel:
     """The whole picture: what it does, whom it waits for, loss, speed, last receipt, time left."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    for name, value in _rows(status):
-        table.add_row(name, value)
+    table = pairs()
+    for name, value in in_rows(status.figures()).items():
+        table.add_row(name, Text(value))
+    if status.limited:
+        table.add_row("limits", Text(status.limited))
     total = max(status.rounds * status.steps, 1)
     progress = ProgressBar(total=total, completed=min(status.round * status.steps + status.step, total))
     title = f"dipaco-peer  {status.run}  ...{status.peer[-6:]}"
     subtitle = "Ctrl-C finishes cleanly, twice leaves at once"
     return Panel(Group(table, Text(), progress), title=title, subtitle=subtitle, width=PANEL_COLUMNS)
-
-
-def _rows(status: Status) -> list[tuple[str, str]]:
-    cut = ", cut short" if status.is_cut else ""
-    covered = f"{status.paths_covered} of {status.paths}"
-    last = f", the last for {status.last_receipt}" if status.last_receipt else ""
-    return [
-        ("doing", status.doing + (f" for {status.waits_for}" if status.waits_for else "")),
-        ("path", str(status.path or "none")),
-        ("leads", ", ".join(map(str, status.leads)) or "no module"),
-        ("round", f"{status.round} of {status.rounds}, step {status.step} of {status.steps}{cut}"),
-        ("loss", "-" if status.loss is None else f"{status.loss:.3f} nats per token"),
-        ("speed", f"{status.tokens_per_s:,.0f} tokens/s"),
-        ("receipts", f"{status.receipts}{last}"),
-        ("swarm", f"{status.peers_alive} peers alive, {status.peers_training} train; {covered} paths have a volunteer"),
-        ("time left", duration(status.eta_s)),
-        *([("limits", status.limited)] if status.limited else []),
-    ]
 
 
 async def _live(status: Status, console: Console) -> None:
@@ -155,5 +135,5 @@ def _print(text: str) -> None:
 
 
 def tell(text: str) -> None:
-    """Say something that is no result: on the error stream, at once."""
+    """Say something that is not a result: on the error stream, at once."""
     print(text, file=sys.stderr, flush=True)

@@ -1,9 +1,16 @@
-"""What a volunteer is doing right now, in words and figures; the display and the heartbeat read it."""
+"""What a volunteer is doing right now, and why it rests; the display, the heartbeat and `status` read it."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from dipaco_p2p.clock import Clock
+from dipaco_p2p.program.tasks import done_or_later
+from dipaco_p2p.program.text import duration
 from dipaco_p2p.topology import ModuleId, PathId
 
 
@@ -41,3 +48,96 @@ class Status:
     """Whether the whole run has ended."""
     eta_s: float | None = None
     """Seconds until the run ends at the present pace."""
+
+    def figures(self) -> dict[str, Any]:
+        """As plain JSON values: the same keys always, null for what is not known."""
+        return {
+            "doing": self.doing,
+            "waits_for": self.waits_for or None,
+            "path": None if self.path is None else str(self.path),
+            "round": self.round,
+            "rounds": self.rounds,
+            "step": self.step,
+            "steps": self.steps,
+            "is_cut": self.is_cut,
+            "loss": self.loss,
+            "tokens_per_s": round(self.tokens_per_s, 1),
+            "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
+            "receipts": self.receipts,
+            "last_receipt": self.last_receipt or None,
+            "leads": list(map(str, self.leads)),
+            "peers_alive": self.peers_alive,
+            "peers_training": self.peers_training,
+            "paths_covered": self.paths_covered,
+            "paths": self.paths,
+        }
+
+
+def in_rows(figures: Mapping[str, Any]) -> dict[str, str]:
+    """The `figures` of a status for people, by what they are called, in the order in which somebody asks for them."""
+    cut = ", cut short" if figures["is_cut"] else ""
+    covered = f"{figures['paths_covered']} of {figures['paths']} paths have a volunteer"
+    return {
+        "doing": figures["doing"] + (f" for {figures['waits_for']}" if figures["waits_for"] else ""),
+        "path": figures["path"] or "none",
+        "leads": ", ".join(figures["leads"]) or "no module",
+        "round": f"{figures['round']} of {figures['rounds']}, step {figures['step']} of {figures['steps']}{cut}",
+        "loss": "-" if figures["loss"] is None else f"{figures['loss']:.3f} nats per token",
+        "speed": f"{figures['tokens_per_s']:,.0f} tokens/s",
+        "receipts": str(figures["receipts"]),
+        "last receipt": figures["last_receipt"] or "-",
+        "swarm": f"{figures['peers_alive']} peers alive, {figures['peers_training']} train; {covered}",
+        "time left": duration(figures["eta_s"]),
+    }
+
+
+LOOK_S = 30.0
+"""A timer stands still while the machine sleeps, so the clock is looked at again after this long at the latest."""
+
+
+class Pauses:
+    """The reasons to rest that are in force."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until_s: dict[str, float | None] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def reasons(self) -> Mapping[str, float | None]:
+        """Each with the time of the clock at which it ends by itself; None: not before somebody says so."""
+        now_s = self._clock.now_s()
+        return {reason: until_s for reason, until_s in self._until_s.items() if until_s is None or until_s > now_s}
+
+    def add(self, reason: str, *, until_s: float | None) -> None:
+        """One more reason, or another end of it."""
+        self._until_s[reason] = until_s
+        self.wake()
+
+    def end(self, reason: str) -> None:
+        """It holds no more; nothing to do if it did not."""
+        self._until_s.pop(reason, None)
+        self.wake()
+
+    def wake(self) -> None:
+        """Whoever waits in `changed` looks again."""
+        self._changed.set()
+
+    async def changed(self) -> None:
+        """Until a reason may have come or gone."""
+        ends_s = [until_s for until_s in self.reasons.values() if until_s is not None]
+        wait_s = min([LOOK_S, *(until_s - self._clock.now_s() for until_s in ends_s)])
+        waiting = asyncio.ensure_future(self._changed.wait())
+        try:
+            await done_or_later(waiting, self._clock, wait_s)
+        finally:
+            waiting.cancel()
+        self._changed.clear()
+
+
+def in_words(reasons: Mapping[str, float | None]) -> str:
+    """`battery, user until Tue 14:05`."""
+    return ", ".join(
+        reason if until_s is None else f"{reason} until {time.strftime('%a %H:%M', time.localtime(until_s))}"
+        for reason, until_s in sorted(reasons.items())
+    )

@@ -23,19 +23,16 @@ from dipaco_p2p.protocol.liveness import heartbeat_interval_s
 from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.topology import ModuleId, PathId
 
-from .claiming import Claiming
-from .contribute import Contributor
-from .engines import Engines
-from .evaluating import Evaluating
-from .obeying import Obeying
-from .scoring import Scoring
-from .states import PathStates
+from .decrees import Obeying
+from .evaluation.between_rounds import Evaluating, Scoring
+from .path.assignment import Assignment
+from .path.claiming import Claiming
+from .path.contribute import Contributor
+from .path.inner_states import InnerStates
+from .path.shard_source import ShardSource
+from .path.trainer import Engines, PathTrainer
+from .path.training import Training, Watchdog
 from .status import Status
-from .supplies import Supplies
-from .tenure import Tenure
-from .trainer import PathTrainer
-from .training import Training
-from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -66,28 +63,27 @@ class Volunteer:
         self._engines = Engines(device, wanted=engine, on_choice=self._say_engine)
         self._make_trainer = partial(make_trainer, device=device, engines=self._engines)
         self._obeying = Obeying(node, on_change=self._obey, is_ending=lambda: self._is_ending)
-        states = PathStates(node)
-        self._supplies = Supplies(node, on_wait=lambda: self._say("waiting", waits_for="the seed node"))
+        states = InnerStates(node)
+        self._supplies = ShardSource(node, on_wait=lambda: self.say("waiting", waits_for="the seed node"))
         self._watchdog = Watchdog(node.clock, deadline_s=node.run.config.rounds.deadline_s)
         self._contributor = Contributor(node, states, status, on_progress=self._watchdog.progress)
         self._claiming = Claiming(node, states, is_ready=self._is_ready)
         self._training = Training(
             node,
             status,
+            self,
             states=states,
             claiming=self._claiming,
             contributor=self._contributor,
             watchdog=self._watchdog,
-            say=self._say,
-            on_ahead=self._say_again,
-            is_stopping=lambda: self._is_stopping,
-            is_finishing=lambda: self._is_finishing,
         )
         self._scoring = Scoring(node, device=device, is_stopping=lambda: self._is_ending)
         self._evaluating = Evaluating(node, device=device, is_stopping=lambda: self._is_ending) if evaluate else None
         self._look_every_s = heartbeat_interval_s(node.run.config.liveness) / 2
-        self._is_stopping = False
-        self._is_finishing = False
+        self.is_stopping = False
+        """Whether no further step is taken."""
+        self.is_finishing = False
+        """Whether no further round is begun."""
         self._work: asyncio.Task[None] | None = None
         self._readers: dict[ModuleId, Follower] = {}
         self._broken: set[PathId] = set()
@@ -117,10 +113,10 @@ class Volunteer:
 
     def stop(self) -> None:
         """Finish soon: in a round, push what was trained if that takes no longer than the grace time; else at once."""
-        if self._is_stopping or self._work is None:
+        if self.is_stopping or self._work is None:
             return
-        self._is_stopping = True
-        self._say("finishing")
+        self.is_stopping = True
+        self.say("finishing")
         if self._watchdog.is_working:
             asyncio.get_running_loop().call_later(self._grace_s, self._work.cancel)
         else:
@@ -130,7 +126,7 @@ class Volunteer:
         """Leave as soon as the round that is going on is done, with all its steps and pushes; without one, at once."""
         if self._is_ending or self._work is None:
             return
-        self._is_finishing = True
+        self.is_finishing = True
         if not self._is_in_round:
             self.stop()
 
@@ -143,13 +139,13 @@ class Volunteer:
             if self._obeying.is_frozen:
                 await self._obeying.thawed()
             elif self._has_work():
-                self._say("claiming a path")
+                self.say("claiming a path")
                 path = self._status.path = await self._claiming.claim()
                 if path is not None:
                     is_ours = await self._wait_start(path)
                     await self._release(await self._train_path(path) if is_ours else ClaimEvent.YIELDED)
             else:
-                self._say("standing by", waits_for="the last rounds of other paths")
+                self.say("standing by", waits_for="the last rounds of other paths")
                 await self._node.clock.sleep(STAND_BY_S)
         if not self._is_ending:
             await self._scoring.at_the_end(say=self._say_scoring)
@@ -163,7 +159,7 @@ class Volunteer:
         while not self.is_run_open():
             await self._supplies.ask_archive(path)
             covered = sum(bool(claims) for claims in watch.claims.values())
-            self._say("waiting", waits_for=f"{needed} paths to be claimed; {covered} are")
+            self.say("waiting", waits_for=f"{needed} paths to be claimed; {covered} are")
             await self._node.clock.sleep(STAND_BY_S)
             await watch.refresh()
             if self._claiming.must_yield(path):
@@ -174,16 +170,16 @@ class Volunteer:
     async def _train_path(self, path: PathId) -> ClaimEvent:
         """Round after round, until the path is complete or another one needs us more; why it is released."""
         try:
-            tenure = await self._begin(path)
-            while not self._is_stopping and not tenure.is_complete:
+            assignment = await self._begin(path)
+            while not self.is_stopping and not assignment.is_complete:
                 await self._obeying.thawed()
-                if tenure.standing.is_due and not self._obeying.is_frozen:
-                    await self._route(tenure)
-                    await self._training.round(tenure)
-                self._claiming.note_round(tenure.standing.progress)
-                if self._is_finishing and not self._is_in_round:
+                if assignment.standing.is_due and not self._obeying.is_frozen:
+                    await self._route(assignment)
+                    await self._training.round(assignment)
+                self._claiming.note_round(assignment.standing.progress)
+                if self.is_finishing and not self._is_in_round:
                     return ClaimEvent.RELEASED
-                if not self._is_stopping and (event := await self._wait_turn(tenure)) is not None:
+                if not self.is_stopping and (event := await self._wait_turn(assignment)) is not None:
                     return event
         except SwarmError as error:
             log.info("%s cannot be trained here now: %s", path, error)
@@ -194,25 +190,25 @@ class Volunteer:
             await self._training.leave()
         return ClaimEvent.YIELDED
 
-    async def _begin(self, path: PathId) -> Tenure:
+    async def _begin(self, path: PathId) -> Assignment:
         """Everything that training the path needs, but its inner state."""
         run, watch = self._node.run, self._node.watch
-        self._say("fetching its shard")
+        self.say("fetching its shard")
         shard, sharding = await self._supplies.newest_shard(path, run.sharding_at(watch.round(path)))
         optimizer = await self._supplies.optimizer()
         trainer = self._make_trainer(run, path, shard, sharding=sharding, optimizer=optimizer)
-        self._say("fetching modules")
+        self.say("fetching modules")
         readers = [self._reader(module) for module in path.modules()]
         await self._read_rounds(path)  # before the versions, so that these are not older
         await asyncio.gather(*(reader.sync() for reader in readers))
-        tenure = Tenure(trainer, readers, rounds=run.config.rounds.rounds)
+        assignment = Assignment(trainer, readers, rounds=run.config.rounds.rounds)
         is_alone = self._claiming.replica(path)[1] == 1
         left_until_s = self._node.clock.now_s() + self._training.deadline_s(path)
         from_round = self._claiming.round
-        tenure.begin(
+        assignment.begin(
             watch.rounds, me=self._node.peer, is_alone=is_alone, from_round=from_round, left_until_s=left_until_s
         )
-        return tenure
+        return assignment
 
     async def _read_rounds(self, path: PathId) -> None:
         """Learn what is in the open rounds of the path's modules: work that is in must not be done again. A module that
@@ -230,30 +226,30 @@ class Volunteer:
             self._readers[module] = Follower(self._node, module, self._ownership.chains[module])
         return self._readers[module]
 
-    async def _route(self, tenure: Tenure) -> None:
+    async def _route(self, assignment: Assignment) -> None:
         """Before a round: score a path if that is wanted, and move to the shard that holds from here on."""
-        progress, trainer = tenure.standing.progress, tenure.trainer
-        await self._scoring.between_rounds(tenure.path, round_number=progress, say=self._say_scoring)
+        progress, trainer = assignment.standing.progress, assignment.trainer
+        await self._scoring.between_rounds(assignment.path, round_number=progress, say=self._say_scoring)
         if self._evaluating is not None:
             await self._evaluating.between_rounds(say=self._say_checking)
         sharding = self._node.run.sharding_at(progress)
         if sharding != trainer.sharding:
             try:
-                trainer.use_shard(await self._supplies.shard(tenure.path, sharding), sharding)
-                self._node.history.add("resharded", path=str(tenure.path), sharding=sharding)
+                trainer.use_shard(await self._supplies.shard(assignment.path, sharding), sharding)
+                self._node.history.add("resharded", path=str(assignment.path), sharding=sharding)
             except SwarmError as error:
-                log.info("%s stays on the shard it has: %s", tenure.path, error)
+                log.info("%s stays on the shard it has: %s", assignment.path, error)
 
-    async def _wait_turn(self, tenure: Tenure) -> ClaimEvent | None:
+    async def _wait_turn(self, assignment: Assignment) -> ClaimEvent | None:
         """Until the path can be trained (again): None. Or until another one needs us more: why."""
-        waiting, doubted_s = asyncio.ensure_future(tenure.wait_due(self._say_late)), self._node.clock.now_s()
+        waiting, doubted_s = asyncio.ensure_future(assignment.wait_due(self._say_late)), self._node.clock.now_s()
         try:
             await self._node.watch.read_claims()
-            while not waiting.done() and not self._is_due(tenure):
-                event = await self._claiming.should_move(tenure.path, tenure.standing)
+            while not waiting.done() and not self._is_due(assignment):
+                event = await self._claiming.should_move(assignment.path, assignment.standing)
                 if event is not None:
                     return event
-                doubted_s = await self._doubt(tenure, doubted_s)
+                doubted_s = await self._doubt(assignment, doubted_s)
                 await done_or_later(waiting, self._node.clock, self._look_every_s)
             if waiting.done():
                 await waiting
@@ -263,21 +259,21 @@ class Volunteer:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
 
-    async def _doubt(self, tenure: Tenure, doubted_s: float) -> float:
+    async def _doubt(self, assignment: Assignment, doubted_s: float) -> float:
         """Ask the leaders whether they have our part, when nothing has moved for longer than any round takes; when we
         asked last. A refused or unanswered push, or a leader's lost disk, leaves a round that waits for us."""
         watch, rounds, now_s = self._node.watch, self._node.run.config.rounds, self._node.clock.now_s()
-        if min(now_s - doubted_s, watch.still_s(tenure.path)) < PATIENCE * rounds.deadline_s:
+        if min(now_s - doubted_s, watch.still_s(assignment.path)) < PATIENCE * rounds.deadline_s:
             return doubted_s
-        await watch.read_rounds(tenure.path.modules())
-        tenure.doubt(watch.rounds)
+        await watch.read_rounds(assignment.path.modules())
+        assignment.doubt(watch.rounds)
         return now_s
 
-    def _is_due(self, tenure: Tenure) -> bool:
+    def _is_due(self, assignment: Assignment) -> bool:
         """Whether the path can be trained, perhaps with what we left to others."""
-        is_alone = self._claiming.replica(tenure.path)[1] == 1
-        tenure.take_up(is_alone=is_alone, now_s=self._node.clock.now_s())
-        return tenure.is_ready
+        is_alone = self._claiming.replica(assignment.path)[1] == 1
+        assignment.take_up(is_alone=is_alone, now_s=self._node.clock.now_s())
+        return assignment.is_ready
 
     # -- its parts
 
@@ -297,7 +293,7 @@ class Volunteer:
         self._status.path = None
 
     async def _leave(self, background: list[asyncio.Task[Any]]) -> None:
-        self._say("leaving")
+        self.say("leaving")
         with contextlib.suppress(asyncio.TimeoutError, EnvironmentUnfit):
             await asyncio.wait_for(self._ownership.leave(), self._grace_s)
         for task in background:
@@ -315,7 +311,7 @@ class Volunteer:
     @property
     def _is_ending(self) -> bool:
         """Whether no round is begun any more."""
-        return self._is_stopping or self._is_finishing
+        return self.is_stopping or self.is_finishing
 
     @property
     def _is_in_round(self) -> bool:
@@ -379,7 +375,7 @@ class Volunteer:
 
     def _obey(self) -> None:
         """The coordinator has decreed something."""
-        self._say_again()
+        self.say_again()
         if self._obeying.is_banned and self._work is not None:
             self._work.cancel()
 
@@ -387,21 +383,21 @@ class Volunteer:
         self._node.history.add("engine", is_fast=engine.is_fast, detail=str(engine))
 
     def _say_late(self, modules: list[ModuleId]) -> None:
-        self._say("waiting", waits_for="the next version of " + ", ".join(map(str, sorted(modules))))
+        self.say("waiting", waits_for="the next version of " + ", ".join(map(str, sorted(modules))))
 
     def _say_scoring(self, path: PathId) -> None:
-        self._say("scoring", waits_for=f"the next router: how well {path} predicts")
+        self.say("scoring", waits_for=f"the next router: how well {path} predicts")
 
     def _say_checking(self, path: PathId) -> None:
-        self._say("evaluating", waits_for=f"a second measurement of how well {path} predicts")
+        self.say("evaluating", waits_for=f"a second measurement of how well {path} predicts")
 
-    def _say(self, doing: str, *, waits_for: str = "") -> None:
-        if self._is_stopping and doing not in (*ENDING, "pushing"):
+    def say(self, doing: str, *, waits_for: str = "") -> None:
+        if self.is_stopping and doing not in (*ENDING, "pushing"):
             return
         self._said = (doing, waits_for)
-        self._say_again()
+        self.say_again()
 
-    def _say_again(self) -> None:
+    def say_again(self) -> None:
         """Inner steps go before what goes on beside them."""
         doing, waits_for = self._said
         if self._training.is_ahead and doing in BESIDE_STEPS:

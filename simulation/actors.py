@@ -1,7 +1,7 @@
 """The machines of a simulated run: each has a disk, a clock and a key, and runs a production program again and again.
 
-The volunteers' is `peers.tour.Tour`, the coordinator's is `bootstrap.coordinator.stage.SeedStage`: what is here only
-starts and ends them, as a user, a service manager or the power company would.
+The volunteers' is `peers.stages.StageRunner`, the coordinator's is `bootstrap.coordinator.stage.SeedStage`: what is
+here only starts and ends them, as a user, a service manager or the power company would.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from dipaco_p2p.topology import ModuleId
 from peers.config import PeerConfig
-from peers.tour import Parts, Tour
+from peers.stages import Parts, StageRunner
 
 from .disk import Crashed, SimulatedDisk
 from .history import Event
@@ -186,7 +186,7 @@ class VolunteerMachine(Machine):
     def __init__(self, world: Environment, number: int, *, step_s: float) -> None:
         super().__init__(world, f"volunteer-{number}", Signer(number.to_bytes(2, "big") * 16))
         self.step_s = step_s
-        self._tour: Tour | None = None
+        self._tour: StageRunner | None = None
 
     def where(self) -> str:
         volunteer = getattr(self._tour, "_volunteer", None)  # for whoever looks for a cause, not for the simulation
@@ -200,9 +200,9 @@ class VolunteerMachine(Machine):
         """Ctrl-C."""
         if self.is_running and self._tour is not None:
             self.world.note(self.name, "stopped")
-        self.tell(Tour.stop)
+        self.tell(StageRunner.stop)
 
-    def tell(self, word: Callable[[Tour], None]) -> None:
+    def tell(self, word: Callable[[StageRunner], None]) -> None:
         """What a command on its machine would: pause, resume, finish."""
         if self.is_running and self._tour is not None:
             assert self.process is not None
@@ -215,7 +215,7 @@ class VolunteerMachine(Machine):
         async def dial() -> None:
             """The memory swarm is always connected."""
 
-        self._tour = Tour(
+        self._tour = StageRunner(
             swarm,
             PeerConfig(home=self.folder, grace_s=GRACE_S),
             self.clock,

@@ -23,7 +23,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import GenesisRef, Manifest, ShardRef, seal
 from dipaco_p2p.protocol.signing import Signer
-from peers.trainer import Flat, PathTrainer
+from peers.path.trainer import Flat, PathTrainer
 
 STEP_SIZE = 0.01
 SEQUENCES = 4

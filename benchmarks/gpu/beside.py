@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from benchmarks.trainer.utilisation import Bare, memory_bytes
 from dipaco_p2p.core.inner import StepReport
 from dipaco_p2p.errors import DipacoError
-from peers.governor.gpu import limit_memory
+from peers.governor.nvml import limit_memory
 
 from .cards import GB, SLACK, share_of
 from .case import Bench, Case, Figures, Found, Part, number, table, verdict

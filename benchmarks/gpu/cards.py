@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.trainer.utilisation import Bare
 from dipaco_p2p.core.microbatch import MicroBatch
-from peers.governor.gpu import limit_memory
+from peers.governor.nvml import limit_memory
 
 from .case import Bench, Case, Figures, Found, Part, number, table, verdict
 from .fast import GIB, path_of, speed, way_of

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from bootstrap.processes import Child, Children, require_alive
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.program.history import read_history
-from peers.governor.usage import cpu_of
+from peers.governor.machine import cpu_of
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from dipaco_p2p.protocol.keys import peers_key
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
-from peers.arrival import TTL_MAX_S
+from peers.joining.arrival import TTL_MAX_S
 
 LOOK_S = 0.25
 

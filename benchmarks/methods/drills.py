@@ -1,8 +1,8 @@
 """Who does the work must not matter: the same rounds by fewer workers, and by one that is killed, digest by digest.
 
-A few rounds of a small job, by the functions of the swarm: paths are trained by peers/trainer.py, from the modules that
-owner/version.py makes of the contributions; states and snapshots are blobs. Every drill also runs a control that
-must come out otherwise: the same without handing over the paths' inner states.
+A few rounds of a small job, by the functions of the swarm: peers/path/trainer.py trains the paths, from the modules
+that owner/version.py makes of the contributions; states and snapshots are blobs. Every drill also runs a control
+that must come out otherwise: the same without handing over the paths' inner states.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ Arrived = dict[ModuleId, list[Contribution]]
 
 
 def batch_seed(job: Job, number: int, replica: int = 0) -> int:
-    """As peers/trainer.py: every worker draws batches of its own."""
+    """As peers/path/trainer.py: every worker draws batches of its own."""
     return (job.seed * 1_000_003 + number * 7919 + replica) % 2**31
 
 

@@ -1,4 +1,4 @@
-"""A volunteer of the drills: the swarm's own trainer and disk (peers/trainer.py, node/store.py), without the line.
+"""A volunteer of the drills: the swarm's trainer and disk (peers/path/trainer.py, node/store.py), without a line.
 
 In one process with others, or as a process of its own that can be killed: `python -m benchmarks.methods.volunteers HOME
 PUBLISHED` reads turns as lines of JSON and writes `ready`, `step N` after each inner step, and `done` with what came of
@@ -27,7 +27,7 @@ from dipaco_p2p.node.run import Run, open_run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.topology import PathId
-from peers.trainer import PathTrainer
+from peers.path.trainer import PathTrainer
 
 MANIFEST = "manifest"
 

@@ -1,7 +1,7 @@
 """The final loss of a small grid whose rounds begin from an estimate, on the same start, text and batches.
 
 Every path trains round r + 1 from an estimate of version r + 1, made from version r and its own outer gradient; what
-these steps did is averaged with the others' and steps version r + 1, as in peers/ahead.py. (N,) are flat vectors.
+these steps did is averaged with the others' and steps version r + 1, as in peers/path/ahead.py. (N,) are flat vectors.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from dipaco_p2p.core.inner import InnerLoop
 from dipaco_p2p.core.model import initial_modules
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.protocol.signing import Signer
-from peers.engines import Engines
-from peers.trainer import PathTrainer
+from peers.path.trainer import Engines, PathTrainer
 
 from .loops import TOTAL_STEPS, noise
 

@@ -27,7 +27,7 @@ from dipaco_p2p.program import faults
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.swarm.addresses import best_address
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
-from peers.arrival import TTL_MAX_S
+from peers.joining.arrival import TTL_MAX_S
 
 from .helper import Handler, Values, serve
 from .runs import make_run

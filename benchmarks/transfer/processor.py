@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from peers.governor.usage import PROC, cpu_of, descendants
+from peers.governor.machine import PROC, cpu_of, descendants
 
 DAEMON = "p2pd"
 """The program that carries what libp2p's peers say, in ours and in the rival's."""

@@ -1,7 +1,8 @@
 """A volunteer that trains nothing: it holds the modules of the only path, pushes what it is given, and follows.
 
 It listens nowhere, as `dipaco-peer join --no-listen`, so that no module falls to it; all else that it says and asks is
-what the program says and asks: heartbeat and claim, `peers.push`, `Follower` with a mirror that keeps versions.
+what the program says and asks: heartbeat and claim, `peers.path.contribute`, `Follower` with a mirror that keeps
+versions.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
-from peers.arrival import TTL_MAX_S
-from peers.push import push
+from peers.joining.arrival import TTL_MAX_S
+from peers.path.contribute import push
 
 LEADERS_S = 120.0
 """Until all modules have a leader."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dipaco_p2p.program.control.options import Json, Watch, end
+
 Folder = Annotated[
     Path | None,
     typer.Argument(help="The run's folder, or its run file. Default: this folder, else the only coordinator of yours."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document.")]
 
 CODES = """Exit codes: 0 done; 2 a wrong flag, folder or run file; 3 no coordinator runs there; 4 it does not answer;
 5 this user may not ask it; 6 it is of another version; 8 its answer is damaged; 130 Ctrl-C."""
@@ -24,17 +24,10 @@ def add_commands(app: typer.Typer) -> None:
         app.command(epilog=CODES)(command)
 
 
-def end(work: Callable[[], None]) -> None:
-    """Leave with the exit code of `work`."""
-    from dipaco_p2p.program.console import run_command
-
-    raise typer.Exit(run_command(work))
-
-
 def status(
     folder: Folder = None,
     is_json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until it ends.")] = False,
+    watch: Watch = False,
 ) -> None:
     """Say how the run stands: round, perplexity, volunteers, paths and modules, line and disk.
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 
 from dipaco_p2p.errors import ConfigError, NotRunning
+from dipaco_p2p.program.control import show
 from dipaco_p2p.program.control.client import ask, not_running
 from dipaco_p2p.program.control.place import find_socket
+from dipaco_p2p.program.control.show import show_status
 
 from ..runfile import load_run_file, run_folder, runs_folder
-from . import screen
 from .requests import COORDINATOR, Request
+from .screen import SCREEN
 
-WATCH_S = 1.0
-WATCH_PLAIN_S = 10.0
-"""Between two looks; longer where no terminal shows only the last."""
 TIMEOUT_S = 20.0
 """For an answer: a coordinator that makes a version, or looks through a large folder, may take seconds."""
 CHOICES_SHOWN_MAX = 8
@@ -48,23 +44,18 @@ def chosen_folder(given: Path | None) -> Path:
 def status(given: Path | None, *, is_json: bool, is_watched: bool) -> None:
     """Say how the run stands, once or until the coordinator ends."""
     folder = chosen_folder(given)
-    if is_watched:
-        _watch(folder, is_json=is_json)
-        return
-    report = asked(folder, "status")
-    if is_json:
-        print_json(report)
-    else:
-        screen.show(report, Console())
+    hint = f"its log: {folder / 'seed.log'}; the same `dipaco-bootstrap start` goes on"
+    ended = NotRunning(f"the coordinator in `{folder}` has ended", hint=hint)
+    show_status(SCREEN, lambda: asked(folder, "status"), is_json=is_json, is_watched=is_watched, ended=ended)
 
 
-def show_list(given: Path | None, what: str, columns: Sequence[screen.Column], *, is_json: bool) -> None:
+def show_list(given: Path | None, what: str, columns: Sequence[show.Column], *, is_json: bool) -> None:
     """One of the lists: `peers`, `paths`, `modules`."""
     report = asked(chosen_folder(given), what)
     if is_json:
         print_json(report)
     else:
-        screen.show_list(report[what], tuple(columns), Console(), left_out=report["left_out"])
+        show.show_list(report[what], columns, Console(), left_out=report["left_out"])
 
 
 def asked(folder: Path, what: str) -> dict[str, Any]:
@@ -74,35 +65,4 @@ def asked(folder: Path, what: str) -> dict[str, Any]:
 
 def print_json(value: dict[str, Any]) -> None:
     """In ASCII: words of other peers are in it, and it may go to a terminal."""
-    print(json.dumps(value, indent=2))
-
-
-def _watch(folder: Path, *, is_json: bool) -> None:
-    """Until the coordinator ends, which is raised as NotRunning, or Ctrl-C."""
-    console = Console()
-    report = asked(folder, "status")
-    if not console.is_terminal or is_json:
-        while True:
-            _print_watched(report, is_json=is_json)
-            time.sleep(WATCH_PLAIN_S)
-            report = _again(folder)
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            live.update(screen.panel(report, columns=console.width), refresh=True)
-            time.sleep(WATCH_S)
-            report = _again(folder)
-
-
-def _again(folder: Path) -> dict[str, Any]:
-    try:
-        return asked(folder, "status")
-    except NotRunning:
-        hint = f"its log: {folder / 'seed.log'}; the same `dipaco-bootstrap start` goes on"
-        raise NotRunning(f"the coordinator in `{folder}` has ended", hint=hint) from None
-
-
-def _print_watched(report: dict[str, Any], *, is_json: bool) -> None:
-    if is_json:  # a document a line
-        print(json.dumps(report), flush=True)
-    else:
-        print(*screen.lines(report), "", sep="\n", flush=True)
+    show.print_json(value, is_ascii=True)

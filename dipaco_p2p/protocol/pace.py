@@ -10,7 +10,7 @@ inner steps, push. Of each path the median of its last rounds counts, and of the
   over knows nothing, and a swarm of slow machines needs the time.
 - Never below the second term: the path of a peer that died must have time to be taken over, whatever was measured.
 - A late contribution teaches like one in time, so that slow but honest machines are waited for as soon as they are
-  half of the paths; where they are fewer, they are told the deadline and do fewer steps (peers/pace.py).
+  half of the paths; where they are fewer, they are told the deadline and do fewer steps (peers/path/training.py).
 - Who sends at once shortens the figure of one path, who is as late as it can lengthens one: medians of medians do not
   follow either, and further authors of a path that is in change nothing. A majority of hostile paths reaches the
   bounds above, and nothing beyond them.

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-Home = Annotated[
-    Path | None,
-    typer.Option(help="The volunteer's folder. Default: $DIPACO_HOME, else the user's data folder."),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+from dipaco_p2p.program.control.options import Json, Watch, end
+
+from ..preferences.commands import Home
+
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 
 EPILOG = """Exit codes: 0 done; 2 a wrong flag or value; 3 no volunteer runs in this home; 4 it does not answer; 5 this
@@ -28,30 +27,24 @@ def add_commands(app: typer.Typer) -> None:
     app.add_typer(identity_app, name="identity")
 
 
-def _end(work: Callable[[], None]) -> None:
-    from dipaco_p2p.program.console import run_command
-
-    raise typer.Exit(run_command(work))
-
-
-def _folder(home: Path | None) -> Path:
+def _do(home: Path | None, work: Callable[[Any, Path], None]) -> None:
+    """Leave with the exit code of `work`, which is given commands.py and the volunteer's folder."""
     from ..config import default_home
+    from . import commands
 
-    return home or default_home()
+    end(lambda: work(commands, home or default_home()))
 
 
 def status(
     home: Home = None,
     is_json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until it ends.")] = False,
+    watch: Watch = False,
 ) -> None:
     """Say what the running volunteer does: its path, round, loss, receipts, what it leads, whom it waits for.
 
     Exit code 3 if none runs. With --watch and --json, one document a line. Example: dipaco-peer status --watch
     """
-    from . import commands
-
-    _end(lambda: commands.status(_folder(home), is_json=is_json, is_watched=watch))
+    _do(home, lambda do, folder: do.status(folder, is_json=is_json, is_watched=watch))
 
 
 def pause(
@@ -62,44 +55,36 @@ def pause(
 ) -> None:
     """Give the machine back for a while: no training, no claim, nothing is led; the program stays.
 
-    The step that is going on ends, and what was trained is handed in. Example: dipaco-peer pause --for 2h
+    It finishes the present step and hands in your work. Example: dipaco-peer pause --for 2h
     """
-    from . import commands
-
-    _end(lambda: commands.pause(_folder(home), length=length))
+    _do(home, lambda do, folder: do.pause(folder, length=length))
 
 
 def resume(home: Home = None) -> None:
     """Go on after `pause`; what else it pauses for, such as a schedule, stays. Example: dipaco-peer resume"""
-    from . import commands
-
-    _end(lambda: commands.resume(_folder(home)))
+    _do(home, lambda do, folder: do.resume(folder))
 
 
 def finish(
     home: Home = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended.")] = False,
 ) -> None:
-    """Leave without wasting work: the round that is going on is done with all its steps and handed in.
+    """Leave without wasting work: finishes this round with all its steps and hands it in first.
 
     Example: dipaco-peer finish --wait
     """
-    from . import commands
-
-    _end(lambda: commands.finish(_folder(home), is_waited=wait))
+    _do(home, lambda do, folder: do.finish(folder, is_waited=wait))
 
 
 def stop(
     home: Home = None,
     now: Annotated[bool, typer.Option("--now", help="At once, as a second Ctrl-C: nothing is handed in.")] = False,
 ) -> None:
-    """Leave soon, as after Ctrl-C: what was trained is handed in; returns when the program has ended.
+    """Leave soon, as after Ctrl-C: hands in your work; returns when the program has ended.
 
     Example: dipaco-peer stop
     """
-    from . import commands
-
-    _end(lambda: commands.stop(_folder(home), is_now=now))
+    _do(home, lambda do, folder: do.stop(folder, is_now=now))
 
 
 def logs(
@@ -108,16 +93,12 @@ def logs(
     count: Annotated[int, typer.Option("--lines", "-n", min=0, max=100_000, help="How many of the last lines.")] = 50,
 ) -> None:
     """Show the end of the newest log, whether the volunteer runs or not. Example: dipaco-peer logs -f -n 20"""
-    from . import commands
-
-    _end(lambda: commands.show_logs(_folder(home), count=count, is_followed=follow))
+    _do(home, lambda do, folder: do.show_logs(folder, count=count, is_followed=follow))
 
 
 def paths(home: Home = None, is_json: Json = False) -> None:
     """List every file and folder that the volunteer uses, and what each takes. Example: dipaco-peer paths --json"""
-    from . import commands
-
-    _end(lambda: commands.show_paths(_folder(home), is_json=is_json))
+    _do(home, lambda do, folder: do.show_paths(folder, is_json=is_json))
 
 
 def bugreport(
@@ -128,17 +109,13 @@ def bugreport(
 
     Keys, addresses, names and folders are taken out. Example: dipaco-peer bugreport --to report.tar.gz
     """
-    from . import commands
-
-    _end(lambda: commands.bug_report(_folder(home), to))
+    _do(home, lambda do, folder: do.bug_report(folder, to))
 
 
 @identity_app.command("show", epilog=EPILOG)
 def show_identity(home: Home = None, is_json: Json = False) -> None:
     """Say who this volunteer is; nothing of it is secret. Example: dipaco-peer identity show --json"""
-    from . import commands
-
-    _end(lambda: commands.show_identity(_folder(home), is_json=is_json))
+    _do(home, lambda do, folder: do.show_identity(folder, is_json=is_json))
 
 
 @identity_app.command("export", epilog=EPILOG)
@@ -148,9 +125,7 @@ def export_identity(
     force: Force = False,
 ) -> None:
     """Copy the key to a file that only you may read. Example: dipaco-peer identity export my.key"""
-    from . import commands
-
-    _end(lambda: commands.export_identity(_folder(home), file, is_forced=force))
+    _do(home, lambda do, folder: do.export_identity(folder, file, is_forced=force))
 
 
 @identity_app.command("import", epilog=EPILOG)
@@ -163,6 +138,4 @@ def import_identity(
 
     Not while the volunteer runs. Example: dipaco-peer identity import my.key --home second
     """
-    from . import commands
-
-    _end(lambda: commands.import_identity(file, _folder(home), is_forced=force))
+    _do(home, lambda do, folder: do.import_identity(file, folder, is_forced=force))

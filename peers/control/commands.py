@@ -4,45 +4,77 @@ went wrong is an error of errors.py.
 
 from __future__ import annotations
 
-import json
+import re
 import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.live import Live
-
-from dipaco_p2p.errors import NotRunning
+from dipaco_p2p.errors import ConfigError, NotRunning
 from dipaco_p2p.program.control.client import ask, wait_end
-from dipaco_p2p.program.text import printable, size
+from dipaco_p2p.program.control.show import UNKNOWN, Report, Screen, print_json, short_name, show_status
+from dipaco_p2p.program.text import duration, printable, size
 
-from . import keys, logs, places
+from ..status import in_rows, in_words
+from . import home as at_home
 from .bugreport import write_report
-from .durations import read_duration
-from .requests import Request
-from .screen import lines, panel, rows, show
+from .control import PAUSE_S_MAX, Request
 
-WATCH_S = 1.0
-WATCH_PLAIN_S = 10.0
-"""Between two looks; longer where no terminal shows only the last."""
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_PATTERN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])")
+HINT = "a number and its unit: 90s, 30m, 2h or 1d"
+
+
+def read_duration(text: str) -> float:
+    """Seconds; raises ConfigError for anything else, for nothing, and for more than a year."""
+    found = _PATTERN.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"`{text[:40]}` is not a length of time", hint=HINT)
+    seconds = float(found[1]) * UNITS_S[found[2]]
+    if not 0.0 < seconds <= PAUSE_S_MAX:
+        raise ConfigError(f"`{text[:40]}` must be above 0 and at most {PAUSE_S_MAX / 86_400:g} days", hint=HINT)
+    return seconds
+
+
+def rows(report: Report) -> list[tuple[str, str]]:
+    """Names and values, in the order in which somebody asks for them."""
+    work, versions = in_rows(report), (f"{each['module']} version {each['version']}" for each in report["modules"])
+    found = {
+        "state": _state(report),
+        "doing": work["doing"],
+        "run": f"{report['run']}, {report['stage']}" if report["run"] else "not found yet",
+        "peer": short_name(report["peer"]) if report["peer"] else UNKNOWN,
+        "path": work["path"],
+        "modules": ", ".join(versions) or UNKNOWN,
+        **work,
+        "line": f"{size(report['bytes_up'])} up, {size(report['bytes_down'])} down since the start",
+        "program": f"version {report['version']}, process {report['pid']}, for {duration(report['running_s'])}",
+    }
+    return list(found.items())
+
+
+def _state(report: dict[str, Any]) -> str:
+    if report["pauses"]:
+        return f"{report['state']}: {in_words(report['pauses'])}"
+    return str(report["state"]) + (": it leaves after this round" if report["state"] == "finishing" else "")
+
+
+SCREEN = Screen(title="dipaco-peer", rows=rows)
 
 
 def status(home: Path, *, is_json: bool, is_watched: bool) -> None:
     """Say what the volunteer does, once or until it ends."""
-    if is_watched:
-        _watch(home, is_json=is_json)
-        return
-    report = ask(home, Request(ask="status")).body
-    if is_json:
-        _print_json(report)
-    else:
-        show(report, Console())
+    ended = NotRunning(f"the volunteer in `{home}` has ended", hint="its log: `dipaco-peer logs`")
+
+    def look() -> Report:
+        return ask(home, Request(ask="status")).body
+
+    show_status(SCREEN, look, is_json=is_json, is_watched=is_watched, ended=ended)
 
 
 def pause(home: Path, *, length: str | None) -> None:
     for_s = None if length is None else read_duration(length)
     report = ask(home, Request(ask="pause", for_s=for_s)).body
-    _say(report, "the step that is going on ends, and what was trained is handed in")
+    _say(report, "finishing this step and handing in your work")
 
 
 def resume(home: Path) -> None:
@@ -60,48 +92,48 @@ def finish(home: Path, *, is_waited: bool) -> None:
 def stop(home: Path, *, is_now: bool) -> None:
     """Returns when the process has ended, so that the next command finds the home free."""
     answered = ask(home, Request(ask="stop", now=is_now))
-    print("it leaves at once" if is_now else "it hands in what was trained, and leaves", flush=True)
+    print("leaving at once" if is_now else "handing in your work, then leaving", flush=True)
     wait_end(answered.pid)
     print("it has ended")
 
 
 def show_logs(home: Path, *, count: int, is_followed: bool) -> None:
-    path = logs.newest_log(home)
-    found, place = logs.last_lines(path, count)
+    path = at_home.newest_log(home)
+    found, place = at_home.last_lines(path, count)
     for line in found:
-        print(logs.clean(line))
+        print(at_home.clean(line))
     if is_followed:
-        for line in logs.follow(home, path, place):
-            print(logs.clean(line), flush=True)
+        for line in at_home.follow(home, path, place):
+            print(at_home.clean(line), flush=True)
 
 
 def show_paths(home: Path, *, is_json: bool) -> None:
     if is_json:
-        _print_json(places.plain(home))
+        print_json(at_home.plain_places(home))
         return
-    for each in places.places(home):
+    for each in at_home.places(home):
         there = size(each.bytes) if each.is_there else "not there"
         print(printable(f"{each.what}: {each.path} ({there})"))
 
 
 def show_identity(home: Path, *, is_json: bool) -> None:
-    found = keys.plain(home)
+    found = at_home.plain_identity(home)
     if is_json:
-        _print_json(found)
+        print_json(found)
     else:
         print(f"{found['peer']}\nin {found['file']}")
 
 
 def export_identity(home: Path, target: Path, *, is_forced: bool) -> None:
-    peer = keys.export_to(home, target, is_forced=is_forced)
+    peer = at_home.export_to(home, target, is_forced=is_forced)
     print(f"...{peer[-6:]} is in {target} now; whoever has that file is this volunteer")
-    print(keys.ONCE_HINT)
+    print(at_home.ONCE_HINT)
 
 
 def import_identity(source: Path, home: Path, *, is_forced: bool) -> None:
-    peer = keys.import_from(source, home, is_forced=is_forced)
+    peer = at_home.import_from(source, home, is_forced=is_forced)
     print(f"the volunteer in {home} is ...{peer[-6:]} now")
-    print(keys.ONCE_HINT)
+    print(at_home.ONCE_HINT)
 
 
 def bug_report(home: Path, target: Path | None) -> None:
@@ -111,41 +143,7 @@ def bug_report(home: Path, target: Path | None) -> None:
     print("keys, addresses, names and folders were taken out; look at it before you send it")
 
 
-def _watch(home: Path, *, is_json: bool) -> None:
-    """Until the volunteer ends, which is raised as NotRunning, or Ctrl-C."""
-    console = Console()
-    report = ask(home, Request(ask="status")).body
-    if not console.is_terminal or is_json:
-        while True:
-            _print_watched(report, is_json=is_json)
-            time.sleep(WATCH_PLAIN_S)
-            report = _again(home)
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            live.update(panel(report, columns=console.width), refresh=True)
-            time.sleep(WATCH_S)
-            report = _again(home)
-
-
-def _again(home: Path) -> dict[str, Any]:
-    try:
-        return ask(home, Request(ask="status")).body
-    except NotRunning:
-        raise NotRunning(f"the volunteer in `{home}` has ended", hint="its log: `dipaco-peer logs`") from None
-
-
-def _print_watched(report: dict[str, Any], *, is_json: bool) -> None:
-    if is_json:  # a document a line
-        print(json.dumps(report), flush=True)
-    else:
-        print(*lines(report), "", sep="\n", flush=True)
-
-
 def _say(report: dict[str, Any], more: str) -> None:
     """How it stands now, in a line."""
-    state = dict(rows(report))["state"]
+    state = _state(report)
     print(state if not more or report["state"] in ("paused", "stopping") else f"{state}; {more}")
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))

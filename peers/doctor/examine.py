@@ -20,14 +20,23 @@ from dipaco_p2p.program.examination import Finding, Level, document, exit_code, 
 from dipaco_p2p.swarm.addresses import read_address, read_place
 from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm
 
-from ..arrival import open_swarm
 from ..config import PeerConfig
-from ..preview import this_machine
-from .judge_machine import judge_disk, judge_leftovers, judge_memory
-from .judge_network import judge_clock, judge_reach, judge_seeds, judge_speed
-from .leftovers import find_leftovers, remove
-from .probe_machine import chosen_device, machine_findings, port_finding, probe_gpu, probe_home, probe_ntp
-from .probe_network import probe_reach, probe_seeds, probe_speed
+from ..joining.arrival import open_swarm
+from ..joining.preview import this_machine
+from .machine import (
+    chosen_device,
+    find_leftovers,
+    judge_disk,
+    judge_leftovers,
+    judge_memory,
+    machine_findings,
+    port_finding,
+    probe_gpu,
+    probe_home,
+    probe_ntp,
+    remove,
+)
+from .network import judge_clock, judge_reach, judge_seeds, judge_speed, probe_reach, probe_seeds, probe_speed
 
 STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 SCHEMA = "dipaco.doctor/1"
@@ -113,5 +122,5 @@ def _verdict(level: Level) -> str:
     return {
         Level.OK: "This machine is fit.",
         Level.WARN: "This machine can take part; the warnings say what it costs.",
-        Level.FAIL: "This machine cannot take part before the failures are mended.",
+        Level.FAIL: "This machine cannot take part until the failures above are fixed.",
     }[level]

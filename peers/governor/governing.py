@@ -18,14 +18,12 @@ from dipaco_p2p.topology import PathId
 
 from ..config import PeerConfig
 from ..display import tell
-from ..machine import free_bytes
 from ..preferences.keys import GB, When
 from ..status import Status
-from . import gpu
+from .allowances import Allowance, InUse, MonthAccount, limited
 from .governor import IDLE_HINT, Governor, Senses, Steered, beside, month_share, moved_by, used_up
-from .month import MonthAccount
-from .nvml import Card
-from .space import Allowance, InUse, limited
+from .machine import free_bytes
+from .nvml import Card, choose_gpu, limit_memory
 from .steps import BetweenSteps
 from .yielding import Programs, Yielding
 
@@ -35,8 +33,8 @@ FAILURES_MAX = 5
 """Looks in a row that NVML may fail in: a driver that wakes up says so too."""
 
 
-class Toured(Steered, Protocol):
-    """What the governor needs of a `Tour`."""
+class Governed(Steered, Protocol):
+    """What the governor needs of a `StageRunner`."""
 
     node: Member | None
     """Of the stage that goes on."""
@@ -57,7 +55,7 @@ def between_steps(config: PeerConfig, micro: MicroBatch, *, device: str) -> Betw
 
 def check_before(config: PeerConfig, clock: Clock, *, senses: Senses | None = None) -> None:
     """What can be known before anything is opened; raises EnvironmentUnfit."""
-    gpu.choose(config.limits.gpu)
+    choose_gpu(config.limits.gpu)
     if config.when.only_idle and (senses or Senses()).idle_min() is None:
         raise EnvironmentUnfit("nobody knows whether this machine is idle (`only_idle`)", hint=IDLE_HINT)
     month, now_s = MonthAccount(config.home, now_s=clock.now_s()), clock.now_s()
@@ -67,7 +65,7 @@ def check_before(config: PeerConfig, clock: Clock, *, senses: Senses | None = No
 
 @contextlib.asynccontextmanager
 async def governed(
-    tour: Toured,
+    runner: Governed,
     config: PeerConfig,
     swarm: Swarm,
     clock: Clock,
@@ -76,13 +74,13 @@ async def governed(
     senses: Senses | None = None,
     zone: tzinfo | None = None,
 ) -> AsyncIterator[None]:
-    """While the block runs, `tour` keeps what its owner wishes. Raises EnvironmentUnfit when it cannot."""
+    """While the block runs, `runner` keeps what its owner wishes. Raises EnvironmentUnfit when it cannot."""
     month = MonthAccount(config.home, now_s=clock.now_s(), zone=zone)
-    gpu.limit_memory(device, config.limits.gpu_memory)
-    card = watch(tour, config.when, clock, device, senses or Senses())
-    with _space(tour, config) as allowance:
+    limit_memory(device, config.limits.gpu_memory)
+    card = watch(runner, config.when, clock, device, senses or Senses())
+    with _space(runner, config) as allowance:
         governor = Governor(
-            tour,
+            runner,
             config.when,
             clock=clock,
             senses=senses,
@@ -92,13 +90,13 @@ async def governed(
             moved_bytes=moved_by(swarm),
             each_look=lambda: None if allowance is None else allowance.measure(),
             gpu=None if card is None else card.look,
-            give_way=tour.steps.give_way,
+            give_way=runner.steps.give_way,
         )
         try:
-            async with beside(governor, tour):
+            async with beside(governor, runner):
                 yield
         finally:
-            tour.steps.stop()
+            runner.steps.stop()
             month.count(moved_by(swarm)(), now_s=clock.now_s())
             month.save()
 
@@ -107,12 +105,12 @@ async def governed(
 
 
 @contextlib.contextmanager
-def _space(tour: Toured, config: PeerConfig) -> Iterator[Allowance | None]:
+def _space(runner: Governed, config: PeerConfig) -> Iterator[Allowance | None]:
     if config.limits.disk_gb is None:
         yield None
         return
     allowance = Allowance(
-        config.home, int(config.limits.disk_gb * GB), in_use=lambda: in_use(tour.node, tour.status, config)
+        config.home, int(config.limits.disk_gb * GB), in_use=lambda: in_use(runner.node, runner.status, config)
     )
     with limited(allowance):
         yield allowance
@@ -177,7 +175,7 @@ class CardWatch:
         return self._reasons
 
 
-def watch(tour: Toured, when: When, clock: Clock, device: str, senses: Senses) -> CardWatch | None:
+def watch(runner: Governed, when: When, clock: Clock, device: str, senses: Senses) -> CardWatch | None:
     """Of the card that is trained on; None without one, where its owner wants none, or where NVML is not there."""
     if not device.startswith("cuda") or (when.gpu_yield == "off" and when.gpu_temperature_c is None):
         return None
@@ -190,8 +188,8 @@ def watch(tour: Toured, when: When, clock: Clock, device: str, senses: Senses) -
         card,
         when,
         clock=clock,
-        is_resting=lambda: is_resting(tour.status),
-        say=tour.steps.say,
+        is_resting=lambda: is_resting(runner.status),
+        say=runner.steps.say,
         who=senses.programs,
     )
 

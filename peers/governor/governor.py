@@ -1,7 +1,7 @@
 """The governor: beside a volunteer, it pauses and resumes it as its owner wishes, and ends it where no pause helps.
 
 It looks every few seconds, at a GPU every second, and at the second when the schedule changes. What it decides is in
-rules.py; what it sees comes from senses.py, from the card, from the swarm's counters and from the clock.
+`holds`; what it sees comes from machine.py, from the card, from the swarm's counters and from the clock.
 """
 
 from __future__ import annotations
@@ -20,14 +20,52 @@ from dipaco_p2p.errors import EnvironmentUnfit
 from dipaco_p2p.swarm.api import Swarm
 
 from ..preferences.keys import GB, When
-from ..preferences.schedule import next_month_s
-from . import programs, senses
-from .month import MonthAccount
+from ..preferences.schedule import next_month_s, opening
+from . import machine
+from .allowances import MonthAccount
 from .nvml import Card, open_card
-from .rules import Sight, holds, look_s
 from .yielding import Programs
 
 log = logging.getLogger(__name__)
+
+MONTH_SHARE = 0.98
+"""Of the monthly traffic: beyond it training pauses; the rest is for what goes on without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What is known of the machine at one moment."""
+
+    now_s: float
+    on_battery: bool = False
+    idle_min: float | None = None
+    """None: nobody knows, and then the owner is taken to be there."""
+    month_share: float = 0.0
+    """Of the monthly traffic, how much is used; 0 without a limit."""
+    gpu: tuple[str, ...] = ()
+    """Why the GPU is left alone, in words (yielding.py)."""
+
+
+def holds(when: When, sight: Sight, zone: tzinfo | None = None) -> dict[str, float | None]:
+    """Why training has to pause now, and until when each reason holds at least; None where nobody can say."""
+    found: dict[str, float | None] = {}
+    schedule = opening(when.schedule, sight.now_s, zone)
+    if not schedule.is_open:
+        found["schedule"] = schedule.until_s
+    if sight.on_battery and not when.on_battery:
+        found["battery"] = None
+    if when.only_idle and (sight.idle_min is None or sight.idle_min < when.only_idle):
+        found["idle"] = None
+    if sight.month_share >= MONTH_SHARE:
+        found["month"] = next_month_s(sight.now_s, zone)
+    return found | dict.fromkeys(sight.gpu)
+
+
+def look_s(when: When, sight: Sight, zone: tzinfo | None = None, *, at_most_s: float) -> float:
+    """Seconds until the next look: at once when the schedule changes."""
+    until_s = opening(when.schedule, sight.now_s, zone).until_s
+    return at_most_s if until_s is None else max(0.01, min(at_most_s, until_s - sight.now_s))
+
 
 LOOK_S = 5.0
 GPU_LOOK_S = 1.0
@@ -40,7 +78,7 @@ IDLE_HINT = "no `loginctl` answers here and no terminal is open; leave `only_idl
 
 
 class Steered(Protocol):
-    """Who is paused: `Tour` of peers/join.py."""
+    """Who is paused: `StageRunner` of peers/joining/join.py."""
 
     def pause(self, reason: str, *, until_s: float | None = None) -> None:
         """Take no steps, leave the path to others, stay; again with the same reason: a new time."""
@@ -56,11 +94,11 @@ class Steered(Protocol):
 class Senses:
     """What is asked of the machine; a test has its own."""
 
-    on_battery: Callable[[], bool] = senses.on_battery
-    idle_min: Callable[[], float | None] = senses.idle_min
+    on_battery: Callable[[], bool] = machine.on_battery
+    idle_min: Callable[[], float | None] = machine.idle_min
     open_card: Callable[[str], Card] = open_card
     """The card that torch trains on; raises EnvironmentUnfit."""
-    programs: Programs = programs
+    programs: Programs = machine
 
 
 class Governor:

@@ -83,7 +83,10 @@ class When:
         example='["mon-fri 19:00-08:00", "sat-sun"]',
     )
     only_idle: float = key(
-        0.0, "Train only after so many minutes without input of a user; 0: also beside one.", low=0.0, high=1440.0
+        0.0,
+        "Train only after this many minutes without user input; 0: even while the machine is in use.",
+        low=0.0,
+        high=1440.0,
     )
     on_battery: bool = key(False, "Train on battery too.")
     gpu_yield: str = key(

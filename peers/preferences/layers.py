@@ -1,14 +1,15 @@
-"""The layers of the preferences: a flag goes before the environment, the environment before the file, the file before
-the default. Each value is checked where it stands, so that an error names the flag, variable or file that is wrong.
+"""The layers of the preferences. Precedence, highest first: flag, environment variable, file, default. Each value is
+checked where it stands, so that an error names the flag, variable or file that is wrong.
 
-    file         --config, else $DIPACO_CONFIG, else config.toml in $DIPACO_HOME, else in the user's folder for settings
-    environment  DIPACO_UP_MBIT=20 and so on; an empty variable counts as none
+file         --config, else $DIPACO_CONFIG, else config.toml in $DIPACO_HOME, else in the user's folder for settings
+environment  DIPACO_UP_MBIT=20 and so on; an empty variable counts as none
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -19,10 +20,56 @@ from typing import Any
 
 from dipaco_p2p import strict
 from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.swarm.blobs.bandwidth import Line
 
-from .checks import check_pair, check_value
 from .keys import GONE, SETTINGS, TABLES, Preferences, Setting, flag_of, variable_of
 from .schedule import parse_spans
+
+DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+GPU = re.compile(r"auto|none|\d{1,3}|(GPU|MIG)-[0-9A-Za-z/-]{1,80}")
+PROGRAM_CHARS_MAX = 100
+LEAVE_OUT = "leave it out, and there is no limit"
+
+
+def check_value(name: str, value: Any, *, where: str) -> None:
+    """Raises ConfigError, which names `where`, for a value that this key cannot have; other types pass."""
+    try:
+        if name == "device" and isinstance(value, str):
+            _check_form(DEVICE, value, "device", "use auto, cpu, cuda or cuda:1")
+        if name == "gpu" and isinstance(value, str):
+            _check_form(GPU, value, "GPU", "use its number or UUID as `nvidia-smi -L` lists them, none, or auto")
+        if name == "gpu_programs" and isinstance(value, (list, tuple)):
+            for program in value:
+                _check_program(program)
+        if name in ("up_mbit", "down_mbit") and type(value) in (int, float):
+            Line(up_mbit=value) if name == "up_mbit" else Line(down_mbit=value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}", hint=error.hint) from None
+
+
+def check_pair(preferences: Preferences) -> None:
+    """Raises ConfigError for keys that cannot hold together."""
+    training, limits, when = preferences.training, preferences.limits, preferences.when
+    if when.gpu_yield == "listed" and not when.gpu_programs:
+        hint = 'name some, as `gpu_programs = ["eldenring.exe"]`, or use any or off'
+        raise ConfigError('`gpu_yield = "listed"`, but `gpu_programs` lists none', hint=hint)
+    if limits.gpu == "none" and training.device.startswith("cuda"):
+        raise ConfigError(f'`gpu = "none"`, but `device = "{training.device}"`', hint="leave one of them out")
+    if limits.gpu not in ("auto", "none") and training.device not in ("auto", "cuda", "cuda:0"):
+        message = f'`gpu = "{limits.gpu}"` is the only GPU that is seen then, but `device = "{training.device}"`'
+        raise ConfigError(message, hint="leave one of them out")
+
+
+def _check_program(name: object) -> None:
+    if isinstance(name, str) and (not name.strip() or "/" in name or "\\" in name or len(name) > PROGRAM_CHARS_MAX):
+        hint = "write its name as `nvidia-smi` shows it, without the folder: eldenring.exe"
+        raise ConfigError(f"`{name[:PROGRAM_CHARS_MAX]}` is not a program's name", hint=hint)
+
+
+def _check_form(form: re.Pattern[str], value: str, what: str, hint: str) -> None:
+    if not form.fullmatch(value):
+        raise ConfigError(f"`{value}` is not a valid {what}", hint=hint)
+
 
 FILE_NAME = "config.toml"
 FILE_BYTES_MAX = 1 << 20
@@ -113,7 +160,7 @@ def home_in_file() -> str:
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables that look like ours and are none, each with the nearest that is, or nothing."""
+    """Variables that look like ours but are not, each with the nearest that is, or nothing."""
     known = [*OURS, *map(variable_of, [*SETTINGS, *GONE])]
     names = [name for name in environment if name.startswith("DIPACO_") and name not in known]
     return {name: next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), "") for name in names}
@@ -140,7 +187,7 @@ def _read(path: Path, *, is_wanted: bool) -> dict[str, dict[str, Any]]:
     except UnicodeDecodeError:
         raise ConfigError(f"`{path}` is not UTF-8 text", hint=TOML_HINT) from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"`{path}` is no TOML: {error}", hint=TOML_HINT) from None
+        raise ConfigError(f"`{path}` is not valid TOML: {error}", hint=TOML_HINT) from None
     except RecursionError:
         raise ConfigError(f"`{path}` is nested too deeply", hint=TOML_HINT) from None
     try:
@@ -211,7 +258,7 @@ def _number(text: str, kind: type[int] | type[float], where: str) -> float:
     try:
         return kind(text)
     except ValueError:
-        raise ConfigError(f"`{text}` in {where} is no {'whole ' if kind is int else ''}number") from None
+        raise ConfigError(f"`{text}` in {where} is not a {'whole ' if kind is int else ''}number") from None
 
 
 def _checked(value: Any, setting: Setting, where: str) -> Any:

@@ -46,7 +46,7 @@ class Span:
             return cls()
         found = FORM.fullmatch(words)
         if found is None or not words:
-            raise ConfigError(f"`{text}` is no time to train", hint=HINT)
+            raise ConfigError(f"`{text}` is not a time to train", hint=HINT)
         first, last = (0, 6) if found["days"] is None else _days(found["days"], text)
         if found["from"] is None:
             return cls(first=first, last=last)
@@ -134,14 +134,14 @@ def _days(words: str, text: str) -> tuple[int, int]:
     unknown = [name for name in names if name not in DAYS]
     if unknown or len(names) > 2:
         what = unknown[0] if unknown else words
-        raise ConfigError(f"`{what}` in `{text}` is no day", hint=f"days are {', '.join(DAYS)}; {HINT}")
+        raise ConfigError(f"`{what}` in `{text}` is not a day", hint=f"days are {', '.join(DAYS)}; {HINT}")
     return DAYS.index(names[0]), DAYS.index(names[-1])
 
 
 def _minutes(clock: str, text: str) -> int:
     hours, minutes = map(int, clock.split(":"))
     if minutes > 59 or hours * 60 + minutes > DAY_MIN:
-        raise ConfigError(f"`{clock}` in `{text}` is no time of the day", hint=HINT)
+        raise ConfigError(f"`{clock}` in `{text}` is not a time of day", hint=HINT)
     return hours * 60 + minutes
 
 

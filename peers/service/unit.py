@@ -1,4 +1,4 @@
-"""The systemd user unit of a volunteer: its text, and nothing that touches the machine.
+"""The systemd user unit of a volunteer: its text, and how `systemctl --user` is told of it.
 
 Hardened as far as CUDA allows. `PrivateDevices` would hide the GPU, `ProtectClock` deny it (it brings a list of what is
 allowed), and `MemoryDenyWriteExecute` forbid what CUDA and torch.compile make at run time: none is there.
@@ -14,15 +14,27 @@ else is, with growing pauses (systemd 254 or newer; an older one waits `RestartS
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
+from dipaco_p2p.program.system import output_of
 
 from ..preferences.keys import GB
 
+TIMEOUT_S = 120.0
+"""Stopping waits until the volunteer has left."""
+PROPERTIES = ("ActiveState", "UnitFileState", "Result", "ExecMainStatus", "NRestarts")
+NONE_HINT = (
+    "where there is no systemd, `dipaco-peer service show ...` prints the unit to translate; "
+    "or run `dipaco-peer join ...` in tmux, or in a container"
+)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 DEFAULT_NAME = "dipaco-peer"
 NOT_AGAIN = (2, 6, 7)
@@ -131,3 +143,96 @@ def quoted(word: str) -> str:
     """A word of a unit's line as it is meant (systemd.syntax(7), systemd.service(5)): no specifiers, no variables."""
     plain = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return plain if re.fullmatch(r"[\w@%+=:,./$-]+", plain) else f'"{plain}"'
+
+
+# -- the manager
+
+
+def unit_path(name: str) -> Path:
+    """Where systemd looks for a user's own units."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "systemd" / "user" / f"{name}.service"
+
+
+def install(service: Service, *, is_started: bool) -> Path:
+    """Write the unit, and start it now and at every boot (or login, without lingering). Raises DipacoError."""
+    _require_manager()
+    path = unit_path(service.name)
+    if path.exists() and "dipaco-peer service install" not in path.read_text(errors="replace"):
+        raise ConfigError(f"`{path}` is there, and not of this program", hint="choose another --name")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        service.home.mkdir(parents=True, exist_ok=True)  # what may be written must be there when the sandbox is made
+        path.write_text(unit(service), encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentUnfit(f"cannot write {error.filename or path}: {error.strerror}") from None
+    _systemctl("daemon-reload")
+    _systemctl("enable", service.file_name)
+    if is_started:  # also one that runs already, with the old unit
+        _systemctl("restart", service.file_name)
+    return path
+
+
+def uninstall(name: str) -> Path:
+    """Stop it, as Ctrl-C would, and remove the unit; the home folder stays. Raises DipacoError."""
+    _require_manager()
+    path = unit_path(name)
+    if not path.exists():
+        raise ConfigError(f"no service is installed as `{name}`: {path} is not there", hint="choose another --name")
+    _systemctl("disable", "--now", f"{name}.service")
+    path.unlink(missing_ok=True)
+    _systemctl("daemon-reload")
+    return path
+
+
+def state(name: str) -> dict[str, Any]:
+    """What the manager knows of a unit: `active` is active, activating (also while it waits for a restart), inactive or
+    failed; `result` is success, exit-code, timeout, ...; `lingers` as below. Raises EnvironmentUnfit."""
+    _require_manager()
+    said = _systemctl("show", f"{name}.service", *(f"--property={each}" for each in PROPERTIES))
+    found = {key: value for key, _, value in (line.partition("=") for line in said.splitlines())}
+    exit_code, restarts = found.get("ExecMainStatus", ""), found.get("NRestarts", "")
+    return {
+        "is_installed": unit_path(name).exists(),
+        "active": found.get("ActiveState", "inactive"),
+        "enabled": found.get("UnitFileState") or "not installed",
+        "result": found.get("Result", ""),
+        "exit_code": int(exit_code) if exit_code.isdigit() else 0,
+        "restarts": int(restarts) if restarts.isdigit() else 0,
+        "lingers": lingers(),
+    }
+
+
+def lingers() -> bool | None:
+    """Whether services of this user run while nobody is logged in; None if logind does not say."""
+    said = output_of("loginctl", "show-user", str(os.getuid()), "--property=Linger", "--value")
+    return {"yes": True, "no": False}.get((said or "").strip())
+
+
+def program() -> list[str]:
+    """How this very program is started: the script beside this Python, or the Python with its entry point."""
+    script = Path(sys.executable).with_name("dipaco-peer")
+    return [str(script)] if script.exists() else [sys.executable, "-c", "from peers.cli import main; main()"]
+
+
+def _require_manager() -> None:
+    """Raises EnvironmentUnfit where no systemd manager of this user answers."""
+    try:
+        _systemctl("show", "--property=Version", "--value")
+    except EnvironmentUnfit as error:
+        raise EnvironmentUnfit(f"no systemd manager of this user answers: {error}", hint=NONE_HINT) from None
+
+
+def _systemctl(*words: str) -> str:
+    """What `systemctl --user` prints; raises EnvironmentUnfit when it fails."""
+    command = ["systemctl", "--user", *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        raise EnvironmentUnfit("this machine has no `systemctl`", hint=NONE_HINT) from None
+    except subprocess.TimeoutExpired:
+        raise EnvironmentUnfit(f"`{' '.join(command)}` did not answer within {TIMEOUT_S:g} s") from None
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise EnvironmentUnfit(f"`{' '.join(command)}` failed: {said}")
+    return done.stdout

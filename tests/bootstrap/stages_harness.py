@@ -28,7 +28,7 @@ from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.swarm.memory import MemoryNetwork
 from peers.config import PeerConfig
-from peers.tour import Tour
+from peers.stages import StageRunner
 
 MODEL = ModelConfig(
     vocab_size=300,
@@ -101,7 +101,9 @@ class Home:
         async def dial() -> None:
             """The memory swarm is always connected."""
 
-        tour = Tour(swarm, config, self.clock, device="cpu", verbose=False, dial=dial, coordinator=self.coordinator)
+        tour = StageRunner(
+            swarm, config, self.clock, device="cpu", verbose=False, dial=dial, coordinator=self.coordinator
+        )
         self._tours.append(asyncio.create_task(tour.take_part(stages)))
 
     async def volunteers_done(self) -> None:

@@ -29,8 +29,8 @@ from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from dipaco_p2p.topology import PathId
-from peers.evaluate import Compared, document_of, evaluate, table_of
-from peers.evaluating import SHARE_MAX, Evaluating
+from peers.evaluation.between_rounds import SHARE_MAX, Evaluating
+from peers.evaluation.evaluate import Compared, document_of, evaluate, table_of
 
 
 @dataclass

@@ -21,6 +21,7 @@ from bootstrap.control.requests import COORDINATOR, Request
 from bootstrap.control.view import Seen, View, list_modules, list_paths, list_peers, summary
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.program.control import show
 from dipaco_p2p.program.control.client import not_running
 
 STATUS_KEYS = [
@@ -216,10 +217,10 @@ def test_on_a_terminal_all_of_it_fits(seen: Seen, tmp_path: Path, columns: int, 
     console = Console(file=out, force_terminal=True, width=columns, no_color=no_color, color_system=color)
     shown = View(tmp_path, ManualClock())
     shown.stage = lambda: seen
-    screen.show(asyncio.run(shown.status()), console)
+    show.show(screen.SCREEN, asyncio.run(shown.status()), console)
     assert out.getvalue().startswith("╭")
     for rows, drawn in ((list_peers(seen)["peers"], screen.PEERS), (list_modules(seen)["modules"], screen.MODULES)):
-        screen.show_list(rows, drawn, console, left_out=0)
+        show.show_list(rows, drawn, console, left_out=0)
     lines = out.getvalue().splitlines()
     if no_color:  # a table where there is room, else names and values below one another, with whole words
         assert any(line.split() == ["tokens/s", "1,235"] for line in lines) is (columns < 200)
@@ -239,7 +240,7 @@ def test_words_of_others_move_no_cursor(seen: Seen, capsys: pytest.CaptureFixtur
     for rows, columns in (([row], screen.PEERS), ([path], screen.PATHS), ([module], screen.MODULES)):
         for is_terminal in (False, True):
             out = io.StringIO()
-            screen.show_list(
+            show.show_list(
                 rows, columns, Console(file=out, force_terminal=is_terminal, width=60, color_system=None), left_out=0
             )
             said = out.getvalue() + capsys.readouterr().out
@@ -313,7 +314,7 @@ def test_watching_ends_with_the_coordinator(running: Path, monkeypatch: pytest.M
     first = commands.asked(running, "status")
     answers: list[Callable[[], dict[str, Any]]] = [lambda: first, _gone]
     monkeypatch.setattr(commands, "asked", lambda folder, what: answers.pop(0)())
-    monkeypatch.setattr(commands, "WATCH_PLAIN_S", 0.0)
+    monkeypatch.setattr(show, "WATCH_PLAIN_S", 0.0)
     said = run("status", running, "--watch", "--json", code=3)
     assert json.loads(said.splitlines()[0])["pid"] == os.getpid() and "has ended" in said and "seed.log" in said
 

@@ -30,7 +30,7 @@ from dipaco_p2p.node.shardings import Work, ask_work, is_scoring_due, learn_shar
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.transfer import send
 from dipaco_p2p.protocol.documents import BlobRef, Scores, seal
-from peers.scoring import Scoring
+from peers.evaluation.between_rounds import Scoring
 
 CONFIG = replace(tiny_config(rounds=2), routing=RoutingConfig(reshard_rounds=(1,)))
 

@@ -21,7 +21,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.trained import assign, trained_paths, witnesses
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.topology import ModuleId, PathId, Topology
-from peers.trainer import PathTrainer
+from peers.path.trainer import PathTrainer
 
 GRID = Topology((1, 2, 2))
 POINTS = np.random.default_rng(5).normal(size=(200, 6)).astype(np.float32)

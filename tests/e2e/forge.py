@@ -35,7 +35,7 @@ IMPORTS = (
         "bootstrap.coordinator.stage",
         "bootstrap.genesis.prepare",
         "peers.cli",
-        "peers.join",
+        "peers.joining.join",
     ),
     "torch._dynamo",  # which the first optimizer of a process imports, and sympy with it: a second of a processor
 )

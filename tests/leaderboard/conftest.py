@@ -1,12 +1,7 @@
+"""Rounds of these tests take time, as those of volunteers do."""
+
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-HERE = Path(__file__).parent
-# the harness here, tiny_run.py and virtual_time.py of the runtime, whole runs of stages_harness.py, the corpus of e2e
-sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("bootstrap", "programs", "e2e"))]
-
-from pace import rounds_take_time  # noqa: E402
+from pace import rounds_take_time
 
 __all__ = ["rounds_take_time"]

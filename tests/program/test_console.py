@@ -55,8 +55,8 @@ def test_a_json_log_has_one_object_a_line_whatever_is_said(tmp_path: Path, logge
 def test_a_log_is_for_people_unless_asked_otherwise(tmp_path: Path, loggers: None) -> None:
     path = tmp_path / "peer.log"
     log_to(path, verbose=True)
-    logging.getLogger("peers.tour").debug("a detail")
-    assert path.read_text().endswith(" DEBUG peers.tour: a detail\n")
+    logging.getLogger("peers.stages").debug("a detail")
+    assert path.read_text().endswith(" DEBUG peers.stages: a detail\n")
 
 
 def test_the_time_is_of_one_zone_and_sorts_as_text() -> None:

@@ -19,7 +19,7 @@ from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.topology import PathId
-from peers.push import TRIES_MIN
+from peers.path.contribute import TRIES_MIN
 from simulation.hostile import Stranger
 from simulation.virtual_time import eventually
 from simulation.waits import longest_rest_s

@@ -1,1 +1,1 @@
-"""How a command asks the program that runs on the same machine: over a socket that its user alone may open."""
+"""The control socket of a running program, and the screens of the commands that ask it."""

@@ -1,0 +1,31 @@
+"""Options that the commands of both programs share, and how a command leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from ... import __version__
+
+
+def print_version(is_asked: bool) -> None:
+    """What `--version` does."""
+    if is_asked:
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and leave.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until it ends.")]
+
+
+def end(work: Callable[[], None]) -> None:
+    """Leave with the exit code of `work`."""
+    from ..console import run_command
+
+    raise typer.Exit(run_command(work))

@@ -1,0 +1,221 @@
+"""Work for others between rounds of one's own: scoring paths for the next router, and measuring judged rounds again.
+
+The seed node fits the next routers on the scores (DiPaCo, arXiv 2403.10616, section 2.4.2). With `dipaco-peer join
+--evaluate` a volunteer also takes a path that nobody, or hardly anybody, has checked, and that it has no work in;
+measures it as the coordinator did (node/measuring.py), and gives its finding, signed, to the seed nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from dipaco_p2p.canonical import digest
+from dipaco_p2p.core.codec import decode_module
+from dipaco_p2p.core.heldout import HeldOut, decode_held_out
+from dipaco_p2p.core.model import PathModel, load_modules
+from dipaco_p2p.core.scores import encode_scores, window_nats
+from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError, Interrupted, SwarmError
+from dipaco_p2p.node.measuring import Measuring, check_of, read_checks, send_check
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.reading import fetch_judgements
+from dipaco_p2p.node.shardings import Work, ask_work, is_scoring_due, learn_shardings, send_scores
+from dipaco_p2p.node.transfer import fetch
+from dipaco_p2p.protocol.checks import OF_AUTHOR_MAX, agrees
+from dipaco_p2p.protocol.documents import BlobRef
+from dipaco_p2p.protocol.judgement import Judgement, PathLoss
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.topology import PathId
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 1.0
+BATCH = 32
+"""Sequences between two looks whether we are to stop."""
+
+
+class Scoring:
+    """What one volunteer scores."""
+
+    def __init__(self, node: Member, *, device: str, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        """`is_stopping` is asked between batches: nobody waits for the scores then."""
+        self._node = node
+        self._device = device
+        self._is_stopping = is_stopping
+        self._part: HeldOut | None = None
+
+    async def between_rounds(self, path: PathId, *, round_number: int, say: Callable[[PathId], None]) -> None:
+        """Score one path if a sharding waits for it, our own before others, and learn what was published."""
+        if is_scoring_due(self._node, round_number):
+            work, _ = await ask_work(self._node, path)
+            if work is not None:
+                await self._do(work, say)
+            await learn_shardings(self._node)
+
+    async def at_the_end(self, *, say: Callable[[PathId], None]) -> None:
+        """When training is over: score until nothing is wanted any more, or others have had time enough."""
+        clock, rounds = self._node.clock, self._node.run.config.rounds
+        until_s = clock.now_s() + rounds.deadline_s
+        while is_scoring_due(self._node, rounds.rounds) and clock.now_s() < until_s:
+            work, may_come = await ask_work(self._node, None)
+            if work is not None:
+                await self._do(work, say)
+            elif may_come:
+                await clock.sleep(WAIT_S)
+            else:
+                return
+
+    async def _do(self, work: Work, say: Callable[[PathId], None]) -> None:
+        say(work.path)
+        try:
+            table = await asyncio.to_thread(self._score, work, [await self._blob(ref) for ref in work.snapshots])
+            is_taken = await send_scores(self._node, work, table)
+            self._node.history.add("scored", path=str(work.path), sharding=work.sharding, taken=is_taken)
+        except (SwarmError, IntegrityError, Interrupted) as error:
+            log.info("%s was not scored: %s", work.path, error)
+
+    def _score(self, work: Work, snapshots: list[bytes]) -> bytes:
+        run = self._node.run
+        layouts = [run.layout(module) for module in work.path.modules()]
+        model = PathModel(run.config.model).to(self._device)
+        load_modules(model, [decode_module(data, layout) for data, layout in zip(snapshots, layouts, strict=True)])
+        assert self._part is not None
+        tokens, found = self._part.tokens, []
+        for first in range(0, max(len(tokens), 1), BATCH):
+            if self._is_stopping():
+                raise Interrupted("the scores are not wanted any more")
+            found.append(window_nats(model, tokens[first : first + BATCH], batch=BATCH))
+        return encode_scores(np.concatenate(found))
+
+    async def _blob(self, ref: BlobRef) -> bytes:
+        if self._part is None:
+            model = self._node.run.config.model
+            data = await fetch(self._node, self._node.run.manifest.router_split, holders=self._node.watch.seeds())
+            self._part = decode_held_out(data, vocab_size=model.vocab_size, context=model.context)
+        return await fetch(self._node, ref, holders=self._node.watch.seeds())
+
+
+SHARE_MAX = 0.1
+"""Of a volunteer's time."""
+WANTED = 3
+"""Checks of one path at one round: that many of different peers say enough."""
+WAIT_S = 1.0
+
+Place = tuple[int, PathId]
+
+
+class Evaluating:
+    """What one volunteer checks in one stage."""
+
+    def __init__(self, node: Member, *, device: str, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        """`is_stopping` is asked between batches."""
+        self._node = node
+        self._measuring = Measuring(node, device=device, is_stopping=is_stopping)
+        self._began_s = node.clock.now_s()
+        self._spent_s = 0.0
+        self._last_s = 0.0
+        self._judgements: dict[int, Judgement] = {}
+        self._checks: Counter[Place] = Counter()
+        self._from: dict[PeerId, int] = {}
+        """Of each seed node, the number of the check that comes next."""
+        self._done: set[Place] = set()
+        """What we have measured, or found not to be measured by us."""
+
+    async def between_rounds(self, *, say: Callable[[PathId], None]) -> None:
+        """Check one path, if there is time for it and one that wants it."""
+        lived_s = self._node.clock.now_s() - self._began_s
+        if self._spent_s + self._last_s <= SHARE_MAX * lived_s:
+            await self._one(say)
+
+    async def at_the_end(self, *, say: Callable[[PathId], None]) -> None:
+        """When training is over: check the last round, as much of it as one volunteer may, if somebody judges it."""
+        clock, rounds = self._node.clock, self._node.run.config.rounds
+        until_s = clock.now_s() + rounds.deadline_s
+        while clock.now_s() < until_s and self._node.watch.seeds():
+            if not await self._one(say):
+                if rounds.rounds in self._judgements:
+                    return
+                await clock.sleep(WAIT_S)
+
+    async def _one(self, say: Callable[[PathId], None]) -> bool:
+        """Whether there was something to check."""
+        began_s = self._node.clock.now_s()
+        try:
+            await self._look()
+            place = await self._next()
+            if place is not None:
+                say(place[1])
+                await self._check(*place)
+            return place is not None
+        except EnvironmentUnfit:
+            raise
+        except DipacoError as error:
+            log.info("nothing was checked: %s", error)
+            return False
+        finally:
+            self._last_s = self._node.clock.now_s() - began_s
+            self._spent_s += self._last_s
+
+    async def _look(self) -> None:
+        """What is judged, and what others have checked since."""
+        node = self._node
+        begin = max(self._judgements, default=-1) + 1
+        for judgement in await fetch_judgements(node, begin=begin):
+            self._judgements[judgement.version] = judgement
+        for seed in node.watch.seeds():
+            found, self._from[seed] = await read_checks(node, seed, begin=self._from.get(seed, 0))
+            self._checks.update((sealed.document.version, sealed.document.path) for sealed in found)
+
+    async def _next(self) -> Place | None:
+        """Of the newest judged round the path that wants it most; the same volunteer does not begin with the same path
+        as all others."""
+        if not self._judgements:
+            return None
+        version = max(self._judgements)
+        if sum(number == version for number, _ in self._done) >= OF_AUTHOR_MAX:
+            return None
+        for found in self._in_order(version, self._judgements[version].paths):
+            place = version, found.path
+            if self._node.peer not in await self._measuring.trainers(found.path, version):
+                return place
+            self._done.add(place)
+        return None
+
+    def _in_order(self, version: int, paths: Iterable[PathLoss]) -> list[PathLoss]:
+        open_ = [
+            found
+            for found in paths
+            if found.loss is not None
+            and (version, found.path) not in self._done
+            and self._checks[version, found.path] < WANTED
+        ]
+
+        def rank(found: PathLoss) -> tuple[int, str]:
+            name = f"{self._node.peer} {found.path} {version}"
+            return self._checks[version, found.path], digest(name.encode())
+
+        return sorted(open_, key=rank)
+
+    async def _check(self, version: int, path: PathId) -> None:
+        self._done.add((version, path))
+        judgement = self._judgements[version]
+        sealed = check_of(self._node, await self._measuring.measure(judgement, path))
+        if sealed is None:
+            return
+        said = next(found.loss for found in judgement.paths if found.path == path)
+        assert said is not None
+        is_same = agrees(sealed.document.loss, said)
+        self._node.history.add(
+            "checked", path=str(path), version=version, loss=sealed.document.loss, said=said, agrees=is_same
+        )
+        if not is_same:
+            log.warning("round %d, %s: measured %.4f, published %.4f", version, path, sealed.document.loss, said)
+        for seed in self._node.watch.seeds():
+            try:
+                await send_check(self._node, sealed, seed)
+            except DipacoError as error:
+                log.info("a seed node did not take the check of %s: %s", path, error)

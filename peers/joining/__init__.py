@@ -1,0 +1,1 @@
+"""From an entry to a run that this volunteer takes part in."""

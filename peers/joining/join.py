@@ -1,0 +1,102 @@
+"""From an address to a running volunteer: the composition of all parts, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from dipaco_p2p.clock import SystemClock
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.entry import Entry, read_entry
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.stages import tell_address
+from dipaco_p2p.program.console import LogFormat, log_to, on_signals
+from dipaco_p2p.program.control.server import listening
+from dipaco_p2p.program.files import folder_lock
+from dipaco_p2p.swarm.addresses import read_address
+
+from ..config import PeerConfig, check_engine, torch_device
+from ..control.control import Control, Request
+from ..decrees import check_ban
+from ..display import tell
+from ..governor.governing import check_before, governed
+from ..governor.machine import use_threads
+from ..stages import Parts, StageRunner
+from .arrival import KnownPeers, arrive
+from .preview import take_preview
+
+DAMAGED_HINT = "its holders' data is damaged or forged, not yours: tell whoever runs the coordinator, then join again"
+LOCKED_HINT = "one identity cannot be in two places: give this volunteer another --home, or end the other one"
+
+
+async def join(
+    text: str,
+    config: PeerConfig,
+    *,
+    expected_run: str | None,
+    verbose: bool,
+    is_dry: bool = False,
+    log_format: LogFormat = LogFormat.TEXT,
+) -> None:
+    """Take part in the run that `text` leads to (node/entry.py) until it is complete or a signal says stop; with
+    `is_dry` only say what that would take. Raises DipacoError."""
+    parts = Parts(log_to=partial(log_to, kind=log_format))
+    check_before(config, SystemClock())
+    device = torch_device(config.device)
+    check_engine(config.engine)
+    use_threads(config.threads)
+    entry = read_entry(text, run=expected_run)
+    control = Control(config, SystemClock())
+    with folder_lock(config.home, hint=LOCKED_HINT):
+        async with listening(config.home, Request, control.answer):
+            await _join(entry, config, control, parts, device=device, verbose=verbose, is_dry=is_dry)
+
+
+async def _join(
+    entry: Entry, config: PeerConfig, control: Control, parts: Parts, *, device: str, verbose: bool, is_dry: bool
+) -> None:
+    friends = KnownPeers(config.home)
+    arrival = await arrive(entry, config, friends, tell=tell)
+    swarm, opened = arrival.swarm, arrival.opened
+
+    async def dial() -> None:
+        known = [*entry.addresses, *friends.of(entry.key)[1]]
+        await swarm.join({text: read_address(text) for text in dict.fromkeys(known)})
+
+    def meet(stage: Run, addresses: Sequence[str]) -> None:
+        friends.remember(entry.key, run=stage.origin, addresses=addresses)
+
+    try:
+        preview = await take_preview(arrival, config, device=device, with_path=is_dry)
+        if is_dry:
+            print("\n".join(preview.lines()), flush=True)
+        check_ban(preview.decreed, swarm.peer)
+        if is_dry:
+            print("nothing was claimed or sent: without --dry-run it starts", flush=True)
+            return
+        tell("\n".join(preview.lines()))
+        meet(opened.stages[-1], friends.of(entry.key)[1])
+        if swarm.addresses:  # others can join through us, should the coordinator's address not answer
+            tell_address(config.home, swarm, opened.stages[-1])
+        runner = StageRunner(
+            swarm,
+            config,
+            SystemClock(),
+            device=device,
+            verbose=verbose,
+            dial=dial,
+            coordinator=opened.host,
+            meet=meet,
+            parts=parts,
+        )
+        for address in dict.fromkeys([opened.address, *entry.addresses]):
+            peer = read_address(address).peer
+            runner.typed[peer] = (*runner.typed.get(peer, ()), address)
+        control.runner = runner
+        on_signals(runner.stop)
+        async with governed(runner, config, swarm, SystemClock(), device=device):
+            await runner.take_part(opened.stages)
+    except IntegrityError as error:
+        raise IntegrityError(str(error), hint=error.hint or DAMAGED_HINT) from None
+    finally:
+        await swarm.close()

@@ -1,0 +1,1 @@
+"""One path in our hands: claimed, trained, contributed."""

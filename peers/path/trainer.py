@@ -1,0 +1,235 @@
+"""Training one path on this machine: inner steps in a worker thread, outer gradients, and the path's own state.
+
+The state goes with the path, not with the machine: AdamW's moments, and per module the error that compression has not
+sent yet. As one blob it is named in the path's contributions, so that whoever trains the path next goes on from it,
+with the same result to the bit. Batches depend on the path, the round and the part of the shard, never on who trains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dipaco_p2p.core import codec
+from dipaco_p2p.core.compress import beginning, compress, encode_compressed
+from dipaco_p2p.core.engine import AUTO, Engine, at_first, choose
+from dipaco_p2p.core.inner import InnerLoop, InnerResult, StepReport
+from dipaco_p2p.core.microbatch import MicroBatch
+from dipaco_p2p.core.outer import outer_gradient
+from dipaco_p2p.core.shards import Shard
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.topology import ModuleId, PathId
+
+from ..governor.steps import BetweenSteps
+
+STEPS_MIN = 8
+"""Before these nothing is known: the first steps of a process are slow."""
+
+OnStep = Callable[[StepReport], bool]
+
+
+class Engines:
+    """The choice of one process."""
+
+    def __init__(self, device: str, *, wanted: str = AUTO, on_choice: Callable[[Engine], None]) -> None:
+        """`on_choice` is told the choice once, when a step was taken with it: then all that belongs to it is known."""
+        self._device = device
+        self._wanted = wanted
+        self._on_choice = on_choice
+        self._steps_s: list[float] = []
+        self._chosen: Engine | None = None
+        self._is_told = False
+
+    def engine(self, *, steps_left: int) -> Engine:
+        """What to train the next round with; at first what is measured."""
+        if self._chosen is None:
+            known = len(self._steps_s) >= STEPS_MIN
+            step_s = statistics.median(self._steps_s) if known else None
+            self._chosen = choose(self._wanted, self._device, step_s=step_s, steps_left=steps_left)
+        return self._chosen or at_first(self._wanted, self._device)
+
+    def watched(self, on_step: OnStep, *, taken: Callable[[], None]) -> OnStep:
+        """`on_step`; before the choice with what the steps take noted, right after it with one call of `taken`."""
+        if self._chosen is None:
+            return self._timed(on_step)
+        return on_step if self._is_told else self._telling(on_step, taken)
+
+    def tell(self, setup: str) -> None:
+        """Pass the choice on, with what else was chosen on this machine."""
+        assert self._chosen is not None
+        self._on_choice(replace(self._chosen, setup=setup))
+
+    def _telling(self, on_step: OnStep, taken: Callable[[], None]) -> OnStep:
+        def telling(report: StepReport) -> bool:
+            if not self._is_told:
+                self._is_told = True
+                taken()
+            return on_step(report)
+
+        return telling
+
+    def _timed(self, on_step: OnStep) -> OnStep:
+        last_s = time.perf_counter()
+
+        def noted(report: StepReport) -> bool:
+            nonlocal last_s
+            now_s = time.perf_counter()
+            self._steps_s.append(now_s - last_s)
+            goes_on = on_step(report)
+            last_s = time.perf_counter()
+            return goes_on
+
+        return noted
+
+
+Flat = NDArray[np.float32]
+
+RESIDUAL = "residual/"
+"""What the names of residuals begin with in a path's state; no parameter of a model has this name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterGradient:
+    """One module's part of a round, ready to push; `keep` makes its compression error the path's residual."""
+
+    module: ModuleId
+    payload: bytes
+    residual: Flat
+
+
+class PathTrainer:
+    """The inner loop of one path, and what it keeps between rounds."""
+
+    def __init__(
+        self,
+        run: Run,
+        path: PathId,
+        shard: Shard,
+        *,
+        sharding: int = 0,
+        optimizer: bytes,
+        device: str,
+        engines: Engines | None = None,
+        micro: MicroBatch | None = None,
+        eight_bit: bool | None = None,
+        steps: BetweenSteps | None = None,
+        make_loop: Callable[..., InnerLoop] = InnerLoop,
+    ) -> None:
+        """`shard` is of the sharding with that number; `optimizer` is AdamW's state when nobody has trained the path
+        yet: raises IntegrityError if it is damaged. Without `engines` every step is exact, without `micro` the whole
+        batch goes through at once; `eight_bit` as in core/optimizer.py; `steps` is what goes on between two of them.
+        Raises EnvironmentUnfit when memory is too small."""
+        config = run.config
+        self.path = path
+        self.sharding = sharding
+        """The number of the sharding that the present shard belongs to."""
+        self._run = run
+        self._shard = shard
+        self._engines = engines
+        self._steps = steps
+        seed = (config.seed * 1_000_003 + run.topology.number(path) * 7919) % 2**31
+        self._loop = make_loop(
+            config.inner, run.total_steps, config.model, device=device, seed=seed, micro=micro, eight_bit=eight_bit
+        )
+        self._residuals: dict[ModuleId, Flat] = {}
+        self._optimizer = optimizer
+        self.start_over()
+
+    async def train(
+        self,
+        flats: Sequence[Flat],
+        *,
+        round_number: int,
+        replica: tuple[int, int],
+        on_step: Callable[[StepReport], bool],
+    ) -> InnerResult:
+        """tau inner steps from these modules on the shard's part of `replica`, our place and the number of replicas;
+        fewer if `on_step` says so, and perhaps none if the GPU is wanted by others. Raises DipacoError if training
+        diverges."""
+        steps, first_step = self._run.config.inner.steps, self._run.first_step(round_number)
+        part = self._shard.part(*replica)
+        goes_on = None if self._steps is None else self._steps.goes_on
+        if self._steps is not None:
+            on_step = self._steps.follow(on_step)
+        if self._engines is not None:
+            engine = self._engines.engine(steps_left=self._run.total_steps - first_step)
+            self._loop.use(fast=engine.is_fast, compiled=engine.is_compiled)
+            on_step = self._engines.watched(on_step, taken=self._tells_setup(self._engines))
+        return await asyncio.to_thread(
+            self._loop.run, flats, part, first_step=first_step, steps=steps, on_step=on_step, goes_on=goes_on
+        )
+
+    def use_shard(self, shard: Shard, sharding: int) -> None:
+        """Train on another shard from the next round on."""
+        self._shard, self.sharding = shard, sharding
+
+    def beginning(self, params: Sequence[Flat]) -> list[Flat]:
+        """Where the steps of a round begin, by the newest versions of the modules."""
+        codec, modules = self._run.config.compression.uplink, self.path.modules()
+        return [beginning(flat, self._owed(module), codec=codec) for module, flat in zip(modules, params, strict=True)]
+
+    def outer_gradients(self, before: Sequence[Flat], after: Sequence[Flat]) -> list[OuterGradient]:
+        """Per module: before minus after plus what was not sent yet, compressed."""
+        made, settings = [], self._run.config.compression
+        for module, old, new in zip(self.path.modules(), before, after, strict=True):
+            gradient = outer_gradient(old, new)
+            compressed, residual = compress(gradient, self._owed(module), codec=settings.uplink, out=gradient)
+            made.append(OuterGradient(module=module, payload=encode_compressed(compressed), residual=residual))
+        return made
+
+    def _owed(self, module: ModuleId) -> Flat | None:
+        owed, decay = self._residuals.get(module), self._run.config.compression.error_decay
+        return owed if owed is None or decay == 1 else owed * np.float32(decay)
+
+    def keep(self, sent: OuterGradient) -> None:
+        """The leader has it: from now on only its compression error is owed."""
+        self._residuals[sent.module] = sent.residual
+
+    def state_bytes(self, sent: Sequence[OuterGradient] = ()) -> bytes:
+        """The path's state, as it is when the leaders have taken `sent`."""
+        residuals = self._residuals | {gradient.module: gradient.residual for gradient in sent}
+        moments, _ = codec.decode(self._loop.state_bytes())
+        return codec.encode(moments | {f"{RESIDUAL}{module}": values for module, values in residuals.items()})
+
+    def load_state(self, data: bytes) -> None:
+        """Go on from `state_bytes`, perhaps another volunteer's; raises IntegrityError, and then nothing has changed.
+
+        A state that is well-formed may still be a lie. It spoils what this path contributes, within the bounds of
+        admission, and nothing else; `start_over` is the cure.
+        """
+        tensors, _ = codec.decode(data)
+        residuals = {}
+        for module in self.path.modules():
+            residual = tensors.pop(f"{RESIDUAL}{module}", None)
+            if residual is not None:
+                residuals[module] = self._checked(residual, module)
+        self._loop.load_state(codec.encode(tensors))
+        self._residuals = residuals
+
+    def start_over(self) -> None:
+        """As if nobody had trained the path yet: the moments of the stage's start, nothing owed."""
+        self._loop.load_state(self._optimizer)
+        self._residuals = {}
+
+    def _tells_setup(self, engines: Engines) -> Callable[[], None]:
+        """For the worker thread: what is told is told where everything but training happens."""
+        events = asyncio.get_running_loop()
+
+        def taken() -> None:
+            events.call_soon_threadsafe(engines.tell, self._loop.described())
+
+        return taken
+
+    def _checked(self, residual: NDArray[Any], module: ModuleId) -> Flat:
+        size = self._run.layout(module).size
+        if residual.dtype != np.float32 or residual.shape != (size,) or not np.isfinite(residual).all():
+            raise IntegrityError(f"the residual of {module} in a path's state is not {size} finite float32 values")
+        return residual

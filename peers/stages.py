@@ -1,0 +1,335 @@
+"""One volunteer's way through the stages of a run, on one open swarm."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
+
+from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.clock import Clock
+from dipaco_p2p.errors import DipacoError, SwarmError, WrongRun
+from dipaco_p2p.node.decrees import Decrees, serve_decrees
+from dipaco_p2p.node.node import Member, open_member
+from dipaco_p2p.node.presence import Presence
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.shardings import serve_shardings
+from dipaco_p2p.node.stages import Stages, check_next_stage, fetch_stages
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.transfer import serve_store
+from dipaco_p2p.node.watch import Watch
+from dipaco_p2p.owner.chain import Chains
+from dipaco_p2p.owner.leadership import Electing, Leadership
+from dipaco_p2p.program.console import log_to
+from dipaco_p2p.program.history import History
+from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.swarm.addresses import best_address
+from dipaco_p2p.swarm.api import Swarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
+
+from .config import PeerConfig
+from .decrees import ask_first
+from .display import show
+from .governor.governing import between_steps
+from .governor.machine import give_memory_back, trainer_settings
+from .path.trainer import PathTrainer
+from .status import Pauses, Status, in_words
+from .volunteer import Volunteer
+
+NEXT_STAGE_S = 1.0
+"""Between two looks whether the next stage is open."""
+OTHERS_ASKED = 3
+"""Volunteers that are asked whether it is, after a rest."""
+
+Dial = Callable[[], Awaitable[None]]
+Meet = Callable[[Run, Sequence[str]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a simulation of many volunteers in one process puts its own in place of."""
+
+    make_trainer: Callable[..., PathTrainer] = PathTrainer
+    show: Callable[[Status, History], AbstractAsyncContextManager[None]] = show
+    log_to: Callable[..., None] = log_to
+
+
+PARTS = Parts()
+
+
+class StageRunner:
+    """One volunteer's way through the stages of a run, on one open swarm."""
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        config: PeerConfig,
+        clock: Clock,
+        *,
+        device: str,
+        verbose: bool,
+        dial: Dial,
+        coordinator: PeerId,
+        meet: Meet = lambda run, addresses: None,
+        parts: Parts = PARTS,
+    ) -> None:
+        """`coordinator` is the peer that we joined through; `meet` is told the addresses of those that we see."""
+        self._swarm = swarm
+        self._config = config
+        self._clock = clock
+        self._device = device
+        self._verbose = verbose
+        self._dial = dial
+        self._coordinator = coordinator
+        self._meet = meet
+        self._parts = parts
+        settings = trainer_settings(config)
+        self.steps = between_steps(config, settings["micro"], device=device)
+        """What goes on between inner steps, to keep its owner's limits."""
+        self._make_trainer = partial(parts.make_trainer, **settings, steps=self.steps)
+        self.typed: dict[PeerId, tuple[str, ...]] = {}
+        """Where the peer is that was named on the command line, whatever it says itself."""
+        self._known = Stages(swarm)
+        self._pausing = Pauses(clock)
+        self._volunteer: Volunteer | None = None
+        self._stopped = asyncio.Event()
+        self.is_finishing = False
+        """Whether we leave after the round that is going on."""
+        self.status: Status | None = None
+        """Of the stage that we take part in; None before the first."""
+        self.node: Member | None = None
+        """What this stage was last taken part in with."""
+
+    async def take_part(self, stages: Sequence[Run]) -> None:
+        """Take part from the newest of `stages` on, until the run is complete or a signal says stop."""
+        for stage in stages:
+            self._known.add(stage)
+        run: Run | None = stages[-1]
+        while run is not None:
+            following = await self._stage(run)
+            if following is run:  # it is complete
+                following = None if run.is_last_stage else await self._next(run)
+            run = following
+
+    def stop(self) -> None:
+        """Leave in good order."""
+        self.steps.stop()
+        self._stopped.set()
+        self._pausing.wake()
+        if self._volunteer is not None:
+            self._volunteer.stop()
+
+    def finish(self) -> None:
+        """Leave in good order after the round that is going on: all its steps, its pushes and their receipts. Without
+        one, now."""
+        self.is_finishing = True
+        self._stopped.set()
+        self._pausing.wake()
+        if self._volunteer is not None:
+            self._volunteer.finish()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether we are about to leave, at once or after this round."""
+        return self._stopped.is_set()
+
+    # -- resting
+
+    def pause(self, reason: str, *, until_s: float | None = None) -> None:
+        """Rest from now on for this reason, until `resume` or the clock shows `until_s`: no inner steps, no claim, no
+        module is led, nobody is answered. What was trained is pushed, if that takes no longer than the grace time; the
+        process and its place in the network stay. Several reasons may hold at once."""
+        self._pausing.add(reason, until_s=until_s)
+        if self.pauses and self._volunteer is not None:
+            self._volunteer.stop()
+
+    def resume(self, reason: str) -> None:
+        """This reason to rest is gone; without another one we take part again, in the newest stage."""
+        self._pausing.end(reason)
+
+    @property
+    def pauses(self) -> Mapping[str, float | None]:
+        """The reasons to rest, each with the time of the clock at which it ends by itself."""
+        return self._pausing.reasons
+
+    async def _rest(self, status: Status, history: History) -> None:
+        """Until no reason is left, or a signal says stop."""
+        told: Mapping[str, float | None] = {}
+        while (reasons := self.pauses) and not self._stopped.is_set():
+            if reasons != told:
+                if not told:
+                    give_memory_back()
+                told, words = reasons, in_words(reasons)
+                status.doing, status.waits_for, status.eta_s = "paused", words, None
+                history.add("paused", reasons=dict(reasons), detail=words)
+            await self._pausing.changed()
+        if told:
+            status.doing, status.waits_for = "starting", ""
+            history.add("resumed")
+
+    # -- a stage
+
+    async def _stage(self, run: Run) -> Run | None:
+        """Take part in one stage, with rests; itself when it is complete, a later one that was opened while we rested,
+        None after a stop.
+
+        To go on after a rest is to start anew on what the disk holds, as after a stop of the program: nothing that ran
+        before still writes there, but perhaps a thread that ends its last blob."""
+        folder = self._config.run_folder(run.id)
+        self._parts.log_to(folder / "peer.log", verbose=self._verbose)
+        history = History(folder / "history.jsonl", self._clock)
+        status = self._new_status(run)
+        scope = ScopedSwarm(self._swarm, run.id)
+        async with self._parts.show(status, history):
+            while not self._stopped.is_set():
+                if self.pauses:
+                    await self._rest(status, history)
+                    newest = None if self._stopped.is_set() else await self._newest(run)
+                    if newest is not None:
+                        return newest
+                    continue
+                await self._begin(run, scope, history)
+                await self._live(status)
+                if status.is_complete:  # others may still need what is here
+                    return run
+                await scope.close()
+        return None
+
+    def _new_status(self, run: Run) -> Status:
+        config = run.config
+        status = Status(run=run.name, peer=self._swarm.peer, rounds=config.rounds.rounds, steps=config.inner.steps)
+        status.paths = run.topology.path_count
+        self.status = status
+        return status
+
+    async def _begin(self, run: Run, scope: ScopedSwarm, history: History) -> None:
+        """Open what is kept here, answer others, and look around."""
+        clock, store = self._clock, Store(self._config.run_folder(run.id))
+        store.write_document("manifest", canonical_bytes(run.sealed.to_dict()))
+        decrees = Decrees(run, store)
+        if self.node is not None:  # they hold in all stages, and after a rest
+            decrees.learn_all(self.node.decrees.log)
+        node = self.node = open_member(
+            run,
+            scope,
+            clock,
+            store,
+            heartbeat=Heartbeat(owns=bool(scope.addresses)),
+            history=history,
+            upload_bytes_max=max(map(run.payload_bytes_max, run.topology.modules())),
+            decrees=decrees,
+        )
+        watch = node.watch
+        watch.typed.update(self.typed)
+        serve_store(scope, store)
+        serve_decrees(node.swarm, node.decrees, node.presence)
+        serve_shardings(node)
+        history.add("joined", run=run.origin, stage=run.manifest.stage, peer=scope.peer)
+        await watch.refresh()
+        await ask_first(node)
+        await withdraw_claims(watch, node.presence, scope.peer)
+
+    async def _live(self, status: Status) -> None:
+        """Train until the stage is complete, or we are to stop or to rest."""
+        node = self.node
+        assert node is not None
+        volunteer: Volunteer | None = None
+        ownership = Leadership(
+            Chains(node),
+            Electing(node),
+            may_take=lambda: volunteer is not None and volunteer.is_run_open(),
+        )
+        volunteer = Volunteer(
+            node,
+            ownership,
+            status,
+            device=self._device,
+            engine=self._config.engine,
+            make_trainer=self._make_trainer,
+            evaluate=self._config.evaluate,
+        )
+        self.steps.tell(partial(_note_limit, node.history, status))
+        every_s = heartbeat_interval_s(node.run.config.liveness)
+        rejoining = asyncio.create_task(self._keep_joined(node, every_s=every_s))
+        try:
+            await self._run(volunteer)
+        finally:
+            rejoining.cancel()
+            await asyncio.gather(rejoining, return_exceptions=True)
+
+    async def _run(self, volunteer: Volunteer) -> None:
+        node = self.node
+        assert node is not None
+        if self._stopped.is_set() or self.pauses:  # said while we looked around
+            node.history.add("left", complete=False, receipts=0)
+            return
+        self._volunteer = volunteer
+        try:
+            await volunteer.run(grace_s=self._config.grace_s)
+        finally:
+            self._volunteer = None
+
+    async def _keep_joined(self, node: Member, *, every_s: float) -> None:
+        """Note who is there; and dial again while no seed node is seen: one that restarted knows nobody, and nobody
+        looks for it."""
+        while True:
+            await node.clock.sleep(every_s)
+            watch = node.watch
+            met = [best_address(beat.addresses) for beat in watch.heartbeats.values() if beat.addresses]
+            self._meet(node.run, sorted(met))
+            if not watch.seeds():
+                with contextlib.suppress(DipacoError):
+                    await self._dial()
+
+    # -- the stage after it
+
+    async def _next(self, run: Run) -> Run | None:
+        """The stage after `run`, as soon as the coordinator has opened it; None after a stop."""
+        print("the warm-up is complete; waiting for the coordinator to open the grid", flush=True)
+        assert self.status is not None and self.node is not None
+        while not self._stopped.is_set():
+            await self._rest(self.status, self.node.history)
+            self.status.doing, self.status.waits_for = "waiting", "the coordinator to open the grid"
+            if (opened := await self._opened(run, {})) is not None:
+                return opened
+            with contextlib.suppress(DipacoError):
+                await self._dial()
+            await self._clock.sleep(NEXT_STAGE_S)
+        return None
+
+    async def _newest(self, run: Run) -> Run | None:
+        """The stage that was opened after `run` while we rested, as whoever can be reached tells; None without one."""
+        if run.is_last_stage:
+            return None
+        beats = {} if self.node is None else self.node.watch.heartbeats
+        others = {peer: beats[peer].addresses for peer in sorted(beats)[:OTHERS_ASKED]}
+        return await self._opened(run, others)
+
+    async def _opened(self, run: Run, others: Mapping[PeerId, Sequence[str]]) -> Run | None:
+        """The stage after `run`, if the coordinator, who we joined through or one of `others` says that it is open."""
+        for host in dict.fromkeys((run.manifest.author, self._coordinator, *others)):
+            with contextlib.suppress(SwarmError, WrongRun):
+                addresses = others.get(host, ())
+                stages = await fetch_stages(self._swarm, host, expected=run.origin, addresses=addresses)
+                if stages[-1].id != run.id:
+                    check_next_stage(run, stages[-1])
+                    self._known.add(stages[-1])
+                    return stages[-1]
+        return None
+
+
+def _note_limit(history: History, status: Status, text: str) -> None:
+    status.limited = text
+    history.add("limited", detail=text)
+
+
+async def withdraw_claims(watch: Watch, presence: Presence, me: PeerId) -> None:
+    """Take back what this peer claimed before a crash, else its own old claim would send it to another path."""
+    for path, claims in watch.claims.items():
+        if me in claims:
+            await presence.claim(path, since_s=claims[me].since_s, round_number=claims[me].round)
+            await presence.release()

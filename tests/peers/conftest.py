@@ -1,0 +1,7 @@
+"""Rounds of these tests take time, as those of volunteers do."""
+
+from __future__ import annotations
+
+from pace import rounds_take_time
+
+__all__ = ["rounds_take_time"]

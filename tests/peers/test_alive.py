@@ -1,0 +1,338 @@
+"""Alive and taking part are two things: who claims, who has lapsed, who hangs, and who is only slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime_harness import World
+from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
+from virtual_time import end, eventually, play
+
+from dipaco_p2p.canonical import digest
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.uploads import Uploads
+from dipaco_p2p.protocol.claims import ClaimEvent, ranking, taking_part
+from dipaco_p2p.protocol.rounds import Standing
+from dipaco_p2p.topology import ModuleId, PathId
+from peers.path.claiming import Claiming
+from peers.path.contribute import Contributor, push
+from peers.path.inner_states import InnerStates
+from peers.path.trainer import PathTrainer
+from peers.path.training import ROUNDS_SILENT_MAX, Watchdog
+
+MODULE = ModuleId(1, 0)
+
+
+class Hands:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.time_s = 1000.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    async def sleep(self, duration_s: float) -> None:
+        raise NotImplementedError
+
+
+# -- the watchdog
+
+
+def test_who_does_nothing_for_several_rounds_has_stalled() -> None:
+    clock = Hands()
+    dog = Watchdog(clock, deadline_s=20.0)
+    for _ in range(3):
+        dog.begin()
+        clock.time_s += 50.0
+        dog.progress()
+        dog.end()
+    dog.begin()
+    clock.time_s += ROUNDS_SILENT_MAX * 50.0
+    assert not dog.is_stalled
+    clock.time_s += 0.1
+    assert dog.is_stalled
+    dog.progress()
+    assert not dog.is_stalled
+
+
+def test_a_quick_round_is_given_a_deadline_all_the_same() -> None:
+    clock = Hands()
+    dog = Watchdog(clock, deadline_s=20.0)
+    assert dog.limit_s == ROUNDS_SILENT_MAX * 20.0, "nothing was seen yet"
+    dog.begin()
+    clock.time_s += 0.1
+    dog.end()
+    assert dog.limit_s == 20.0
+
+
+def test_one_round_that_took_for_ever_changes_little() -> None:
+    clock = Hands()
+    dog = Watchdog(clock, deadline_s=20.0)
+    for duration_s in (50.0, 50.0, 9_999.0):
+        dog.begin()
+        clock.time_s += duration_s
+        dog.end()
+    assert dog.limit_s == ROUNDS_SILENT_MAX * 50.0
+
+
+def test_waiting_between_rounds_is_no_fault() -> None:
+    clock = Hands()
+    dog = Watchdog(clock, deadline_s=20.0)
+    dog.begin()
+    dog.end()
+    clock.time_s += 9_999.0
+    assert not dog.is_stalled
+
+
+def test_an_upload_that_gets_on_however_slowly_is_progress() -> None:
+    clock = Hands()
+    dog = Watchdog(clock, deadline_s=20.0)
+    dog.begin()
+    for _ in range(1000):
+        clock.time_s += ROUNDS_SILENT_MAX * 20.0
+        assert not dog.is_stalled
+        dog.progress()
+
+
+# -- the claim
+
+
+def on_stage(folder: Path, scene: Callable[[World, Member, Claiming, list[dict[str, Any]]], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        async with World(folder) as world:
+            node = world.peer(60)
+            events: list[dict[str, Any]] = []
+            node.history.listen(events.append)
+            await node.watch.refresh()
+            claiming = Claiming(node, InnerStates(node), is_ready=lambda path: True)
+            await claiming.claim()
+            await scene(world, node, claiming, events)
+
+    play(scenario)
+
+
+async def claimants(world: World) -> frozenset[str]:
+    await world.seed.node.watch.read_claims()
+    return taking_part(world.seed.node.watch.claims)
+
+
+def released(events: list[dict[str, Any]]) -> list[str]:
+    return [event["why"] for event in events if event["ev"] == "released"]
+
+
+def test_a_claim_whose_release_was_cut_off_is_released_on_leaving_and_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM comes while the claim is being given up for another reason."""
+
+    async def scene(world: World, node: Member, claiming: Claiming, events: list[dict[str, Any]]) -> None:
+        saying = asyncio.Event()
+
+        async def stuck(key: str, body: object) -> None:
+            saying.set()
+            await asyncio.Event().wait()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.presence, "_put", stuck)
+            yielding = asyncio.create_task(claiming.release(ClaimEvent.YIELDED))
+            await saying.wait()
+            await end(yielding)
+        assert released(events) == [] and await claimants(world) == {node.peer}
+        assert not node.presence.has_claim, "nobody may take it for one that is kept"
+        await claiming.release(ClaimEvent.RELEASED)
+        assert released(events) == ["released"] and not await claimants(world)
+        await claiming.release(ClaimEvent.RELEASED)
+        assert released(events) == ["released"], "once is enough"
+
+    on_stage(tmp_path, scene)
+
+
+def test_the_heartbeat_says_a_half_released_claim_only_as_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(world: World, node: Member, claiming: Claiming, events: list[dict[str, Any]]) -> None:
+        async def lost(key: str, body: object) -> None:
+            raise asyncio.CancelledError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.presence, "_put", lost)
+            with pytest.raises(asyncio.CancelledError):
+                await node.presence.release()
+        claiming.note_round(7)
+        await node.presence.beat()
+        assert not await claimants(world)
+
+    on_stage(tmp_path, scene)
+
+
+def test_who_was_stopped_comes_after_who_took_its_path(tmp_path: Path) -> None:
+    """A process that is stopped and wakes up must not drive out who went on with its path meanwhile."""
+
+    async def scene(world: World, node: Member, claiming: Claiming, events: list[dict[str, Any]]) -> None:
+        ttl_s = world.run.config.liveness.heartbeat_ttl_s
+        path = next(path for path, peers in node.watch.claims.items() if node.peer in peers)
+        before_s = node.watch.claims[path][node.peer].since_s
+        await asyncio.sleep(ttl_s / 2)
+        await node.presence.beat()
+        await node.watch.read_claims()
+        assert node.watch.claims[path][node.peer].since_s == before_s, "said in time: still the same claim"
+        await asyncio.sleep(ttl_s / 2)
+        taker = world.peer(61)
+        await taker.presence.claim(path, since_s=world.clock.now_s())
+        await asyncio.sleep(ttl_s / 2)
+        await taker.presence.beat()
+        await node.presence.beat()
+        await node.watch.refresh()
+        assert list(ranking(path, node.watch.claims[path])) == [taker.peer, node.peer]
+        assert await claiming.should_move(path, Standing()) is ClaimEvent.YIELDED
+
+    on_stage(tmp_path, scene)
+
+
+def test_who_was_stopped_keeps_a_path_that_nobody_took(tmp_path: Path) -> None:
+    async def scene(world: World, node: Member, claiming: Claiming, events: list[dict[str, Any]]) -> None:
+        path = next(path for path, peers in node.watch.claims.items() if node.peer in peers)
+        await asyncio.sleep(3 * world.run.config.liveness.heartbeat_ttl_s)
+        assert not await claimants(world)
+        await node.presence.beat()
+        assert await claimants(world) == {node.peer} and node.presence.has_claim
+        await node.watch.refresh()
+        assert await claiming.should_move(path, Standing(is_due=True)) is None and not released(events)
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_claim_that_the_watchdog_gave_up_is_noticed(tmp_path: Path) -> None:
+    async def scene(world: World, node: Member, claiming: Claiming, events: list[dict[str, Any]]) -> None:
+        path = next(path for path, peers in node.watch.claims.items() if node.peer in peers)
+        await claiming.release(ClaimEvent.EXPIRED)
+        assert released(events) == ["expired"] and not await claimants(world)
+        await node.presence.beat()
+        assert not await claimants(world)
+        assert await claiming.should_move(path, Standing()) is ClaimEvent.EXPIRED
+        assert await claiming.claim() is not None and node.presence.has_claim
+
+    on_stage(tmp_path, scene)
+
+
+# -- whole volunteers
+
+
+def test_a_volunteer_that_hangs_is_alive_and_takes_no_part_until_it_gets_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = PathTrainer.train
+    frozen: list[PathId] = []
+    waking: list[asyncio.Event] = []
+
+    async def train(self: PathTrainer, *args: Any, **changes: Any) -> Any:
+        if frozen and self.path == frozen[0] and not waking:
+            waking.append(asyncio.Event())
+            await waking[0].wait()
+        return await honest(self, *args, **changes)
+
+    monkeypatch.setattr(PathTrainer, "train", train)
+
+    async def scenario() -> None:
+        async with World(tmp_path, config=tiny_config(rounds=40)) as world:
+            for number in (1, 2, 3, 4):
+                world.join(number)
+            await eventually(lambda: all(len(volunteer.said("round")) > 1 for volunteer in world.volunteers))
+            victim, others = world.volunteers[0], world.volunteers[1:]
+            assert victim.status.path is not None
+            frozen.append(victim.status.path)
+            await eventually(lambda: bool(waking))
+            began_s, limit_s = world.clock.now_s(), victim.volunteer._watchdog.limit_s
+            await eventually(lambda: bool(victim.said("stalled")), limit_s=limit_s + 5.0)
+            assert world.clock.now_s() - began_s > limit_s - 1.0
+            await eventually(lambda: frozen[0] in {other.status.path for other in others}, limit_s=60.0)
+            watch = world.seed.node.watch
+            await watch.refresh()
+            assert victim.peer in watch.heartbeats and victim.peer not in taking_part(watch.claims)
+            await eventually(lambda: others[0].status.peers_training == 3)
+            assert others[0].status.peers_alive == 5, "the seed node, too"
+            rounds = len(victim.said("round"))
+            waking[0].set()
+            await eventually(lambda: len(victim.said("round")) > rounds + 1)
+            assert [event["why"] for event in victim.said("released")] == ["expired"]
+            await watch.refresh()
+            assert victim.peer in taking_part(watch.claims)
+
+    play(scenario)
+
+
+def test_a_slow_uplink_keeps_its_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its push takes four times as long as it may be silent, part by part."""
+    honest = Contributor._push
+    slow: list[str] = []
+
+    async def crawling(self: Contributor, contribution: Any, payload: bytes) -> str | None:
+        if self._node.peer in slow:
+            for _ in range(20):
+                await self._node.clock.sleep(6.0)
+                self._on_progress()
+        return await honest(self, contribution, payload)
+
+    monkeypatch.setattr(Contributor, "_push", crawling)
+
+    async def scenario() -> None:
+        async with World(tmp_path, config=tiny_config(rounds=400)) as world:
+            for number in (1, 2, 3, 4):
+                world.join(number)
+            await eventually(lambda: all(len(volunteer.said("round")) > 1 for volunteer in world.volunteers))
+            victim = world.volunteers[0]
+            slow.append(victim.peer)
+            await eventually(lambda: victim.status.doing == "pushing")
+            for _ in range(10):
+                await asyncio.sleep(10.0)
+                await world.seed.node.watch.read_claims()
+                assert victim.peer in taking_part(world.seed.node.watch.claims)
+            assert not victim.said("stalled") and not victim.said("released")
+
+    play(scenario, limit_s=3600)
+
+
+def test_a_push_tells_of_every_part_that_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dipaco_p2p.swarm.blobs.range_size.RANGE_BYTES", 64)
+
+    async def scenario() -> None:
+        async with World(tmp_path, config=tiny_config(rounds=9)) as world:
+            node, leader = world.peer(60), world.leader(50)
+            await leader.lead(MODULE)
+            await node.watch.refresh()
+            payload, told = gradient_bytes(world.run, MODULE), []
+            document = contribution_of(world.run, node.swarm.signer, payload, module=MODULE, path=PathId((0, 0, 0)))
+            await push(node, document, payload, on_progress=lambda: told.append(world.clock.now_s()))
+            assert len(told) > len(payload) / 64
+
+    play(scenario)
+
+
+def test_a_receiver_knows_who_is_sending_and_forgets_who_has_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dipaco_p2p.node.uploads.SENDERS_MAX", 2)
+
+    async def scenario() -> None:
+        async with World(tmp_path) as world:
+            node = world.peer(60)
+            uploads = Uploads(node.swarm, node.store, world.clock, size_max=100)
+            senders = [signer(number).peer for number in (1, 2, 3)]
+            for number, sender in enumerate(senders):
+                sink = await uploads._accept(sender, f"{number}" * 64, 10)
+                sink.write(0, b"12345")
+                await asyncio.sleep(1.0)
+            now_s = world.clock.now_s()
+            assert uploads.progress_s == {senders[1]: now_s - 2.0, senders[2]: now_s - 1.0}
+            data = b"0123456789"
+            sink = await uploads._accept(senders[1], digest(data), len(data))
+            sink.write(0, data)
+            sink.finish()
+            assert list(uploads.progress_s) == [senders[2]]
+
+    play(scenario)

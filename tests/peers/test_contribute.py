@@ -1,0 +1,188 @@
+"""How long a round's steps may take, and how its outer gradient reaches a leader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime_harness import Leader, World
+from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
+from virtual_time import eventually, play
+
+from dipaco_p2p.config import LivenessConfig, RoundsConfig
+from dipaco_p2p.errors import Refused
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.protocol.documents import Contribution, Receipt, seal
+from dipaco_p2p.protocol.pace import notice_s
+from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.swarm.api import Reply
+from dipaco_p2p.topology import ModuleId, PathId
+from peers.path.contribute import BEHIND_TTLS, push
+from peers.path.training import Pace
+
+LIVENESS = LivenessConfig(heartbeat_ttl_s=10.0, settle_s=1.0)
+
+
+def pace_of(deadline_s: float) -> Pace:
+    return Pace(RoundsConfig(deadline_s=deadline_s), LIVENESS)
+
+
+def test_before_a_push_was_seen_a_tenth_of_the_deadline_is_kept_for_it() -> None:
+    assert pace_of(120.0).training_s() == pytest.approx(108.0)
+
+
+def test_the_slowest_of_the_last_pushes_is_reckoned_with() -> None:
+    pace = pace_of(120.0)
+    for duration_s in (50.0, 7.0, 20.0, 3.0):
+        pace.pushed(duration_s)
+    assert pace.training_s() == pytest.approx(100.0), "the first is forgotten"
+
+
+def test_one_endless_push_does_not_take_all_the_time() -> None:
+    pace = pace_of(120.0)
+    pace.pushed(10_000.0)
+    assert pace.training_s() == pytest.approx(60.0)
+
+
+def test_what_getting_ready_took_is_not_there_for_training() -> None:
+    assert pace_of(120.0).training_s(spent_s=30.0) == pytest.approx(78.0)
+    assert pace_of(120.0).training_s(spent_s=500.0) < 0
+
+
+@pytest.mark.parametrize(("steps", "fits"), [(1, True), (8, True), (9, False), (10, False)])
+def test_a_step_is_begun_only_if_it_can_be_finished(steps: int, fits: bool) -> None:
+    """Each takes 10 s, and there are 95."""
+    assert Pace.has_time(steps, elapsed_s=10.0 * steps, training_s=95.0) == fits
+
+
+def test_the_time_is_the_shortest_that_a_leader_of_the_path_waits() -> None:
+    pace = pace_of(120.0)
+    pace.told([80.0, 60.0, 0.0])
+    assert pace.training_s() == pytest.approx(54.0)
+    pace.told([0.0, 0.0])
+    assert pace.training_s() == pytest.approx(108.0), "nobody says: the run file's"
+    pace.told([])
+    assert pace.training_s() == pytest.approx(108.0)
+
+
+def test_no_leader_can_stretch_the_time_or_take_it_away() -> None:
+    pace = pace_of(120.0)
+    pace.told([1e9])
+    assert pace.training_s() == pytest.approx(108.0)
+    pace.told([1e-9])
+    assert pace.training_s() == pytest.approx(0.9 * notice_s(LIVENESS))
+
+
+MODULE = ModuleId(1, 0)
+
+
+def on_stage(folder: Path, scene: Callable[[World, Leader, Member], Awaitable[None]], **faults: Any) -> None:
+    async def scenario() -> None:
+        async with World(folder, config=tiny_config(rounds=9), **faults) as world:
+            node = world.peer(60)
+            leader = world.leader(50)
+            await leader.lead(MODULE)
+            await node.watch.refresh()
+            await scene(world, leader, node)
+
+    play(scenario)
+
+
+def document(world: World, node: Member, payload: bytes, **values: Any) -> Contribution:
+    return contribution_of(world.run, node.swarm.signer, payload, module=MODULE, path=PathId((0, 0, 0)), **values)
+
+
+def test_a_push_ends_with_the_leaders_receipt(tmp_path: Path) -> None:
+    async def scene(world: World, leader: Leader, node: Member) -> None:
+        payload = gradient_bytes(world.run, MODULE)
+        receipt = (await push(node, document(world, node, payload), payload)).document
+        assert (receipt.author, receipt.round) == (leader.peer, 0)
+        await eventually(lambda: receipt.contribution in world.seed.archive.ledgers[MODULE].counted)
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_push_survives_lost_and_doubled_messages(tmp_path: Path) -> None:
+    async def scene(world: World, leader: Leader, node: Member) -> None:
+        world.network.loss, world.network.duplication = 0.2, 0.5
+        payload = gradient_bytes(world.run, MODULE)
+        receipt = (await push(node, document(world, node, payload), payload)).document
+        await eventually(lambda: receipt.contribution in leader.owner(MODULE)._ledger.counted)
+        assert len(leader.owner(MODULE)._ledger.counted) == 1
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_push_waits_for_the_successor_of_a_dead_leader(tmp_path: Path) -> None:
+    async def scene(world: World, leader: Leader, node: Member) -> None:
+        other = world.leader(51)
+        await other.node.watch.refresh()
+        await leader.die(world)
+        payload = gradient_bytes(world.run, MODULE)
+        pushing = asyncio.create_task(push(node, document(world, node, payload), payload))
+        await asyncio.sleep(world.run.config.liveness.heartbeat_ttl_s + 1.0)  # until then it counts as alive
+        assert not pushing.done()
+        await other.lead(MODULE)
+        assert (await pushing).document.author == other.peer
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_leader_that_is_behind_what_we_trained_from_gets_time_to_find_it(tmp_path: Path) -> None:
+    async def scene(world: World, leader: Leader, node: Member) -> None:
+        payload, patience_s = gradient_bytes(world.run, MODULE), BEHIND_TTLS * world.run.config.liveness.heartbeat_ttl_s
+        ahead = document(world, node, payload, base_version=1, base_digest="a" * 64)
+        pushing = asyncio.create_task(push(node, ahead, payload))
+        await asyncio.sleep(patience_s - 1.0)
+        assert not pushing.done()
+        await asyncio.sleep(3.0)
+        assert pushing.done()
+        with pytest.raises(Refused) as caught:
+            await pushing
+        assert caught.value.reason == Reason.UNKNOWN_BASE
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_push_that_nobody_wants_ends_with_the_reason(tmp_path: Path) -> None:
+    async def scene(world: World, leader: Leader, node: Member) -> None:
+        with pytest.raises(Refused) as caught:
+            await push(node, document(world, node, b"no tensors"), b"no tensors")
+        assert caught.value.reason == Reason.MALFORMED
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_receipt_for_something_else_is_not_believed(tmp_path: Path) -> None:
+    async def scene(world: World, leader: Leader, node: Member) -> None:
+        payload = gradient_bytes(world.run, MODULE)
+        contribution = document(world, node, payload)
+        handlers = leader.swarm._dispatcher._handlers
+        honest, asked = handlers["module.contribute"], []
+
+        async def lie(sender: Any, header: Any, body: Any) -> Reply:
+            asked.append(sender)
+            receipt = Receipt(
+                run=world.run.id, contribution="0" * 64, module=MODULE, round=0, term=1, holders=(), author=leader.peer
+            )
+            if len(asked) == 1:
+                return Reply({"receipt": seal(leader.swarm.signer, receipt).to_dict()})
+            if len(asked) == 2:
+                return Reply({"receipt": seal(signer(99), _by(signer(99).peer, receipt)).to_dict()})
+            return await honest(sender, header, body)
+
+        handlers["module.contribute"] = lie
+        receipt = (await push(node, contribution, payload)).document
+        assert len(asked) == 3
+        assert receipt.contribution == seal(node.swarm.signer, contribution).id and receipt.author == leader.peer
+
+    on_stage(tmp_path, scene)
+
+
+def _by(author: Any, receipt: Receipt) -> Receipt:
+    from dataclasses import replace
+
+    return replace(receipt, author=author)

@@ -1,0 +1,131 @@
+"""Whole runs under a governor, in one process and in virtual time: who pauses holds nobody up, limits end cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from stages_harness import Home, run_file
+from test_stages import corpus  # noqa: F401  (a fixture)
+from tiny_run import signer
+from virtual_time import BASE_S, eventually, play
+
+from bootstrap.folder import GRID
+from dipaco_p2p.errors import EnvironmentUnfit
+from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.program.history import read_history
+from dipaco_p2p.swarm.memory import MemorySwarm
+from peers.config import PeerConfig
+from peers.governor.governing import governed
+from peers.governor.governor import Senses
+from peers.preferences.keys import Limits, When
+from peers.preferences.schedule import Span
+from peers.stages import StageRunner
+
+QUIET = Senses(on_battery=lambda: False, idle_min=lambda: None)
+START = datetime.fromtimestamp(BASE_S, UTC)
+
+
+def span(*, from_min: int, minutes: int) -> Span:
+    """A span of every day that begins so many minutes after the test."""
+    begin = START + timedelta(minutes=from_min)
+    first = begin.hour * 60 + begin.minute
+    return Span(from_min=first, to_min=(first + minutes) % 1440)
+
+
+async def join(home: Home, number: int, *, when: When, limits: Limits) -> None:
+    swarm: MemorySwarm = home.network.join(signer(number))
+    stages = await fetch_stages(swarm, home.coordinator, expected=None)
+    config = PeerConfig(home=home.homes / f"volunteer-{number}", when=when, limits=limits)
+    config.home.mkdir(parents=True)
+
+    async def dial() -> None:
+        """The memory swarm is always connected."""
+
+    runner = StageRunner(
+        swarm, config, home.clock, device="cpu", verbose=False, dial=dial, coordinator=home.coordinator
+    )
+    async with governed(runner, config, swarm, home.clock, device="cpu", senses=QUIET, zone=UTC):
+        await runner.take_part(stages)
+
+
+def events(home: Home, number: int, name: str) -> list[dict[str, object]]:
+    folder = home.homes / f"volunteer-{number}" / "runs"
+    found = [event for path in folder.glob("*/history.jsonl") for event in read_history(path)]
+    return sorted((event for event in found if event["ev"] == name), key=lambda event: event["t"])
+
+
+def scene(tmp_path: Path, corpus: Path, scenario: Callable[[Home], object]) -> None:  # noqa: F811
+    async def whole() -> None:
+        home = Home(tmp_path, run_file(corpus))
+        try:
+            home.start()
+            await scenario(home)  # type: ignore[misc]
+        finally:
+            await home.close()
+
+    play(whole)
+
+
+def test_a_run_that_needs_somebody_waits_until_its_schedule_opens(
+    tmp_path: Path,
+    corpus: Path,  # noqa: F811
+) -> None:
+    async def scenario(home: Home) -> None:
+        later = When(schedule=(span(from_min=3, minutes=600),))
+        both = [
+            asyncio.create_task(join(home, number, when=when, limits=Limits()))
+            for number, when in ((1, When()), (2, later))
+        ]
+        await eventually(lambda: any("2 paths" in str(event["waits_for"]) for event in events(home, 1, "doing")))
+        assert not events(home, 2, "claimed"), "it claimed a path though it may not train"
+        assert "schedule until" in str(events(home, 2, "paused")[0]["detail"])
+        await asyncio.gather(*both)
+        opened_s = (START + timedelta(minutes=3)).replace(second=0, microsecond=0).timestamp()
+        claimed_s = float(str(events(home, 2, "claimed")[0]["t"]))
+        assert opened_s <= claimed_s < opened_s + 5.0
+        assert all(events(home, number, "left")[-1]["complete"] for number in (1, 2))
+
+    scene(tmp_path, corpus, scenario)
+
+
+def test_who_pauses_to_the_end_of_a_run_holds_nobody_up_and_sees_later_that_it_is_over(
+    tmp_path: Path,
+    corpus: Path,  # noqa: F811
+) -> None:
+    async def scenario(home: Home) -> None:
+        later = When(schedule=(span(from_min=5, minutes=60),))
+        wishes = ((1, When()), (2, When()), (3, later))
+        await asyncio.gather(*(join(home, number, when=when, limits=Limits()) for number, when in wishes))
+        assert not events(home, 3, "claimed") and events(home, 3, "left")[-1]["complete"]
+
+    scene(tmp_path, corpus, scenario)
+
+
+def test_a_month_that_is_used_up_ends_the_volunteer_in_good_order(
+    tmp_path: Path,
+    corpus: Path,  # noqa: F811
+) -> None:
+    async def scenario(home: Home) -> None:
+        with pytest.raises(EnvironmentUnfit, match="of this month"):
+            await join(home, 1, when=When(), limits=Limits(month_gb=1e-5))
+        assert events(home, 1, "left") and (home.homes / "volunteer-1" / "month.json").exists()
+        others = [asyncio.create_task(join(home, number, when=When(), limits=Limits())) for number in (2, 3)]
+        await asyncio.gather(*others)
+        assert set(home.heads(GRID).values()) == {3}, "the others finish without it"
+
+    scene(tmp_path, corpus, scenario)
+
+
+def test_a_home_that_may_not_grow_ends_the_volunteer_with_the_limit_in_its_words(
+    tmp_path: Path,
+    corpus: Path,  # noqa: F811
+) -> None:
+    async def scenario(home: Home) -> None:
+        with pytest.raises(EnvironmentUnfit, match="`disk_gb`"):
+            await join(home, 1, when=When(), limits=Limits(disk_gb=0.0001))
+
+    scene(tmp_path, corpus, scenario)

@@ -1,0 +1,363 @@
+"""What a volunteer keeps on its disk: inner states, contributions on their way, receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runtime_harness import World, flip
+from tiny_run import contribution_of, gradient_bytes, signer
+from virtual_time import play
+
+from dipaco_p2p.core.shards import decode_shard
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.sizes import state_bytes_max
+from dipaco_p2p.node.transfer import serve_store
+from dipaco_p2p.program.history import read_history
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Receipt, Sealed, Share, seal
+from dipaco_p2p.swarm.identity import load_or_create
+from dipaco_p2p.topology import ModuleId, PathId
+from peers.path import outbox as kept
+from peers.path.inner_states import KEPT, InnerStates
+from peers.path.outbox import Outbox, Receipts, read_checked, write_checked
+from peers.path.trainer import PathTrainer
+
+MODULE = ModuleId(1, 0)
+OTHER = ModuleId(0, 0)
+PATH = PathId((0, 0, 0))
+ROUNDS = 3
+
+
+# -- documents, contributions and receipts on the disk
+
+
+def on_disk(folder: Path, scene: Callable[[World, Member], None]) -> None:
+    async def scenario() -> None:
+        async with World(folder) as world:
+            scene(world, world.peer(60))
+
+    play(scenario)
+
+
+def contribution(world: World, node: Member, *, module: ModuleId = MODULE, seed: int = 0) -> tuple[Contribution, bytes]:
+    payload = gradient_bytes(world.run, module, seed=seed)
+    return contribution_of(world.run, node.swarm.signer, payload, module=module, path=PATH), payload
+
+
+def test_every_byte_of_a_document_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def scene(world: World, node: Member) -> None:
+        write_checked(node.store, "thing", {"names": ["a", "b"], "count": 3})
+        path = node.store.folder / "documents" / "thing.json"
+        whole = path.read_bytes()
+        assert read_checked(node.store, "thing") == {"names": ["a", "b"], "count": 3}
+        for place in range(len(whole)):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            assert read_checked(node.store, "thing") is None, place
+            assert not path.exists()
+        assert len(caplog.records) == len(whole), "one line each"
+
+    on_disk(tmp_path, scene)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b'{"body":1}', b"\xff\xfe", b"[" * 100_000])
+def test_no_document_stops_a_start(tmp_path: Path, data: bytes) -> None:
+    def scene(world: World, node: Member) -> None:
+        node.store.write_document("thing", data)
+        assert read_checked(node.store, "thing") is None and read_checked(node.store, "thing") is None
+
+    on_disk(tmp_path, scene)
+
+
+def test_what_was_on_its_way_is_there_after_a_restart_until_it_ended(tmp_path: Path) -> None:
+    def scene(world: World, node: Member) -> None:
+        sent = [contribution(world, node), contribution(world, node, module=OTHER)]
+        for document, payload in sent:
+            Outbox(node).add(document, payload)
+        assert sorted(Outbox(node).waiting(), key=lambda pair: pair[0].module) == sent[::-1]
+        Outbox(node).remove(sent[0][0])
+        assert Outbox(node).waiting() == sent[1:]
+        Outbox(node).remove(sent[1][0])
+        assert Outbox(node).waiting() == []
+        assert not list((node.store.folder / "outbox").rglob("*.json"))
+        assert not [path for path in (node.store.folder / "outbox" / "blobs").rglob("*") if path.is_file()]
+
+    on_disk(tmp_path, scene)
+
+
+def test_an_outbox_holds_one_contribution_per_module_and_no_old_bytes(tmp_path: Path) -> None:
+    def scene(world: World, node: Member) -> None:
+        for seed in range(5):
+            Outbox(node).add(*contribution(world, node, seed=seed))
+        assert Outbox(node).waiting() == [contribution(world, node, seed=4)]
+        blobs = [path for path in (node.store.folder / "outbox" / "blobs").rglob("*") if path.is_file()]
+        assert len(blobs) == 1
+
+    on_disk(tmp_path, scene)
+
+
+def test_a_damaged_contribution_is_dropped_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def scene(world: World, node: Member) -> None:
+        for kind in ("*.json", "blobs/*/*"):
+            caplog.clear()
+            Outbox(node).add(*contribution(world, node))
+            flip(next((node.store.folder / "outbox").rglob(kind)))
+            assert Outbox(node).waiting() == [] == Outbox(node).waiting()
+            assert len(caplog.records) == 1
+
+    on_disk(tmp_path, scene)
+
+
+def test_the_outbox_of_another_run_is_not_pushed(tmp_path: Path) -> None:
+    def scene(world: World, node: Member) -> None:
+        payload = gradient_bytes(world.run, MODULE)
+        foreign = contribution_of(world.run, node.swarm.signer, payload, module=MODULE, path=PATH, run="f" * 64)
+        Outbox(node).add(foreign, payload)
+        assert Outbox(node).waiting() == []
+
+    on_disk(tmp_path, scene)
+
+
+def receipt(world: World, number: int) -> Sealed[Receipt]:
+    leader = signer(77)
+    return seal(
+        leader,
+        Receipt(
+            run=world.run.id,
+            contribution=f"{number:064x}",
+            module=MODULE,
+            round=number,
+            term=1,
+            holders=(leader.peer,),
+            author=leader.peer,
+        ),
+    )
+
+
+def test_receipts_are_kept_in_order_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "RECEIPTS_MAX", 6)
+
+    def scene(world: World, node: Member) -> None:
+        for number in range(20):
+            Receipts(node).add(receipt(world, number))
+        rounds = [sealed.document.round for sealed in Receipts(node).sealed]
+        assert rounds == list(range(rounds[0], 20)) and 3 <= len(rounds) <= 6
+        assert len((node.store.folder / "receipts.jsonl").read_bytes().splitlines()) == len(rounds)
+
+    on_disk(tmp_path, scene)
+
+
+def test_a_damaged_receipt_is_dropped_and_the_others_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def scene(world: World, node: Member) -> None:
+        receipts = Receipts(node)
+        for number in range(5):
+            receipts.add(receipt(world, number))
+        flip(node.store.folder / "receipts.jsonl")
+        again = Receipts(node)
+        assert [sealed.document.round for sealed in again.sealed] == [0, 1, 3, 4]
+        assert len(caplog.records) == 1
+        again.add(receipt(world, 5))
+        assert [sealed.document.round for sealed in Receipts(node).sealed] == [0, 1, 3, 4, 5]
+        assert len(caplog.records) == 1, "the next receipt mended the file"
+
+    on_disk(tmp_path, scene)
+
+
+def test_a_receipt_that_was_cut_short_does_not_take_the_next_one_along(tmp_path: Path) -> None:
+    def scene(world: World, node: Member) -> None:
+        Receipts(node).add(receipt(world, 0))
+        path = node.store.folder / "receipts.jsonl"
+        path.write_bytes(path.read_bytes() + b'{"document":{"con')
+        Receipts(node).add(receipt(world, 1))
+        assert [sealed.document.round for sealed in Receipts(node).sealed] == [0, 1]
+
+    on_disk(tmp_path, scene)
+
+
+def test_a_disk_that_takes_no_receipt_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scene(world: World, node: Member) -> None:
+        receipts = Receipts(node)
+        with monkeypatch.context() as patch:
+            patch.setattr(kept.disk, "write", lambda file, data: (_ for _ in ()).throw(OSError(28, "no space")))
+            receipts.add(receipt(world, 0))
+        receipts.add(receipt(world, 1))
+        assert [sealed.document.round for sealed in Receipts(node).sealed] == [0, 1]
+
+    on_disk(tmp_path, scene)
+
+
+def test_every_byte_of_an_identity_is_watched(tmp_path: Path) -> None:
+    """A peer must not go on as somebody else: one line, and the exit code of damaged data."""
+    path = tmp_path / "identity.key"
+    load_or_create(path)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(IntegrityError, match=r"identity\.key") as caught:
+            load_or_create(path)
+        assert caught.value.exit_code == 8 and caught.value.hint and "\n" not in str(caught.value)
+    path.write_bytes(whole)
+    load_or_create(path)
+
+
+def test_the_history_of_a_damaged_disk_can_still_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(b'{"ev":"joined"}\n{"ev":"cl\xff\x00ed"}\nnot json\n{"ev":"left"}\n')
+    assert [event["ev"] for event in read_history(path)] == ["joined", "left"]
+
+
+TRAINED = PathId((0, 1, 0))
+
+
+class Stage:
+    """Somebody who has trained the path, and somebody who takes it over."""
+
+    def __init__(self, world: World, author: Member, taker: Member) -> None:
+        self.world, self.author, self.taker = world, author, taker
+        self.events: list[str] = []
+        taker.history.listen(lambda event: self.events.append(event["source"]))
+
+    def trainer(self) -> PathTrainer:
+        run, store = self.world.run, self.world.seed.node.store
+        data, optimizer = store.get(run.shard(TRAINED).blob.digest), store.get(run.manifest.optimizer.digest)
+        assert data is not None and optimizer is not None
+        shard = decode_shard(data, vocab_size=run.config.model.vocab_size, context=run.config.model.context)
+        return PathTrainer(run, TRAINED, shard, optimizer=optimizer, device="cpu")
+
+    def state(self, seed: int) -> bytes:
+        """A good one; states of different seeds differ."""
+        trainer = self.trainer()
+        for module in TRAINED.modules():
+            trainer._residuals[module] = np.full(self.world.run.layout(module).size, seed, np.float32)
+        return trainer.state_bytes()
+
+    def share(self, state: BlobRef | None, *, author: Member | None = None, base: int = 0, tokens: int = 100) -> Share:
+        peer = (author or self.author).peer
+        return Share(
+            contribution="0" * 64,
+            path=TRAINED,
+            peer=peer,
+            base_version=base,
+            weight=1.0,
+            tokens=tokens,
+            loss=1.0,
+            state=state,
+        )
+
+    async def restored(self, *shares: Share) -> tuple[bytes, bool]:
+        """The state that the taker goes on with, and whether it is another's word."""
+        trainer = self.trainer()
+        is_foreign = await InnerStates(self.taker).restore(trainer, shares)
+        return trainer.state_bytes(), is_foreign
+
+
+def on_stage(folder: Path, scene: Callable[[Stage], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        async with World(folder) as world:
+            author, taker = world.peer(60), world.peer(61)
+            serve_store(author.swarm, author.store)
+            await author.presence.say()
+            await taker.watch.refresh()
+            await scene(Stage(world, author, taker))
+
+    play(scenario)
+
+
+def test_nobody_has_trained_the_path_yet(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        InnerStates(stage.taker).keep(TRAINED, stage.state(1))  # trained, but never counted: it must be trained again
+        assert await stage.restored() == (stage.trainer().state_bytes(), False)
+        assert stage.events == ["start"]
+
+    on_stage(tmp_path, scene)
+
+
+def test_the_newest_state_is_fetched_from_its_author_and_kept(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        refs = [InnerStates(stage.author).keep(TRAINED, stage.state(seed)) for seed in (1, 2)]
+        shares = [stage.share(ref, base=base) for base, ref in enumerate(refs)]
+        assert await stage.restored(*shares) == (stage.state(2), True)
+        assert stage.events == ["fetched"]
+        assert stage.taker.store.get(refs[1].digest) == stage.state(2)
+        assert InnerStates(stage.taker).held() == {TRAINED}
+
+    on_stage(tmp_path, scene)
+
+
+def test_of_replicas_ones_own_state_comes_first_and_then_the_one_that_trained_most(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        small, great = (InnerStates(stage.author).keep(TRAINED, stage.state(seed)) for seed in (1, 2))
+        mine = InnerStates(stage.taker).keep(TRAINED, stage.state(3))
+        shares = [stage.share(small, tokens=10), stage.share(great, tokens=90)]
+        assert await stage.restored(*shares) == (stage.state(2), True)
+        assert await stage.restored(*shares, stage.share(mine, author=stage.taker, tokens=1)) == (stage.state(3), False)
+        assert stage.events == ["fetched", "ours"]
+
+    on_stage(tmp_path, scene)
+
+
+def test_without_its_author_an_older_state_must_do_and_else_the_start(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        share = stage.share(InnerStates(stage.author).keep(TRAINED, stage.state(1)))
+        await stage.author.presence.leave()
+        await stage.taker.watch.refresh()
+        assert await stage.restored(share) == (stage.trainer().state_bytes(), False)
+        InnerStates(stage.taker).keep(TRAINED, stage.state(9))
+        assert await stage.restored(share) == (stage.state(9), False)
+        assert stage.events == ["lost", "older"]
+
+    on_stage(tmp_path, scene)
+
+
+def test_a_contribution_without_a_state_is_passed_over(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        ref = InnerStates(stage.author).keep(TRAINED, stage.state(1))
+        assert await stage.restored(stage.share(None, base=3), stage.share(ref)) == (stage.state(1), True)
+
+    on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("kind", ["junk", "another path", "too large", "not there"])
+def test_a_bad_state_is_refused_and_the_next_best_taken(tmp_path: Path, kind: str) -> None:
+    async def scene(stage: Stage) -> None:
+        good = InnerStates(stage.author).keep(TRAINED, stage.state(1))
+        bad = stage.author.store.put({"junk": b"no tensors", "another path": stage.state(1)[:-4]}.get(kind, b"x"))
+        if kind == "too large":
+            bad = replace(bad, size=state_bytes_max(stage.world.run.config, TRAINED) + 1)
+        if kind == "not there":
+            stage.author.store.drop(bad.digest)
+        assert await stage.restored(stage.share(bad, base=1), stage.share(good)) == (stage.state(1), True)
+        assert stage.taker.store.get(bad.digest) is None, "what is of no use is not kept"
+
+    on_stage(tmp_path, scene)
+
+
+def test_the_last_two_are_kept_and_older_ones_leave_the_disk(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        states = InnerStates(stage.taker)
+        refs = [states.keep(TRAINED, stage.state(seed)) for seed in range(5)]
+        states.keep(TRAINED, stage.state(3))  # again: it is the newest now
+        here = [stage.taker.store.get(ref.digest) is not None for ref in refs]
+        assert here == [False] * (5 - KEPT) + [True] * KEPT
+        other = PathId((0, 0, 0))
+        assert states.held() == {TRAINED} and InnerStates(stage.taker).held() == {TRAINED}
+        states.keep(other, stage.state(7))
+        assert states.held() == {TRAINED, other}
+
+    on_stage(tmp_path, scene)
+
+
+@pytest.mark.parametrize("damage", [b"", b"junk", b"{}", b'["../etc", 5]'])
+def test_a_damaged_list_of_states_is_forgotten(tmp_path: Path, damage: bytes) -> None:
+    async def scene(stage: Stage) -> None:
+        states = InnerStates(stage.taker)
+        states.keep(TRAINED, stage.state(1))
+        stage.taker.store.write_document(f"state-{TRAINED}", damage)
+        assert await stage.restored(stage.share(BlobRef.of(b"gone"))) == (stage.trainer().state_bytes(), False)
+        ref = states.keep(TRAINED, stage.state(2))
+        assert stage.taker.store.get(ref.digest) is not None
+
+    on_stage(tmp_path, scene)

@@ -1,8 +1,8 @@
 """How much of their time volunteers on slow lines spend in inner steps: the programs themselves, in virtual time.
 
 The swarm is the simulator's: `peers.stages.StageRunner` and `bootstrap.coordinator.stage.SeedStage` with real outer
-gradients, codecs, blobs and owners. Not real is this. An inner step takes time on the clock and nothing else. The path is a small
-one whose blobs take the time of a large one's: every byte of them counts as often as the large path has more values.
+gradients, codecs, blobs and owners. Not real is this. An inner step takes time on the clock and nothing else. The path
+is a small one whose blobs take the time of a large one's: every byte counts as often as the large path has more values.
 What peers send each other in calls goes through the sender's uplink and the receiver's downlink, in pieces of 1 MiB one
 after the other, with LATENCY_S each way; records of the DHT take the latency only. The coordinator's line has no limit.
 Encoding and decoding take no time. A call's time limit does not count what it waits for the line."""

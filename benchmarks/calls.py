@@ -7,7 +7,6 @@ on a machine that is busy: that is when it showed.
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.report import JsonFile, run_benchmark, write_json
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import SwarmError
 from dipaco_p2p.protocol.signing import PeerId
@@ -31,7 +31,7 @@ SERVER = "serve"
 
 def main(
     seconds: Annotated[float, typer.Option(min=1, help="How long to call.")] = 150.0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Call a second process again and again; exit code 1 if a call got no answer."""
     with subprocess.Popen(
@@ -43,8 +43,7 @@ def main(
         finally:
             server.terminate()
     print(f"{figures['calls']} calls in {seconds:g} s, {figures['lost']} got no answer", flush=True)
-    if json_file is not None:
-        json_file.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(json_file, figures)
     raise typer.Exit(int(figures["lost"] > 0))
 
 
@@ -84,4 +83,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == [SERVER]:
         asyncio.run(_serve())
     else:
-        typer.run(main)
+        run_benchmark(main)

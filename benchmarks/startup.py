@@ -7,21 +7,18 @@ long a processor was at work: on a machine that does much else the rest is waiti
 
 from __future__ import annotations
 
-import json
 import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
+from benchmarks.report import JsonFile, run_benchmark, show, spread, table, write_json
 from bootstrap.cli import app as bootstrap_app
 from peers.cli import app as peer_app
 
@@ -47,7 +44,7 @@ def _below(node: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
 
 def main(
     runs: Annotated[int, typer.Option(min=1, help="Counted runs of each command.")] = 10,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Time the help of every command; exit code 1 if a median misses the target."""
     wanted = commands()
@@ -60,14 +57,13 @@ def main(
             took_s, cpu_s = _time(arguments)
             times[name].append(took_s)
             work[name].append(cpu_s)
-    table = Table("command", "median s", "min s", "max s", "CPU s", "target s")
+    rows = []
     for name, values in times.items():
-        cpu_s = statistics.median(work[name])
-        figures = (statistics.median(values), min(values), max(values), cpu_s, TARGET_S)
-        table.add_row(name, *(f"{value:.2f}" for value in figures))
-    Console().print(table)
-    if json_file is not None:
-        json_file.write_text(json.dumps({"took_s": times, "cpu_s": work}, indent=1) + "\n")
+        figures = (*spread(values), statistics.median(work[name]), TARGET_S)
+        rows.append((name, *(f"{value:.2f}" for value in figures)))
+    columns = ("command", "median s", "min s", "max s", "CPU s", "target s")
+    show(table("Help of every command", columns, rows))
+    write_json(json_file, {"took_s": times, "cpu_s": work})
     raise typer.Exit(int(any(statistics.median(values) > TARGET_S for values in times.values())))
 
 
@@ -87,4 +83,4 @@ def _cpu_s() -> float:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_benchmark(main)

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.transfer.helper import Helper, start_helper
+from benchmarks.processes import Helper, start_helper
 from benchmarks.transfer.runs import config_of
 from dipaco_p2p.config import LevelConfig, LivenessConfig, ModelConfig, RunConfig
 from dipaco_p2p.strict import plain
@@ -24,7 +24,6 @@ PATH_150M = ModelConfig(
 )
 """149.8 M parameters in two modules of equal depth, with the run file's default vocabulary."""
 QUICK_PATH = ModelConfig(levels=(LevelConfig(blocks=2, embedding=True, head=True), LevelConfig(blocks=2)))
-
 Tell = Callable[[str], None]
 
 
@@ -101,27 +100,28 @@ async def _start(wish: Wish, folder: Path, line: Line, stack: AsyncExitStack) ->
     owner = await start("benchmarks.transfer.owner", "owner", line.far.inside, *arguments)
     address = (await owner.ask("open"))["address"]
     observer = await start("benchmarks.line.observer", "observer", line.far.inside, str(folder), address)
-    volunteer = await start("benchmarks.line.volunteer", "volunteer", line.home.inside, str(folder), address)
+    volunteer = await start("benchmarks.transfer.volunteer", "volunteer", line.home.inside, str(folder), address, "1")
     await volunteer.ask("open")
     return owner, observer, volunteer
 
 
 async def _round(owner: Helper, observer: Helper, volunteer: Helper) -> LineRound:
+    await volunteer.ask("prepare")
     await owner.ask("tell")  # and forget what was before
     await observer.ask("tell")
-    found = await volunteer.ask("round")
+    [turn] = (await volunteer.ask("round"))["turns"]
     made_s = {version["module"]: version["at_s"] for version in (await owner.ask("tell"))["versions"]}
     seen = await observer.ask("tell")
-    ended_s = max(found["applied_s"].values())
-    pulls = [(max(at_s, found["pushed_s"]), found["applied_s"][module]) for module, at_s in made_s.items()]
-    push_s, pull_s = found["pushed_s"] - found["began_s"], covered_s(pulls)
+    began_s, pushed_s, applied_s = turn["encoded_s"], turn["receipt_s"], turn["applied_s"]
+    push_s = pushed_s - began_s
+    pull_s = covered_s((max(at_s, pushed_s), applied_s[module]) for module, at_s in made_s.items())
     return LineRound(
         push_s=push_s,
         pull_s=pull_s,
-        wait_s=ended_s - found["began_s"] - push_s - pull_s,
-        payload_bytes=found["payload_bytes"],
-        up_bytes=found["up_bytes"],
-        down_bytes=found["down_bytes"],
+        wait_s=max(applied_s.values()) - began_s - push_s - pull_s,
+        payload_bytes=turn["bytes"],
+        up_bytes=turn["up_bytes"],
+        down_bytes=turn["down_bytes"],
         gap_s=seen["greatest_s"],
         missed=seen["missed"],
     )

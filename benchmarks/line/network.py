@@ -82,13 +82,13 @@ def require_root() -> None:
 
 
 def line_bytes() -> tuple[int, int]:
-    """Bytes that went up and down the line so far, with all headers: for a program at home."""
+    """Bytes that went up and down the line so far, with all headers: for a program at home. Zeros without a line."""
     for text in COUNTERS.read_text().splitlines():
         name, _, counters = text.partition(":")
         if name.strip() == DEVICE:
             words = counters.split()
             return int(words[SENT]), int(words[RECEIVED])
-    raise EnvironmentUnfit(f"there is no {DEVICE} here")
+    return 0, 0
 
 
 def _run(*command: str) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from benchmarks.transfer.helper import Handler, Values, serve
+from benchmarks.processes import Handler, Values, serve
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import SwarmError
 from dipaco_p2p.protocol.keys import peers_key
@@ -90,11 +90,6 @@ async def opened(folder: Path, address: str) -> AsyncIterator[Handler]:
         await swarm.close()
 
 
-def main() -> None:
-    """Observe as the arguments say."""
-    folder, address = sys.argv[1:]
-    serve(lambda: opened(Path(folder), address))
-
-
 if __name__ == "__main__":
-    main()
+    place, ticket = sys.argv[1:]
+    serve(lambda: opened(Path(place), ticket))

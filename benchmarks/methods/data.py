@@ -41,6 +41,10 @@ FEW_DOCUMENTS = 50
 PIECE_SEQUENCES = 16
 """Length of the pieces that are documents of their own where there are few documents."""
 SPLIT_SEED = 0
+REPO = Path(__file__).parents[2]
+OWN = "own"
+"""The corpus that is this project's own text."""
+OWN_KINDS = {".py": "code", ".md": "documents", ".toml": "configuration"}
 
 Ints = npt.NDArray[np.int64]
 
@@ -104,9 +108,20 @@ def read_documents(sources: Sequence[str], *, bytes_max: int) -> list[Document]:
     """The documents of all corpora, near-equal shares of text from each domain, at most `bytes_max` in all."""
     found: dict[str, list[Document]] = {}
     for source in sources:
-        for document in load_corpus(CorpusConfig(source=source, bytes_max=bytes_max), seed=SPLIT_SEED):
+        own = own_documents(REPO) if source == OWN else None
+        for document in own or load_corpus(CorpusConfig(source=source, bytes_max=bytes_max), seed=SPLIT_SEED):
             found.setdefault(document.domain, []).append(document)
     return balanced(found, bytes_max=bytes_max)
+
+
+def own_documents(root: Path) -> list[Document]:
+    """The text of a project: code, pages and configuration in its folders, hidden ones left out."""
+    found = []
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if path.suffix in OWN_KINDS and not any(part.startswith(".") for part in name.split("/")) and path.is_file():
+            found.append(Document(path.read_text(), OWN_KINDS[path.suffix], name))
+    return found
 
 
 def split_sequences(

@@ -2,7 +2,7 @@
 
 Rule: what a round does to a module is what the swarm's owners do: the same weights, average, Nesterov step and
 quantised update of core/outer.py. The same contributions in the same order give the same bytes
-(tests/programs/test_methods_grid.py compares with owner/version.py).
+(tests/benchmarks/test_methods_grid.py compares with owner/version.py).
 Controls and ablations differ only where a field of `Job` says so.
 """
 
@@ -11,21 +11,76 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dipaco_p2p.config import InnerConfig, ModelConfig
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.compress import Compressed
+from dipaco_p2p.core.blocks import BLOCK, Blocks
+from dipaco_p2p.core.compress import CODECS, Compressed, beginning, compress, expand
 from dipaco_p2p.core.inner import InnerLoop, StepReport
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.outer import OuterState, Share, average, nesterov, outer_gradient, outer_step, weights
 from dipaco_p2p.core.shards import Shard
 from dipaco_p2p.topology import ModuleId, PathId
 
-from .codecs import Gradient, Sender, received
 from .jobs import WARMUP_STEPS, Job
+
+LEVELS = {"int2": 1}
+"""Greatest code of coarser integers than the swarm's."""
+TOP_SHARE = 0.03
+Gradient = Compressed | Floats
+
+
+class Sender:
+    """What one worker sends of one module, round after round; with `feedback` nothing is lost for good."""
+
+    def __init__(self, codec: str, *, feedback: bool, decay: float = 1.0, goes_on: bool = True) -> None:
+        """`decay` is the share of what was lost that is tried again; without `goes_on` rounds begin at the versions."""
+        self._codec = codec
+        self._feedback = feedback
+        self._goes_on = goes_on
+        self._decay = np.float32(decay)
+        self._residual: Floats | None = None
+
+    def beginning(self, version: Floats) -> Floats:
+        """Where the inner steps begin."""
+        return beginning(version, self._residual, codec=self._codec) if self._goes_on else version
+
+    def send(self, values: Floats) -> Gradient:
+        """The outer gradient `values` (N,) as it arrives."""
+        if self._codec == "fp32":
+            return values
+        if self._codec in CODECS:
+            sent, residual = compress(values, self._residual, codec=self._codec)
+        else:
+            wanted = values if self._residual is None else values + self._residual
+            sent = _coarse(wanted, LEVELS[self._codec]) if self._codec in LEVELS else _largest(wanted)
+            residual = wanted - expand(sent)
+        self._residual = residual * self._decay if self._feedback else None
+        return sent
+
+
+def received(gradient: Gradient) -> Floats:
+    """The values (N,) that a gradient stands for."""
+    return expand(gradient) if isinstance(gradient, Compressed) else gradient
+
+
+def _coarse(values: Floats, level: int) -> Compressed:
+    """Codes from -level to level, the largest value of a block being `level`."""
+    blocks = np.pad(values, (0, -values.size % BLOCK)).reshape(-1, BLOCK)
+    scales = (np.abs(blocks).max(axis=1) / np.float32(level)).astype(np.float32)
+    codes = np.rint(blocks / np.where(scales == 0, np.float32(1), scales)[:, None])
+    return Blocks(bits=8, size=values.size, codes=codes.astype(np.int8).reshape(-1)[: values.size], scales=scales)
+
+
+def _largest(values: Floats) -> Compressed:
+    """The largest `TOP_SHARE` of the values, in int8."""
+    kept = values.copy()
+    kept[np.argsort(np.abs(values), kind="stable")[: -max(1, int(TOP_SHARE * values.size))]] = 0
+    return compress(kept)[0]
+
 
 ATTACK_FACTOR = np.float32(-10)
 CLIP_FACTOR = 2.0
@@ -108,6 +163,7 @@ class Grid:
         fresh = start.flats(job.model)
         self.states = {module: OuterState.fresh(fresh[module.level]) for module in self.topology.modules()}
         self._norms: dict[ModuleId, list[float]] = {module: [] for module in self.states}
+        self._late: Arrived = {}
         self._workers = [
             [Worker(job, path, replica, start, fast=fast, device=device) for replica in range(job.replicas)]
             for path in self.topology.paths()
@@ -122,22 +178,35 @@ class Grid:
         return self.flats(number)
 
     def round(self, number: int, on_step: Callable[[StepReport], bool]) -> None:
-        """Train every path from the modules as they are, then step every module."""
-        self.step(self.train(number, on_step), number)
+        """Train every path from the modules as they are, then step every module with what arrives."""
+        self.step(self.arriving(self.train(number, on_step), number), number)
 
     def train(self, number: int, on_step: Callable[[StepReport], bool]) -> Arrived:
-        """What arrives for each module, by path and replica."""
-        arrived: Arrived = {module: [] for module in self.states}
-        lots = np.random.default_rng([self.job.seed, 77, number])
+        """The contributions to each module, by path and replica."""
+        made: Arrived = {module: [] for module in self.states}
         for place, workers in enumerate(self._workers):
             flats = self.starts(place)
             for replica, worker in enumerate(workers):
                 part = self.shards[place].part(replica, self.job.replicas)
-                made = worker.train(flats, part, number, on_step)
-                if lots.random() >= self.job.drop:
-                    for module, contribution in zip(worker.path.modules(), made, strict=True):
-                        arrived[module].append(contribution)
-        return arrived
+                contributions = worker.train(flats, part, number, on_step)
+                for module, contribution in zip(worker.path.modules(), contributions, strict=True):
+                    made[module].append(contribution)
+        return made
+
+    def arriving(self, made: Arrived, number: int) -> Arrived:
+        """What arrives in this round: what was not lost, what is late from the last round, and zeros for the rest."""
+        job, lost = self.job, missing(self.job, number)
+        here, self._late, late = dict[ModuleId, list[Contribution]](), {}, self._late
+        for module, contributions in made.items():
+            places = map(self.topology.number, self.topology.paths_through(module))
+            absent = [lost[place * job.replicas + n] for place in places for n in range(job.replicas)]
+            pairs = list(zip(contributions, absent, strict=True))
+            here[module] = late.get(module, []) + [found for found, is_lost in pairs if not is_lost]
+            if job.zero and here[module]:
+                here[module] += [nothing(found) for found, is_lost in pairs if is_lost]
+            if job.late:
+                self._late[module] = [weighed(found, job.late) for found, is_lost in pairs if is_lost]
+        return here
 
     def step(self, arrived: Arrived, number: int) -> None:
         """Step the modules for which something arrived."""
@@ -145,6 +214,10 @@ class Grid:
         for module, contributions in arrived.items():
             if contributions:
                 self._step(module, contributions, order)
+            elif self.job.coasts:
+                state = self.states[module]
+                zeros = np.zeros_like(state.params)
+                self.states[module] = outer_step(state, zeros, lr=self.job.lr, momentum=self.job.momentum)[0]
 
     def _step(self, module: ModuleId, contributions: list[Contribution], order: np.random.Generator) -> None:
         job, state = self.job, self.states[module]
@@ -169,6 +242,32 @@ class Grid:
             values = np.stack([received(c.gradient) for c in contributions])
             ratio = np.linalg.norm(values.mean(axis=0)) / np.linalg.norm(values, axis=1).mean()
             self.agreement.setdefault(len(values), []).append(float(ratio))
+
+
+def missing(job: Job, number: int) -> list[bool]:
+    """Of each worker, by path and replica: whether its contributions to all modules miss this round. The lots depend
+    on the seed and the round only, so they are the same for all jobs of a seed that lose the same share."""
+    count = job.model.path_count * job.replicas
+    lots = np.random.default_rng([job.seed, 77, number]).random(count)
+    untrained = untrained_path(job)
+    return [bool(lots[n] < job.drop) or (job.untrained and n // job.replicas == untrained) for n in range(count)]
+
+
+def untrained_path(job: Job) -> int:
+    """The number of the path that is never trained in jobs that have one."""
+    return job.seed % job.model.path_count
+
+
+def weighed(contribution: Contribution, weight: float) -> Contribution:
+    """The same outer gradient with a part of its weight: as if fewer tokens had been trained for it."""
+    share = contribution.share
+    return replace(contribution, share=replace(share, tokens=max(1, round(weight * share.tokens))))
+
+
+def nothing(contribution: Contribution) -> Contribution:
+    """The same share of the average, and an outer gradient of zeros."""
+    zeros = np.zeros_like(received(contribution.gradient))
+    return replace(contribution, gradient=compress(zeros)[0])
 
 
 def next_state(

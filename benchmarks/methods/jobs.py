@@ -20,7 +20,11 @@ STEPS = 720
 """Inner steps per path after that, for every method."""
 ROUND_STEPS = 40
 
-_LATER: Mapping[str, object] = {"inner_lr": 1.0, "batch": InnerConfig().batch, "goes_on": True, "size": "small"}
+_LATER: Mapping[str, object] = {
+    **{"inner_lr": 1.0, "batch": InnerConfig().batch, "goes_on": True, "size": "small"},
+    **{"late": 0.0, "untrained": False, "zero": False, "coasts": False, "estimate": "", "points": 3},
+}
+"""Fields that came later with their defaults: finished experiments find their results by keys without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +41,13 @@ class Size:
 
 SIZES: Mapping[str, Size] = {
     "tiny": Size(context=64, warmup_batch=2),
+    "short": Size(context=128),
     "small": Size(),
     "2M": Size(vocab_size=12_288, context=512, warmup_batch=128),
     "20M": Size(vocab_size=12_288, context=512, heads=6, blocks=2, warmup_batch=128),
 }
-"""`tiny` is for trying, `small` the experiment's; the others are for a GPU, at widths of 96 and 384, and read the same
-sequences."""
+"""`tiny` is for trying, `short` for comparisons, `small` for the experiment; the others are for a GPU, at widths of 96
+and 384, and read the same sequences."""
 
 _TRUNK = LevelConfig(embedding=True, head=True)
 _PRIVATE_BLOCK = LevelConfig(private=True, blocks=1)
@@ -122,7 +127,19 @@ class Job:
     early_stop: bool = False
     """Evaluate each path as it was when it did best on a held-out part of its shard."""
     drop: float = 0.0
-    """Share of the contributions that are lost."""
+    """Share of the contributions that do not arrive in time."""
+    late: float = 0.0
+    """They come with the next round's, with this share of the weight they would have had; 0: they never come."""
+    untrained: bool = False
+    """One path is never trained; which one depends on the seed."""
+    zero: bool = False
+    """What is missing counts as an outer gradient of zeros, with its weight; else it is left out."""
+    coasts: bool = False
+    """A module for which nothing came takes a step of its momentum; else it stays as it is."""
+    estimate: str = ""
+    """What paths begin a round from instead of the version itself, one of comparisons.ESTIMATES."""
+    points: int = 3
+    """How often the loss is taken on the way."""
     attack: bool = False
     """Path 0 sends ten times the negative of its outer gradients."""
     clip: bool = False
@@ -140,7 +157,7 @@ class Job:
     def key(self) -> str:
         """Names the job's files and its result; the same settings under another `method` have the same key."""
         values = {name: value for name, value in asdict(self).items() if name != "method"}
-        for name, default in _LATER.items():  # there were results before there were these fields
+        for name, default in _LATER.items():
             if values[name] == default:
                 del values[name]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -137,23 +137,12 @@ EVERY_ROUND = (KMEANS, "inner rate doubled", "inner rate times four")
 """The same at the same inner learning rates. Rounds have an outer rate that was chosen for them; without one it is only
 fair to look for the inner rate."""
 
-ROTATION, RESTART = "fewer workers than paths", "killed and restarted workers"
-DRILLS: Mapping[str, str] = {ROTATION: "rotation", RESTART: "restart"}
-"""What is compared by digests and not by losses (drills.py), and the kind of its task."""
-DRILL_STEPS, DRILL_ROUND_STEPS = 20, 10
-"""A few seconds of exact steps: what differs by one bit after two rounds differs."""
-
 
 def job(method: str, *, seed: int, lr: float) -> Job:
     """The job of a method or an ablation."""
     fields = METHODS[method] if method in METHODS else ABLATIONS[method]
     made = Job(method=method, seed=seed, lr=lr)
     return replace(made, **fields)  # type: ignore[arg-type]  # the fields are those of Job
-
-
-def drill(name: str, *, seed: int) -> Job:
-    """The job whose rounds are done in several ways."""
-    return Job(method=name, seed=seed, steps=DRILL_STEPS, round_steps=DRILL_ROUND_STEPS)
 
 
 def tuning(methods: Sequence[str], *, seeds: Sequence[int], lrs: Sequence[float]) -> list[Job]:

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from .plan import DENSE, DENSE_OUTER, DILOCO, KMEANS, MAIN, RANDOM
-from .summary import Summary, gaps, loss
+from .summary import Summary, loss
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ def can_plot() -> bool:
 def draw(summary: Summary, folder: Path) -> list[Path]:
     """Every picture that the summary has figures for."""
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = {"curves": _curves, "methods": _methods, "rerouting": _rerouting, "ablations": _ablations}
+    pictures = {"curves": _curves, "methods": _methods, "rerouting": _rerouting}
     drawn = []
     for name, picture in pictures.items():
         figure = picture(summary)
@@ -118,28 +118,6 @@ def _rerouting(summary: Summary) -> Figure | None:
     axes.set_ylabel("perplexity")
     axes.set_title("Routed once by the router it was trained with, then by routers fitted on who is best", fontsize=10)
     axes.legend(frameon=False, fontsize=8, ncols=2)
-    return figure
-
-
-def _ablations(summary: Summary) -> Figure | None:
-    """Relative change of perplexity by one change each."""
-    found = {name: gaps(summary, name, KMEANS) for name in summary["ablations"]}
-    found = {name: values for name, values in found.items() if values}
-    if not found:
-        return None
-    figure, axes = _figure(7.5, 1.2 + 0.3 * len(found))
-    axes.grid(axis="y", visible=False)
-    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
-    most = 0.3
-    for row, values in enumerate(reversed(found.values())):
-        mean = fmean(values)
-        axes.barh(row, 100 * min(mean, most), height=0.6, color="#c0392b" if mean > 0 else "#3f8f5f", alpha=0.8)
-        axes.plot([100 * min(value, most) for value in values], [row] * len(values), "o", color="black", markersize=3)
-        if mean > most:
-            axes.annotate(f"{mean:+.0%}", (100 * most, row), fontsize=8, ha="left", va="center")
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(found)), list(reversed(found)), fontsize=8.5)
-    axes.set_xlabel(f"change of perplexity to `{KMEANS}`, % (cut at {most:.0%}); dots: seeds")
     return figure
 
 

@@ -1,4 +1,8 @@
-"""Which path each sequence goes to: in training to its shard, elsewhere to be read."""
+"""Which path each sequence goes to: in training to its shard, elsewhere to be read.
+
+Tiny language models that read ahead look at whole sequences, also at evaluation. They are not a method, since they read
+what they should predict, but a bound: how much clusters of this kind are worth. n sequences, T tokens, D width.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,17 @@ import numpy as np
 
 from dipaco_p2p.core.arrange import arrange
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.discriminative import balance_bias, best_path, match_bias
-from dipaco_p2p.core.features import with_counts
+from dipaco_p2p.core.discriminative import balance_bias, balanced_labels, best_path, match_bias
+from dipaco_p2p.core.features import token_counts, with_counts
 from dipaco_p2p.core.kmeans import fit_kmeans, fit_product_kmeans
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.router import Doubles, Router
 from dipaco_p2p.core.shards import Shard
-from dipaco_p2p.core.tiny import fit_on_best, tiny_router
+from dipaco_p2p.core.tiny import fit_on_best, fit_unigrams, tiny_router
 from dipaco_p2p.errors import CorpusError
 
 from .data import PARTS, Ints, Part
 from .jobs import Job
-from .tiny import read_ahead
 
 FIT_MAX = 20_000
 """Sequences that a k-means is fitted on, as in a run."""
@@ -115,3 +118,22 @@ def _fit(job: Job, features: Floats) -> Router:
 def _by_router(job: Job, router: Router, features: Mapping[str, Floats]) -> Routes:
     counts = {part: job.overlap if part == "train" else 1 for part in PARTS}
     return Routes(choices={part: router.top(features[part], counts[part]) for part in PARTS}, router=router)
+
+
+ROUNDS = 12
+
+
+def read_ahead(job: Job, tokens: Mapping[str, Ints], start: Ints) -> dict[str, Ints]:
+    """The path (n, 1) of each sequence of each part, by all of its `tokens` (n, T); `start` (n,) are first labels of
+    `train`."""
+    paths, vocab_size = job.model.path_count, job.model.vocab_size
+    counts = {name: token_counts(rows, vocab_size=vocab_size) for name, rows in tokens.items()}
+    labels = start
+    for _ in range(ROUNDS):
+        before, models = labels, fit_unigrams(counts["train"], labels, paths)
+        labels = balanced_labels(-(counts["train"] @ models.T))
+        if np.array_equal(before, labels):
+            break
+    models = fit_unigrams(counts["train"], labels, paths)
+    found = {name: (rows @ models.T).argmax(axis=1)[:, None] for name, rows in counts.items()}
+    return found | {"train": labels[:, None]}

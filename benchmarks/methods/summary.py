@@ -16,13 +16,11 @@ from .plan import (
     ABLATIONS,
     DENSE_OUTER,
     DILOCO,
-    DRILLS,
     KMEANS,
     LIKE,
     METHODS,
     RANDOM,
     TINY,
-    drill,
     has_outer_step,
     job,
     needed,
@@ -77,7 +75,6 @@ def summarise_experiment(
         "corpus": _corpus(data),
         "methods": {name: found for name, found in methods.items() if found["seeds"]},
         "ablations": {name: found for name, found in ablations.items() if found},
-        "drills": {name: found for name in DRILLS if (found := _drilled(name, results, seeds=seeds))},
     }
     return summary | {"bars": bars(summary), "beats_dense": beats(summary, KMEANS, DENSE_OUTER)}
 
@@ -152,12 +149,6 @@ def _seeds(jobs: Iterable[Job], results: Results) -> dict[str, Any]:
             extra = {} if scored is None else {name: scored["result"][name] for name in ("routed", "starvation")}
             found[str(one.seed)] = trained["result"] | extra
     return found
-
-
-def _drilled(name: str, results: Results, *, seeds: Sequence[int]) -> dict[str, Any]:
-    """By seed."""
-    found = {seed: results.get((DRILLS[name], drill(name, seed=seed).key)) for seed in seeds}
-    return {str(seed): line["result"] for seed, line in found.items() if line is not None}
 
 
 def _corpus(data: Data) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """What a worker process does: warm up, train a job, score its paths. Every task is a function of the folder's files.
 
+Scoring shows what the paths of a finished job can do under every way to route: once, by better routers, again every W
+tokens. All paths score the router split, on which routers are fitted, and the report split, which its figures are of.
+
 n sequences, J windows, P paths, D width.
 """
 
@@ -14,29 +17,34 @@ from typing import Any
 import numpy as np
 
 from dipaco_p2p.config import PREFIX_TOKENS, InnerConfig
-from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.evaluate import counted_tokens, losses, summarise
-from dipaco_p2p.core.features import features
+from dipaco_p2p.core.arrays import Array, Floats
+from dipaco_p2p.core.discriminative import balance_bias, best_path, fit_logistic, match_bias, starvation
+from dipaco_p2p.core.evaluate import counted_tokens, held, losses, oracle_once, routed_once, summarise
+from dipaco_p2p.core.evaluate import rerouted as rerouted_nats
+from dipaco_p2p.core.features import features, token_features
 from dipaco_p2p.core.inner import InnerLoop, StepReport
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
-from dipaco_p2p.core.router import Doubles
+from dipaco_p2p.core.router import Doubles, Paths
+from dipaco_p2p.core.scores import WINDOW, window_nats, window_starts
 from dipaco_p2p.core.shards import Shard
+from dipaco_p2p.core.tiny import fit_on_best
 
+from .comparisons import OverlappedGrid
 from .data import PARTS, Data, Ints, Part
 from .every_step import EveryStep
-from .grid import Grid, WarmStart
+from .grid import Grid, WarmStart, untrained_path
 from .jobs import SIZES, STEPS, WARMUP_STEPS, Job, path_model
 from .routing import Routes, first_routes, rerouted, router_features, shards
-from .store import Folder, load_warm, save_model, save_warm
+from .store import Folder, load_model, load_warm, save_arrays, save_model, save_warm
 
-CURVE_POINTS = 3
 HOLDOUT_SEQUENCES = 32
-DRILL_RUNS = 3
-"""Of a drill: as a worker for each path does the rounds, otherwise, and the control."""
 FIT_SEQUENCES = 200
 """Training sequences that the loss on training text is measured on."""
 BOOTSTRAP_SEED = 0
+
+EVERY = (128, 64, 32, 16)
+"""W: tokens between two choices of a path."""
 
 OnProgress = Callable[[int], None]
 """Hears how many inner steps are done."""
@@ -44,7 +52,7 @@ OnProgress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A job, and what of it is to be done: `warmup` (of its seed and width), `train`, `score`, or a drill's kind."""
+    """A job, and what of it is to be done: `warmup` (of its seed and width), `train` or `score`."""
 
     kind: str
     job: Job
@@ -52,8 +60,7 @@ class Task:
     @property
     def steps(self) -> int:
         """Inner steps, for progress bars."""
-        known = {"warmup": WARMUP_STEPS, "train": self.job.path_steps, "score": 0}
-        return known.get(self.kind, DRILL_RUNS * self.job.path_steps)
+        return {"warmup": WARMUP_STEPS, "train": self.job.path_steps, "score": 0}[self.kind]
 
 
 class Bench:
@@ -121,7 +128,8 @@ def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
     if job.outer == "every step":
         grid = EveryStep(job, start, cut.shards, fast=bench.fast)
     else:
-        grid = Grid(job, start, cut.shards, fast=bench.fast, device=bench.device)
+        kind = OverlappedGrid if job.estimate else Grid
+        grid = kind(job, start, cut.shards, fast=bench.fast, device=bench.device)
     best: dict[int, tuple[float, list[Floats]]] = {}
     curve, moved, on_step = [], [], _step_counter(on_progress)
     for number in range(job.rounds):
@@ -136,11 +144,13 @@ def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
         grid.round(number, on_step)
         if job.early_stop:
             _keep_best(job, grid, cut.holdouts, best)
-        if (number + 1) * CURVE_POINTS % job.rounds < CURVE_POINTS and number + 1 < job.rounds:
+        if (number + 1) * job.points % job.rounds < job.points and number + 1 < job.rounds:
             nats = routed_nats(job, grid.flats, data.report, routes.once("report"), device=bench.device)
             curve.append([(number + 1) * job.round_steps, _mean(nats, data.report)])
     paths = [best[p][1] if best else grid.flats(p) for p in range(job.model.path_count)]
     result = _result(bench, job, paths, routes, cut.shards)
+    if job.untrained:
+        result["elsewhere"] = _elsewhere(bench, job, paths, routes)
     save_model(bench.folder.model(job), paths, routes.once("report"), routes.router)
     return result | {
         "curve": [*curve, [job.rounds * job.round_steps, result["report"]["loss"]]],
@@ -148,20 +158,6 @@ def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
         "moved": moved,
         "wall_s": time.perf_counter() - began_s,
     }
-
-
-def rotate(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
-    """The drill of fewer workers than paths."""
-    from .drills import rotation  # it signs what it publishes: that needs a library more
-
-    return rotation(job, bench.warm(job.seed, job.width)[0], _first_shards(bench, job))
-
-
-def kill(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
-    """The drill of killed workers."""
-    from .drills import restart
-
-    return restart(job, bench.warm(job.seed, job.width)[0], _first_shards(bench, job))
 
 
 def routed_nats(
@@ -188,10 +184,6 @@ def evaluation(nats: Doubles, part: Part) -> dict[str, float | None]:
     tokens = counted_tokens(part.tokens.shape[1])
     found = summarise(nats, tokens=tokens, bytes=part.bytes, documents=part.documents, seed=BOOTSTRAP_SEED)
     return {"loss": found.loss, "low": found.low, "high": found.high, "bits_per_byte": found.bits_per_byte}
-
-
-def _first_shards(bench: Bench, job: Job) -> list[Shard]:
-    return shards(job, bench.first_routes(job), bench.data.train)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +240,15 @@ def _result(
     }
 
 
+def _elsewhere(bench: Bench, job: Job, paths: Sequence[Sequence[Floats]], routes: Routes) -> dict[str, float]:
+    """The loss if what is routed to the path that is never trained goes to its next best path."""
+    assert routes.router is not None, job
+    report = bench.data.report
+    best, second = routes.router.top(bench.router_features(job)["report"], 2).T
+    chosen = np.where(best == untrained_path(job), second, best)
+    return {"loss": _mean(routed_nats(job, paths.__getitem__, report, chosen, device=bench.device), report)}
+
+
 def _training_loss(job: Job, paths: Sequence[Sequence[Floats]], cut: Sequence[Shard], device: str) -> float:
     """Nats per token of some sequences of each path's own shard."""
     count = max(1, FIT_SEQUENCES // len(cut))
@@ -285,3 +286,98 @@ def _step_counter(on_progress: OnProgress) -> Callable[[StepReport], bool]:
         return True
 
     return on_step
+
+
+def score(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
+    """Losses by way of routing, and how the routers starve rare paths."""
+    began_s = time.perf_counter()
+    data = bench.data
+    paths, assigned, _ = load_model(bench.folder.model(job), job)
+    fitted_on, table = score_table(job, paths, data.router), score_table(job, paths, data.report)
+    save_arrays(bench.folder.table(job), report=table.astype(np.float32), assigned=assigned)
+    nats = {"once": routed_once(table, assigned), "oracle once": oracle_once(table)}
+    nats["all paths read along, every 64"] = rerouted_nats(table, held(_seen_best(table, assigned), every=64))
+    document, starved = _document_routers(bench, job, fitted_on, table)
+    nats |= document | _token_routers(bench, job, fitted_on, table, data)
+    return {
+        "routed": {name: evaluation(values, data.report) for name, values in nats.items()},
+        "starvation": starved,
+        "wall_s": time.perf_counter() - began_s,
+    }
+
+
+def score_table(job: Job, paths: Sequence[Sequence[Floats]], part: Part) -> Doubles:
+    """Nats (n, J, P)."""
+    model, columns = PathModel(job.model), []
+    for flats in paths:
+        load_modules(model, flats)
+        columns.append(window_nats(model, part.tokens))
+    return np.stack(columns, axis=2)
+
+
+def _document_routers(
+    bench: Bench, job: Job, fitted_on: Doubles, table: Doubles
+) -> tuple[dict[str, Doubles], dict[str, Any]]:
+    """Routers of the first 32 tokens that were fitted on who was best: plain, and with two kinds of bias."""
+    vectors = bench.router_features(job)
+    labels, count = best_path(fitted_on.sum(axis=1)), job.model.path_count
+    first = bench.first_routes(job).router if job.routing == "tiny" else None  # others do not need it
+    plain = fit_on_best(vectors["router"], labels, first, width=job.model.width, path_count=count, seed=job.seed)
+    histogram = np.bincount(labels, minlength=count)
+    kinds = {
+        "plain": plain,
+        "matched": match_bias(plain, vectors["router"], histogram),
+        "balanced": balance_bias(plain, vectors["router"]),
+    }
+    starved = {}
+    for name, router in kinds.items():
+        found = starvation(router.assign(vectors["router"]), histogram)
+        starved[name] = {"distance": found.distance, "starved": len(found.starved), "empty": len(found.empty)}
+    nats = {
+        f"once, likelihood router ({name})": routed_once(table, router.assign(vectors["report"]))
+        for name, router in kinds.items()
+    }
+    return nats, starved
+
+
+def _token_routers(bench: Bench, job: Job, fitted_on: Doubles, table: Doubles, data: Data) -> dict[str, Doubles]:
+    """One router for all W, which looks ahead to the end of the sequence, and one per W that looks W tokens ahead."""
+    frozen = start_model(job.width, bench.warm(job.seed, job.width)[0])
+    starts = window_starts(data.report.tokens.shape[1])
+    points = token_features(frozen, data.router.tokens, at=starts)
+    seen = token_features(frozen, data.report.tokens, at=starts)
+    nats = {}
+    choices = _choices(job, points, best_path(_ahead(fitted_on, None)), seen)
+    for every in EVERY:
+        nats[f"every {every}"] = rerouted_nats(table, held(choices, every=every))
+        if every == 64:
+            short = _choices(job, points, best_path(_ahead(fitted_on, every)), seen)
+            nats[f"every {every}, looking {every} ahead"] = rerouted_nats(table, held(short, every=every))
+    nats["once, token router"] = routed_once(table, choices[:, 0])
+    return nats
+
+
+def _choices(job: Job, points: Floats, labels: Paths, seen: Floats) -> Paths:
+    """The path (n, J) that a router fitted on points (m, J, 2D) and labels (m * J,) takes at each window of `seen`."""
+    width = points.shape[2]
+    router = fit_logistic(points.reshape(-1, width), labels, path_count=job.model.path_count, seed=job.seed)
+    return router.assign(seen.reshape(-1, width)).reshape(seen.shape[:2])
+
+
+def _ahead(table: Doubles, tokens: int | None) -> Doubles:
+    """Nats (n * J, P) from each window on, for so many tokens, or to the end."""
+    sums = np.cumsum(table[:, ::-1], axis=1)[:, ::-1]
+    if tokens is not None:
+        windows = tokens // WINDOW
+        beyond = np.zeros_like(sums)
+        beyond[:, :-windows] = sums[:, windows:]
+        sums = sums - beyond
+    return sums.reshape(-1, table.shape[2])
+
+
+def _seen_best(table: Doubles, assigned: Array) -> Paths:
+    """The path (n, J) that predicted everything before each window best; at first the assigned one."""
+    before = np.cumsum(table, axis=1) - table
+    choices = best_path(before.reshape(-1, table.shape[2])).reshape(table.shape[:2])
+    choices[:, 0] = assigned
+    return choices

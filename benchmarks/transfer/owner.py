@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
+from benchmarks.processes import Handler, Values, serve
 from bootstrap.coordinator.stage import SeedStage
 from bootstrap.folder import GRID
 from dipaco_p2p import strict
@@ -29,7 +30,6 @@ from dipaco_p2p.swarm.addresses import best_address
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 from peers.joining.arrival import TTL_MAX_S
 
-from .helper import Handler, Values, serve
 from .runs import make_run
 
 HISTORY = "history.jsonl"
@@ -111,12 +111,7 @@ def _no_text() -> Any:
     raise AssertionError("a run of a benchmark is never sharded anew")
 
 
-def main() -> None:
-    """Serve the run that the arguments describe."""
-    folder, config, host = sys.argv[1:]
-    loaded = strict.load(RunConfig, json.loads(config), where="the benchmark's run")
-    serve(lambda: opened(Path(folder), loaded, host))
-
-
 if __name__ == "__main__":
-    main()
+    place, text, address = sys.argv[1:]
+    loaded = strict.load(RunConfig, json.loads(text), where="the benchmark's run")
+    serve(lambda: opened(Path(place), loaded, address))

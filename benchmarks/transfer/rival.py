@@ -21,13 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.processes import Values, serve_plainly, spent
 from dipaco_p2p.core.layout import module_layout
 from dipaco_p2p.errors import DipacoError
 
-from .helper import Values, serve_plainly
-from .processor import spent
 from .runs import model_of
-from .volunteer import GRADIENT_STD
 
 BLOCKWISE, UNIFORM, HALF, NONE = "8-bit blockwise", "8-bit uniform", "float16", "float32"
 COMPRESSIONS = {
@@ -55,7 +53,7 @@ class Averagers:
 
         layout = module_layout(model_of(values), 0)
         lots = np.random.default_rng(0)
-        flat = lots.standard_normal(layout.size, dtype=np.float32) * np.float32(GRADIENT_STD)
+        flat = lots.standard_normal(layout.size, dtype=np.float32) * np.float32(1e-3)
         self._start = [torch.from_numpy(view) for view in layout.split(flat).values()]
         self._dhts: list[Any] = []
         for _ in range(count):
@@ -136,19 +134,13 @@ def opened(values: int, count: int, compression: str) -> Iterator[Callable[[Valu
         averagers.close()
 
 
-def main() -> None:
-    """Average as the arguments say."""
-    values, count, compression = sys.argv[1:]
-    us = os.getpid()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == us:
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
-
-    signal.signal(signal.SIGTERM, end)
-    serve_plainly(lambda: opened(int(values), int(count), compression))
+def _end_all(number: int, frame: FrameType | None, *, us: int = os.getpid()) -> None:
+    if os.getpid() == us:
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 if __name__ == "__main__":
-    main()
+    size, peers, wish = sys.argv[1:]
+    signal.signal(signal.SIGTERM, _end_all)
+    serve_plainly(lambda: opened(int(size), int(peers), wish))

@@ -1,20 +1,26 @@
-"""A volunteer that trains nothing: it holds the modules of the only path, pushes what it is given, and follows.
+"""Volunteers that train nothing: they hold the modules of the only path, push what they are given, and follow.
 
-It listens nowhere, as `dipaco-peer join --no-listen`, so that no module falls to it; all else that it says and asks is
-what the program says and asks: heartbeat and claim, `peers.path.contribute`, `Follower` with a mirror that keeps
-versions.
+    python -m benchmarks.transfer.volunteer FOLDER ADDRESS NUMBER...      one process, one volunteer for each number
+
+Each has a swarm, a disk and a daemon of its own. It listens nowhere, as `dipaco-peer join --no-listen`, so that it
+leads no module; everything else that it sends is what the program sends: heartbeat and claim, `peers.path.contribute`,
+`Follower` with a mirror that keeps versions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.line.network import line_bytes
+from benchmarks.processes import Handler, Values, serve
 from dipaco_p2p.canonical import Parts
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.core.arrays import Floats
@@ -45,14 +51,24 @@ GRADIENT_STD = 1e-3
 LOSS = 5.0
 
 
-@dataclass(slots=True, kw_only=True)
-class Pushed:
-    """When, in seconds since the epoch, one contribution was where."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One volunteer's part of a round, with all modules of its path; times in seconds since the epoch."""
 
     bytes: int
+    """Of all payloads."""
+    encoded_s: float
     uploaded_s: float
-    """The leader has the whole payload."""
+    """The leaders have all payloads whole."""
     receipt_s: float
+    """The volunteer has a receipt for each of them."""
+    applied_s: dict[str, float]
+    """By module, when its next version was applied."""
+    kept_s: float
+    """Its chain on its disk says so, too."""
+    up_bytes: int
+    """What the machine's line carried since everything was encoded, with all headers; 0 where there is no line."""
+    down_bytes: int
 
 
 class NotingChain(ModuleChain):
@@ -101,35 +117,45 @@ class IdleVolunteer:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
 
-    def encode(self, module: ModuleId, gradient: Floats) -> bytes:
-        """A payload, with what the last one could not say, which then lies in the memory of `gradient`; as
+    async def round(self, gradients: dict[ModuleId, Floats], encoding: asyncio.Lock) -> Turn:
+        """Encode these outer gradients, push all of them at once, and follow until all next versions are applied."""
+        bases = {module: reader.version.version for module, reader in self._readers.items()}
+        async with encoding:
+            payloads = {module: await asyncio.to_thread(self._encode, module, gradients) for module in self.modules}
+        line, encoded_s = line_bytes(), time.time()
+        uploaded_s = await asyncio.gather(*(self._push(module, payload) for module, payload in payloads.items()))
+        receipt_s = time.time()
+        await asyncio.gather(*(self._readers[module].sync(after=after) for module, after in bases.items()))
+        up_bytes, down_bytes = (now - then for now, then in zip(line_bytes(), line, strict=True))
+        return Turn(
+            bytes=sum(map(len, payloads.values())),
+            encoded_s=encoded_s,
+            uploaded_s=max(uploaded_s),
+            receipt_s=receipt_s,
+            applied_s={str(module): self._chains[module].applied_s for module in self.modules},
+            kept_s=time.time(),
+            up_bytes=up_bytes,
+            down_bytes=down_bytes,
+        )
+
+    def _encode(self, module: ModuleId, gradients: dict[ModuleId, Floats]) -> bytes:
+        """A payload, and the residual for the next one, which takes the memory of the gradient; as
         `PathTrainer.outer_gradients`."""
-        codec = self.node.run.config.compression.uplink
-        owed = self._residuals.get(module)
-        compressed, self._residuals[module] = compress(gradient, owed, codec=codec, out=gradient)
+        gradient, codec = gradients.pop(module), self.node.run.config.compression.uplink
+        compressed, self._residuals[module] = compress(gradient, self._residuals.get(module), codec=codec, out=gradient)
         return encode_compressed(compressed)
 
-    async def push(self, module: ModuleId, payload: bytes) -> Pushed:
-        """Bring it to the leader; returns with the receipt."""
-        clock = self.node.clock
-        pushed = Pushed(bytes=len(payload), uploaded_s=0.0, receipt_s=0.0)
+    async def _push(self, module: ModuleId, payload: bytes) -> float:
+        """Bring it to the leader, until the receipt; when the leader had the whole payload."""
+        uploaded_s = 0.0
 
-        def on_progress() -> None:  # the last part that arrived says it last
-            pushed.uploaded_s = clock.now_s()
+        def on_progress() -> None:  # the last part that arrives has the last word
+            nonlocal uploaded_s
+            uploaded_s = time.time()
 
         document = self._document(module, await asyncio.to_thread(BlobRef.of, payload))
         await push(self.node, document, payload, on_progress=on_progress)
-        pushed.receipt_s = clock.now_s()
-        return pushed
-
-    async def follow(self, versions: Mapping[ModuleId, int]) -> dict[ModuleId, float]:
-        """Wait for what follows these versions, all at once, and apply it; when each was applied."""
-        await asyncio.gather(*(self._readers[module].sync(after=after) for module, after in versions.items()))
-        return {module: self._chains[module].applied_s for module in versions}
-
-    def version(self, module: ModuleId) -> int:
-        """The version that is held."""
-        return self._readers[module].version.version
+        return uploaded_s
 
     def _document(self, module: ModuleId, payload: BlobRef) -> Contribution:
         run, base = self.node.run, self._readers[module].version
@@ -154,6 +180,41 @@ class IdleVolunteer:
             await self.node.clock.sleep(heartbeat_interval_s(self.node.run.config.liveness) / 2)
 
 
+class Volunteers:
+    """Those of one process."""
+
+    def __init__(self, volunteers: dict[int, IdleVolunteer]) -> None:
+        self._volunteers = volunteers
+        self._prepared: dict[int, dict[ModuleId, Floats]] = {}
+        self._encoding = asyncio.Lock()
+        """As many processes as cores: more than one at a time would only wait for each other."""
+
+    async def handle(self, values: Values) -> Values:
+        """Tell who they are; prepare the next round's outer gradients, as the rival's tensors exist before its clock
+        starts; or play that round."""
+        if values["do"] == "open":
+            node = next(iter(self._volunteers.values())).node
+            return {"peer": node.peer, "run": node.run.id}
+        if values["do"] == "prepare":
+            await asyncio.to_thread(self._prepare)
+            return {}
+        began_s = time.time()
+        turns = await asyncio.gather(
+            *(one.round(self._prepared.pop(number), self._encoding) for number, one in self._volunteers.items())
+        )
+        return {"began_s": began_s, "turns": [asdict(turn) for turn in turns]}
+
+    def _prepare(self) -> None:
+        """Random normals: of a module the same for all but for their lengths, so that their payloads differ."""
+        self._prepared = {number: {} for number in self._volunteers}
+        run = next(iter(self._volunteers.values())).node.run
+        for module in run.topology.modules():
+            normals = np.random.default_rng(module.level).standard_normal(run.layout(module).size, dtype=np.float32)
+            normals *= np.float32(GRADIENT_STD)
+            for number, gradients in self._prepared.items():
+                gradients[module] = normals * np.float32(1 + number / 100)
+
+
 @contextlib.asynccontextmanager
 async def joined(address: str, folder: Path) -> AsyncIterator[IdleVolunteer]:
     """A volunteer in the run at `address` while the block runs. Raises as joining does."""
@@ -175,17 +236,16 @@ async def joined(address: str, folder: Path) -> AsyncIterator[IdleVolunteer]:
         await swarm.close()
 
 
-def gradients(run: Run) -> Callable[[ModuleId, int], Floats]:
-    """Outer gradients of random normals: the same of a module for all, but for their lengths, so that their payloads
-    differ. Only one is kept, of the module that was asked for last."""
-    kept: dict[ModuleId, Floats] = {}
+@contextlib.asynccontextmanager
+async def opened(folder: Path, address: str, numbers: list[int]) -> AsyncIterator[Handler]:
+    """These volunteers take part while the block runs."""
+    async with contextlib.AsyncExitStack() as stack:
+        volunteers = {}
+        for number in numbers:
+            volunteers[number] = await stack.enter_async_context(joined(address, folder / f"volunteer-{number}"))
+        yield Volunteers(volunteers).handle
 
-    def gradient(module: ModuleId, number: int) -> Floats:
-        if module not in kept:
-            kept.clear()
-            size = run.layout(module).size
-            kept[module] = np.random.default_rng(module.level).standard_normal(size, dtype=np.float32)
-            kept[module] *= np.float32(GRADIENT_STD)
-        return kept[module] * np.float32(1 + number / 100)
 
-    return gradient
+if __name__ == "__main__":
+    place, ticket, *chosen = sys.argv[1:]
+    serve(lambda: opened(Path(place), ticket, [int(number) for number in chosen]))

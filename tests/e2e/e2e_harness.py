@@ -345,8 +345,8 @@ def address_at(volunteer: Program, port: int, *, host: str = "127.0.0.1") -> str
 
 def breaches(folder: Path, *volunteers: Program) -> list[str]:
     """What the offline checker says of a run whose programs have all ended; every volunteer must be named."""
-    from benchmarks.chaos.check import check
-    from benchmarks.chaos.gather import gather
+    from benchmarks.swarm_faults.check import check
+    from benchmarks.swarm_faults.evidence import gather
 
     homes = {str(volunteer.home): volunteer.home for volunteer in volunteers}
     return list(map(str, check(gather(folder, homes, done=(), ended_s=time.time()))))

@@ -13,12 +13,10 @@ import pytest
 from e2e_harness import REPO, children_of, free_port, is_running, write_run
 from forged_children import ForgedChildren
 
-from benchmarks.chaos.check import check
-from benchmarks.chaos.gather import gather
-from benchmarks.chaos.play import play
-from benchmarks.chaos.schedule import Kind, Plan, Verb, actions, draw, volunteers
-from benchmarks.chaos.start import start_volunteers
-from benchmarks.chaos.swarm import LocalSwarm
+from benchmarks.swarm_faults.check import check
+from benchmarks.swarm_faults.evidence import gather
+from benchmarks.swarm_faults.schedule import Kind, Plan, Verb, actions, draw, volunteers
+from benchmarks.swarm_faults.swarm import LocalSwarm
 
 pytestmark = [pytest.mark.libp2p, pytest.mark.slow]
 PEERS, SEED = 3, 9
@@ -31,8 +29,8 @@ async def live_through(swarm: LocalSwarm) -> float:
     """Play the schedule, and end everything in good order; when."""
     try:
         await swarm.open()
-        await start_volunteers(swarm, volunteers(PEERS))
-        await play(swarm, actions(draw(SEED, PLAN, peers=PEERS)), duration_s=PLAN.duration_s + CALM_S)
+        await swarm.begin(volunteers(PEERS))
+        await swarm.play(actions(draw(SEED, PLAN, peers=PEERS)), duration_s=PLAN.duration_s + CALM_S)
         return time.time()
     finally:
         await swarm.end()
@@ -75,7 +73,8 @@ def test_a_short_soak_finds_nothing_that_grows(tmp_path: Path, corpus: Path) -> 
     command = [
         sys.executable,
         "-m",
-        "benchmarks.soak",
+        "benchmarks.swarm_faults",
+        "soak",
         *flags,
         "--corpus",
         str(corpus),

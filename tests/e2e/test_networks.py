@@ -105,7 +105,7 @@ def said(*programs: Program) -> str:
 
 
 def counted(coordinator: Program) -> frozenset[str]:
-    from benchmarks.chaos.gather import gather
+    from benchmarks.swarm_faults.evidence import gather
 
     return gather(coordinator.home, {}, done=(), ended_s=0.0).counted
 

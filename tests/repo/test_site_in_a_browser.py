@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("leaderboard", "programs", "e2e"))]
+sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("leaderboard", "bootstrap", "e2e"))]
 from browser_harness import grave_violations, started_browser, watch  # noqa: E402
 from playwright.sync_api import expect  # noqa: E402
 from site_harness import build_site  # noqa: E402

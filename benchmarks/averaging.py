@@ -1,0 +1,376 @@
+"""`python -m benchmarks.averaging`: seconds and memory of an owner's average, and what it costs a trainer beside it.
+
+Every case is measured in a process of its own. Memory is the most that it had at once (VmHWM) above what it had before,
+so that neither what another measurement left behind counts, nor the outer state, which an owner holds all the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from rich.table import Table
+
+from benchmarks.manifests import sealed_manifest
+from benchmarks.processes import Values, forget_peak, memory_bytes, serve_plainly, start_helper
+from benchmarks.report import MB, JsonFile, median_ratio, run_benchmark, show, table, write_json
+from benchmarks.trainer.loops import noise
+from dipaco_p2p.config import CompressionConfig, InnerConfig, LevelConfig, ModelConfig, RunConfig
+from dipaco_p2p.core.arrays import Floats
+from dipaco_p2p.core.compress import CODECS, INT4, compress, encode_compressed, norm
+from dipaco_p2p.core.inner import InnerLoop
+from dipaco_p2p.core.model import initial_modules
+from dipaco_p2p.core.outer import OuterState, average
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.version import Admitted, averaged, make_version, stored
+from dipaco_p2p.program.console import run_program
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, seal
+from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.topology import ModuleId
+
+SERVE = "serve"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the flags say."""
+
+    runs: int
+    threads: int
+    round_s: float
+    width: int = 512
+    """Of the model: modules of 25 million values; of 2 million with 128."""
+    counts: tuple[int, ...] = (2, 4, 8, 16)
+    """Contributions to average."""
+    steps: int = 40
+    """Inner steps in each measurement of the trainer."""
+
+
+def main(
+    runs: Annotated[int, typer.Option(min=1, help="Measurements of each figure; medians are shown.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of torch in the trainer beside it.")] = 1,
+    round_s: Annotated[float, typer.Option(min=0.1, help="Seconds of a round in which one version is made.")] = 30.0,
+    quick: Annotated[bool, typer.Option("--quick", help="A small module, two runs: for trying.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Average 2, 4, 8 and 16 contributions of every codec, each in a fresh process; then train beside an owner."""
+    wish = Wish(runs=runs, threads=threads, round_s=round_s)
+    if quick:
+        wish = replace(wish, runs=2, width=128, steps=3, round_s=1.0, counts=(2, 16))
+    raise typer.Exit(run_program(lambda: run(wish, json_file=json_file)))
+
+
+MODULE = ModuleId(0, 0)
+PATHS = 16
+LEADER = Signer(b"\x01" * 32)
+LIST = "payloads"
+
+
+def run_of(codec: str, *, width: int) -> Run:
+    """A trunk that 16 paths share: of 25 million values with the width 512, of 2 million with 128."""
+    model = ModelConfig(
+        vocab_size=5000,
+        width=width,
+        heads=8,
+        ffn_width=11 * width // 4,
+        levels=(LevelConfig(blocks=7, embedding=True, head=True), LevelConfig(modules=PATHS, blocks=1)),
+    )
+    config = RunConfig(name="averaging", model=model, compression=CompressionConfig(uplink=codec))
+    return Run(sealed_manifest(LEADER, config, sequences=1000))
+
+
+def fill(folder: Path, run: Run) -> None:
+    """Put a payload of each path into the store in `folder`, and a list of them with their norms."""
+    store, size, found = Store(folder), run.layout(MODULE).size, []
+    values = np.random.default_rng(0).standard_normal(size, dtype=np.float32) * np.float32(1e-3)
+    for number in range(PATHS):
+        compressed, _ = compress(np.roll(values, 1009 * number), codec=run.config.compression.uplink)
+        ref = store.put(encode_compressed(compressed))
+        found.append({"digest": ref.digest, "size": ref.size, "norm": norm(compressed)})
+    store.write_document(LIST, json.dumps(found).encode())
+
+
+def admitted(folder: Path, run: Run, count: int) -> list[Admitted]:
+    """The first `count` contributions of what `fill` has put there, as the leader holds them."""
+    store = Store(folder)
+    listed = json.loads(store.read_document(LIST) or b"[]")[:count]
+    items = []
+    for path, entry in zip(run.topology.paths_through(MODULE)[:count], listed, strict=True):
+        document = Contribution(
+            run=run.id,
+            module=MODULE,
+            path=path,
+            base_version=0,
+            base_digest=genesis_version(run.manifest, MODULE).digest,
+            payload=BlobRef(digest=entry["digest"], size=entry["size"]),
+            steps=run.config.inner.steps,
+            tokens=run.tokens_full,
+            loss=5.0,
+            author=LEADER.peer,
+        )
+        items.append(stored(run, store, MODULE, seal(LEADER, document), norm=entry["norm"]))
+    return items
+
+
+def state_of(run: Run) -> OuterState:
+    """What a leader holds of the module all the time; every page of it is in memory."""
+    size = run.layout(MODULE).size
+    return OuterState(params=_full(size, 0.5), momentum=_full(size, 1e-3), residual=_full(size, 1e-6))
+
+
+def _full(size: int, value: float) -> Floats:
+    return np.full(size, value, dtype=np.float32)
+
+
+AVERAGE, VERSION, HELD = "average", "version", "held"
+"""The average by itself; the whole version, with its outer step and blobs; the average of what is decoded before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Of one number of contributions."""
+
+    seconds: list[float]
+    """Of each run."""
+    peak_bytes: int
+    """The most memory at once, above what there was before."""
+    values: int
+    """Of the module."""
+
+
+def measure(folder: Path, run: Run, count: int, what: str, *, runs: int) -> Measured:
+    """In this process, which should do nothing else."""
+    work = _work(folder, run, count, what)
+    us = os.getpid()
+    before = memory_bytes(us, "VmRSS")
+    forget_peak(us)
+    seconds = []
+    for _ in range(runs):
+        began_s = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began_s)
+    return Measured(seconds=seconds, peak_bytes=memory_bytes(us, "VmHWM") - before, values=run.layout(MODULE).size)
+
+
+def _work(folder: Path, run: Run, count: int, what: str) -> Callable[[], object]:
+    items = admitted(folder, run, count)
+    alphas = [1 / count] * count
+    if what == AVERAGE:
+        return lambda: averaged(run, items, alphas, clip_norm=None)
+    if what == HELD:
+        rule = run.config.outer.norm_rule
+        return lambda: average([item.read() for item in items], alphas, rule=rule)
+    parent, state = genesis_version(run.manifest, MODULE), state_of(run)
+    return lambda: make_version(run, parent, state, items, clip_norm=None, term=1, grant="0" * 64, author=LEADER.peer)
+
+
+TOTAL_STEPS = 100_000
+SEQUENCES = 256
+COUNT = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Tokens a second in every run, each with its twin before it."""
+
+    alone: list[float]
+    averaging: list[float]
+    """While contributions are averaged without a pause."""
+    averages: int
+    """How many averages were made meanwhile, in all runs."""
+    round_alone: list[float]
+    round_once: list[float]
+    """Over a round in which one whole version is made, as an owner does; the twin before it is of a round without."""
+
+
+def beside(folder: Path, run: Run, wish: Wish) -> Beside:
+    """In turns, so that what disturbs one disturbs both."""
+    torch.set_num_threads(wish.threads)
+    train, items = _trainer(), admitted(folder, run, COUNT)
+    parent, state = genesis_version(run.manifest, MODULE), state_of(run)
+    found: dict[str, list[float]] = {"alone": [], "averaging": [], "round_alone": [], "round_once": []}
+    averages, weights = 0, [1 / COUNT] * COUNT
+
+    def version() -> None:
+        make_version(run, parent, state, items, clip_norm=None, term=1, grant="0" * 64, author=LEADER.peer)
+
+    train(3)  # caches and the allocator
+    for _ in range(wish.runs):
+        found["alone"].append(train(wish.steps))
+        with Repeated(lambda: averaged(run, items, weights, clip_norm=None)) as repeated:
+            found["averaging"].append(train(wish.steps))
+        averages += repeated.done
+        round_steps = max(1, round(wish.round_s * found["alone"][-1] / _tokens_a_step()))
+        found["round_alone"].append(train(round_steps))
+        with Repeated(version, times=1):
+            found["round_once"].append(train(round_steps))
+    return Beside(averages=averages, **found)
+
+
+def _tokens_a_step() -> int:
+    return InnerConfig().batch * ModelConfig().context
+
+
+def _trainer() -> Callable[[int], float]:
+    """Takes how many steps to go on by; tokens a second."""
+    model, inner = ModelConfig(), InnerConfig()
+    shard, flats = noise(model), list(initial_modules(model, seed=0).values())
+    loop = InnerLoop(inner, TOTAL_STEPS, model, device="cpu", seed=0)
+
+    done = 0
+
+    def train(count: int) -> float:
+        nonlocal done
+        began_s = time.perf_counter()
+        trained = loop.run(flats, shard, first_step=done, steps=count)
+        done += count
+        return trained.tokens / (time.perf_counter() - began_s)
+
+    return train
+
+
+class Repeated:
+    """Does its work in a thread while the block runs: at least once, and then again and again, or so many `times`."""
+
+    def __init__(self, work: Callable[[], object], *, times: int | None = None) -> None:
+        self._work = work
+        self._times = times
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.done = 0
+
+    def __enter__(self) -> Repeated:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self.done or (self.done != self._times and not self._is_over.is_set()):
+            self._work()
+            self.done += 1
+
+
+Found = Mapping[str, Mapping[int, Mapping[str, Measured]]]
+"""By codec, number of contributions, and what was measured."""
+
+
+async def run(wish: Wish, *, json_file: Path | None) -> None:
+    """Measure, print, and write."""
+    found: dict[str, dict[int, dict[str, Measured]]] = {}
+    with tempfile.TemporaryDirectory(prefix="averaging-") as name:
+        folder = Path(name)
+        for codec in CODECS:
+            fill(folder / codec, run_of(codec, width=wish.width))
+            found[codec] = {count: await _measured(folder, codec, count, wish) for count in wish.counts}
+        owned = run_of(INT4, width=wish.width)
+        trained = await asyncio.to_thread(beside, folder / INT4, owned, wish)
+    show(averages_table(found, runs=wish.runs), beside_table(trained, wish))
+    cases = [
+        {"codec": codec, "contributions": count, "what": what} | asdict(measured)
+        for codec, counts in found.items()
+        for count, kinds in counts.items()
+        for what, measured in kinds.items()
+    ]
+    ratios = {
+        "averaging over alone": median_ratio(trained.averaging, trained.alone),
+        "round with a version over one without": median_ratio(trained.round_once, trained.round_alone),
+    }
+    trainer = asdict(trained) | {"threads": wish.threads, "round_s": wish.round_s} | ratios
+    figures = {"module": str(MODULE), "cases": cases, "memory of 16 over 2": memory_ratios(found), "trainer": trainer}
+    write_json(json_file, figures)
+
+
+async def _measured(folder: Path, codec: str, count: int, wish: Wish) -> dict[str, Measured]:
+    """Each kind of work in a process of its own."""
+    found = {}
+    for what in (AVERAGE, VERSION, HELD):
+        arguments = (str(folder / codec), codec, str(wish.width))
+        helper = await start_helper(
+            "benchmarks.averaging", SERVE, *arguments, name=f"{codec}, {count}, {what}", log=folder / "log"
+        )
+        try:
+            found[what] = Measured(**await helper.ask("measure", count=count, what=what, runs=wish.runs))
+        finally:
+            await helper.end()
+    return found
+
+
+@contextlib.contextmanager
+def opened(folder: Path, run: Run) -> Iterator[Callable[[Values], Values]]:
+    """A process that measures."""
+
+    def handle(values: Values) -> Values:
+        return asdict(measure(folder, run, values["count"], values["what"], runs=values["runs"]))
+
+    yield handle
+
+
+def memory_ratios(found: Found) -> dict[str, dict[str, float]]:
+    """Of each codec and thing measured: memory with the most contributions over that with the fewest."""
+    return {
+        codec: {
+            what: counts[max(counts)][what].peak_bytes / counts[min(counts)][what].peak_bytes
+            for what in (AVERAGE, VERSION, HELD)
+        }
+        for codec, counts in found.items()
+    }
+
+
+def averages_table(found: Found, *, runs: int) -> Table:
+    """A row for each codec and number of contributions; memory in sizes of the module as float32."""
+    fewest, most = min(counts := next(iter(found.values()))), max(counts)
+    values, rows = counts[fewest][AVERAGE].values, []
+    for codec, counts in found.items():
+        for count, kinds in counts.items():
+            seconds = {what: statistics.median(kinds[what].seconds) for what in kinds}
+            modules = {what: f"{kinds[what].peak_bytes / (4 * values):.2f}" for what in kinds}
+            speed = f"{count * 4 * values / MB / seconds[AVERAGE]:,.0f}"
+            average = (f"{seconds[AVERAGE]:.3f}", speed, modules[AVERAGE], modules[HELD])
+            rows.append((codec, str(count), *average, f"{seconds[VERSION]:.3f}", modules[VERSION]))
+        ratios = {what: f"x{ratio:.2f}" for what, ratio in memory_ratios(found)[codec].items()}
+        rows.append(("", f"{most} over {fewest}", "", "", ratios[AVERAGE], ratios[HELD], "", ratios[VERSION]))
+    columns = ("contributions", "average s", "MB/s", "memory, modules", "if all were held", "version s", "its memory")
+    title = f"Closing a round of a module of {values:,} values, one thread, medians of {runs}"
+    return table(title, ("codec", *columns), rows)
+
+
+def beside_table(trained: Beside, wish: Wish) -> Table:
+    """The default path of `benchmarks.trainer`: alone, beside averages without a pause, beside a version a round."""
+    slowed = f"{median_ratio(trained.averaging, trained.alone):.3f}"
+    rounds = f"{median_ratio(trained.round_once, trained.round_alone):.3f}"
+    rows = [
+        ("alone", trained.alone, ""),
+        (f"beside {trained.averages} averages of {COUNT} in {INT4}", trained.averaging, slowed),
+        (f"a round of {wish.round_s:g} s", trained.round_alone, ""),
+        ("the same, with one whole version", trained.round_once, rounds),
+    ]
+    cells = [(what, f"{statistics.median(speeds):,.0f}", ratio) for what, speeds, ratio in rows]
+    title = f"Training beside an owner, {wish.threads} thread(s) of torch"
+    return table(title, ("inner loop", "tokens/s", "of alone"), cells)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [SERVE]:
+        place, sent, size = sys.argv[2:]
+        serve_plainly(lambda: opened(Path(place), run_of(sent, width=int(size))))
+    else:
+        run_benchmark(main)

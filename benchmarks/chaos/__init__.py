@@ -1,1 +1,0 @@
-"""Faults on real processes from one seed: a schedule, a swarm of the command lines, an offline checker."""

@@ -1,0 +1,91 @@
+"""`python -m benchmarks.compression`: bytes and speed of every codec, as the programs run it.
+
+What a codec costs in loss: `python -m benchmarks.methods --compare compression`, or `compression-long`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, TypeVar
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from benchmarks.report import MB, JsonFile, run_benchmark, show, table, write_json
+from dipaco_p2p.core.arrays import Floats
+from dipaco_p2p.core.compress import CODECS, compress, decode_compressed, encode_compressed, expand
+
+RUNS = 5
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Medians of `RUNS`; megabytes are those of the float32 values."""
+
+    codec: str
+    bytes: int
+    ratio: float
+    """Of the float32 values' bytes to its own."""
+    encode_mb_s: float
+    decode_mb_s: float
+
+
+def main(
+    values: Annotated[int, typer.Option(min=1, help="Length of the vector.")] = 25_000_000,
+    quick: Annotated[bool, typer.Option("--quick", help="A vector of 2 million values: for trying.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Encode and decode a large vector with every codec."""
+    count = 2_000_000 if quick else values
+    found = speeds(count)
+    show(speed_table(found, count))
+    write_json(json_file, {"values": count, "codecs": [asdict(speed) for speed in found]})
+
+
+def speeds(count: int) -> list[Speed]:
+    """Of every codec, on `count` values of a normal distribution with a residual of the round before."""
+    lots = np.random.default_rng(0)
+    values, before = (lots.standard_normal(count).astype(np.float32) * np.float32(1e-3) for _ in range(2))
+    return [_speed(codec, values, compress(before, codec=codec)[1]) for codec in CODECS]
+
+
+def _speed(codec: str, values: Floats, residual: Floats) -> Speed:
+    size = values.nbytes
+    encode_s, data = _timed(lambda: encode_compressed(compress(values, residual, codec=codec)[0]))
+    decode_s, _ = _timed(lambda: expand(decode_compressed(data, size=values.size, codec=codec)))
+    return Speed(
+        codec=codec,
+        bytes=len(data),
+        ratio=size / len(data),
+        encode_mb_s=size / MB / encode_s,
+        decode_mb_s=size / MB / decode_s,
+    )
+
+
+def _timed(work: Callable[[], T]) -> tuple[float, T]:
+    """Median seconds, and what came out last."""
+    taken = []
+    for _ in range(RUNS):
+        began_s = time.perf_counter()
+        made = work()
+        taken.append(time.perf_counter() - began_s)
+    return statistics.median(taken), made
+
+
+def speed_table(found: Sequence[Speed], count: int) -> Table:
+    """Bytes and megabytes a second."""
+    rows = [
+        (one.codec, f"{one.bytes:,}", f"{one.ratio:.1f}x", f"{one.encode_mb_s:.0f}", f"{one.decode_mb_s:.0f}")
+        for one in found
+    ]
+    return table(f"{count:,} values, one thread", ("codec", "bytes", "smaller", "encode MB/s", "decode MB/s"), rows)
+
+
+if __name__ == "__main__":
+    run_benchmark(main)

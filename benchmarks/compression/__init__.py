@@ -1,1 +1,0 @@
-"""What the codecs of outer gradients and updates cost: bytes, time, and loss."""

@@ -1,1 +1,0 @@
-"""What lost work costs, and which rule for it is better. Read cases.py first."""

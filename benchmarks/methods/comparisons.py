@@ -1,0 +1,278 @@
+"""Variations of short runs of a 2x2 grid, each held against a reference with the same start, text and batches.
+
+    lost-work           what missing and late contributions cost, and which rule for them is better (docs/lost_work.md)
+    compression         codecs of outer gradients and updates
+    compression-long    the same in long runs, where top128 belongs
+    overlap             rounds that begin from an estimate of the next version
+
+Every cost is over the reference of the same seed, so that what differs between seeds for other reasons cancels. With
+`overlap` every path trains round r + 1 from an estimate of version r + 1, made from version r and its own outer
+gradient; what these steps did is averaged with the others' and steps version r + 1, as in peers/path/ahead.py. (N,)
+are flat vectors.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.report import spread, table
+from dipaco_p2p.core.arrays import Floats
+from dipaco_p2p.core.outer import weights
+from dipaco_p2p.core.overlap import Course
+from dipaco_p2p.core.shards import Shard
+from dipaco_p2p.topology import ModuleId
+
+from .grid import Arrived, Grid, WarmStart
+from .jobs import Job
+
+ELSEWHERE = "; its documents routed elsewhere"
+CLEAN, OFF = "clean", "off"
+FLOAT32, FLOAT32_SHORT = "float32 both ways", "float32, momentum 0.8"
+
+Fields = Mapping[str, object]
+Losses = Mapping[str, Sequence[float]]
+"""Of each variation, the final loss of each seed in nats per token."""
+Curves = Mapping[str, Sequence[Mapping[int, float]]]
+"""Of each variation, the loss of each seed by the number of rounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Variations by name, as fields of a job, and what they are held against."""
+
+    variations: Mapping[str, Fields]
+    references: tuple[str, ...]
+    """The best of them in a seed counts."""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """Two rules for the same loss."""
+    seeds: int = 2
+    rounds: int = 6
+    steps: int = 30
+    """Inner steps of a round."""
+    points: int = 1
+    """How often the loss is taken."""
+
+    def jobs(self, seeds: Sequence[int]) -> dict[str, list[Job]]:
+        """Of every variation, the job of each seed."""
+        found = {}
+        for name, fields in self.variations.items():
+            job = Job(method=name, seed=0, size="short", steps=self.rounds * self.steps, round_steps=self.steps)
+            job = replace(job, points=self.points, **fields)  # type: ignore[arg-type]  # the fields are those of Job
+            found[name] = [replace(job, seed=seed) for seed in seeds]
+        return found
+
+
+_LATE = "30 % a round late, used; left out meanwhile"
+_QUARTER = "30 % a round late, a quarter used; left out meanwhile"
+_LESS, _HALF = "30 % lost, left out", "60 % lost, left out; nothing came: no step"
+_NEVER = "one path never trained, left out"
+LOST_WORK = Comparison(
+    variations={
+        CLEAN: {},
+        _LESS: {"drop": 0.3},
+        "30 % lost, counts as zero": {"drop": 0.3, "zero": True},
+        _LATE: {"drop": 0.3, "late": 1.0},
+        _QUARTER: {"drop": 0.3, "late": 0.25},
+        "30 % a round late, used; zero meanwhile": {"drop": 0.3, "late": 1.0, "zero": True},
+        _HALF: {"drop": 0.6},
+        "60 % lost, left out; nothing came: momentum": {"drop": 0.6, "coasts": True},
+        "60 % lost, counts as zero; nothing came: no step": {"drop": 0.6, "zero": True},
+        _NEVER: {"untrained": True},
+        "one path never trained, counts as zero": {"untrained": True, "zero": True},
+    },
+    references=(CLEAN,),
+    pairs=(
+        (_LESS, "30 % lost, counts as zero"),
+        (_HALF, "60 % lost, counts as zero; nothing came: no step"),
+        (_NEVER, "one path never trained, counts as zero"),
+        (_HALF, "60 % lost, left out; nothing came: momentum"),
+        (_LATE, "30 % a round late, used; zero meanwhile"),
+        (_LATE, _LESS),
+        (_QUARTER, _LATE),
+        (_QUARTER, _LESS),
+        (_NEVER + ELSEWHERE, _NEVER),
+    ),
+    seeds=5,
+)
+"""A late contribution that is refused is one that is lost: the same lots, the same result."""
+
+_FP32, _INT4, _TOP = {"codec": "fp32"}, {"codec": "int4", "down": "int4"}, {"codec": "top128", "down": "int4"}
+COMPRESSION = Comparison(
+    variations={
+        FLOAT32: _FP32,
+        "int8 up, int8 down": {"codec": "int8"},
+        "int4 up, int8 down": {"codec": "int4"},
+        "int4 up, int4 down": _INT4,
+        "int4 up without feedback, int4 down": {**_INT4, "feedback": False},
+        "top128 up, int4 down": _TOP,
+    },
+    references=(FLOAT32,),
+)
+_MEMORYLESS = {**_TOP, "lr": 1.0, "momentum": 0.0}
+COMPRESSION_LONG = Comparison(
+    variations={
+        FLOAT32: _FP32,
+        FLOAT32_SHORT: {**_FP32, "momentum": 0.8},  # rounds of few steps want a shorter memory than the default's
+        "int4 up, int4 down": _INT4,
+        "top128, lr 0.8, momentum 0.7": {**_TOP, "lr": 0.8, "momentum": 0.7},
+        "top128, lr 1, momentum 0.5": {**_TOP, "lr": 1.0, "momentum": 0.5},
+        "top128, lr 1, momentum 0": _MEMORYLESS,
+        "top128, begun at the versions, lr 1, momentum 0, decay 0.95": {**_MEMORYLESS, "goes_on": False, "decay": 0.95},
+    },
+    references=(FLOAT32, FLOAT32_SHORT),
+    rounds=60,
+    points=10,
+)
+"""Float32 has outer steps of its own: what counts is the best that each can do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Known:
+    """What a path knows of one module when its inner steps have ended."""
+
+    course: Course
+    own: Floats
+    """Its fresh outer gradient."""
+    others: Floats | None
+    """The part of all others in the last average; None in the first round."""
+    weight: float
+    """The weight of its own last outer gradient in that average."""
+    job: Job
+
+    def ahead(self, gradient: Floats) -> Floats:
+        """The next version, if that is the average."""
+        return self.course.ahead(gradient, lr=self.job.lr, momentum=self.job.momentum)
+
+
+ESTIMATES: Mapping[str, Callable[[Known], Floats]] = {
+    "on: the outer step with the own gradient": lambda known: known.ahead(known.own),
+    "others' last gradients, own fresh one": lambda known: known.ahead(
+        known.own if known.others is None else known.others + known.own * known.weight
+    ),
+    "own gradient, no momentum": lambda known: known.course.params - known.own * known.job.lr,
+    "own parameters": lambda known: known.course.params - known.own,
+    "the version before, as it is": lambda known: known.course.params,
+}
+"""The first is what a run does; the second is the eager update of arXiv 2502.12996."""
+
+OVERLAP = Comparison(
+    variations={OFF: _INT4} | {name: {**_INT4, "estimate": name} for name in ESTIMATES}, references=(OFF,)
+)
+
+COMPARISONS: Mapping[str, Comparison] = {
+    "lost-work": LOST_WORK,
+    "compression": COMPRESSION,
+    "compression-long": COMPRESSION_LONG,
+    "overlap": OVERLAP,
+}
+
+
+class OverlappedGrid(Grid):
+    """A grid whose paths do not wait for each other's outer gradients."""
+
+    def __init__(self, job: Job, start: WarmStart, shards: Sequence[Shard], *, fast: bool, device: str = "cpu") -> None:
+        assert job.replicas == 1, job.replicas
+        super().__init__(job, start, shards, fast=fast, device=device)
+        self._estimate = ESTIMATES[job.estimate]
+        self._courses = {module: Course.begin(state.params) for module, state in self.states.items()}
+        self._others: dict[tuple[int, ModuleId], tuple[Floats, float]] = {}
+        self._starts: dict[int, list[Floats]] = {}
+
+    def starts(self, number: int) -> list[Floats]:
+        return self._starts.get(number) or self.flats(number)
+
+    def step(self, arrived: Arrived, number: int) -> None:
+        """Estimate for every path where its next round begins, then step the modules."""
+        for place, [worker] in enumerate(self._workers):
+            modules = zip(worker.path.modules(), worker.own, strict=True)
+            self._starts[place] = [self._estimate(self._known(place, module, own)) for module, own in modules]
+        super().step(arrived, number)
+        for module, contributions in arrived.items():
+            self._follow(module, weights([c.share for c in contributions], tokens_full=1))
+
+    def _known(self, place: int, module: ModuleId, own: Floats) -> Known:
+        others, weight = self._others.get((place, module), (None, 1.0))
+        return Known(course=self._courses[module], own=own, others=others, weight=weight, job=self.job)
+
+    def _follow(self, module: ModuleId, alphas: Sequence[float]) -> None:
+        before, momentum = self._courses[module], self.job.momentum
+        after = before.follow(self.states[module].params, lr=self.job.lr, momentum=momentum)
+        average = after.momentum - before.momentum * momentum
+        length = 1 / math.sqrt(math.fsum(alpha * alpha for alpha in alphas)) if self.job.rule == "sqrt" else 1.0
+        places = map(self.topology.number, self.topology.paths_through(module))
+        for place, alpha in zip(places, alphas, strict=True):
+            own = self._workers[place][0].own[module.level]
+            self._others[place, module] = (average - own * (alpha * length), alpha * length)
+        self._courses[module] = after
+
+
+def curves_of(results: Mapping[str, Sequence[Mapping[str, Any]]], steps: int) -> dict[str, list[dict[int, float]]]:
+    """The loss by the number of rounds, which have so many `steps`, of what training gave for each seed."""
+    curves = {}
+    for name, seeds in results.items():
+        curves[name] = [{step // steps: float(loss) for step, loss in result["curve"]} for result in seeds]
+        if "elsewhere" in seeds[0]:
+            curves[name + ELSEWHERE] = [
+                {max(curve): result["elsewhere"]["loss"]} for curve, result in zip(curves[name], seeds, strict=True)
+            ]
+    return curves
+
+
+def tables(comparison: Comparison, curves: Curves) -> Iterator[Table]:
+    """What each variation costs at the end, which rule of a pair is better, and the costs by the number of rounds."""
+    losses = {name: [curve[max(curve)] for curve in found] for name, found in curves.items()}
+    yield costs_table(comparison, losses)
+    if comparison.pairs:
+        yield pairs_table(comparison, losses)
+    if comparison.points > 1:
+        yield curve_table(comparison, curves)
+
+
+def costs_table(comparison: Comparison, losses: Losses) -> Table:
+    """The median over the seeds, and what each costs over the best reference in the same seed: in nats and in percent
+    of perplexity."""
+    best, rows = [min(of_one) for of_one in zip(*(losses[name] for name in comparison.references), strict=True)], []
+    for name, values in losses.items():
+        loss = statistics.median(values)
+        nats = spread([value - reference for value, reference in zip(values, best, strict=True)])
+        costs = [f"{cost:+.4f}" for cost in nats] + [f"{cost:+.1f}" for cost in spread(percents(best, values))]
+        rows.append((name, f"{loss:.4f}", f"{math.exp(loss):.2f}", *costs))
+    columns = ("", "loss", "perplexity", f"over {comparison.references[0]}", "from", "to", "over %", "from %", "to %")
+    return table(f"After {comparison.rounds} rounds of {comparison.steps} steps", columns, rows)
+
+
+def pairs_table(comparison: Comparison, losses: Losses) -> Table:
+    """What the second rule of a pair costs over the first, and whether all seeds agree."""
+    rows = []
+    for first, second in comparison.pairs:
+        costs = percents(losses[first], losses[second])
+        worse = f"{sum(cost > 0 for cost in costs)} of {len(costs)}"
+        rows.append((first, second, *(f"{value:+.1f}" for value in spread(costs)), worse))
+    columns = ("rule", "instead", "costs %", "from %", "to %", "worse in")
+    return table("Two rules for the same loss", columns, rows, left=("instead",))
+
+
+def curve_table(comparison: Comparison, curves: Curves) -> Table:
+    """The median over the seeds of what each costs over the reference that is best at the end of the same seed."""
+    candidates = zip(*(curves[name] for name in comparison.references), strict=True)
+    best = [min(of_one, key=lambda one: one[max(one)]) for of_one in candidates]
+    rounds, rows = list(best[0]), []
+    for name, found in curves.items():
+        costs = [
+            statistics.median(one[number] - other[number] for one, other in zip(found, best, strict=True))
+            for number in rounds
+        ]
+        rows.append((name, *(f"{cost:+.3f}" for cost in costs)))
+    title = f"Over {comparison.references[0]}, by rounds of {comparison.steps} steps"
+    return table(title, ("", *map(str, rounds)), rows)
+
+
+def percents(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    """How much greater the perplexity is of each loss in `after` than of its one in `before`, in percent."""
+    return [100 * math.expm1(new - old) for old, new in zip(before, after, strict=True)]

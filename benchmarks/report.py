@@ -1,0 +1,76 @@
+"""What every benchmark does with its figures: compare them within a turn, show them as a table, write them as JSON.
+
+Speeds that are compared are measured in turns, so that what disturbs one disturbs the others. What counts is then the
+median of the ratios within each turn, and not the ratio of the medians.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+COLUMNS = 110
+"""Width of tables that go to a file."""
+MB = 1e6
+
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+Disks = Annotated[Path | None, typer.Option("--dir", help="Folder for the peers' disks; default: a temporary one.")]
+Corpus = Annotated[str, typer.Option(help="`found`, or a file or folder of text, JSONL or Parquet.")]
+
+
+def run_benchmark(main: Callable[..., None], *, epilog: str | None = None) -> None:
+    """Run `main` as a command; its options and help are its parameters and docstring."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(epilog=epilog)(main)
+    app()
+
+
+def require_codecs(names: Sequence[str], *, default: Sequence[str]) -> tuple[str, ...]:
+    """The codecs of the flags, each once, or `default`. Raises BadParameter for one that does not exist."""
+    from dipaco_p2p.core.compress import CODECS
+
+    codecs = tuple(dict.fromkeys(names or default))
+    if unknown := [name for name in codecs if name not in CODECS]:
+        raise typer.BadParameter(f"no codec `{unknown[0]}`; there are {', '.join(CODECS)}")
+    return codecs
+
+
+def write_json(path: Path | None, figures: object) -> None:
+    """Write `figures` to `path`, if there is one."""
+    if path is not None:
+        path.write_text(json.dumps(figures, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def median_ratio(values: Iterable[float], others: Iterable[float]) -> float:
+    """The median of the ratios of `values` to `others` within each turn."""
+    return statistics.median(one / other for one, other in zip(values, others, strict=True))
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, the least and the greatest."""
+    return statistics.median(values), min(values), max(values)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Iterable[str] = ()) -> Table:
+    """A plain table; the first column and those in `left` are aligned to the left, figures to the right."""
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, min_width=min(len(title), COLUMNS))
+    for place, name in enumerate(columns):
+        made.add_column(name, justify="left" if not place or name in left else "right")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def show(*shown: Any) -> None:
+    """Print tables and lines, on a terminal in its width."""
+    console = Console(width=None if Console().is_terminal else COLUMNS)
+    for each in shown:
+        console.print(each)

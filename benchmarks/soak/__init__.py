@@ -1,1 +1,0 @@
-"""Whether anything grows while a swarm runs for long: memory, files, sockets, shared memory, disk, threads, records."""

@@ -1,0 +1,103 @@
+"""`python -m benchmarks.swarm_faults churn` and `... soak`: what faults cost a swarm of real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.report import Corpus
+
+CODES = "2 a wrong flag or corpus; 5 this machine cannot; 130 stopped. docs/churn.md defines every figure and bound."
+Out = Annotated[Path, typer.Option(help="A new folder for logs, histories, homes and the result.")]
+Seed = Annotated[int, typer.Option(min=0, help="Decides weights, shards, batches, and the schedule of faults.")]
+Peers = Annotated[int, typer.Option(min=2, max=32, help="Volunteers.")]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=__doc__)
+
+
+@app.command(epilog=f"Exit codes: 0 every bar that was tested is kept; 1 one is missed; {CODES}")
+def churn(
+    peers: Peers = 8,
+    minutes: Annotated[float, typer.Option(min=0.2, help="How long there are kills.")] = 10.0,
+    kills_per_minute: Annotated[float, typer.Option(min=0, max=6, help="SIGKILLs, one after the other.")] = 1.0,
+    away: Annotated[tuple[float, float], typer.Option(help="A victim starts again after this many seconds.")] = (
+        15.0,
+        25.0,
+    ),
+    never_back: Annotated[float, typer.Option(min=0, max=1, help="Share of the victims that stay away.")] = 0.0,
+    heartbeat_ttl: Annotated[float, typer.Option(min=1, help="Seconds until a silent peer is given up.")] = 10.0,
+    steps: Annotated[int, typer.Option(min=1, help="Inner steps per round.")] = 100,
+    corpus: Corpus = "found",
+    seed: Seed = 0,
+    out: Out = Path("churn"),
+    quick: Annotated[bool, typer.Option("--quick", help="4 volunteers, 2 minutes: for trying.")] = False,
+    at_once: Annotated[bool, typer.Option("--at-once", help="Both runs at the same time.")] = False,
+) -> None:
+    """Run a swarm without faults and one whose volunteers are killed; show what the kills cost and what was kept."""
+    from dipaco_p2p.program.console import run_program
+
+    from .churn import Options, run_churn
+
+    options = Options(
+        peers=4 if quick else peers,
+        minutes=2.0 if quick else minutes,
+        kills_per_minute=kills_per_minute,
+        away_s=away,
+        never_back=never_back,
+        seed=seed,
+        heartbeat_ttl_s=heartbeat_ttl,
+        steps=steps,
+        corpus=corpus,
+        at_once=at_once,
+    )
+    kept: list[bool] = []
+
+    async def run() -> None:
+        kept.append(await run_churn(options, out))
+
+    code = run_program(run)
+    raise typer.Exit(code or (0 if kept == [True] else 1))
+
+
+@app.command(epilog=f"Exit codes: 0 nothing grows beyond its bound; 1 something does; {CODES}")
+def soak(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 60.0,
+    peers: Peers = 4,
+    faults_per_minute: Annotated[
+        float, typer.Option(min=0, help="SIGKILL, SIGTERM or SIGSTOP, and back, for the first half of the volunteers.")
+    ] = 0.5,
+    warm_up: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the time that does not count.")] = 0.3,
+    corpus: Corpus = "found",
+    seed: Seed = 0,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Others start peers here too: leave out what belongs to the machine.")
+    ] = False,
+    out: Out = Path("soak"),
+) -> None:
+    """Run a swarm under mild churn, sample what its processes hold, and show what grows."""
+    from dipaco_p2p.program.console import run_program
+
+    from .soak import Options, run_soak
+
+    options = Options(
+        minutes=minutes,
+        peers=peers,
+        seed=seed,
+        faults_per_minute=faults_per_minute,
+        warm_up=warm_up,
+        corpus=corpus,
+        is_alone=not shared,
+    )
+    grown: list[str] = []
+
+    async def run() -> None:
+        grown.extend(await run_soak(options, out))
+
+    code = run_program(run)
+    raise typer.Exit(code or (1 if grown else 0))
+
+
+if __name__ == "__main__":
+    app()

@@ -24,7 +24,7 @@ from .world import disks_folder, keep_disks_in
 SEED_CPU_S = 60
 """At most. A run takes two; one that does not end goes round in circles at one moment of its time."""
 SEEDS_A_PROCESS = 200
-"""Then another takes its place: a run leaves its process with memory that is free and not given back."""
+"""On average; then another takes its place: a run leaves its process with memory that is free and not given back."""
 
 
 class Hung(KeyboardInterrupt):
@@ -97,11 +97,15 @@ def play_seeds(
             results.append(play_seed(seed, wish))
             on_result(results[-1])
         return results
-    with pool_of(workers) as pool:
-        futures = [pool.submit(partial(play_seed, seed, wish)) for seed in seeds]
-        for future in as_completed(futures):
-            on_result(future.result())
-        return [future.result() for future in futures]
+    results, size = [], workers * SEEDS_A_PROCESS
+    # New processes by our own hand: those of `max_tasks_per_child` can wait for each other for ever (CPython #115634).
+    for begin in range(0, len(seeds), size):
+        with pool_of(workers) as pool:
+            futures = [pool.submit(partial(play_seed, seed, wish)) for seed in seeds[begin : begin + size]]
+            for future in as_completed(futures):
+                on_result(future.result())
+            results += [future.result() for future in futures]
+    return results
 
 
 @contextlib.contextmanager
@@ -111,9 +115,7 @@ def pool_of(workers: int) -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory(prefix="dipaco-simulations-", dir=disks_folder()) as home,
-        ProcessPoolExecutor(
-            workers, context, initializer=keep_disks_in, initargs=(home,), max_tasks_per_child=SEEDS_A_PROCESS
-        ) as pool,
+        ProcessPoolExecutor(workers, context, initializer=keep_disks_in, initargs=(home,)) as pool,
     ):
         try:
             yield pool

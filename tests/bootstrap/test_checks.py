@@ -277,7 +277,7 @@ def test_a_check_counts_for_its_author_only(played: Played, tmp_path: Path) -> N
 
 def test_strangers_take_few_places_and_nobody_takes_all(played: Played, tmp_path: Path) -> None:
     async def scenario(keeper: Keeper) -> None:
-        with pytest.raises(Refused, match="neither a heartbeat"):
+        with pytest.raises(Refused, match="no heartbeat and no work"):
             await keeper.send(signer(20))
         strangers = [signer(number) for number in range(20, 20 + OF_STRANGERS_MAX + 1)]
         keeper.alive.update(one.peer for one in strangers)

@@ -250,15 +250,15 @@ def test_a_place_is_this_machine_alone_unless_an_address_is_named(text_: str, pl
 
 @pytest.mark.parametrize("text_", ["x", "host:", ":9464", "70000", "::1:9464", "a b:1", "1.2.3.4:5:6", "-1", "9464\n"])
 def test_what_is_no_place_is_refused_by_flag_and_file_before_anything_starts(text_: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no place for metrics"):
+    with pytest.raises(ConfigError, match="is not an address for metrics"):
         read_place(text_)
     file = tmp_path / "run.toml"
     file.write_text(f"[node]\nmetrics = {json.dumps(text_)}\n")
-    with pytest.raises(ConfigError, match="no place for metrics"):
+    with pytest.raises(ConfigError, match="is not an address for metrics"):
         load_run_file(file)
     file.write_text("")
     found = CliRunner().invoke(app, ["start", str(file), "--dir", str(tmp_path / "run"), f"--metrics={text_}"])
-    assert found.exit_code == 2 and "no place for metrics" in found.output and not (tmp_path / "run").exists()
+    assert found.exit_code == 2 and "is not an address for metrics" in found.output and not (tmp_path / "run").exists()
 
 
 def test_metrics_are_text_of_plain_documents() -> None:

@@ -66,3 +66,11 @@ def test_a_range_goes_on_where_it_was_stopped(
     told = capsys.readouterr().out
     assert "2 of these 5 seeds were played before" in told
     assert "python -m simulation --seed 101 --verbose" in told and "5 seeds, 1 of them broke a promise" in told
+
+
+def test_a_range_outlives_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "SEEDS_A_PROCESS", 2)
+    told: list[Result] = []
+    found = runner.play_seeds(range(1, 8), Wish(faults=()), workers=2, on_result=told.append)
+    assert [each.seed for each in found] == [1, 2, 3, 4, 5, 6, 7] == sorted(each.seed for each in told)
+    assert not any(each.broken for each in found)

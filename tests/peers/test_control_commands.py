@@ -41,9 +41,6 @@ PATH = PathId.parse("P0-1")
 
 
 class Watching:
-    def __init__(self) -> None:
-        self.decrees = Anything(state=Anything(frozen=None))
-
     def reached(self, module: ModuleId) -> int:
         return 7 if module.level else 5
 
@@ -90,7 +87,8 @@ def runner_at_work() -> HandMadeTour:
     status.peers_alive, status.peers_training, status.paths_covered, status.paths = 4, 3, 2, 2
     run = Anything(origin="0123abcd" * 8, manifest=Anything(stage="grid"))
     swarm = Anything(statistics=lambda: SwarmStatistics(bytes_sent=1_234_567, bytes_received=89))
-    return HandMadeTour(status, Anything(run=run, swarm=swarm, watch=Watching()))
+    decrees = Anything(state=Anything(frozen=None))
+    return HandMadeTour(status, Anything(run=run, swarm=swarm, watch=Watching(), decrees=decrees))
 
 
 @dataclass

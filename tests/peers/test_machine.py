@@ -167,7 +167,7 @@ def fake(folder: Path, *, since_us: int) -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from dipaco_p2p.node.store import folder_lock
+from dipaco_p2p.program.files import folder_lock
 with folder_lock(Path(sys.argv[1]), hint=""):
     print("held", flush=True)
     sys.stdin.read()

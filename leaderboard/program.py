@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dipaco_p2p.clock import SystemClock
-from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, SwarmError
+from dipaco_p2p.errors import ConfigError, DipacoError, SwarmError
 from dipaco_p2p.node.entry import is_entry
 from dipaco_p2p.program.console import log_to, on_signals
 from dipaco_p2p.program.files import folder_lock
+from dipaco_p2p.program.web import listening, serve_app
 
 from .collector import collect
 from .database import Database
@@ -29,7 +28,6 @@ from .rebuild import rebuild
 from .stored import load_stages, stored_snapshot, with_documents
 from .web.app import make_app
 from .web.export import export_site
-from .web.server import serve_app
 
 AGAIN_S = 10.0
 SETTLED_S_MAX = 120.0
@@ -54,9 +52,12 @@ async def serve(
     nobody answers and there is nothing in the folder to show."""
     stopped = asyncio.Event()
     on_signals(stopped.set)
+    refused = f"the leaderboard cannot listen on {place.host} port {place.port}"
     with (
         folder_lock(folder, hint="another leaderboard is at work there; end it, or choose another --dir"),
-        _listening(place.host, place.port) as listener,
+        listening(
+            place.host, place.port, refused=refused, hint="choose another port, or 0 for any free one"
+        ) as listener,
         _opened(folder / FILE) as database,
     ):
         log_to(folder / LOG, verbose=verbose)
@@ -169,16 +170,3 @@ def _opened(file: Path | None, *, has_prints: bool = True) -> Iterator[Database]
         yield database
     finally:
         database.close()
-
-
-@contextlib.contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family)
-    except OSError as error:
-        hint = "choose another port, or 0 for any free one" if error.errno == errno.EADDRINUSE else ""
-        message = f"the leaderboard cannot listen on {host} port {port}: {error.strerror}"
-        raise EnvironmentUnfit(message, hint=hint) from None
-    with listener:
-        yield listener

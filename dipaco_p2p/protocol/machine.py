@@ -1,6 +1,6 @@
 """A state machine is a table; what the table does not list is refused and changes nothing.
 
-docs/protocol.md draws its diagrams from these tables (`python docs/build.py`), so a table is the whole truth.
+docs/protocol.md shows these very tables on the site, so a table is the whole truth.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What makes the pages of docs/ into a site: their order, diagrams, the footer, what becomes of links.
+"""What makes the pages of docs/ into a site: their order, the parts made from the code, the footer, and the links.
 
 mkdocs.yml names this file. Nothing is fetched: links to other sites are checked for their form, and listed beside
 the site; a dead link inside it is found by mkdocs, and fails the build.
@@ -12,8 +12,8 @@ import subprocess
 import sys
 import urllib.parse
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -24,7 +24,7 @@ FOLDER = Path(__file__).resolve().parent
 REPO = FOLDER.parents[1]
 sys.path[:0] = [str(FOLDER), str(REPO)]
 
-from diagrams import Unreadable, svg  # noqa: E402
+from generated import fill  # noqa: E402
 
 from dipaco_p2p import __version__  # noqa: E402
 
@@ -34,8 +34,17 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Start": ("index.md", "join.md", "swarm.md", "define.md"),
     "Volunteers": ("volunteer.md", "trust.md"),
     "Coordinators": ("coordinator.md", "deploy.md", "recover.md", "decrees.md", "leaderboard.md"),
-    "How it works": ("concepts.md", "glossary.md", "design.md", "protocol.md", "security.md"),
-    "Reference": ("reference.md", "changelog.md", "contributing.md"),
+    "How it works": ("concepts.md", "glossary.md", "design.md", "tour.md", "protocol.md", "security.md"),
+    "Reference": (
+        "reference.md",
+        "reference/calls.md",
+        "reference/records.md",
+        "reference/documents.md",
+        "reference/reasons.md",
+        "reference/limits.md",
+        "changelog.md",
+        "contributing.md",
+    ),
     "Measured": (
         "performance.md",
         "experiment.md",
@@ -61,8 +70,6 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.nav = navigation(Path(config.docs_dir))
     config.copyright = footer(__version__, commit(REPO))
     config.mdx_configs.setdefault("toc", {}).update(slugify=slugify(case="lower"))
-    fence = {"name": "mermaid", "class": "diagram", "format": diagram}
-    config.mdx_configs.setdefault("pymdownx.superfences", {}).update(custom_fences=[fence])
     return config
 
 
@@ -105,23 +112,21 @@ def _from_the_top(link: re.Match[str]) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links into the code lead nowhere on a site: what they say stays, and the file is in every copy of the code."""
-    return LINK.sub(_inside, markdown)
-
-
-def _inside(link: re.Match[str]) -> str:
-    text, target = link[1], link[2]
-    brought = {f"../{source}": name for name, source in BROUGHT.items()}
-    return f"[{text}]({brought[target]})" if target in brought else text if target.startswith("../") else link[0]
-
-
-def diagram(source: str, language: str, class_name: str, options: Any, md: Any, **rest: Any) -> str:
-    """A block of mermaid as a picture; one that cannot be drawn fails the build."""
+    """Make the parts that come from the code. Links into the code lead nowhere on a site: only what they say stays."""
     try:
-        return f'<div class="{class_name}">{svg(source)}</div>'
-    except Unreadable as error:
-        log.warning("a diagram cannot be drawn: %s", error)
-        return ""
+        return fill(LINK.sub(partial(_inside, depth=page.file.src_uri.count("/")), markdown))
+    except KeyError as error:
+        log.warning("%s: no part is called %s", page.file.src_uri, error)
+        return markdown
+
+
+def _inside(link: re.Match[str], *, depth: int = 0) -> str:
+    text, target = link[1], link[2]
+    top, brought = "../" * (depth + 1), {source: name for name, source in BROUGHT.items()}
+    if not target.startswith(top):
+        return link[0]
+    name = brought.get(target.removeprefix(top))
+    return f"[{text}]({'../' * depth}{name})" if name else text
 
 
 _outside: dict[str, str] = {}

@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from view_harness import beat, seen_with
 
 from bootstrap.cli import app
-from bootstrap.control import metrics as metrics_page
 from bootstrap.control.metrics import metrics_served, metrics_text
 from bootstrap.control.view import View
 from bootstrap.runfile import Place, load_run_file, read_place
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
-from dipaco_p2p.program.metrics import exposition, gauge
+from dipaco_p2p.program import web
+from dipaco_p2p.program.metrics import counter, exposition, gauge
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "grafana"
 SAMPLE = re.compile(r'(dipaco_[a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*)\})? (\S+)')
@@ -106,7 +106,13 @@ def promtool(*words: str, text: str = "") -> subprocess.CompletedProcess[bytes]:
 
 def test_labels_are_escaped_and_one_series_stands_once() -> None:
     said = exposition([gauge("x", "Of x.", [(1, {"a": 'b"\\\n'}), (2, {"a": "c"}), (3, {"a": "c"})])])
-    assert said == '# HELP dipaco_x Of x.\n# TYPE dipaco_x gauge\ndipaco_x{a="b\\"\\\\\\n"} 1\ndipaco_x{a="c"} 5\n'
+    head = "# HELP dipaco_x Of x.\n# TYPE dipaco_x gauge\n"
+    assert said == head + 'dipaco_x{a="b\\"\\\\\\n"} 1.0\ndipaco_x{a="c"} 5.0\n'
+
+
+def test_a_counter_keeps_its_name_and_what_has_no_value_is_left_out() -> None:
+    said = exposition([counter("x_total", "Of x.", [(1.5e9, {})]), gauge("y", "Of y.", [])])
+    assert said == "# HELP dipaco_x_total Of x.\n# TYPE dipaco_x_total counter\ndipaco_x_total 1.5e+09\n"
 
 
 # -- the dashboard
@@ -184,19 +190,21 @@ def test_a_scraper_gets_the_text_and_any_other_request_its_refusal() -> None:
         assert address == f"http://127.0.0.1:{port}/metrics"
         head, _, body = (await said(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")).partition("\r\n\r\n")
         assert head.startswith("HTTP/1.1 200") and body == "# HELP dipaco_x X.\n"
-        assert "text/plain; version=0.0.4" in head and f"Content-Length: {len(body)}" in head
+        assert "text/plain; version=0.0.4" in head and f"content-length: {len(body)}" in head
         short = await said(port, b"HEAD /metrics?x=1 HTTP/1.0\r\n\r\n")
         assert short.startswith("HTTP/1.1 200") and short.endswith("\r\n\r\n")
         for request, status in (
-            (b"GET / HTTP/1.1\r\n\r\n", 404),
-            (b"GET /metrics/../x HTTP/1.1\r\n\r\n", 404),
-            (b"POST /metrics HTTP/1.1\r\n\r\n", 405),
+            (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+            (b"GET /metrics/ HTTP/1.0\r\n\r\n", 404),
+            (b"GET /metrics/../x HTTP/1.0\r\n\r\n", 404),
+            (b"POST /metrics HTTP/1.0\r\n\r\n", 405),
             (b"hello\r\n\r\n", 400),
             (b"\xff\x00 \xff HTTP/9\r\n\r\n", 400),
         ):
             assert (await said(port, request)).startswith(f"HTTP/1.1 {status} "), request
         assert await said(port, b"GET /metr", is_ended=True) == ""
-        assert await said(port, b"GET /metrics HTTP/1.1\r\nX: " + b"x" * metrics_page.HEAD_BYTES_MAX) == ""
+        long = await said(port, b"GET /metrics HTTP/1.1\r\nX: " + b"x" * web.PAGE_HEAD_BYTES_MAX)
+        assert long == "" or long.startswith("HTTP/1.1 400 ")
 
     served(scene)
 
@@ -204,18 +212,18 @@ def test_a_scraper_gets_the_text_and_any_other_request_its_refusal() -> None:
 def test_silent_clients_keep_out_no_more_than_their_number_and_are_hung_up_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metrics_page, "CLIENTS_MAX", 2)
+    monkeypatch.setattr(web, "PAGE_CLIENTS_MAX", 2)
 
     async def scene(address: str, port: int) -> None:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        request = b"GET /metrics HTTP/1.1\r\n\r\n"
+        request = b"GET /metrics HTTP/1.0\r\n\r\n"
         assert await said(port, request) == ""
         for _, writer in silent:
             writer.close()
             await writer.wait_closed()
         while not (await said(port, request)).startswith("HTTP/1.1 200 "):
             pass  # until the server has seen that they left
-        monkeypatch.setattr(metrics_page, "CLIENT_S", 0.01)
+        monkeypatch.setattr(web, "PAGE_CLIENT_S", 0.01)
         assert await said(port, b"GET") == ""
 
     served(scene)

@@ -76,7 +76,11 @@ def test_the_sdist_has_the_packages_what_builds_them_and_no_tests(sdist: Path) -
     files = {name for name in names if name}
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"} <= files
     assert expected() <= files
-    strange = [name for name in files if name.startswith(("tests", "benchmarks", "docs")) or "__pycache__" in name]
+    strange = [
+        name
+        for name in files
+        if name.startswith(("tests", "benchmarks", "docs", "simulation")) or "__pycache__" in name
+    ]
     assert strange == []
 
 

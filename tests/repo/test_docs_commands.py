@@ -1,6 +1,6 @@
 """What the documentation shows can be typed: its command lines and keys exist, and every command has an example.
 
-Asked of the parser itself and of what `--help` prints, while docs/reference.md is made from the annotations.
+Asked of the parser itself and of what `--help` prints, while the reference is made by typer's own generator.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from peers.cli import app as peer_app
 from peers.preferences.keys import Preferences
 
 REPO = Path(__file__).parents[2]
-sys.path.insert(0, str(REPO / "docs"))
-build = importlib.import_module("build")
-listed = importlib.import_module("commands")
+sys.path.insert(0, str(REPO / "docs/site"))
+generated = importlib.import_module("generated")
 
 PROGRAMS = {"dipaco-peer": peer_app, "dipaco-bootstrap": bootstrap_app}
-PAGES = [*build.pages(), REPO / "CONTRIBUTING.md"]
+PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md")), REPO / "CONTRIBUTING.md"]
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
 ENDS = {"|", ">", "&&", ";", "||", "&"}
@@ -90,51 +89,46 @@ def shown(text: str, *, starts: tuple[str, ...]) -> Iterator[str]:
 # -- the reference
 
 
-@pytest.mark.parametrize("title", COMMANDS)
-def test_every_command_and_option_that_help_tells_is_in_the_reference(title: str) -> None:
-    text = (REPO / "docs/reference.md").read_text(encoding="utf-8")
-    sections = re.findall(rf"^### `{title}`$.*?(?=^###? |\Z)", text, flags=re.MULTILINE | re.DOTALL)
-    assert len(sections) == 1, f"{len(sections)} sections"
-    program, *words = title.split()
-    told = CliRunner().invoke(PROGRAMS[program], [*words, "--help"], env={"COLUMNS": "400", "NO_COLOR": "1"}).output
-    rows = [re.split(r"\s{2,}", line.strip("│ *")) for line in told.splitlines()]
-    cells = [cell for row in rows for cell in itertools.takewhile(lambda cell: cell.startswith("-"), row)]
-    options = {option for cell in cells for option in re.split(r"[,/\s]+", cell) if option.startswith("--")}
-    own = {"--help", "--install-completion", "--show-completion"}
-    assert "--help" in options
-    assert [option for option in sorted(options - own) if not re.search(rf"`{option}[ `]", sections[0])] == []
+@pytest.fixture(scope="module", params=PROGRAMS)
+def sections(request: pytest.FixtureRequest) -> tuple[str, dict[str, str]]:
+    """The sections of one program in the reference, by what is typed."""
+    program = request.param
+    text = generated.PARTS[f"{program.removeprefix('dipaco-')}-commands"]()
+    found = re.findall(r"^### `(.*?)`$(.*?)(?=^### |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(dict(found)) == len(found)
+    return program, dict(found)
 
 
-def test_the_tree_of_commands_is_walked_to_its_leaves() -> None:
-    outer, inner = typer.Typer(), typer.Typer(help="Inside.")
-    inner.command("deep-one", epilog="Example: x in deep-one 3")(_deep)
-    inner.command(hidden=True)(_hidden)
-    outer.add_typer(inner, name="in")
-    found = list(listed.commands("x", outer))
-    assert [command.title for command in found] == ["x", "x in", "x in deep-one"]
-    text = listed.command_line("x", outer)
-    assert "$ x in deep-one 3" in text and "| `--level N` | How deep. | `2` |" in text and "Inside." in text
-    assert "x in deep-one [OPTIONS] [NAME]" in text
-
-
-def _deep(
-    name: typing.Annotated[str, typer.Argument(help="Whose.")] = "a",
-    level: typing.Annotated[int | None, typer.Option(help="How deep.")] = 2,
-) -> None:
-    """Go deep."""
-
-
-def _hidden() -> None:
-    """Nobody is told."""
+def test_every_command_and_option_that_help_tells_is_in_the_reference(sections: tuple[str, dict[str, str]]) -> None:
+    program, texts = sections
+    commands = [title for title in COMMANDS if title.split()[0] == program]
+    assert commands and list(texts) == commands
+    for title in commands:
+        words = title.split()[1:]
+        told = CliRunner().invoke(PROGRAMS[program], [*words, "--help"], env={"COLUMNS": "400", "NO_COLOR": "1"}).output
+        rows = [re.split(r"\s{2,}", line.strip("│ *")) for line in told.splitlines()]
+        cells = [cell for row in rows for cell in itertools.takewhile(lambda cell: cell.startswith("-"), row)]
+        options = {option for cell in cells for option in re.split(r"[,/\s]+", cell) if option.startswith("--")}
+        assert "--help" in options
+        assert [option for option in sorted(options) if not re.search(rf"{option}[` ]", texts[title])] == []
 
 
 # -- examples
+
+EXAMPLE = re.compile(r"\s*\bExample: (.+?)(?=\.? Exit codes:|$)", re.MULTILINE)
+"""What shows a command at work, in its docstring or its epilog: to the end of the line."""
+
+
+def examples(text: str) -> list[str]:
+    """The command lines that a docstring and an epilog show, without a full stop."""
+    lines = (found.strip() for found in EXAMPLE.findall(text))
+    return [line if line.endswith("..") else line.removesuffix(".") for line in lines]
 
 
 @pytest.mark.parametrize("title", WITHOUT_GROUPS)
 def test_the_help_of_every_command_has_an_example_that_can_be_typed(title: str) -> None:
     node = WITHOUT_GROUPS[title]
-    lines = listed.examples(f"{node.help or ''}\n{node.epilog or ''}")
+    lines = examples(f"{node.help or ''}\n{node.epilog or ''}")
     assert lines, f"neither the docstring nor the epilog of `{title}` says `Example: {title} ...`"
     assert [line for line in lines if title not in line] == []
     assert [problem for line in lines if line.startswith(title) and (problem := problem_of(line))] == []
@@ -150,7 +144,7 @@ def test_the_help_of_every_command_has_an_example_that_can_be_typed(title: str) 
     ],
 )
 def test_an_example_is_found_wherever_a_help_has_it(text: str, example: str) -> None:
-    assert listed.examples(text) == [example]
+    assert examples(text) == [example]
 
 
 # -- what pages show
@@ -187,8 +181,9 @@ def test_a_command_line_is_found_where_pages_show_them() -> None:
     assert [problem_of(line) for line in lines] == ["", ""]
 
 
-@pytest.mark.parametrize("page", [path.relative_to(REPO).as_posix() for path in PAGES])
+@pytest.mark.parametrize("page", [path.relative_to(REPO).as_posix() for path in PAGES if path.name != "log.md"])
 def test_every_make_target_and_benchmark_of_a_page_exists(page: str) -> None:
+    """But for the log, which says what was typed on its day."""
     text = (REPO / page).read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", (REPO / "Makefile").read_text(), flags=re.MULTILINE))
     missing = []

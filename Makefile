@@ -7,19 +7,22 @@ SEEDS  ?= 100
 FIRST  ?= 1
 JOBS   ?= 2
 
-.PHONY: help venv demo test browser simulate mutants lint types docs site wheel smoke clean
+.PHONY: help venv demo test e2e browser simulate mutants lint types docs site wheel smoke clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -nE 's/^([a-z0-9]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 venv: $(READY) ## make the environment in .venv
 
 demo: $(READY) ## train a small swarm on this machine; ARGS="--help" lists what can be changed
 	$(BIN)/dipaco-bootstrap demo --export demo/leaderboard $(ARGS)
 
-test: $(READY) browser ## run the tests; ARGS="tests/core -k outer" picks some, JOBS=0 runs all in one process
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+test: $(READY) browser ## run the tests but the longest; ARGS="tests/core -k outer" picks some, JOBS=0 uses one process
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --ignore tests/e2e $(ARGS)
+
+e2e: $(READY) ## run the longest tests: whole swarms of processes, end to end
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder tests/e2e $(ARGS)
 
 browser: ## see to a headless browser for the tests of the leaderboard; without one these are skipped
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \

@@ -43,10 +43,6 @@ from dipaco_p2p.swarm.blobs.bandwidth import Line
 from leaderboard.places import DEFAULT_PORT as DEFAULT_PAGE_PORT
 from leaderboard.places import check_base
 
-LOOPBACK = "127.0.0.1"
-METRICS_HINT = "a port, as 9464, or a host and a port, as 0.0.0.0:9464 or [::]:9464"
-
-
 DEFAULT_PORT = 31337
 LEVELS = "model.levels"
 """The one list of tables."""

@@ -31,10 +31,10 @@ from benchmarks.report import MB, JsonFile, median_ratio, run_benchmark, show, t
 from benchmarks.trainer.loops import noise
 from dipaco_p2p.config import CompressionConfig, InnerConfig, LevelConfig, ModelConfig, RunConfig
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.compress import CODECS, INT4, compress, encode_compressed, norm
-from dipaco_p2p.core.inner import InnerLoop
-from dipaco_p2p.core.model import initial_modules
-from dipaco_p2p.core.outer import OuterState, average
+from dipaco_p2p.core.model.inner import InnerLoop
+from dipaco_p2p.core.model.transformer import initial_modules
+from dipaco_p2p.core.outer.compress import CODECS, INT4, compress, encode_compressed, norm
+from dipaco_p2p.core.outer.outer_step import OuterState, average
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.version import Admitted, averaged, make_version, stored

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.report import MB, JsonFile, run_benchmark, show, table, write_json
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.compress import CODECS, compress, decode_compressed, encode_compressed, expand
+from dipaco_p2p.core.outer.compress import CODECS, compress, decode_compressed, encode_compressed, expand
 
 RUNS = 5
 

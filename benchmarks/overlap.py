@@ -34,7 +34,7 @@ from dipaco_p2p.config import (
     RunConfig,
     WarmupConfig,
 )
-from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.blobs.bandwidth import Line

@@ -35,7 +35,7 @@ def run_benchmark(main: Callable[..., None], *, epilog: str | None = None) -> No
 
 def require_codecs(names: Sequence[str], *, default: Sequence[str]) -> tuple[str, ...]:
     """The codecs of the flags, each once, or `default`. Raises BadParameter for one that does not exist."""
-    from dipaco_p2p.core.compress import CODECS
+    from dipaco_p2p.core.outer.compress import CODECS
 
     codecs = tuple(dict.fromkeys(names or default))
     if unknown := [name for name in codecs if name not in CODECS]:

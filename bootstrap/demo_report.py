@@ -18,14 +18,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dipaco_p2p.core.codec import decode_module
-from dipaco_p2p.core.compress import compress
-from dipaco_p2p.core.evaluate import Evaluation, counted_tokens, losses
-from dipaco_p2p.core.heldout import decode_held_out
-from dipaco_p2p.core.inner import InnerLoop
-from dipaco_p2p.core.model import PathModel, load_modules
-from dipaco_p2p.core.outer import OuterState, average, outer_gradient, outer_step
-from dipaco_p2p.core.shards import Shard, Tokens
+from dipaco_p2p.core.model.inner import InnerLoop
+from dipaco_p2p.core.model.layout import decode_module
+from dipaco_p2p.core.model.shards import Shard, Tokens, decode_held_out
+from dipaco_p2p.core.model.transformer import PathModel, load_modules
+from dipaco_p2p.core.outer.compress import compress
+from dipaco_p2p.core.outer.outer_step import OuterState, average, outer_gradient, outer_step
+from dipaco_p2p.core.routing.evaluate import Evaluation, counted_tokens, losses
 from dipaco_p2p.errors import Interrupted
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.archive import SeedArchive

@@ -8,23 +8,37 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from .errors import ConfigError
+from . import __version__
+from .errors import ConfigError, WrongRun
 from .strict import bounded
 from .topology import Topology
 
 PROTOCOL_VERSION = 7
 """Raised when two versions of the program could misunderstand each other."""
+PACKAGE = "dipaco-p2p"
+NEWER_HINT = f"it is newer; upgrade this program: uv tool upgrade {PACKAGE}, pipx upgrade {PACKAGE}, or git pull"
+OLDER_HINT = f"it is older; install the version that its coordinator names, such as: pip install '{PACKAGE}==VERSION'"
 
 PREFIX_TOKENS = 32
 """A document is routed by its first 32 tokens, and these count in no evaluation (DiPaCo section 2.4)."""
 COUNT_BUCKETS_MAX = 1024
 """Where routers count tokens, a larger vocabulary shares so many buckets: a router has a weight for each and path."""
-
+UPLINKS = ("int8", "int4", "top128")
+"""The codecs (core/outer/compress.py) that outer gradients may be sent in."""
+DOWNLINKS = ("int8", "int4")
+"""Those for updates: one that leaves most values out would leave the followers behind."""
 
 LEVELS_MAX = 16
 """Keeps a path's name, and with it a key of the DHT, short."""
 MODULES_MAX = 4096
 """In one level; also the most paths of a grid with private levels."""
+
+
+def check_protocol(said: int, *, who: str, ours: int = PROTOCOL_VERSION) -> None:
+    """Raise WrongRun unless the protocol that `who` speaks is ours."""
+    if said != ours:
+        message = f"{who} speaks protocol {said}, this program ({PACKAGE} {__version__}) speaks {ours}"
+        raise WrongRun(message, hint=NEWER_HINT if said > ours else OLDER_HINT)
 
 
 def count_buckets(vocab_size: int) -> int:
@@ -168,9 +182,9 @@ class OuterConfig:
 class CompressionConfig:
     """What outer gradients and updates take on the line; docs/performance.md says what each costs."""
 
-    uplink: str = bounded("int4", choices=("int8", "int4", "top128"))
+    uplink: str = bounded("int4", choices=UPLINKS)
     """Of outer gradients: whole numbers of 8 or 4 bits, or the largest 128 of 4096 values at 2 bits each."""
-    downlink: str = bounded("int4", choices=("int8", "int4"))
+    downlink: str = bounded("int4", choices=DOWNLINKS)
     """Of the updates from one version of a module to the next."""
     error_decay: float = bounded(1.0, low=0.0, high=1.0)
     """Share of what a round could not send that the next one tries to send again."""
@@ -193,7 +207,7 @@ class RoutingConfig:
 
     first: str = bounded("kmeans", choices=("kmeans", "product", "tiny"))
     """The first sharding, by features alone; `product`: one k-means per level, each on its own part of them; `tiny`:
-    by a unigram language model per path (core/tiny.py). Routers then look at the first tokens themselves, too."""
+    by a unigram language model per path (core/routing/unigram.py). Routers then look at the first tokens, too."""
     reshard_rounds: tuple[int, ...] = bounded((), low=1, high=10_000_000)
     """Before these rounds all paths score the router split, a router is fitted on who was best, and the text is
     sharded anew. One equal to `rounds` gives the routers that the finished run is served with."""
@@ -230,7 +244,7 @@ class RoundsConfig:
     """Peers that own a module together: a leader, and mirrors that can go on where it stops."""
     overlap: bool = False
     """Whether a path's next inner steps begin while its outer gradients and the next versions are on their way, from an
-    estimate of these (core/overlap.py)."""
+    estimate of these (core/outer/outer_step.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +262,9 @@ class RunConfig:
     """Everything all participants must share; see docs/protocol.md for the fingerprint made from it."""
 
     name: str = "run"
+    """Letters, digits, - and _."""
     seed: int = bounded(0, low=0, high=2**31 - 1)
+    """Decides initial weights, shards, and the order of batches."""
     model: ModelConfig = field(default_factory=ModelConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)

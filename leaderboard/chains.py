@@ -3,7 +3,7 @@
 - A version is taken if it follows its parent (protocol/versions.py) and names paths of the grid and peers.
 - It must be final (signed by the coordinator), or come before one that is, or be signed by a leader that a mandate
   names: anybody can make a chain, and a seed node is one by its own word only.
-- Of two branches the better one goes on (protocol/branches.py); what is final is never replaced.
+- Of two branches the better one goes on (protocol/versions.py); what is final is never replaced.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.node.run import Run
-from dipaco_p2p.protocol.branches import Branch, is_final
 from dipaco_p2p.protocol.documents import Grant, ModuleVersion, Sealed, require_peers
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.protocol.versions import Tally, check_successor, genesis_version
+from dipaco_p2p.protocol.versions import Branch, Tally, check_successor, genesis_version, is_final
 from dipaco_p2p.topology import ModuleId
 
 from .refusals import Reason

@@ -1,7 +1,7 @@
 """Losses that others have measured again: which mark a published loss has, and who disagrees.
 
 A loss is `receipted` while only the coordinator has signed it, and `verified` once a peer that is independent of it has
-measured the same (protocol/checks.py); of a module or of the whole grid, once that holds for every path in it. Who
+measured the same (protocol/judgement.py); of a module or of the whole grid, once that holds for every path in it. Who
 disagrees is counted and shown, whatever the mark. Credit does not look at any of this.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dipaco_p2p.node.run import Run
-from dipaco_p2p.protocol.checks import Agreement, Check, agreement, agrees, is_about
-from dipaco_p2p.protocol.judgement import Judgement
+from dipaco_p2p.protocol.judgement import Agreement, Check, Judgement, agreement, agrees, is_about
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 

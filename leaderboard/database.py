@@ -19,9 +19,8 @@ from typing import Any, TypeVar
 from dipaco_p2p.errors import IntegrityError, WrongRun
 from dipaco_p2p.node.run import Run, open_run
 from dipaco_p2p.node.stages import check_next_stage
-from dipaco_p2p.protocol.checks import Check
 from dipaco_p2p.protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Rejection
-from dipaco_p2p.protocol.judgement import Judgement
+from dipaco_p2p.protocol.judgement import Check, Judgement
 from dipaco_p2p.topology import ModuleId
 
 from .prints import Prints

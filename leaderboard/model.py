@@ -19,7 +19,7 @@ class Mark(StrEnum):
 
     VERIFIED = "verified"
     """The coordinator made the version again from its parent and its contributions, to the bit, and signed it. Of a
-    loss: a peer that is independent of it measured the same, and signed that (protocol/checks.py)."""
+    loss: a peer that is independent of it measured the same, and signed that (protocol/judgement.py)."""
     RECEIPTED = "receipted"
     """Another peer than its author made it again, or has it on disk, and signed so. Of a loss: only the coordinator
     measured it, and signed that."""

@@ -17,12 +17,11 @@ from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.calls import GetChain, GetChecks, GetContributions, GetJudgements, GetReceipts, GetRejections
 from dipaco_p2p.node.node import CONTROL_TIMEOUT_S, open_observer
 from dipaco_p2p.node.reading import Teller, ask, ask_chain, chain_tellers
-from dipaco_p2p.protocol.branches import is_final
-from dipaco_p2p.protocol.checks import Check
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Receipt, Rejection, Sealed, rejected
-from dipaco_p2p.protocol.judgement import Judgement
+from dipaco_p2p.protocol.judgement import Check, Judgement
 from dipaco_p2p.protocol.rounds import OpenRound
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.versions import is_final
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.calls import Request
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm

@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.node.run import open_run
 from dipaco_p2p.node.stages import check_next_stage
-from dipaco_p2p.protocol.checks import Check
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed
-from dipaco_p2p.protocol.judgement import Judgement
+from dipaco_p2p.protocol.judgement import Check, Judgement
 
 from .database import Database
 from .refusals import Refusals

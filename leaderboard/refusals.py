@@ -14,7 +14,6 @@ from typing import TypeVar
 from dipaco_p2p import strict
 from dipaco_p2p.canonical import canonical_bytes, digest
 from dipaco_p2p.errors import ConfigError, IntegrityError
-from dipaco_p2p.protocol.checks import Check
 from dipaco_p2p.protocol.documents import (
     DOCUMENT_BYTES_MAX,
     Contribution,
@@ -26,7 +25,7 @@ from dipaco_p2p.protocol.documents import (
     reopen,
     unseal,
 )
-from dipaco_p2p.protocol.judgement import Judgement
+from dipaco_p2p.protocol.judgement import Check, Judgement
 
 REMEMBERED_MAX = 4096
 PAGE_ITEMS_MAX = 8192

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dipaco_p2p.node.run import Run
-from dipaco_p2p.protocol.checks import Check
 from dipaco_p2p.protocol.credit import Earned, share_credit
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Receipt, Rejection, Share
-from dipaco_p2p.protocol.judgement import Judgement, ModuleLoss
+from dipaco_p2p.protocol.judgement import Check, Judgement, ModuleLoss
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 

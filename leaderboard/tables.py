@@ -15,7 +15,6 @@ from typing import Any
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.rejections import OF_ROUND_MAX
-from dipaco_p2p.protocol.checks import IN_ALL_MAX, OF_PATH_MAX, Check
 from dipaco_p2p.protocol.documents import (
     Contribution,
     Grant,
@@ -29,7 +28,7 @@ from dipaco_p2p.protocol.documents import (
     is_signed,
     rejected,
 )
-from dipaco_p2p.protocol.judgement import Judgement
+from dipaco_p2p.protocol.judgement import IN_ALL_MAX, OF_PATH_MAX, Check, Judgement
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 

@@ -23,13 +23,13 @@ class PeerConfig:
     threads: int = 0
     """CPU threads for training; 0: all cores, but one of more than two is left to the network."""
     engine: str = "auto"
-    """How inner steps are computed: `auto`, `exact`, `bf16` or `fast` (core/engine.py)."""
+    """How inner steps are computed: `auto`, `exact`, `bf16` or `fast` (core/model/engine.py)."""
     micro_batch: int = 0
-    """Sequences that go through the model at once; 0: as many as memory holds (core/microbatch.py)."""
+    """Sequences that go through the model at once; 0: as many as memory holds (core/model/microbatch.py)."""
     checkpoint: bool | None = None
     """Whether activations are computed again on the way back, to save memory; None: if need be."""
     eight_bit: bool | None = None
-    """Whether AdamW keeps its moments in 8 bits; None: on a GPU that is short of memory (core/optimizer.py)."""
+    """Whether AdamW keeps its moments in 8 bits; None: on a GPU that is short of memory (core/model/optimizer.py)."""
     listen: str = "/ip4/0.0.0.0/tcp/0"
     is_listening: bool = True
     """Whether others may dial this peer; one that does not listen leads no module."""
@@ -84,7 +84,7 @@ def default_home() -> Path:
 
 def check_engine(name: str) -> None:
     """Raises ConfigError for an unknown engine."""
-    from dipaco_p2p.core.engine import ENGINES
+    from dipaco_p2p.core.model.engine import ENGINES
 
     if name not in ENGINES:
         raise ConfigError(f"`{name}` is not an engine", hint=f"use {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")

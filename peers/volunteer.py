@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from dipaco_p2p.core.engine import AUTO, Engine
+from dipaco_p2p.core.model.engine import AUTO, Engine
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, SwarmError
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.owner.follower import Follower

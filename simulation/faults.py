@@ -13,9 +13,8 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
-from dipaco_p2p.protocol.keys import claims_key
 from dipaco_p2p.protocol.liveness import Claim
-from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S
+from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S, claims_key
 
 from .actors import Environment, Machine, VolunteerMachine
 from .hostile import HOSTILE_ACTS, Stranger

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from dipaco_p2p import strict
-from dipaco_p2p.core.blocks import Blocks
-from dipaco_p2p.core.compress import BITS, compress, encode_compressed
+from dipaco_p2p.core.outer.compress import compress, encode_compressed
+from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, seal
-from dipaco_p2p.protocol.keys import claims_key, heads_key, peers_key
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat, best_head, read_all
+from dipaco_p2p.protocol.records import claims_key, heads_key, peers_key
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.swarm.api import Reply
@@ -147,13 +147,12 @@ async def replayed_contribution(stranger: Stranger) -> None:
 
 
 async def not_a_number(stranger: Stranger) -> None:
-    """An outer gradient whose scales are NaN or infinite."""
+    """An outer gradient whose scales are NaN, infinite or negative, in whatever codec the run has."""
     module = stranger.module()
-    size = stranger.run.layout(module).size
-    scales = np.full(-(-size // 256), stranger.chance.choice((np.nan, np.inf, -1.0)), dtype=np.float32)
-    bits = BITS[stranger.run.config.compression.uplink]
-    payload = encode_compressed(Blocks(bits=bits, size=size, codes=np.ones(size, dtype=np.int8), scales=scales))
-    await stranger.contribute(payload, module=module)
+    tensors, metadata = decode(stranger.gradient(module, 0.01))
+    scale = stranger.chance.choice((np.nan, np.inf, -1.0))
+    spoilt = {name: np.full_like(t, scale) if t.dtype == np.float32 else t for name, t in tensors.items()}
+    await stranger.contribute(encode(spoilt, metadata=metadata), module=module)
 
 
 async def huge_gradient(stranger: Stranger) -> None:

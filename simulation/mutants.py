@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from bootstrap.coordinator.terms import Terms
-from dipaco_p2p.core import blocks
+from dipaco_p2p.core.outer import codec
 from dipaco_p2p.node import ledger
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.mandates import Mandates
@@ -218,7 +218,7 @@ def norm_check_skipped(patches: Patches) -> None:
 
 @mutant("NaN check skipped", faults=HOSTILE)
 def nan_check_skipped(patches: Patches) -> None:
-    patches.replace_everywhere("check_scales", blocks.check_scales, lambda scales: None)
+    patches.replace_everywhere("check_scales", codec.check_scales, lambda scales: None)
     patches.replace(intake, "judge_norm", _always(ADMITTED))
 
 

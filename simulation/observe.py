@@ -18,9 +18,8 @@ from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.owner.chain import ModuleChain
 from dipaco_p2p.program.history import History
 from dipaco_p2p.protocol.documents import Contribution, Sealed
-from dipaco_p2p.protocol.keys import claims_key, heads_key
 from dipaco_p2p.protocol.liveness import Claim, Head, read_all
-from dipaco_p2p.protocol.records import Record, newest
+from dipaco_p2p.protocol.records import Record, claims_key, heads_key, newest
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 

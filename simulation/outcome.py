@@ -12,7 +12,7 @@ import numpy as np
 from bootstrap.archives.verify import verify_run
 from bootstrap.folder import open_stage
 from dipaco_p2p.canonical import is_digest
-from dipaco_p2p.core.codec import decode_module
+from dipaco_p2p.core.model.layout import decode_module
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run

@@ -13,7 +13,7 @@ from typing import Any, cast
 from unittest import mock
 
 from dipaco_p2p.canonical import canonical_bytes
-from dipaco_p2p.core import cores
+from dipaco_p2p.core import threads as cores
 from dipaco_p2p.protocol import documents, liveness, records, signing, versions
 from dipaco_p2p.protocol.documents import Sealed
 from dipaco_p2p.protocol.records import Record

@@ -14,10 +14,10 @@ import numpy as np
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.config import PROTOCOL_VERSION, RunConfig
-from dipaco_p2p.core import codec
-from dipaco_p2p.core.inner import InnerResult, StepReport
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.shards import Shard, encode_shard
+from dipaco_p2p.core import tensor_file as codec
+from dipaco_p2p.core.model.inner import InnerResult, StepReport
+from dipaco_p2p.core.model.layout import encode_module, module_layout
+from dipaco_p2p.core.model.shards import Shard, encode_shard
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
@@ -89,7 +89,7 @@ def make_run(store: Store, config: RunConfig, signer: Signer) -> Run:
     for level in range(len(config.model.levels)):
         layout = module_layout(config.model, level)
         values = generator.standard_normal(layout.size, dtype=np.float32) * np.float32(0.1)
-        flats[level] = store.put(codec.encode_module(values, layout))
+        flats[level] = store.put(encode_module(values, layout))
     shard = store.put(_shard_bytes(config.model.context))
     nothing = store.put(b"{}")
     manifest = Manifest(

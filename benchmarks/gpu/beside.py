@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from benchmarks.trainer.utilisation import Bare, memory_bytes
-from dipaco_p2p.core.inner import StepReport
+from dipaco_p2p.core.model.inner import StepReport
 from dipaco_p2p.errors import DipacoError
 from peers.governor.nvml import limit_memory
 

@@ -11,7 +11,7 @@ import functools
 import torch
 
 from benchmarks.trainer.utilisation import Bare
-from dipaco_p2p.core.microbatch import MicroBatch
+from dipaco_p2p.core.model.microbatch import MicroBatch
 from peers.governor.nvml import limit_memory
 
 from .case import Bench, Case, Figures, Found, Part, number, table, verdict

@@ -33,9 +33,9 @@ from benchmarks.trainer.utilisation import (
     peak_flops,
 )
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
-from dipaco_p2p.core.fast_ops import head_loss
-from dipaco_p2p.core.model import PathModel
-from dipaco_p2p.core.optimizer import make_optimizer
+from dipaco_p2p.core.model.fast import head_loss
+from dipaco_p2p.core.model.optimizer import make_optimizer
+from dipaco_p2p.core.model.transformer import PathModel
 
 from . import inside
 from .case import Bench, Case, Figures, Found, Part, number, table, verdict

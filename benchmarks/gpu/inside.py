@@ -15,7 +15,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.trainer.utilisation import Bare
-from dipaco_p2p.core.inner import StepReport
+from dipaco_p2p.core.model.inner import StepReport
 
 HEAD = "head and loss"
 KINDS: Mapping[str, str] = {

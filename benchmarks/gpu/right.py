@@ -10,11 +10,11 @@ import numpy as np
 
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.engine import AUTO, at_first, choose
-from dipaco_p2p.core.inner import InnerLoop, StepReport
-from dipaco_p2p.core.model import initial_modules
-from dipaco_p2p.core.outer import outer_gradient
-from dipaco_p2p.core.shards import Shard
+from dipaco_p2p.core.model.engine import AUTO, at_first, choose
+from dipaco_p2p.core.model.inner import InnerLoop, StepReport
+from dipaco_p2p.core.model.shards import Shard
+from dipaco_p2p.core.model.transformer import initial_modules
+from dipaco_p2p.core.outer.outer_step import outer_gradient
 
 from .case import Bench, Case, Figures, Found, Part, number, table, verdict
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.processes import Handler, Values, serve
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import SwarmError
-from dipaco_p2p.protocol.keys import peers_key
+from dipaco_p2p.protocol.records import peers_key
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p

@@ -23,9 +23,8 @@ from rich.table import Table
 
 from benchmarks.report import spread, table
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.outer import weights
-from dipaco_p2p.core.overlap import Course
-from dipaco_p2p.core.shards import Shard
+from dipaco_p2p.core.model.shards import Shard
+from dipaco_p2p.core.outer.outer_step import Course, weights
 from dipaco_p2p.topology import ModuleId
 
 from .grid import Arrived, Grid, WarmStart

@@ -28,7 +28,7 @@ from bootstrap.text.corpus import load_corpus
 from bootstrap.text.samples import Document, balanced
 from bootstrap.text.tokenizer import Tokenizer, tokenise, train_tokenizer
 from dipaco_p2p.config import PREFIX_TOKENS
-from dipaco_p2p.core.shards import cut, split_by_document
+from dipaco_p2p.core.model.shards import cut, split_by_document
 from dipaco_p2p.errors import CorpusError
 
 from .jobs import CONTEXT, SIZES, Size

@@ -16,14 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.fast import training_loss
-from dipaco_p2p.core.inner import StepReport, learning_rate
-from dipaco_p2p.core.inner_state import InnerState
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.model import PathModel, load_modules, read_module
-from dipaco_p2p.core.optimizer import make_optimizer
-from dipaco_p2p.core.outer import Share, weights
-from dipaco_p2p.core.shards import Shard, batch
+from dipaco_p2p.core.model.fast import training_loss
+from dipaco_p2p.core.model.inner import StepReport, learning_rate
+from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.model.optimizer import InnerState, make_optimizer
+from dipaco_p2p.core.model.shards import Shard, batch
+from dipaco_p2p.core.model.transformer import PathModel, load_modules, read_module
+from dipaco_p2p.core.outer.outer_step import Share, weights
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.topology import ModuleId
 

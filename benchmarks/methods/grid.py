@@ -1,7 +1,7 @@
 """Rounds of a grid of paths in one process: one worker after the other does what a volunteer does.
 
 Rule: what a round does to a module is what the swarm's owners do: the same weights, average, Nesterov step and
-quantised update of core/outer.py. The same contributions in the same order give the same bytes
+quantised update of core/outer/outer_step.py. The same contributions in the same order give the same bytes
 (tests/benchmarks/test_methods_grid.py compares with owner/version.py).
 Controls and ablations differ only where a field of `Job` says so.
 """
@@ -17,12 +17,13 @@ import numpy as np
 
 from dipaco_p2p.config import InnerConfig, ModelConfig
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.blocks import BLOCK, Blocks
-from dipaco_p2p.core.compress import CODECS, Compressed, beginning, compress, expand
-from dipaco_p2p.core.inner import InnerLoop, StepReport
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.outer import OuterState, Share, average, nesterov, outer_gradient, outer_step, weights
-from dipaco_p2p.core.shards import Shard
+from dipaco_p2p.core.model.inner import InnerLoop, StepReport
+from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.model.shards import Shard
+from dipaco_p2p.core.outer.codec import Compressed
+from dipaco_p2p.core.outer.compress import CODECS, beginning, compress, expand
+from dipaco_p2p.core.outer.int_blocks import BLOCK, Blocks
+from dipaco_p2p.core.outer.outer_step import OuterState, Share, average, nesterov, outer_gradient, outer_step, weights
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .jobs import WARMUP_STEPS, Job

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dipaco_p2p.core.arrange import arrange
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.discriminative import balance_bias, balanced_labels, best_path, match_bias
-from dipaco_p2p.core.features import token_counts, with_counts
-from dipaco_p2p.core.kmeans import fit_kmeans, fit_product_kmeans
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.router import Doubles, Router
-from dipaco_p2p.core.shards import Shard
-from dipaco_p2p.core.tiny import fit_on_best, fit_unigrams, tiny_router
+from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.model.shards import Shard
+from dipaco_p2p.core.routing.arrange import arrange
+from dipaco_p2p.core.routing.balance import balance_bias, match_bias
+from dipaco_p2p.core.routing.discriminative import balanced_labels, best_path
+from dipaco_p2p.core.routing.features import token_counts, with_counts
+from dipaco_p2p.core.routing.kmeans import fit_kmeans, fit_product_kmeans
+from dipaco_p2p.core.routing.router import Doubles, Router
+from dipaco_p2p.core.routing.unigram import fit_on_best, fit_unigrams, tiny_router
 from dipaco_p2p.errors import CorpusError
 
 from .data import PARTS, Ints, Part
@@ -83,7 +84,7 @@ def rerouted(job: Job, features: Mapping[str, Floats], nats: Doubles, first: Rou
 
 def shards(job: Job, routes: Routes, train: Part) -> list[Shard]:
     """One per path; raises CorpusError if one of them is empty. One smaller than a batch is no error: a batch is places
-    of an endless stream of shuffled epochs (core/shards.py), so that sequences are in it more than once."""
+    of an endless stream of shuffled epochs (core/model/shards.py), so that sequences are in it more than once."""
     chosen = routes.choices["train"]
     if job.train_share < 1:
         order = np.random.default_rng(job.seed).permutation(len(chosen))

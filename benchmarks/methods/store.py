@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dipaco_p2p.core.arrays import Array, Floats
-from dipaco_p2p.core.router import Router, decode_router, encode_router
+from dipaco_p2p.core.routing.router import Router, decode_router, encode_router
 from dipaco_p2p.errors import ConfigError
 
 from .data import PARTS

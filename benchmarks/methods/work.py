@@ -18,17 +18,27 @@ import numpy as np
 
 from dipaco_p2p.config import PREFIX_TOKENS, InnerConfig
 from dipaco_p2p.core.arrays import Array, Floats
-from dipaco_p2p.core.discriminative import balance_bias, best_path, fit_logistic, match_bias, starvation
-from dipaco_p2p.core.evaluate import counted_tokens, held, losses, oracle_once, routed_once, summarise
-from dipaco_p2p.core.evaluate import rerouted as rerouted_nats
-from dipaco_p2p.core.features import features, token_features
-from dipaco_p2p.core.inner import InnerLoop, StepReport
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
-from dipaco_p2p.core.router import Doubles, Paths
-from dipaco_p2p.core.scores import WINDOW, window_nats, window_starts
-from dipaco_p2p.core.shards import Shard
-from dipaco_p2p.core.tiny import fit_on_best
+from dipaco_p2p.core.model.inner import InnerLoop, StepReport
+from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.model.shards import Shard
+from dipaco_p2p.core.model.transformer import PathModel, initial_modules, load_modules
+from dipaco_p2p.core.routing.balance import balance_bias, match_bias, starvation
+from dipaco_p2p.core.routing.discriminative import best_path, fit_logistic
+from dipaco_p2p.core.routing.evaluate import (
+    WINDOW,
+    counted_tokens,
+    held,
+    losses,
+    oracle_once,
+    routed_once,
+    summarise,
+    window_nats,
+    window_starts,
+)
+from dipaco_p2p.core.routing.evaluate import rerouted as rerouted_nats
+from dipaco_p2p.core.routing.features import features, token_features
+from dipaco_p2p.core.routing.router import Doubles, Paths
+from dipaco_p2p.core.routing.unigram import fit_on_best
 
 from .comparisons import OverlappedGrid
 from .data import PARTS, Data, Ints, Part

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from benchmarks.report import JsonFile, median_ratio, run_benchmark, show, table, write_json
 from dipaco_p2p.config import InnerConfig, ModelConfig
-from dipaco_p2p.core.shards import batch
+from dipaco_p2p.core.model.shards import batch
 from peers.config import torch_device
 
 from .loops import FAST, PLAIN, Loop, loops, noise

@@ -13,10 +13,10 @@ import torch
 from torch.nn import functional
 
 from dipaco_p2p.config import InnerConfig, ModelConfig
-from dipaco_p2p.core.engine import compile_hindrance, hindrance
-from dipaco_p2p.core.inner import InnerLoop, learning_rate
-from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
-from dipaco_p2p.core.shards import Shard, batch
+from dipaco_p2p.core.model.engine import compile_hindrance, hindrance
+from dipaco_p2p.core.model.inner import InnerLoop, learning_rate
+from dipaco_p2p.core.model.shards import Shard, batch
+from dipaco_p2p.core.model.transformer import PathModel, initial_modules, load_modules
 
 TOTAL_STEPS = 10_000
 SEQUENCES = 256

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from benchmarks.manifests import sealed_manifest
 from dipaco_p2p.config import ModelConfig, RunConfig
-from dipaco_p2p.core.engine import EXACT, FAST
-from dipaco_p2p.core.inner import InnerLoop
-from dipaco_p2p.core.model import initial_modules
+from dipaco_p2p.core.model.engine import EXACT, FAST
+from dipaco_p2p.core.model.inner import InnerLoop
+from dipaco_p2p.core.model.transformer import initial_modules
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.protocol.signing import Signer
 from peers.path.trainer import Engines, PathTrainer

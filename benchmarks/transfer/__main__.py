@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks.report import MB, Disks, JsonFile, require_codecs, run_benchmark, show, table, write_json
 from dipaco_p2p.config import CompressionConfig
-from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.program.console import run_program
 from dipaco_p2p.swarm.hivemind.daemon import sweep_stale_sockets
 

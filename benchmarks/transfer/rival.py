@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.processes import Values, serve_plainly, spent
-from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.errors import DipacoError
 
 from .runs import model_of

@@ -17,9 +17,8 @@ from dipaco_p2p.config import (
     RunConfig,
     WarmupConfig,
 )
-from dipaco_p2p.core.codec import encode_module
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.shards import Shard, encode_shard
+from dipaco_p2p.core.model.layout import encode_module, module_layout
+from dipaco_p2p.core.model.shards import Shard, encode_shard
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import GenesisRef

@@ -24,7 +24,7 @@ from benchmarks.processes import Handler, Values, serve
 from dipaco_p2p.canonical import Parts
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.compress import compress, encode_compressed
+from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.dial import CONNECT_TIMEOUT_S
 from dipaco_p2p.node.node import open_member

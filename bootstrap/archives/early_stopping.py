@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dipaco_p2p.core.evaluate import Evaluation
+from dipaco_p2p.core.routing.evaluate import Evaluation
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.topology import PathId

@@ -3,7 +3,7 @@
 Round v is judged when every module has version v, with the newest router that is known by then of those that held in
 round v - 1. A sharding can be published rounds after the one that it is for, so what is said of a round names its
 sharding, and whoever measures again goes by that. What would go to a path that nobody has trained until then goes to
-the next best one (trained.py). The first 32 tokens count for nobody (core/evaluate.py). Early
+the next best one (trained.py). The first 32 tokens count for nobody (core/routing/evaluate.py). Early
 stopping: of the rounds since the last sharding, each path's best on the holdout is what it is served with; what is
 trained is always the newest (DiPaCo section 2.7).
 """
@@ -21,8 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dipaco_p2p.config import PREFIX_TOKENS
-from dipaco_p2p.core.codec import decode_module
-from dipaco_p2p.core.evaluate import (
+from dipaco_p2p.core.model.layout import decode_module
+from dipaco_p2p.core.model.shards import HeldOut, decode_held_out
+from dipaco_p2p.core.model.transformer import PathModel, load_modules
+from dipaco_p2p.core.routing.evaluate import (
     Evaluation,
     counted_tokens,
     held,
@@ -31,12 +33,11 @@ from dipaco_p2p.core.evaluate import (
     rerouted,
     routed_once,
     summarise,
+    window_nats,
+    window_starts,
 )
-from dipaco_p2p.core.features import document_features, token_features
-from dipaco_p2p.core.heldout import HeldOut, decode_held_out
-from dipaco_p2p.core.model import PathModel, load_modules
-from dipaco_p2p.core.router import Router, decode_router
-from dipaco_p2p.core.scores import window_nats, window_starts
+from dipaco_p2p.core.routing.features import document_features, token_features
+from dipaco_p2p.core.routing.router import Router, decode_router
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store

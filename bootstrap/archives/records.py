@@ -4,7 +4,8 @@ documents/judgement-<version>.json     the coordinator's signed word on a round
 documents/check-<number>.json          a volunteer's signed check of one; numbers count as they came
 
 Volunteers may measure a judgement again. Whether their check agrees is not looked at here, so that no disagreement is
-left out: only whether it is about what was judged, who signed it, and how many there are. Bounds: protocol/checks.py.
+left out: only whether it is about what was judged, who signed it, and how many there are. The bounds are in
+protocol/judgement.py.
 """
 
 from __future__ import annotations
@@ -16,16 +17,25 @@ import math
 from collections.abc import Callable
 
 from dipaco_p2p.canonical import canonical_bytes
-from dipaco_p2p.core.evaluate import Evaluation, counted_tokens
+from dipaco_p2p.core.routing.evaluate import Evaluation, counted_tokens
 from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.node.calls import GetChecks, GetContributions, GetJudgements, GiveCheck
 from dipaco_p2p.node.items import CheckPage, Page, items_reply
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
-from dipaco_p2p.protocol.checks import IN_ALL_MAX, OF_AUTHOR_MAX, OF_PATH_MAX, OF_STRANGERS_MAX, Check, is_about
 from dipaco_p2p.protocol.documents import Contribution, Sealed, seal, unseal
-from dipaco_p2p.protocol.judgement import Judgement, ModuleLoss, PathLoss
+from dipaco_p2p.protocol.judgement import (
+    IN_ALL_MAX,
+    OF_AUTHOR_MAX,
+    OF_PATH_MAX,
+    OF_STRANGERS_MAX,
+    Check,
+    Judgement,
+    ModuleLoss,
+    PathLoss,
+    is_about,
+)
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Swarm

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dipaco_p2p.core.codec import decode_module
-from dipaco_p2p.core.outer import OuterState
+from dipaco_p2p.core.model.layout import decode_module
+from dipaco_p2p.core.outer.outer_step import OuterState
 from dipaco_p2p.errors import ConfigError, DipacoError, IntegrityError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store

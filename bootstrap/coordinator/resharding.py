@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dipaco_p2p.canonical import canonical_bytes
-from dipaco_p2p.core.codec import decode_module
-from dipaco_p2p.core.features import document_features
-from dipaco_p2p.core.heldout import HeldOut
-from dipaco_p2p.core.model import PathModel, load_modules
-from dipaco_p2p.core.router import Router
-from dipaco_p2p.core.scores import decode_scores, window_nats
+from dipaco_p2p.core.model.layout import decode_module
+from dipaco_p2p.core.model.shards import HeldOut
+from dipaco_p2p.core.model.transformer import PathModel, load_modules
+from dipaco_p2p.core.routing.evaluate import decode_scores, window_nats
+from dipaco_p2p.core.routing.features import document_features
+from dipaco_p2p.core.routing.router import Router
 from dipaco_p2p.errors import CorpusError, DipacoError, Refused
 from dipaco_p2p.node.calls import GetWork, GiveScores, Scoring
 from dipaco_p2p.node.node import Member

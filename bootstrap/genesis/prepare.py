@@ -13,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dipaco_p2p.config import PROTOCOL_VERSION, RunConfig
-from dipaco_p2p.core.codec import decode_module, encode_module
-from dipaco_p2p.core.heldout import encode_held_out
-from dipaco_p2p.core.inner import InnerLoop, StepReport
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.model import initial_modules
-from dipaco_p2p.core.shards import Shard, encode_shard
+from dipaco_p2p.core.model.inner import InnerLoop, StepReport
+from dipaco_p2p.core.model.layout import decode_module, encode_module, module_layout
+from dipaco_p2p.core.model.shards import Shard, encode_held_out, encode_shard
+from dipaco_p2p.core.model.transformer import initial_modules
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run

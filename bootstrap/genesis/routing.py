@@ -14,16 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dipaco_p2p.config import ModelConfig, RunConfig
-from dipaco_p2p.core.arrange import arrange
-from dipaco_p2p.core.discriminative import balance_bias, balanced_labels, best_path, fit_logistic, match_bias
-from dipaco_p2p.core.features import document_features, token_features
-from dipaco_p2p.core.kmeans import fit_kmeans, fit_product_kmeans
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.model import PathModel, load_modules
-from dipaco_p2p.core.router import Router, encode_router
-from dipaco_p2p.core.scores import WINDOW, window_starts
-from dipaco_p2p.core.shards import Shard, encode_shard
-from dipaco_p2p.core.tiny import fit_on_best, tiny_router
+from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.model.shards import Shard, encode_shard
+from dipaco_p2p.core.model.transformer import PathModel, load_modules
+from dipaco_p2p.core.routing.arrange import arrange
+from dipaco_p2p.core.routing.balance import balance_bias, match_bias
+from dipaco_p2p.core.routing.discriminative import balanced_labels, best_path, fit_logistic
+from dipaco_p2p.core.routing.evaluate import WINDOW, window_starts
+from dipaco_p2p.core.routing.features import document_features, token_features
+from dipaco_p2p.core.routing.kmeans import fit_kmeans, fit_product_kmeans
+from dipaco_p2p.core.routing.router import Router, encode_router
+from dipaco_p2p.core.routing.unigram import fit_on_best, tiny_router
 from dipaco_p2p.errors import CorpusError
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import BlobRef, ShardRef

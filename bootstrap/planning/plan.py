@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dipaco_p2p.config import RunConfig
-from dipaco_p2p.core.compress import CODECS, bytes_max
+from dipaco_p2p.config import DOWNLINKS, RunConfig
+from dipaco_p2p.core.outer.compress import CODECS, bytes_max
 from dipaco_p2p.node.sizes import (
     FLOAT_BYTES,
     PROGRAM_BYTES,
@@ -38,7 +38,6 @@ MOMENT_BYTES = 2 * FLOAT_BYTES
 EIGHT_BIT_MOMENT_BYTES = 2
 STATE_BYTES_A_VALUE = MOMENT_BYTES
 """Of the optimizer's state that a stage begins with; the text around it is small."""
-DOWNLINKS = ("int8", "int4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,10 +30,10 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import learn_shardings
 from dipaco_p2p.node.transfer import fetch
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
-from dipaco_p2p.protocol.branches import Branch
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId, short
+from dipaco_p2p.protocol.versions import Branch
 from dipaco_p2p.topology import ModuleId
 
 from ..folder import drop_marker, read_marker, write_marker

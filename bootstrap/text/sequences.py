@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from dipaco_p2p.canonical import canonical_bytes, digest
 from dipaco_p2p.config import ModelConfig
-from dipaco_p2p.core.codec import decode, encode
-from dipaco_p2p.core.heldout import HeldOut
-from dipaco_p2p.core.shards import check_tokens, cut, split_by_document
+from dipaco_p2p.core.model.shards import HeldOut, check_tokens, cut, split_by_document
+from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import CorpusError, IntegrityError
 from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.strict import plain

@@ -121,7 +121,7 @@ def tokenise(
 ) -> list[NDArray[np.int32]]:
     """The tokens of each document, each ended by `<|end|>`, in the same order.
 
-    Cutting them to sequences is the work of core/shards.py. `on_progress` hears how many documents are done.
+    Cutting them to sequences is the work of core/model/shards.py. `on_progress` hears how many documents are done.
     """
     arrays: list[NDArray[np.int32]] = []
     for start in range(0, len(documents), BATCH_DOCUMENTS):

@@ -20,8 +20,8 @@ from typing import Any
 
 from dipaco_p2p import __version__
 from dipaco_p2p.config import PREFIX_TOKENS, ModelConfig, count_buckets
-from dipaco_p2p.core.codec import encode
-from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.tensor_file import encode
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.program.files import unfit, write_atomically
@@ -98,7 +98,7 @@ async def _files(served: ServedRun, card: Card, routers: dict[str, bytes]) -> di
 
 
 def checkpoint(model: ModelConfig, flats: Sequence[Flat]) -> bytes:
-    """The path's tensors in one file; modules carry the names of a LlamaForCausalLM already (core/layout.py)."""
+    """The path's tensors in one file; modules carry the names of a LlamaForCausalLM already (core/model/layout.py)."""
     tensors: dict[str, Flat] = {}
     for level, flat in enumerate(flats):
         tensors |= module_layout(model, level).split(flat)

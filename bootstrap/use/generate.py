@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dipaco_p2p.config import PREFIX_TOKENS
-from dipaco_p2p.core.generate import Sampler, generate, prompt_features, text_features, visible
-from dipaco_p2p.core.model import PathModel, load_modules
-from dipaco_p2p.core.router import Router
-from dipaco_p2p.core.scores import WINDOW
+from dipaco_p2p.core.model.generate import Sampler, generate, prompt_features, text_features, visible
+from dipaco_p2p.core.model.transformer import PathModel, load_modules
+from dipaco_p2p.core.routing.evaluate import WINDOW
+from dipaco_p2p.core.routing.router import Router
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.node.trained import assign
 from dipaco_p2p.protocol.documents import ModuleVersion

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dipaco_p2p.clock import Clock
-from dipaco_p2p.core.codec import decode_module
-from dipaco_p2p.core.model import PathModel, load_modules
-from dipaco_p2p.core.router import Router, decode_router
+from dipaco_p2p.core.model.layout import decode_module
+from dipaco_p2p.core.model.transformer import PathModel, load_modules
+from dipaco_p2p.core.routing.router import Router, decode_router
 from dipaco_p2p.errors import ConfigError, IntegrityError, SwarmError, Unreachable, WrongRun
 from dipaco_p2p.node.calls import GetServing
 from dipaco_p2p.node.entry import is_entry

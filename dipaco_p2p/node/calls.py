@@ -11,8 +11,6 @@ from typing import TypeVar
 
 from ..canonical import is_digest
 from ..errors import ConfigError
-from ..protocol.branches import Branch
-from ..protocol.checks import Check
 from ..protocol.decrees import Decree
 from ..protocol.documents import (
     MIRRORS_MAX,
@@ -27,9 +25,10 @@ from ..protocol.documents import (
     Sharding,
     require_peers,
 )
-from ..protocol.judgement import Judgement
+from ..protocol.judgement import Check, Judgement
 from ..protocol.reasons import ADMISSION, Reason
 from ..protocol.signing import PeerId
+from ..protocol.versions import Branch
 from ..strict import bounded
 from ..swarm.api import Reply
 from ..swarm.calls import CALLS as CALLS  # with those below: all of a run

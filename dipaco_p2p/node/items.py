@@ -9,10 +9,9 @@ from typing import Generic, TypeVar
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError
-from ..protocol.checks import Check
 from ..protocol.decrees import Decree
 from ..protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Rejection, Sealed, Sharding, unseal
-from ..protocol.judgement import Judgement
+from ..protocol.judgement import Check, Judgement
 from ..swarm.api import BODY_BYTES_MAX, Reply
 
 ITEMS_BYTES_MAX = BODY_BYTES_MAX // 2

@@ -19,11 +19,10 @@ from typing import TypeVar
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError, Refused
-from ..protocol.branches import Branch, is_final
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, unseal
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
-from ..protocol.versions import Known, Tally, check_chain, check_successor, genesis_version
+from ..protocol.versions import Branch, Known, Tally, check_chain, check_successor, genesis_version, is_final
 from ..topology import ModuleId
 from .run import Run
 from .store import Store

@@ -16,16 +16,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.codec import decode_module
-from ..core.evaluate import Evaluation, counted_tokens, losses
-from ..core.features import document_features
-from ..core.heldout import HeldOut, decode_held_out
-from ..core.model import PathModel, load_modules
-from ..core.router import Router, decode_router
+from ..core.model.layout import decode_module
+from ..core.model.shards import HeldOut, decode_held_out
+from ..core.model.transformer import PathModel, load_modules
+from ..core.routing.evaluate import Evaluation, counted_tokens, losses
+from ..core.routing.features import document_features
+from ..core.routing.router import Router, decode_router
 from ..errors import IntegrityError, Interrupted
-from ..protocol.checks import IN_ALL_MAX, Check
 from ..protocol.documents import BlobRef, ModuleVersion, Sealed, seal
-from ..protocol.judgement import Judgement
+from ..protocol.judgement import IN_ALL_MAX, Check, Judgement
 from ..protocol.signing import PeerId
 from ..protocol.versions import genesis_version
 from ..topology import ModuleId, PathId

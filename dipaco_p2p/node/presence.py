@@ -14,8 +14,8 @@ from typing import Any
 from .. import strict
 from ..clock import Clock
 from ..errors import SwarmError
-from ..protocol.keys import claims_key, heads_key, peers_key
 from ..protocol.liveness import Claim, Head, Heartbeat, heartbeat_interval_s
+from ..protocol.records import claims_key, heads_key, peers_key
 from ..swarm.api import Swarm
 from ..topology import ModuleId, PathId
 from .run import Run

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..errors import SwarmError
-from ..protocol.branches import Branch
 from ..protocol.documents import Contribution, ModuleVersion, Sealed
 from ..protocol.signing import PeerId
+from ..protocol.versions import Branch
 from ..swarm.calls import Request
 from ..topology import ModuleId
 from .calls import (

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ..config import RunConfig
-from ..core.compress import Compressed, bytes_max, decode_compressed
-from ..core.layout import Layout, module_layout
+from ..config import RunConfig, check_protocol
+from ..core.model.layout import Layout, module_layout
+from ..core.outer.codec import Compressed
+from ..core.outer.compress import bytes_max, decode_compressed
 from ..errors import IntegrityError
 from ..protocol.documents import Manifest, Sealed, Sharding, ShardRef, run_name, unseal
 from ..protocol.versions import genesis_version
 from ..topology import ModuleId, PathId, Topology
-from ..version_gate import check_protocol
 
 HEADER_BYTES_SPARE = 4096
 

@@ -1,7 +1,7 @@
 """What taking part in a run takes of a machine, worked out from its config: memory, disk, bytes on the line.
 
 The figures are the largest that the codecs can give, but for memory, which is an estimate: what is fixed is known (28
-bytes a parameter, core/microbatch.py), what one sequence keeps on its way forward is counted by hand.
+bytes a parameter, core/model/microbatch.py), what one sequence keeps on its way forward is counted by hand.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config import ModelConfig, RunConfig
-from ..core.compress import bytes_max
-from ..core.layout import module_layout
-from ..core.microbatch import FIXED_BYTES, Need
+from ..core.model.layout import module_layout
+from ..core.model.microbatch import FIXED_BYTES, Need
+from ..core.outer.compress import bytes_max
 from ..topology import ModuleId, PathId
 from .run import HEADER_BYTES_SPARE, Run
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.router import Router, best
+from ..core.routing.router import Router, best
 from ..protocol.documents import ModuleVersion
 from ..topology import ModuleId, PathId, Topology
 

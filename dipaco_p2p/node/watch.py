@@ -17,8 +17,8 @@ from ..errors import ConfigError, EnvironmentUnfit, IntegrityError, Refused, Swa
 from ..protocol import owners
 from ..protocol.decrees import Decree
 from ..protocol.documents import Grant
-from ..protocol.keys import claims_key, heads_key, peers_key
 from ..protocol.liveness import Claim, Head, Heartbeat, best_head, read_all
+from ..protocol.records import claims_key, heads_key, peers_key
 from ..protocol.rounds import OpenRound, Standing, read_open_round, standing
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm

@@ -21,10 +21,10 @@ from ..node.node import Member
 from ..node.remote import RemoteLedger
 from ..node.run import Run
 from ..node.store import Store
-from ..protocol.branches import is_final
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, unseal
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
+from ..protocol.versions import is_final
 from ..topology import ModuleId
 from .chain import Chains, ModuleChain
 from .version import Made

@@ -25,10 +25,10 @@ from ..node.shardings import learn_shardings
 from ..node.transfer import fetch_kept
 from ..program.faults import reach
 from ..protocol.admission import judge
-from ..protocol.branches import is_final
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, is_cosigned
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
+from ..protocol.versions import is_final
 from ..topology import ModuleId
 from .intake import admission_rules
 from .outer_state import KeptState

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical import Parts, digest
-from ..core.codec import decode_module, module_parts
-from ..core.outer import apply_update
+from ..core.model.layout import decode_module, module_parts
+from ..core.outer.outer_step import apply_update
 from ..errors import IntegrityError, Refused, SwarmError
 from ..node.calls import WAIT_MAX_S, GetChain, GetVersions
 from ..node.items import Page, read_items

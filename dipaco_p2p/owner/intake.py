@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 
 from ..core.arrays import Floats, tree_norm
-from ..core.compress import norm
+from ..core.outer.compress import norm
 from ..errors import IntegrityError, Refused
 from ..node.ledger import Ledger
 from ..node.run import Run

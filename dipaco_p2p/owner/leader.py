@@ -5,7 +5,7 @@ version is on this disk before anybody hears of it, and made again by a mirror b
 is alive that could keep a copy, this disk alone must do.
 
 Two leaders of a module, after a partition or a race, make two branches. The senior one (protocol/grants.py) goes on:
-it takes over the better branch (protocol/branches.py), and what the other one had counted is open again.
+it takes over the better branch (protocol/versions.py), and what the other one had counted is open again.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from collections.abc import Collection, Coroutine
 from functools import partial
 from typing import Any
 
-from ..core.outer import OuterState
+from ..core.outer.outer_step import OuterState
 from ..errors import Refused, Unreachable
 from ..node.mandates import head_record
 from ..node.shardings import learn_shardings
 from ..program.faults import reach
 from ..program.tasks import changed_or_later, repeat
-from ..protocol.branches import Branch
 from ..protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Sealed, seal
 from ..protocol.grants import Mandate
 from ..protocol.pace import Arrivals
 from ..protocol.reasons import Reason
 from ..protocol.rounds import Entry, OpenRound, Round
 from ..protocol.signing import PeerId
-from ..protocol.versions import Known
+from ..protocol.versions import Branch, Known
 from .chain import ModuleChain
 from .intake import Intake, receipt_for
 from .replication import Replication

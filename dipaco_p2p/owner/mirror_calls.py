@@ -20,10 +20,10 @@ from ..node.calls import (
 )
 from ..node.items import Page, items_reply
 from ..node.shardings import learn_attached
-from ..protocol.branches import Branch
 from ..protocol.documents import Contribution, Grant, ModuleVersion
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
+from ..protocol.versions import Branch
 from ..swarm.calls import Done
 from ..topology import ModuleId
 from .chain import Chains, ModuleChain

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from ..core.arrays import Floats
-from ..core.codec import decode_module
-from ..core.outer import OuterState, decode_state
+from ..core.model.layout import decode_module
+from ..core.outer.outer_step import OuterState, decode_state
 from ..errors import BlobMissing, IntegrityError
 from ..node.node import Reader
 from ..node.transfer import fetch_kept

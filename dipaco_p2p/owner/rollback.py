@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 
-from ..core.codec import decode_module, module_parts
-from ..core.outer import OuterState, state_parts
+from ..core.model.layout import decode_module, module_parts
+from ..core.outer.outer_step import OuterState, state_parts
 from ..errors import IntegrityError, SwarmError
 from ..node.ledger import Ledger
 from ..node.node import Member

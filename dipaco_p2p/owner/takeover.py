@@ -14,9 +14,9 @@ from collections.abc import Collection
 from ..errors import DipacoError, SwarmError
 from ..node.remote import RemoteLedger
 from ..node.transfer import fetch
-from ..protocol.branches import Branch
 from ..protocol.documents import BlobRef
 from ..protocol.signing import PeerId, short
+from ..protocol.versions import Branch
 from .chain import ModuleChain
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """The one place where a version is made from its parent and its contributions.
 
 The leader makes versions with it, and whoever verifies a chain makes them again: same inputs, same bytes, on any
-machine and in any order of arrival (core/outer.py says why).
+machine and in any order of arrival (core/outer/outer_step.py says why).
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..canonical import Parts
-from ..core import outer
 from ..core.arrays import Floats
-from ..core.codec import module_parts
-from ..core.compress import Compressed, compressed_parts
-from ..core.cores import at_once
-from ..core.outer import OuterState, state_parts
+from ..core.model.layout import module_parts
+from ..core.outer import outer_step as outer
+from ..core.outer.codec import Compressed
+from ..core.outer.compress import compressed_parts
+from ..core.outer.outer_step import OuterState, state_parts
+from ..core.threads import at_once
 from ..errors import IntegrityError
 from ..node.run import Run
 from ..node.store import Store

@@ -1,7 +1,11 @@
-"""Whether a leader takes a contribution. Every refusal is one of `Reason`, and its sender is told.
+"""Whether a contribution may count. Every refusal is one of `Reason`, and the leader tells it to the sender.
 
-Order matters: cheap checks first, and nothing is read from the payload before its author, run and base are right.
-What needs the payload's numbers is decided by `judge_norm`, from the norm that the core measured.
+- `judge` is the one function for it: for the leader who takes a contribution in, for the leader who takes over from
+  another, and for everybody who makes a version again. `AdmissionRules` holds the facts that they judge by.
+- Order matters: cheap checks first, and nothing is read from the payload before its author, run and base are right.
+  What needs the payload's numbers comes last, from the norm that the core measured.
+- Decrees and norms are facts of one peer: who makes a version again leaves them out, since a ban takes back no receipt,
+  and a leader's history of norms begins with its term. All other facts are on the chain.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..topology import PathId
 from .decrees import Decreed
@@ -57,10 +61,35 @@ class AdmissionRules:
     """Contribution id by author, path and base version, for the bases above."""
     base_min: int = 0
     """The newest rollback: what began before it is undone."""
+    decreed: Decreed = field(default_factory=Decreed)
+    """By the coordinator. Nothing, for a contribution that has a receipt: that is a promise."""
+    norms: Sequence[float] = ()
+    """Of the module's last outer gradients, up to NORM_HISTORY, in the order of the average."""
+    params_norm: float | None = None
+    """Of the head's parameters: what an outer gradient is measured by until there are norms."""
 
 
-def judge(contribution: Contribution, *, sender: PeerId, contribution_id: str, rules: AdmissionRules) -> Verdict:
-    """Everything that can be said without the payload. The signature is checked already (`unseal`)."""
+def judge(
+    contribution: Contribution,
+    *,
+    sender: PeerId,
+    contribution_id: str,
+    rules: AdmissionRules,
+    norm: float | None = None,
+) -> Verdict:
+    """Whether it may be in the version after `rules.head`. The signature is checked already (`unseal`).
+
+    `norm` is that of the outer gradient; without it the verdict is all that can be said without the payload.
+    """
+    verdict = judge_decreed(contribution.author, rules.decreed)
+    if verdict.is_admitted:
+        verdict = _judge_document(contribution, sender, contribution_id, rules)
+    if verdict.is_admitted and norm is not None:
+        verdict = judge_norm(norm, rules.norms, params_norm=rules.params_norm)
+    return verdict
+
+
+def _judge_document(contribution: Contribution, sender: PeerId, contribution_id: str, rules: AdmissionRules) -> Verdict:
     if contribution.run != rules.run:
         return Verdict(Reason.WRONG_RUN, f"this is run {rules.run[:8]}, not {contribution.run[:8]}")
     if contribution.module != rules.head.module:
@@ -119,8 +148,11 @@ def _judge_sharding(contribution: Contribution, rules: AdmissionRules) -> Verdic
     return ADMITTED
 
 
-def judge_norm(norm: float, history: Sequence[float]) -> Verdict:
-    """Whether an outer gradient of this norm may count; `history` holds the norms of the module's last ones."""
+def judge_norm(norm: float, history: Sequence[float], *, params_norm: float | None = None) -> Verdict:
+    """Whether an outer gradient of this norm may count; `history` holds the norms of the module's last ones, in place
+    of which `params_norm` is taken while they are too few."""
+    if len(history) < NORM_SAMPLES_MIN and params_norm is not None:
+        history = [params_norm] * NORM_SAMPLES_MIN
     if not math.isfinite(norm):  # finite values may still have an infinite norm
         return Verdict(Reason.NORM, f"norm {norm}")
     if norm == 0.0:

@@ -15,8 +15,7 @@ from typing import ClassVar
 from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import ModuleId
-from .bounds import VALUES_MAX, require_digest
-from .signing import PeerId, public_key_of
+from .signing import VALUES_MAX, PeerId, public_key_of, require_digest
 
 DECREES_MAX = 1024
 """Of one run: every peer keeps all of them, at most 1 kB each."""

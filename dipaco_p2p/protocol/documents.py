@@ -1,6 +1,6 @@
 """The signed documents: contribution, receipt, rejection, version, sharding, scores, manifest; one canonical form each.
 
-The coordinator's judgements are in judgement.py, its decrees in decrees.py; what others measured again in checks.py.
+The coordinator's judgements, and the checks of them, are in judgement.py; its decrees in decrees.py.
 
 - A document's `id` is the digest of its canonical bytes; the signature is over the same bytes, under its `KIND`.
 - `unseal` is the only door for a document from outside: schema, bounds, then signature. What comes out is safe to use.
@@ -19,14 +19,78 @@ from ..config import RunConfig
 from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import ModuleId, PathId
-from .bounds import VALUES_MAX, require_digest
-from .checks import Check
-from .contribution import BlobRef as BlobRef  # told on: these are documents, too
-from .contribution import Contribution as Contribution
-from .contribution import Rejection as Rejection
 from .decrees import Decree, Rollback
-from .judgement import Judgement
-from .signing import PeerId, Signer, public_key_of, verify
+from .judgement import Check, Judgement
+from .signing import VALUES_MAX, PeerId, Signer, public_key_of, require_digest, verify
+
+REASON_CHARS_MAX = 32
+"""Of a rejection's reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobRef:
+    """A blob by the digest of its exact bytes; `size` lets a reader refuse before it allocates."""
+
+    digest: str
+    size: int = bounded(low=0, high=VALUES_MAX)
+
+    def __post_init__(self) -> None:
+        require_digest(self.digest)
+
+    @classmethod
+    def of(cls, *parts: bytes | memoryview) -> BlobRef:
+        return cls(digest=digest(*parts), size=sum(map(len, parts)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """One path's outer gradient for one module: the claim that `payload` came from training on `base`."""
+
+    KIND: ClassVar[str] = "contribution"
+    run: str
+    module: ModuleId
+    path: PathId
+    base_version: int = bounded(low=0, high=VALUES_MAX)
+    """The version of the module that the training started from."""
+    base_digest: str
+    sharding: int = bounded(0, low=0, high=VALUES_MAX)
+    """The sharding whose shard was trained on; the size of that shard weighs in the average."""
+    payload: BlobRef
+    """The compressed outer gradient."""
+    state: BlobRef | None = None
+    """The path's inner state after these steps, which its author holds: who trains the path next goes on from it."""
+    steps: int = bounded(low=1, high=VALUES_MAX)
+    tokens: int = bounded(low=1, high=VALUES_MAX)
+    """Tokens trained to make this; weighs in the average up to a full round's worth."""
+    loss: float
+    """Mean training loss over the steps, in nats per token; said by the trainer, used for display only."""
+    author: PeerId
+
+    def __post_init__(self) -> None:
+        require_digest(self.run, self.base_digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A leader's note that it did not take a contribution, or could not count it: its word, and nobody else's. It names
+    the whole contribution with its author's signature, so that no leader can invent one."""
+
+    KIND: ClassVar[str] = "rejection"
+    contribution: Contribution
+    signature: str
+    """Of the contribution's author."""
+    reason: str
+    """As the author was told: one of the reasons of admission, or `payload-lost`."""
+    round: int = bounded(low=0, high=VALUES_MAX)
+    """The open round; the version it publishes is one greater."""
+    term: int = bounded(low=0, high=VALUES_MAX)
+    author: PeerId
+    """The leader."""
+
+    def __post_init__(self) -> None:
+        if len(self.reason) > REASON_CHARS_MAX or not self.reason.isprintable():
+            raise ConfigError("a `reason` is one short word")
+
 
 DOCUMENT_BYTES_MAX = 192 * 1024
 """Of one document as canonical JSON. A version of a module with 300 contributions needs about 70 kB."""
@@ -175,7 +239,7 @@ class Sharding:
     """Paths whose modules have this version move over; equal to the run's rounds: it only serves."""
     router: BlobRef
     token_router: BlobRef
-    """Routes inside a document, at any token (core/features.py `token_features`)."""
+    """Routes inside a document, at any token (core/routing/features.py `token_features`)."""
     shards: tuple[ShardRef, ...]
     author: PeerId
     """The coordinator."""
@@ -193,7 +257,7 @@ class Scores:
     modules: tuple[str, ...]
     """Digests of the module versions that were composed, from the first level on."""
     table: BlobRef
-    """Nats by sequence and window of 16 tokens (core/scores.py)."""
+    """Nats by sequence and window of 16 tokens (core/routing/evaluate.py)."""
     author: PeerId
 
     def __post_init__(self) -> None:

@@ -1,12 +1,14 @@
 """What live peers say of themselves in the DHT: heartbeats, claims and heads. All of it is a hint and expires.
 
-The bodies of the records of records.py; `read` turns a record's body into one of these, or says what is wrong.
+The bodies of the records of records.py; `read` turns a record's body into one of these, or says what is wrong. A later
+version may say more: fields that are not known here are ignored, and the record's own bounds limit how many they are.
+What is signed for ever is read strictly instead (documents.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from .. import strict
@@ -15,12 +17,11 @@ from ..config import LivenessConfig
 from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import PathId
-from .bounds import VALUES_MAX
-from .branches import Branch
 from .decrees import DECREES_MAX
 from .documents import MIRRORS_MAX, PROBLEM_CHARS_MAX
 from .grants import Seniority, seniority
-from .signing import PeerId
+from .signing import VALUES_MAX, PeerId
+from .versions import Branch
 
 ADDRESSES_MAX = 8
 TEXT_MAX = 128
@@ -102,9 +103,10 @@ def heartbeat_interval_s(config: LivenessConfig) -> float:
 
 
 def read(kind: type[B], body: Mapping[str, Any]) -> B:
-    """The body of a record; raises IntegrityError."""
+    """The body of a record; raises IntegrityError for a known field with a wrong value."""
+    known = {field.name: body[field.name] for field in fields(kind) if field.name in body}
     try:
-        return strict.load(kind, body, where=f"this {kind.__name__.lower()}")
+        return strict.load(kind, known, where=f"this {kind.__name__.lower()}")
     except ConfigError as error:
         raise IntegrityError(str(error)[:PROBLEM_CHARS_MAX]) from None
 

@@ -2,7 +2,12 @@
 
 A record is soft state (design, section 4.1): a key, its owner, a counter that only grows, an expiry, and a body of
 plain JSON. Readers take the greatest counter of an owner; nobody can write in another's name, prolong a record, or
-move it to another key, since all of these are signed.
+move it to another key, since all of these are signed. Keys are sharded by path and module, so that none grows with the
+swarm; `<run>` is the first 16 digits of the run's id:
+
+    dipaco/<run>/peers              one heartbeat per live peer
+    dipaco/<run>/claims/P0-1-1      one claim per volunteer that trains this path
+    dipaco/<run>/heads/L1.M0        one head per leader of this module
 """
 
 from __future__ import annotations
@@ -15,8 +20,10 @@ from typing import Any
 
 from ..canonical import canonical_bytes, read_canonical
 from ..errors import IntegrityError
+from ..topology import ModuleId, PathId
 from .signing import PeerId, Signer, verify
 
+PREFIX = "dipaco/"
 RECORD_BYTES_MAX = 8 * 1024
 RECORD_VALUES_MAX = 256
 """Of the JSON values in a record, more or less: thousands of empty lists fit into its bytes, each fifty in memory."""
@@ -119,3 +126,15 @@ def _from_plain(value: object) -> Record:
     if not 0 <= value["counter"] <= COUNTER_MAX:
         raise IntegrityError(f"`counter` of a record is out of range: {value['counter']}")
     return Record(**value)
+
+
+def peers_key(run: str) -> str:
+    return f"{PREFIX}{run[:16]}/peers"
+
+
+def claims_key(run: str, path: PathId) -> str:
+    return f"{PREFIX}{run[:16]}/claims/{path}"
+
+
+def heads_key(run: str, module: ModuleId) -> str:
+    return f"{PREFIX}{run[:16]}/heads/{module}"

@@ -34,11 +34,10 @@ from ..config import RoundsConfig
 from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import PathId
-from .bounds import VALUES_MAX
 from .documents import PROBLEM_CHARS_MAX
 from .liveness import Claim
 from .machine import follow
-from .signing import PeerId
+from .signing import VALUES_MAX, PeerId
 
 PATIENCE = 3
 """A round without a quorum closes after this many deadlines."""

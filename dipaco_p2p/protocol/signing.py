@@ -13,7 +13,8 @@ from typing import NewType
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from ..errors import IntegrityError
+from ..canonical import is_digest
+from ..errors import ConfigError, IntegrityError
 
 PeerId = NewType("PeerId", str)
 
@@ -110,3 +111,14 @@ def _from_base58(text: object) -> bytes:
         number = number * 58 + _BASE58.index(char)
     zeros = len(text) - len(text.lstrip("1"))
     return b"\0" * zeros + number.to_bytes((number.bit_length() + 7) // 8, "big")
+
+
+VALUES_MAX = 2**40
+"""Of counts, sizes and numbers of versions: more than any run needs, and exact in every JSON reader."""
+
+
+def require_digest(*texts: str) -> None:
+    """Raise ConfigError for what has not the form of a digest."""
+    for text in texts:
+        if not is_digest(text):
+            raise ConfigError(f"`{text[:80]}` is no digest")

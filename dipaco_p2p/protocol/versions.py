@@ -6,6 +6,9 @@
   parameters of an earlier version of its chain, and no contribution counts after it that began before it.
 - Who was entitled to make a version is not said by the chain, but by its maker's mandate (grants.py) and by those who
   made it again and co-signed; how it follows from its contributions, anybody can check.
+- A partition or a race may make two branches of a chain. All peers pick the same one: what the coordinator has signed
+  is final, then more versions, then more work in them, then the smaller digest. Who leads is another matter
+  (grants.py): the leader takes the better branch over.
 """
 
 from __future__ import annotations
@@ -188,3 +191,30 @@ def check_chain(versions: Sequence[Sealed[ModuleVersion]], manifest: Manifest, m
         tally.check(sealed.document)
         tally.add(sealed.document)
         parent = sealed.document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """The end of a chain, as far as branches are compared."""
+
+    final: int
+    """The newest version that the coordinator has signed."""
+    version: int
+    weight: int
+    """Tokens that the chain has counted."""
+    digest: str
+
+    def is_better(self, other: Branch) -> bool:
+        """Whether this branch goes on and `other` ends, if both begin at the same genesis."""
+        return self.rank < other.rank
+
+    @property
+    def rank(self) -> tuple[int, int, int, str]:
+        """Sorts branches, the best one first."""
+        return -self.final, -self.version, -self.weight, self.digest
+
+
+def is_final(sealed: Sealed[ModuleVersion], *, coordinator: PeerId) -> bool:
+    """Whether the coordinator has signed this version: as its leader, or after making it again from its contributions.
+    It signs one version of a number only, and takes no signature back."""
+    return sealed.document.author == coordinator or coordinator in sealed.cosignatures

@@ -23,9 +23,8 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from .. import strict
 from ..errors import ConfigError, IntegrityError
-from ..protocol.bounds import require_digest
 from ..protocol.reasons import Reason
-from ..protocol.signing import PeerId
+from ..protocol.signing import PeerId, require_digest
 from ..strict import bounded
 from .api import Handler, Reply, Swarm
 

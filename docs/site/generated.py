@@ -25,7 +25,8 @@ from bootstrap.runfile import _Layout, load_run_file, template
 from dipaco_p2p import errors
 from dipaco_p2p.node.calls import CALLS
 from dipaco_p2p.node.items import Page
-from dipaco_p2p.protocol import checks, decrees, documents, judgement, liveness, records
+from dipaco_p2p.protocol import decrees, documents, judgement, liveness, records
+from dipaco_p2p.protocol import judgement as checks
 from dipaco_p2p.protocol.claims import CLAIM_TRANSITIONS
 from dipaco_p2p.protocol.reasons import PASSING, Reason
 from dipaco_p2p.protocol.rounds import ROUND_TRANSITIONS

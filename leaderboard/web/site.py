@@ -15,8 +15,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from dipaco_p2p.protocol.checks import TOLERANCE_NATS
 from dipaco_p2p.protocol.credit import DAY_S, HALF_LIFE_S
+from dipaco_p2p.protocol.judgement import TOLERANCE_NATS
 
 from ..model import Snapshot, VersionRow
 from . import figures, plots, text

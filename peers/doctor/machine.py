@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from dipaco_p2p.config import PACKAGE
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit
 from dipaco_p2p.node.sizes import Needs
 from dipaco_p2p.program.examination import DAMAGED, Finding, failure, fine, warning
@@ -24,7 +25,6 @@ from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.addresses import read_place
 from dipaco_p2p.swarm.hivemind.daemon import SOCKET_FOLDER, stale_sockets, wait_port_free
 from dipaco_p2p.swarm.identity import load_or_create
-from dipaco_p2p.version_gate import PACKAGE
 
 from ..config import PeerConfig, torch_device
 from ..joining.preview import Machine

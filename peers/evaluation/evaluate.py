@@ -20,8 +20,7 @@ from dipaco_p2p.node.reading import fetch_judgements, open_connection
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.protocol.checks import TOLERANCE_NATS, agrees
-from dipaco_p2p.protocol.judgement import Judgement
+from dipaco_p2p.protocol.judgement import TOLERANCE_NATS, Judgement, agrees
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dipaco_p2p.clock import Clock
-from dipaco_p2p.core.microbatch import MicroBatch
+from dipaco_p2p.core.model.microbatch import MicroBatch
 from dipaco_p2p.errors import EnvironmentUnfit
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.swarm.api import Swarm

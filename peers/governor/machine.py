@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dipaco_p2p.core.microbatch import MicroBatch
+from dipaco_p2p.core.model.microbatch import MicroBatch
 from dipaco_p2p.program.files import LOCK_NAME
 from dipaco_p2p.program.system import output_of
 

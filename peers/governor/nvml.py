@@ -27,7 +27,7 @@ def choose_gpu(gpu: str) -> None:
 
 
 def limit_memory(device: str, share: float | None) -> None:
-    """Beyond its share torch runs out of memory, and batches get smaller (core/microbatch.py)."""
+    """Beyond its share torch runs out of memory, and batches get smaller (core/model/microbatch.py)."""
     if share is not None and device.startswith("cuda"):
         import torch
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dipaco_p2p.core.inner import StepReport
-from dipaco_p2p.core.microbatch import MicroBatch
+from dipaco_p2p.core.model.inner import StepReport
+from dipaco_p2p.core.model.microbatch import MicroBatch
 from dipaco_p2p.errors import EnvironmentUnfit
 
 from ..preferences.keys import GB, Limits
@@ -23,7 +23,7 @@ from .machine import Memory, cores, cpu_s, forget_peak, memory
 BURST_S = 5.0
 """Processor time that was left unused so long before a step, or later, may be caught up."""
 GPU_PART_S = 0.4
-"""Two parts may still follow once a GPU is wanted (core/microbatch.py), and a look may be a second away."""
+"""Two parts may still follow once a GPU is wanted (core/model/microbatch.py), and a look may be a second away."""
 LONG_STEPS = 3
 
 

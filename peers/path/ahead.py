@@ -1,8 +1,8 @@
 """The next round's inner steps, begun while this round's outer gradients and the next versions are on their way.
 
-Where they begin, says core/overlap.py. Once the versions are there, the contributions name them as any others do,
-so that leaders, chains and whoever takes the path over see no difference. Steps that stand for nothing any more, since
-the swarm has moved on or went back to another branch, are dropped, and the path goes on from its last inner state.
+core/outer/outer_step.py says where they begin. Once the versions are there, the contributions name them as any others
+do, so that leaders, chains and whoever takes the path over see no difference. Steps that stand for nothing any more,
+since the swarm has moved on or went back to another branch, are dropped: the path goes on from its last inner state.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from dipaco_p2p.core.compress import TOP128
-from dipaco_p2p.core.outer import outer_gradient
-from dipaco_p2p.core.overlap import Course
+from dipaco_p2p.core.outer.compress import CODECS
+from dipaco_p2p.core.outer.outer_step import Course, outer_gradient
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.protocol.documents import ModuleVersion
@@ -124,7 +123,7 @@ class Ahead:
         rule = config.outer
         courses = [self._course(version, flat) for version, flat in zip(versions, params, strict=True)]
         self._courses = {version.module: (version, course) for version, course in zip(versions, courses, strict=True)}
-        if config.compression.uplink == TOP128:
+        if CODECS[config.compression.uplink].goes_on:
             return [
                 course.going_on(after, lr=rule.lr, momentum=rule.momentum)
                 for course, after in zip(courses, result.flats, strict=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from dipaco_p2p.core.inner import InnerResult
+from dipaco_p2p.core.model.inner import InnerResult
 from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.protocol.documents import ModuleVersion, Share
 from dipaco_p2p.protocol.rounds import OpenRound, Standing, standing

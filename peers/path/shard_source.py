@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from dipaco_p2p.core.shards import Shard, decode_shard
+from dipaco_p2p.core.model.shards import Shard, decode_shard
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.remote import RemoteLedger

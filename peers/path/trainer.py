@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dipaco_p2p.core import codec
-from dipaco_p2p.core.compress import beginning, compress, encode_compressed
-from dipaco_p2p.core.engine import AUTO, Engine, at_first, choose
-from dipaco_p2p.core.inner import InnerLoop, InnerResult, StepReport
-from dipaco_p2p.core.microbatch import MicroBatch
-from dipaco_p2p.core.outer import outer_gradient
-from dipaco_p2p.core.shards import Shard
+from dipaco_p2p.core import tensor_file as codec
+from dipaco_p2p.core.model.engine import AUTO, Engine, at_first, choose
+from dipaco_p2p.core.model.inner import InnerLoop, InnerResult, StepReport
+from dipaco_p2p.core.model.microbatch import MicroBatch
+from dipaco_p2p.core.model.shards import Shard
+from dipaco_p2p.core.outer.compress import beginning, compress, encode_compressed
+from dipaco_p2p.core.outer.outer_step import outer_gradient
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.topology import ModuleId, PathId
@@ -125,7 +125,8 @@ class PathTrainer:
     ) -> None:
         """`shard` is of the sharding with that number; `optimizer` is AdamW's state when nobody has trained the path
         yet: raises IntegrityError if it is damaged. Without `engines` every step is exact, without `micro` the whole
-        batch goes through at once; `eight_bit` as in core/optimizer.py; `steps` is what goes on between two of them.
+        batch goes through at once; `eight_bit` as in core/model/optimizer.py; `steps` is what goes on between two of
+        them.
         Raises EnvironmentUnfit when memory is too small."""
         config = run.config
         self.path = path

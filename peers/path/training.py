@@ -17,7 +17,7 @@ from typing import Protocol
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.config import LivenessConfig, RoundsConfig
-from dipaco_p2p.core.inner import StepReport
+from dipaco_p2p.core.model.inner import StepReport
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.watch import Watch

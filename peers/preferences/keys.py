@@ -16,7 +16,7 @@ from .schedule import Span
 GB = 10**9
 """What keys that end in `_gb` count in: bytes."""
 ENGINES = ("auto", "exact", "bf16", "fast")
-"""As in core/engine.py, which takes seconds to import."""
+"""As in core/model/engine.py, which takes seconds to import."""
 YIELDS = ("any", "listed", "off")
 
 

@@ -10,9 +10,9 @@ from tiny_run import MODEL, initial
 from benchmarks.methods.grid import WarmStart
 from benchmarks.methods.jobs import Job
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
-from dipaco_p2p.core.inner import StepReport
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.shards import Shard
+from dipaco_p2p.core.model.inner import StepReport
+from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.model.shards import Shard
 
 PRIVATE = replace(
     MODEL, levels=(MODEL.levels[0], LevelConfig(modules=2, blocks=1), LevelConfig(private=True, blocks=1))

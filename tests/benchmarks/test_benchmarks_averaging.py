@@ -23,7 +23,7 @@ from benchmarks.averaging import (
     memory_ratios,
     run_of,
 )
-from dipaco_p2p.core.compress import INT4, norm
+from dipaco_p2p.core.outer.compress import INT4, norm
 
 WIDTH = 16
 COUNTS = Wish(runs=1, threads=1, round_s=1).counts

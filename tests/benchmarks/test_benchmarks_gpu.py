@@ -25,7 +25,7 @@ from benchmarks.gpu.right import off
 from benchmarks.gpu.swarm import config
 from bootstrap.demo import run_text
 from bootstrap.runfile import load_run_file
-from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.errors import ConfigError
 
 REPO = Path(__file__).parents[2]

@@ -18,10 +18,10 @@ from benchmarks.trainer.loops import EXACT, PLAIN, loops
 from benchmarks.trainer.rounds import Volunteer, shares
 from benchmarks.trainer.utilisation import PATH, Way, attention_flops, flops_per_token, nominal_flops, product_weights
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig, RunConfig
-from dipaco_p2p.core.compress import CODECS
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.model import PathModel, next_token_loss
-from dipaco_p2p.core.shards import batch
+from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.model.shards import batch
+from dipaco_p2p.core.model.transformer import PathModel, next_token_loss
+from dipaco_p2p.core.outer.compress import CODECS
 
 MODEL = ModelConfig(
     vocab_size=258,

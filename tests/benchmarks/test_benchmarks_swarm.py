@@ -33,8 +33,8 @@ from benchmarks.transfer.measure import (
     slope_ratio,
 )
 from benchmarks.transfer.runs import config_of, model_of
-from dipaco_p2p.core.compress import CODECS, bytes_max
-from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.outer.compress import CODECS, bytes_max
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit
 
 VALUES = 80_000
@@ -220,7 +220,7 @@ def shown(*command: str) -> str:
 @pytest.mark.slow
 @NEEDS_ROOT
 def test_a_round_goes_over_the_line_and_leaves_no_namespace(tmp_path: Path) -> None:
-    wish = LineWish(model=QUICK_PATH, codec=CODECS[0], rounds=1, up_mbit=8.0, down_mbit=8.0)
+    wish = LineWish(model=QUICK_PATH, codec=next(iter(CODECS)), rounds=1, up_mbit=8.0, down_mbit=8.0)
     [played] = asyncio.run(play(wish, tmp_path, lambda text: None))
     assert played.up_bytes > played.payload_bytes and played.down_bytes > 0
     assert f"dipaco-line-{os.getpid()}" not in shown("ip", "netns", "list")

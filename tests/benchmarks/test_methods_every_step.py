@@ -13,11 +13,11 @@ from tiny_run import MODEL, initial
 from benchmarks.methods.every_step import EveryStep
 from benchmarks.methods.grid import WarmStart
 from benchmarks.methods.jobs import WARMUP_STEPS
-from dipaco_p2p.core import codec
-from dipaco_p2p.core.inner import InnerLoop, StepReport, learning_rate
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.model import PathModel, load_modules
-from dipaco_p2p.core.shards import Shard, batch
+from dipaco_p2p.core import tensor_file as codec
+from dipaco_p2p.core.model.inner import InnerLoop, StepReport, learning_rate
+from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.model.shards import Shard, batch
+from dipaco_p2p.core.model.transformer import PathModel, load_modules
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.topology import ModuleId
 

@@ -14,10 +14,10 @@ from tiny_run import MODEL, contribution_of, granted, initial, make_run, signer,
 
 from benchmarks.methods.grid import Arrived, Contribution, Grid, Sender, next_state, received
 from benchmarks.methods.jobs import Job
-from dipaco_p2p.core.compress import compress, encode_compressed
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.outer import OuterState, Share, outer_step
-from dipaco_p2p.core.shards import Shard, decode_shard
+from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.model.shards import Shard, decode_shard
+from dipaco_p2p.core.outer.compress import compress, encode_compressed
+from dipaco_p2p.core.outer.outer_step import OuterState, Share, outer_step
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.version import Admitted, Made, make_version

@@ -16,9 +16,9 @@ from benchmarks.methods.plan import METHODS
 from benchmarks.methods.routing import first_routes, read_ahead, rerouted, shards
 from benchmarks.methods.store import Folder, load_model, load_warm
 from benchmarks.methods.work import EVERY, Bench, routed_nats, score, score_table, train, warm_up
-from dipaco_p2p.core.evaluate import counted_tokens
-from dipaco_p2p.core.features import token_counts
-from dipaco_p2p.core.tiny import tiny_router
+from dipaco_p2p.core.routing.evaluate import counted_tokens
+from dipaco_p2p.core.routing.features import token_counts
+from dipaco_p2p.core.routing.unigram import tiny_router
 from dipaco_p2p.errors import CorpusError
 
 TINY = Job(method="tiny", seed=0, width=16, steps=2, round_steps=1)

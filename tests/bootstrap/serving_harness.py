@@ -24,12 +24,10 @@ from dipaco_p2p.config import (
     RunConfig,
     WarmupConfig,
 )
-from dipaco_p2p.core.codec import encode_module
-from dipaco_p2p.core.heldout import HeldOut, encode_held_out
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
-from dipaco_p2p.core.router import Router, encode_router
-from dipaco_p2p.core.shards import Shard, encode_shard
+from dipaco_p2p.core.model.layout import encode_module, module_layout
+from dipaco_p2p.core.model.shards import HeldOut, Shard, encode_held_out, encode_shard
+from dipaco_p2p.core.model.transformer import PathModel, initial_modules, load_modules
+from dipaco_p2p.core.routing.router import Router, encode_router
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.node import open_member
 from dipaco_p2p.node.run import Run

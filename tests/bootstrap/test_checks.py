@@ -22,9 +22,8 @@ from dipaco_p2p.config import WarmupConfig
 from dipaco_p2p.errors import ConfigError, IntegrityError, Refused, Unreachable
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
-from dipaco_p2p.protocol.checks import OF_AUTHOR_MAX, OF_PATH_MAX, OF_STRANGERS_MAX, Check
 from dipaco_p2p.protocol.documents import Sealed, seal, unseal
-from dipaco_p2p.protocol.judgement import Judgement
+from dipaco_p2p.protocol.judgement import OF_AUTHOR_MAX, OF_PATH_MAX, OF_STRANGERS_MAX, Check, Judgement
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm

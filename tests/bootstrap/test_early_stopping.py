@@ -24,7 +24,7 @@ from bootstrap.coordinator.stage import SeedStage
 from bootstrap.use.export import export_path
 from bootstrap.use.generate import Request, write_on
 from bootstrap.use.serving import ServedRun, read_swarm
-from dipaco_p2p.core.router import decode_router
+from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import ConfigError, IntegrityError, Unreachable
 from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.protocol.signing import Signer

@@ -15,11 +15,11 @@ from bootstrap.archives.evaluator import Evaluator, append_evaluation, score_tab
 from bootstrap.demo_report import train_dense
 from dipaco_p2p.config import PREFIX_TOKENS
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.codec import decode_module
-from dipaco_p2p.core.evaluate import evaluate_routed, routed_once
-from dipaco_p2p.core.features import features
-from dipaco_p2p.core.router import decode_router
-from dipaco_p2p.core.shards import decode_shard
+from dipaco_p2p.core.model.layout import decode_module
+from dipaco_p2p.core.model.shards import decode_shard
+from dipaco_p2p.core.routing.evaluate import evaluate_routed, routed_once
+from dipaco_p2p.core.routing.features import features
+from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import IntegrityError, Interrupted
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store

@@ -31,7 +31,7 @@ from bootstrap.text.tokenizer import Tokenizer
 from bootstrap.use import export
 from bootstrap.use.export import export_path
 from bootstrap.use.generate import Request, write_on
-from dipaco_p2p.core.router import decode_router
+from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
 from dipaco_p2p.topology import PathId
 

@@ -17,8 +17,8 @@ from bootstrap import cli
 from bootstrap.text.tokenizer import END, Tokenizer
 from bootstrap.use import serving
 from bootstrap.use.generate import Pieces, Request, write_on
-from dipaco_p2p.core.generate import visible
-from dipaco_p2p.core.model import PathModel
+from dipaco_p2p.core.model.generate import visible
+from dipaco_p2p.core.model.transformer import PathModel
 from dipaco_p2p.errors import ConfigError, IntegrityError, WrongRun
 from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.topology import PathId

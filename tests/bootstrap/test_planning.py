@@ -34,7 +34,7 @@ from bootstrap.planning.examine import (
 from bootstrap.planning.plan import Line, Plan, lines, plan
 from bootstrap.runfile import CorpusConfig, RunFile
 from dipaco_p2p.config import CompressionConfig, RunConfig
-from dipaco_p2p.core.compress import HEADER_BYTES_MAX
+from dipaco_p2p.core.outer.compress import HEADER_BYTES_MAX
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.program.examination import Finding, Level
 from dipaco_p2p.program.files import folder_lock

@@ -18,11 +18,10 @@ from bootstrap.archives.evaluator import Evaluator
 from bootstrap.coordinator.resharding import Resharding
 from bootstrap.text.sequences import Sequences
 from dipaco_p2p.config import RoutingConfig
-from dipaco_p2p.core.heldout import HeldOut, decode_held_out
-from dipaco_p2p.core.model import PathModel, load_modules
-from dipaco_p2p.core.router import decode_router
-from dipaco_p2p.core.scores import encode_scores, window_nats
-from dipaco_p2p.core.shards import decode_shard
+from dipaco_p2p.core.model.shards import HeldOut, decode_held_out, decode_shard
+from dipaco_p2p.core.model.transformer import PathModel, load_modules
+from dipaco_p2p.core.routing.evaluate import encode_scores, window_nats
+from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.run import Run

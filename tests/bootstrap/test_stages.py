@@ -30,7 +30,7 @@ from bootstrap.runfile import RunFile
 from bootstrap.use.generate import Request, write_on
 from bootstrap.use.serving import open_folder
 from dipaco_p2p.config import RoundsConfig, RoutingConfig
-from dipaco_p2p.core.router import decode_router
+from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import ConfigError, CorpusError
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.program.history import read_history

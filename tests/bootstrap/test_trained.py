@@ -14,8 +14,8 @@ from virtual_time import eventually, play
 from bootstrap.archives.evaluator import Evaluator
 from bootstrap.use.serving import ServedRun, _Folder
 from dipaco_p2p.config import LevelConfig
-from dipaco_p2p.core.inner import InnerResult
-from dipaco_p2p.core.router import Router
+from dipaco_p2p.core.model.inner import InnerResult
+from dipaco_p2p.core.routing.router import Router
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.trained import assign, trained_paths, witnesses

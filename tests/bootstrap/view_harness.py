@@ -23,8 +23,8 @@ from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.mandates import Mandates
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
-from dipaco_p2p.protocol.keys import claims_key, heads_key, peers_key
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat
+from dipaco_p2p.protocol.records import claims_key, heads_key, peers_key
 from dipaco_p2p.strict import plain
 from dipaco_p2p.swarm.api import SwarmStatistics
 from dipaco_p2p.swarm.memory import MemoryNetwork

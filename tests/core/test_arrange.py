@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dipaco_p2p.core.arrange import arrange, best_order, cost, shared_values
-from dipaco_p2p.core.kmeans import fit_kmeans
+from dipaco_p2p.core.routing.arrange import arrange, best_order, cost, shared_values
+from dipaco_p2p.core.routing.kmeans import fit_kmeans
 from dipaco_p2p.topology import Topology
 
 GRID = Topology((2, 2))

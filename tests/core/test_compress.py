@@ -11,32 +11,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dipaco_p2p.core.blocks import BLOCK, CODE_MAX, Blocks
-from dipaco_p2p.core.codec import decode, encode
-from dipaco_p2p.core.compress import (
-    BITS,
+from dipaco_p2p.config import DOWNLINKS, UPLINKS
+from dipaco_p2p.core.outer.compress import (
     CODECS,
     INT4,
     INT8,
-    TOP128,
     beginning,
     bytes_max,
-    codec_of,
     compress,
     decode_compressed,
     encode_compressed,
     expand,
-    metadata,
     norm,
 )
-from dipaco_p2p.core.sparse import CHUNK, KEPT, Sparse
+from dipaco_p2p.core.outer.int_blocks import BLOCK, CODE_MAX, Blocks
+from dipaco_p2p.core.outer.sparse import CHUNK, KEPT, TOP128, Sparse
+from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import IntegrityError
 
+BITS = {INT8: 8, INT4: 4}
 SIZES = [0, 1, 2, 63, 64, 65, BLOCK - 1, BLOCK, BLOCK + 1, 1000, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 777]
 
 
 def values(size: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal(size) * scale).astype(np.float32)
+
+
+def test_the_codecs_of_a_run_file_are_those_that_there_are() -> None:
+    assert set(UPLINKS) == set(CODECS)
+    assert set(DOWNLINKS) <= {name for name, codec in CODECS.items() if not codec.goes_on}
 
 
 # -- every codec
@@ -49,7 +52,7 @@ def test_bytes_round_trip_within_the_bound(codec: str, size: int) -> None:
     data = encode_compressed(compressed)
     again = decode_compressed(data, size=size, codec=codec)
     assert expand(again).tobytes() == expand(compressed).tobytes() and encode_compressed(again) == data
-    assert len(data) <= bytes_max(size, codec) and residual.shape == (size,) and codec_of(again) == codec
+    assert len(data) <= bytes_max(size, codec) and residual.shape == (size,) and again.codec == codec
 
 
 @pytest.mark.parametrize(("codec", "ratio"), [(INT8, 3.9), (INT4, 7.7), (TOP128, 100.0)])
@@ -247,7 +250,9 @@ def tampered(codec: str, **changes: np.ndarray | None) -> bytes:
         },
     }[codec]
     tensors = good | changes
-    return encode({name: value for name, value in tensors.items() if value is not None}, metadata=metadata(codec))
+    return encode(
+        {name: value for name, value in tensors.items() if value is not None}, metadata=CODECS[codec].metadata
+    )
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -10,15 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dipaco_p2p.core.discriminative import (
-    balance_bias,
-    balanced_labels,
-    best_path,
-    fit_logistic,
-    match_bias,
-    starvation,
-)
-from dipaco_p2p.core.router import Router, encode_router
+from dipaco_p2p.core.routing.balance import balance_bias, match_bias, starvation
+from dipaco_p2p.core.routing.discriminative import balanced_labels, best_path, fit_logistic
+from dipaco_p2p.core.routing.router import Router, encode_router
 from dipaco_p2p.errors import CorpusError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dipaco_p2p.core import engine
-from dipaco_p2p.core.engine import AUTO, BFLOAT16, COMPILING, EXACT, FAST, REPAYS, Engine, at_first, choose
+from dipaco_p2p.core.model import engine
+from dipaco_p2p.core.model.engine import AUTO, BFLOAT16, COMPILING, EXACT, FAST, REPAYS, Engine, at_first, choose
 
 LONG = 10**7
 """Steps that repay everything."""

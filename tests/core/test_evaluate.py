@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from models_harness import llama, path_model, small
 
-from dipaco_p2p.config import PREFIX_TOKENS, LevelConfig, ModelConfig
-from dipaco_p2p.core.evaluate import (
+from dipaco_p2p.config import PREFIX_TOKENS, LevelConfig
+from dipaco_p2p.core.model.transformer import PathModel, initial_modules, load_modules
+from dipaco_p2p.core.routing.evaluate import (
+    WINDOW,
     Evaluation,
     counted_tokens,
     evaluate_routed,
@@ -20,17 +23,11 @@ from dipaco_p2p.core.evaluate import (
     rerouted,
     routed_once,
     summarise,
+    window_nats,
+    window_starts,
 )
-from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
 
-CONFIG = ModelConfig(
-    vocab_size=258,
-    width=16,
-    heads=2,
-    ffn_width=24,
-    context=64,
-    levels=(LevelConfig(embedding=True, head=True), LevelConfig(modules=2, blocks=1)),
-)
+CONFIG = small()
 SEQUENCES = np.random.default_rng(0).integers(0, 258, (7, 64)).astype(np.int32)
 
 
@@ -38,14 +35,8 @@ def flats(seed: int) -> list[np.ndarray]:
     return [flat for flat in initial_modules(CONFIG, seed=seed).values()]
 
 
-def make_model(seed: int) -> PathModel:
-    model = PathModel(CONFIG)
-    load_modules(model, flats(seed))
-    return model
-
-
 def test_exactly_the_targets_from_position_32_on_count():
-    model = make_model(0)
+    model = path_model(CONFIG)
     log_probs = F.log_softmax(model(torch.from_numpy(SEQUENCES.astype(np.int64))).detach().double(), dim=-1).numpy()
     expected = [
         -math.fsum(log_probs[row, position - 1, SEQUENCES[row, position]] for position in range(PREFIX_TOKENS, 64))
@@ -78,8 +69,8 @@ def test_each_sequence_is_scored_by_its_own_path():
         return flats(number)
 
     result = evaluate_routed(paths, CONFIG, SEQUENCES, assignment)
-    expected = losses(make_model(0), SEQUENCES)[assignment == 0].sum()
-    expected += losses(make_model(2), SEQUENCES)[assignment == 2].sum()
+    expected = losses(path_model(CONFIG), SEQUENCES)[assignment == 0].sum()
+    expected += losses(path_model(CONFIG, 2), SEQUENCES)[assignment == 2].sum()
     assert result.nats_total == pytest.approx(expected)
     assert result.tokens == 7 * 32
     assert asked == [0, 2]
@@ -163,3 +154,54 @@ def test_the_interval_holds_the_truth_about_19_times_in_20():
 def test_one_document_has_no_interval():
     summary = summarise(np.array([30.0, 50.0]), tokens=20, bytes=None, documents=np.array([4, 4]), seed=0)
     assert summary.loss == 2.0 and summary.low is None and summary.high is None
+
+
+CONTEXT = 90  # 58 targets that count: three windows of 16 and one of 10
+LONGER = small(LevelConfig(modules=2, blocks=1), context=CONTEXT)
+TEXTS = np.random.default_rng(0).integers(0, 258, (5, CONTEXT)).astype(np.int32)
+
+
+READER = path_model(LONGER)
+
+
+@torch.no_grad()
+def reference_nats() -> np.ndarray:
+    """Loss (n, context - 32) of each target, by transformers' model and plain cross-entropy."""
+    tokens = torch.from_numpy(TEXTS.astype(np.int64))
+    logits = llama(READER)(tokens).logits[:, PREFIX_TOKENS - 1 : -1]
+    return F.cross_entropy(logits.transpose(1, 2), tokens[:, PREFIX_TOKENS:], reduction="none").double().numpy()
+
+
+@pytest.mark.parametrize("window", [16, 48, 64])
+def test_each_window_sums_exactly_its_own_targets(window):
+    nats = reference_nats()
+    expected = np.stack([nats[:, start : start + window].sum(axis=1) for start in range(0, 58, window)], axis=1)
+    np.testing.assert_allclose(window_nats(READER, TEXTS, window=window), expected, rtol=1e-5)
+
+
+def test_the_size_of_a_batch_changes_nothing():
+    whole = window_nats(READER, TEXTS)
+    np.testing.assert_allclose(window_nats(READER, TEXTS, batch=2), whole, rtol=1e-6)
+    assert whole.shape == (5, 4) and whole.dtype == np.float64
+
+
+def test_the_windows_of_a_sequence_sum_to_its_loss():
+    np.testing.assert_allclose(window_nats(READER, TEXTS).sum(axis=1), losses(READER, TEXTS), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("context", "window", "expected"),
+    [(90, 16, [32, 48, 64, 80]), (64, 16, [32, 48]), (33, 16, [32]), (32, 16, []), (20, 16, []), (90, 64, [32])],
+)
+def test_windows_start_after_the_prefix(context, window, expected):
+    assert window_starts(context, window) == expected
+
+
+@pytest.mark.parametrize("context", [8, 32])
+def test_a_sequence_of_the_prefix_alone_has_no_windows(context):
+    assert window_nats(READER, TEXTS[:, :context]).shape == (5, 0)
+    assert losses(READER, TEXTS[:, :context]).tolist() == [0.0] * 5
+
+
+def test_the_default_window_is_the_finest_re_routing():
+    assert WINDOW == 16 and window_starts(64) == window_starts(64, 16)

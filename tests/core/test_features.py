@@ -5,19 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from models_harness import path_model
 
 from dipaco_p2p.config import PREFIX_TOKENS, ModelConfig
-from dipaco_p2p.core.features import document_features, features, token_counts, token_features
-from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
+from dipaco_p2p.core.model.transformer import PathModel
+from dipaco_p2p.core.routing.features import document_features, features, token_counts, token_features
 
 CONFIG = ModelConfig(vocab_size=300, width=16, ffn_width=24, context=80)
 
 
 @pytest.fixture(scope="module")
 def model() -> PathModel:
-    model = PathModel(CONFIG)
-    load_modules(model, list(initial_modules(CONFIG, seed=0).values()))
-    return model
+    return path_model(CONFIG)
 
 
 def random_tokens(count: int, length: int) -> np.ndarray:

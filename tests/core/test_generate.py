@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from models_harness import TRUNK, path_model, small
 
-from dipaco_p2p.config import PREFIX_TOKENS, LevelConfig, ModelConfig
-from dipaco_p2p.core.features import document_features, features
-from dipaco_p2p.core.generate import Reading, Sampler, generate, prompt_features, text_features, visible
-from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
+from dipaco_p2p.config import PREFIX_TOKENS, LevelConfig
+from dipaco_p2p.core.model.generate import Reading, Sampler, generate, prompt_features, text_features, visible
+from dipaco_p2p.core.model.transformer import PathModel
+from dipaco_p2p.core.routing.features import document_features, features
 
-TIED = ModelConfig(
-    vocab_size=258,
-    width=32,
-    heads=2,
-    ffn_width=48,
-    context=64,
-    levels=(LevelConfig(embedding=True, head=True, blocks=1), LevelConfig(modules=2, blocks=2)),
-)
-UNTIED = ModelConfig(
-    vocab_size=258,
-    width=32,
-    heads=4,
-    ffn_width=48,
-    context=64,
-    tied=False,
-    levels=(LevelConfig(modules=2, blocks=1, embedding=True), LevelConfig(modules=2, blocks=1, head=True)),
-)
+LEVEL = LevelConfig(modules=2, blocks=1)
+TIED = small(levels=(replace(TRUNK, blocks=1), replace(LEVEL, blocks=2)), width=32, ffn_width=48)
+UNTIED = replace(TIED, heads=4, tied=False, levels=(replace(LEVEL, embedding=True), replace(LEVEL, head=True)))
 TEXT = np.random.default_rng(0).integers(0, 258, 64).tolist()
-
-
-def make_model(config: ModelConfig) -> PathModel:
-    model = PathModel(config)
-    # Larger weights than usual, so that attention is far from uniform and a wrong position would show.
-    load_modules(model, [flat for flat in initial_modules(config, seed=0).values()])
-    return model
 
 
 @torch.no_grad()
@@ -47,7 +29,7 @@ def plain_logits(model: PathModel, tokens: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("config", [TIED, UNTIED], ids=["tied", "untied"])
 @pytest.mark.parametrize("parts", [[64], [1] * 64, [10, 1, 1, 20, 31, 1]], ids=["at once", "one by one", "in pieces"])
 def test_what_was_read_before_counts_as_if_read_at_once(config, parts):
-    model = make_model(config)
+    model = path_model(config)
     reading, end = Reading(model), 0
     for part in parts:
         logits = reading.read(TEXT[end : end + part])
@@ -62,7 +44,7 @@ def greedy(model: PathModel, tokens: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("config", [TIED, UNTIED], ids=["tied", "untied"])
 def test_greedy_text_is_the_likeliest_token_every_time_also_beyond_the_context(config):
-    model, text = make_model(config), TEXT[:40]
+    model, text = path_model(config), TEXT[:40]
     for _ in range(100):
         text.append(int(plain_logits(model, text[visible(len(text), config.context) :]).argmax()))
     assert greedy(model, TEXT[:40], 100) == text[40:]
@@ -78,7 +60,7 @@ def test_a_path_sees_at_least_half_a_context_and_never_more_than_one(context):
 
 
 def test_generation_ends_with_the_end_token_or_the_count():
-    model = make_model(TIED)
+    model = path_model(TIED)
     text = greedy(model, TEXT[:8], 6)
     assert len(text) == 6
     stopped = list(generate(model, TEXT[:8], count=6, sampler=Sampler(temperature=0), end=text[3]))
@@ -87,7 +69,7 @@ def test_generation_ends_with_the_end_token_or_the_count():
 
 
 def test_the_same_seed_gives_the_same_text_and_another_seed_another():
-    model = make_model(TIED)
+    model = path_model(TIED)
     first, again, other = (
         list(generate(model, TEXT[:8], count=40, sampler=Sampler(temperature=1.0, seed=seed))) for seed in (0, 0, 1)
     )
@@ -114,14 +96,14 @@ def test_temperature_0_is_the_maximum_and_top_1_too():
 
 
 def test_a_prompt_is_routed_by_its_first_tokens_as_a_document_is():
-    model = make_model(TIED)
+    model = path_model(TIED)
     expected = features(model, np.array([TEXT[:PREFIX_TOKENS]], dtype=np.int32))
     np.testing.assert_allclose(prompt_features(model, TEXT, has_counts=False), expected, atol=1e-6)
     np.testing.assert_allclose(prompt_features(model, TEXT[:PREFIX_TOKENS], has_counts=False), expected, atol=1e-6)
 
 
 def test_a_prompt_s_counts_are_those_of_a_document_and_of_a_short_one_as_if_it_went_on_alike():
-    model = make_model(TIED)
+    model = path_model(TIED)
     expected = document_features(model, np.array([TEXT], dtype=np.int32), has_counts=True)
     np.testing.assert_allclose(prompt_features(model, TEXT, has_counts=True), expected, atol=1e-6)
     short, long = ([7, 9] * count for count in (2, PREFIX_TOKENS // 2))
@@ -132,7 +114,7 @@ def test_a_prompt_s_counts_are_those_of_a_document_and_of_a_short_one_as_if_it_w
 @torch.no_grad()
 @pytest.mark.parametrize("count", [1, 5, 31])
 def test_a_short_prompt_is_routed_by_the_mean_over_what_is_there(count):
-    model = make_model(TIED)
+    model = path_model(TIED)
     mean = model.hidden(torch.tensor([TEXT[:count]]))[0].mean(dim=0).numpy()
     np.testing.assert_allclose(prompt_features(model, TEXT[:count], has_counts=False), mean[None], atol=1e-6)
     np.testing.assert_allclose(text_features(model, TEXT[:count]), np.concatenate([mean, mean])[None], atol=1e-6)
@@ -140,7 +122,7 @@ def test_a_short_prompt_is_routed_by_the_mean_over_what_is_there(count):
 
 @torch.no_grad()
 def test_a_text_is_routed_by_its_last_tokens_and_all_that_is_seen():
-    model = make_model(TIED)
+    model = path_model(TIED)
     hidden = model.hidden(torch.tensor([TEXT[:50]]))[0]
     expected = torch.cat((hidden[-PREFIX_TOKENS:].mean(dim=0), hidden.mean(dim=0))).numpy()
     np.testing.assert_allclose(text_features(model, TEXT[:50]), expected[None], atol=1e-6)

@@ -8,24 +8,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from models_harness import small
 
-from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
-from dipaco_p2p.core import inner
-from dipaco_p2p.core.codec import decode, encode
-from dipaco_p2p.core.inner import InnerLoop, StepReport, learning_rate
-from dipaco_p2p.core.microbatch import MicroBatch, OutOfMemory
-from dipaco_p2p.core.model import PathModel, initial_modules, load_modules, next_token_loss, read_module
-from dipaco_p2p.core.shards import Shard, batch
+from dipaco_p2p.config import InnerConfig
+from dipaco_p2p.core.model import inner
+from dipaco_p2p.core.model.inner import InnerLoop, StepReport, learning_rate
+from dipaco_p2p.core.model.microbatch import MicroBatch, OutOfMemory
+from dipaco_p2p.core.model.shards import Shard, batch
+from dipaco_p2p.core.model.transformer import PathModel, initial_modules, load_modules, next_token_loss, read_module
+from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import DipacoError, IntegrityError
 
-MODEL = ModelConfig(
-    vocab_size=258,
-    width=16,
-    heads=2,
-    ffn_width=24,
-    context=64,
-    levels=(LevelConfig(embedding=True, head=True), LevelConfig(modules=2, blocks=1)),
-)
+MODEL = small()
 WIDE = dataclasses.replace(MODEL, width=64, ffn_width=96)
 CONFIG = InnerConfig(batch=4, warmup_steps=3, lr=5e-3)
 FLATS = list(initial_modules(MODEL, seed=0).values())

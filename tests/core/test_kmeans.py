@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dipaco_p2p.core.kmeans import fit_kmeans, fit_product_kmeans
-from dipaco_p2p.core.router import encode_router
+from dipaco_p2p.core.routing.kmeans import fit_kmeans, fit_product_kmeans
+from dipaco_p2p.core.routing.router import encode_router
 from dipaco_p2p.errors import CorpusError
 from dipaco_p2p.topology import Topology
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dipaco_p2p.config import LevelConfig, ModelConfig
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.model import PathModel, initial_modules, load_modules, read_module
+from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.model.transformer import PathModel, initial_modules, load_modules, read_module
 from dipaco_p2p.errors import IntegrityError
 
 UNTIED = ModelConfig(

@@ -7,20 +7,23 @@ import functools
 import numpy as np
 import pytest
 import torch
+from models_harness import path_model, small
 
-from dipaco_p2p.config import LevelConfig, ModelConfig
-from dipaco_p2p.core.microbatch import Fit, MicroBatch, Need, OutOfMemory, accumulate, ladder, measure, within_memory
-from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
+from dipaco_p2p.config import LevelConfig
+from dipaco_p2p.core.model.microbatch import (
+    Fit,
+    MicroBatch,
+    Need,
+    OutOfMemory,
+    accumulate,
+    ladder,
+    measure,
+    within_memory,
+)
+from dipaco_p2p.core.model.transformer import PathModel
 from dipaco_p2p.errors import EnvironmentUnfit
 
-MODEL = ModelConfig(
-    vocab_size=258,
-    width=16,
-    heads=2,
-    ffn_width=24,
-    context=64,
-    levels=(LevelConfig(embedding=True, head=True), LevelConfig(blocks=2)),
-)
+MODEL = small(LevelConfig(blocks=2))
 TOKENS = torch.from_numpy(np.random.default_rng(0).integers(0, 258, (6, 64)))
 
 
@@ -36,12 +39,6 @@ class FakeLoop:
         if fit.size > self.limits[fit.is_checkpointed]:
             raise OutOfMemory("CUDA out of memory. Tried to allocate 2 GiB.")
         return "done"
-
-
-def path_model() -> PathModel:
-    model = PathModel(MODEL)
-    load_modules(model, list(initial_modules(MODEL, seed=0).values()))
-    return model
 
 
 def gradients(model: PathModel, *, size: int, is_checkpointed: bool = False) -> tuple[float, list[torch.Tensor]]:
@@ -113,7 +110,7 @@ def test_parts_get_shorter_down_to_one_sequence_and_not_by_checkpointing() -> No
 
 @pytest.mark.parametrize("parts", [0, 1, 2])
 def test_a_batch_that_is_not_wanted_any_more_ends_before_its_next_part(parts: int) -> None:
-    model, asked = path_model(), []
+    model, asked = path_model(MODEL), []
 
     def goes_on() -> bool:
         asked.append(model)
@@ -173,7 +170,7 @@ def test_what_a_sequence_keeps_is_counted_once_and_parameters_are_not() -> None:
 
 
 def test_two_sequences_of_a_path_keep_about_twice_as_much_as_one() -> None:
-    model = path_model()
+    model = path_model(MODEL)
     one, two = (measure(model, model.loss, TOKENS[:count], blocks=2).sequence for count in (1, 2))
     assert 1.8 * one < two <= 2 * one
     assert all(p.grad is None for p in model.parameters()), "measuring leaves no gradient"
@@ -186,7 +183,7 @@ def test_two_sequences_of_a_path_keep_about_twice_as_much_as_one() -> None:
 @pytest.mark.parametrize("is_checkpointed", [False, True])
 def test_accumulated_gradients_are_those_of_the_whole_batch(size: int, is_checkpointed: bool) -> None:
     """Also where the last part is smaller than the others."""
-    model = path_model()
+    model = path_model(MODEL)
     loss, whole = gradients(model, size=len(TOKENS))
     other_loss, parts = gradients(model, size=size, is_checkpointed=is_checkpointed)
     assert other_loss == pytest.approx(loss, abs=1e-6)
@@ -194,14 +191,14 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(size: int, is_checkp
 
 
 def test_checkpointing_alone_changes_no_bit() -> None:
-    model = path_model()
+    model = path_model(MODEL)
     plain = gradients(model, size=len(TOKENS))
     again = gradients(model, size=len(TOKENS), is_checkpointed=True)
     assert plain[0] == again[0] and all(map(torch.equal, plain[1], again[1]))
 
 
 def test_checkpointed_blocks_keep_less() -> None:
-    model = path_model()
+    model = path_model(MODEL)
     kept: dict[bool, int] = {}
 
     def count(total: list[int], tensor: torch.Tensor) -> torch.Tensor:

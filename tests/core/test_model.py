@@ -2,82 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from models_harness import llama, path_model, small, tokens_of
 
-from dipaco_p2p.config import LevelConfig, ModelConfig
-from dipaco_p2p.core import head_loss as head_loss_module
-from dipaco_p2p.core.model import PathModel, initial_modules, load_modules, next_token_loss
+from dipaco_p2p.config import LevelConfig
+from dipaco_p2p.core.model import transformer as head_loss_module
+from dipaco_p2p.core.model.transformer import next_token_loss
 
-TIED = ModelConfig(
-    vocab_size=300,
-    width=32,
-    heads=2,
-    ffn_width=48,
-    context=160,
-    rope_theta=500.0,
-    norm_eps=1e-4,
-    levels=(
-        LevelConfig(embedding=True, head=True),
-        LevelConfig(modules=2, blocks=1),
-        LevelConfig(modules=2, blocks=2),
-    ),
-)
-UNTIED = ModelConfig(
-    vocab_size=300,
-    width=32,
-    heads=4,
-    ffn_width=48,
-    context=160,
-    tied=False,
-    levels=(LevelConfig(modules=2, blocks=2, embedding=True), LevelConfig(modules=2, blocks=1, head=True)),
-)
-
-
-def make_model(config: ModelConfig) -> PathModel:
-    model = PathModel(config)
-    # Narrow models begin with large weights: attention is far from uniform, and a wrong rotation would show.
-    load_modules(model, list(initial_modules(config, seed=0).values()))
-    return model
-
-
-def make_tokens(config: ModelConfig, batch: int = 2) -> torch.Tensor:
-    return torch.randint(config.vocab_size, (batch, config.context), generator=torch.Generator().manual_seed(0))
-
-
-def llama(config: ModelConfig) -> LlamaForCausalLM:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.width,
-            intermediate_size=config.ffn_width,
-            num_hidden_layers=sum(level.blocks for level in config.levels),
-            num_attention_heads=config.heads,
-            max_position_embeddings=config.context,
-            rms_norm_eps=config.norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-            tie_word_embeddings=config.tied,
-        )
-    ).eval()
+GRID = (LevelConfig(modules=2, blocks=1), LevelConfig(modules=2, blocks=2))
+WIDE = {"vocab_size": 300, "width": 32, "ffn_width": 48, "context": 160}
+TIED = small(*GRID, **WIDE, rope_theta=500.0, norm_eps=1e-4)
+UNTIED = small(levels=(replace(GRID[1], embedding=True), replace(GRID[0], head=True)), **WIDE, heads=4, tied=False)
 
 
 @pytest.mark.parametrize("config", [TIED, UNTIED], ids=["tied", "untied"])
 @torch.no_grad()
 def test_logits_equal_those_of_transformers_llama(config):
-    model, reference, tokens = make_model(config), llama(config), make_tokens(config)
-    missing, unexpected = reference.load_state_dict(model.state_dict(), strict=False)
-    assert not unexpected and set(missing) <= ({"lm_head.weight"} if config.tied else set())
-    reference.tie_weights()
-    expected = reference(tokens).logits
+    model, tokens = path_model(config), tokens_of(config)
+    expected = llama(model)(tokens).logits
     assert expected.std() > 0.1
     torch.testing.assert_close(model(tokens), expected, atol=1e-4, rtol=0)
 
 
 @torch.no_grad()
 def test_a_token_does_not_change_what_comes_before_it():
-    model, tokens = make_model(TIED), make_tokens(TIED)
+    model, tokens = path_model(TIED), tokens_of(TIED)
     before = model.hidden(tokens)
     tokens[:, 140] = (tokens[:, 140] + 1) % TIED.vocab_size
     after = model.hidden(tokens)
@@ -87,14 +40,14 @@ def test_a_token_does_not_change_what_comes_before_it():
 
 @torch.no_grad()
 def test_hidden_comes_before_the_final_norm():
-    model, tokens = make_model(TIED), make_tokens(TIED)
+    model, tokens = path_model(TIED), tokens_of(TIED)
     normed = F.rms_norm(model.hidden(tokens), (TIED.width,), model.model.norm.weight, TIED.norm_eps)
     torch.testing.assert_close(model(tokens), normed @ model.model.embed_tokens.weight.T)
 
 
 @pytest.mark.parametrize("skip", [0, 1, 2, 40])
 def test_loss_counts_exactly_the_targets_from_skip_on(skip):
-    model, tokens = make_model(TIED), make_tokens(TIED)
+    model, tokens = path_model(TIED), tokens_of(TIED)
     logits = model(tokens).detach()
     first = max(skip, 1)
     expected = F.cross_entropy(logits[:, first - 1 : -1].flatten(0, 1), tokens[:, first:].flatten())
@@ -105,7 +58,7 @@ def test_loss_counts_exactly_the_targets_from_skip_on(skip):
 @pytest.mark.parametrize("config", [TIED, UNTIED], ids=["tied", "untied"])
 def test_sliced_loss_has_the_gradients_of_the_plain_one(config, monkeypatch):
     monkeypatch.setattr(head_loss_module, "CPU_LOGITS", 300 * 7)
-    model, tokens = make_model(config), make_tokens(config)
+    model, tokens = path_model(config), tokens_of(config)
     plain = torch.autograd.grad(next_token_loss(model(tokens), tokens, skip=5), list(model.parameters()))
     sliced = torch.autograd.grad(model.loss(tokens, skip=5), list(model.parameters()))
     for one, other in zip(sliced, plain, strict=True):

@@ -12,21 +12,16 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from models_harness import small
 from torch import Tensor
 
-from dipaco_p2p.config import LevelConfig, ModelConfig
-from dipaco_p2p.core import fast_ops, model
-from dipaco_p2p.core.fast import eager_loss
-from dipaco_p2p.core.model import PathModel, rope_tables
+from dipaco_p2p.config import LevelConfig
+from dipaco_p2p.core.model import fast as fast_ops
+from dipaco_p2p.core.model import transformer as model
+from dipaco_p2p.core.model.fast import eager_loss
+from dipaco_p2p.core.model.transformer import PathModel, rope_tables
 
-PATH = ModelConfig(
-    vocab_size=300,
-    width=32,
-    heads=2,
-    ffn_width=48,
-    context=64,
-    levels=(LevelConfig(embedding=True, head=True), LevelConfig(blocks=2)),
-)
+PATH = small(LevelConfig(blocks=2), vocab_size=300, width=32, ffn_width=48)
 NO_CPU = torch.device("meta")
 
 

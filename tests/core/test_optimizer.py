@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from models_harness import path_model, small
 
-from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
-from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
-from dipaco_p2p.core.optimizer import (
+from dipaco_p2p.config import InnerConfig, LevelConfig
+from dipaco_p2p.core.model.optimizer import (
     MOMENTS_BYTES,
     _allowed_bytes,
     is_short,
@@ -17,22 +17,10 @@ from dipaco_p2p.core.optimizer import (
     moments_bytes_to_come,
     optimizer_name,
 )
+from dipaco_p2p.core.model.transformer import PathModel
 
-MODEL = ModelConfig(
-    vocab_size=258,
-    width=16,
-    heads=2,
-    ffn_width=24,
-    context=64,
-    levels=(LevelConfig(embedding=True, head=True), LevelConfig(blocks=1)),
-)
+MODEL = small(LevelConfig(blocks=1))
 CONFIG = InnerConfig()
-
-
-def path_model() -> PathModel:
-    model = PathModel(MODEL)
-    load_modules(model, list(initial_modules(MODEL, seed=0).values()))
-    return model
 
 
 def test_only_matrices_decay() -> None:
@@ -54,7 +42,7 @@ def test_moments_have_8_bits_where_float32_would_take_a_tenth_of_the_memory() ->
 
 @pytest.mark.parametrize(("eight_bit", "each"), [(False, 8), (True, 2)])
 def test_moments_are_to_come_until_the_first_step(eight_bit: bool, each: int) -> None:
-    model = path_model()
+    model = path_model(MODEL)
     optimizer = make_optimizer(model, CONFIG, eight_bit=eight_bit)
     assert moments_bytes_to_come(optimizer) == each * sum(p.numel() for p in model.parameters())
     model.loss(torch.zeros(1, 8, dtype=torch.long)).backward()
@@ -66,7 +54,7 @@ def test_moments_are_to_come_until_the_first_step(eight_bit: bool, each: int) ->
 def test_a_limit_on_a_gpus_memory_counts_as_its_size(
     fraction: float, is_8bit: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parameters = sum(p.numel() for p in path_model().parameters())
+    parameters = sum(p.numel() for p in path_model(MODEL).parameters())
     card = SimpleNamespace(total_memory=20 * MOMENTS_BYTES * parameters)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(torch.cuda.memory, "get_per_process_memory_fraction", lambda device: fraction)

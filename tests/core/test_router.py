@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dipaco_p2p.core.codec import encode
-from dipaco_p2p.core.router import Router, decode_router, encode_router
+from dipaco_p2p.core.routing.router import Router, decode_router, encode_router
+from dipaco_p2p.core.tensor_file import encode
 from dipaco_p2p.errors import IntegrityError
 
 

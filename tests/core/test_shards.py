@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dipaco_p2p.core.codec import encode
-from dipaco_p2p.core.shards import Shard, batch, cut, decode_shard, encode_shard, split_by_document
+from dipaco_p2p.core.model.shards import Shard, batch, cut, decode_shard, encode_shard, split_by_document
+from dipaco_p2p.core.tensor_file import encode
 from dipaco_p2p.errors import IntegrityError
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dipaco_p2p import __version__
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.config import (
     PREFIX_TOKENS,
@@ -20,8 +21,9 @@ from dipaco_p2p.config import (
     RoutingConfig,
     RunConfig,
     WarmupConfig,
+    check_protocol,
 )
-from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.errors import ConfigError, WrongRun
 from dipaco_p2p.strict import load, plain
 from dipaco_p2p.topology import Topology
 
@@ -171,3 +173,11 @@ def test_each_value_is_part_of_what_a_run_is() -> None:
         RunConfig(model=ModelConfig(levels=(TRUNK, BLOCKS))),
     ]
     assert len({canonical_bytes(plain(run)) for run in runs}) == len(runs)
+
+
+def test_another_protocol_is_refused_in_either_direction_with_what_to_do() -> None:
+    check_protocol(7, who="the run", ours=7)
+    for said, words in ((8, "newer; upgrade this program: uv tool upgrade"), (6, "older; install the version")):
+        with pytest.raises(WrongRun, match=f"protocol {said}, this program .*{__version__}.* speaks 7") as refused:
+            check_protocol(said, who="the run", ours=7)
+        assert words in refused.value.hint and refused.value.exit_code == 6

@@ -7,10 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from dipaco_p2p.bech32 import ALPHABET, WORD_CHARS_MAX, read_word, write_word
 from dipaco_p2p.config import PROTOCOL_VERSION
 from dipaco_p2p.errors import ConfigError, WrongRun
-from dipaco_p2p.ticket import FORMAT, SEEDS_MAX, SeedPlace, Ticket, read_ticket, write_ticket
+from dipaco_p2p.ticket import (
+    ALPHABET,
+    FORMAT,
+    SEEDS_MAX,
+    WORD_CHARS_MAX,
+    SeedPlace,
+    Ticket,
+    read_ticket,
+    read_word,
+    write_ticket,
+    write_word,
+)
 
 KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
 TICKET = Ticket(

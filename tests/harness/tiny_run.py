@@ -19,17 +19,15 @@ from dipaco_p2p.config import (
     RunConfig,
     WarmupConfig,
 )
-from dipaco_p2p.core.codec import encode_module
-from dipaco_p2p.core.compress import compress, encode_compressed
-from dipaco_p2p.core.features import features
-from dipaco_p2p.core.heldout import HeldOut, encode_held_out
-from dipaco_p2p.core.inner import InnerLoop
-from dipaco_p2p.core.kmeans import fit_kmeans
-from dipaco_p2p.core.layout import module_layout
-from dipaco_p2p.core.model import PathModel, initial_modules, load_modules
-from dipaco_p2p.core.outer import OuterState
-from dipaco_p2p.core.router import encode_router
-from dipaco_p2p.core.shards import Shard, encode_shard
+from dipaco_p2p.core.model.inner import InnerLoop
+from dipaco_p2p.core.model.layout import encode_module, module_layout
+from dipaco_p2p.core.model.shards import HeldOut, Shard, encode_held_out, encode_shard
+from dipaco_p2p.core.model.transformer import PathModel, initial_modules, load_modules
+from dipaco_p2p.core.outer.compress import compress, encode_compressed
+from dipaco_p2p.core.outer.outer_step import OuterState
+from dipaco_p2p.core.routing.features import features
+from dipaco_p2p.core.routing.kmeans import fit_kmeans
+from dipaco_p2p.core.routing.router import encode_router
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.version import Admitted, Made, make_version

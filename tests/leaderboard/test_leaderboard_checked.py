@@ -25,9 +25,8 @@ from leaderboard_harness import (
 from tiny_run import signer
 
 from dipaco_p2p.owner.rejections import OF_ROUND_MAX
-from dipaco_p2p.protocol.checks import OF_PATH_MAX, TOLERANCE_NATS, Check
 from dipaco_p2p.protocol.documents import Rejection, Sealed, seal
-from dipaco_p2p.protocol.judgement import ModuleLoss, PathLoss
+from dipaco_p2p.protocol.judgement import OF_PATH_MAX, TOLERANCE_NATS, Check, ModuleLoss, PathLoss
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import PathId

@@ -18,8 +18,6 @@ from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.node import calls
 from dipaco_p2p.node.calls import CALLS
 from dipaco_p2p.node.items import CheckPage, Page
-from dipaco_p2p.protocol.branches import Branch
-from dipaco_p2p.protocol.checks import Check
 from dipaco_p2p.protocol.documents import (
     BlobRef,
     Contribution,
@@ -31,8 +29,10 @@ from dipaco_p2p.protocol.documents import (
     Sharding,
     seal,
 )
+from dipaco_p2p.protocol.judgement import Check
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.versions import Branch
 from dipaco_p2p.swarm import frames
 from dipaco_p2p.swarm.api import Reply, Swarm
 from dipaco_p2p.swarm.calls import (

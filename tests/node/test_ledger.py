@@ -11,9 +11,9 @@ from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.protocol.branches import Branch
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed, cosign, seal
 from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.protocol.versions import Branch
 from dipaco_p2p.topology import ModuleId
 
 MODULE = ModuleId(1, 0)

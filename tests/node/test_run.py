@@ -12,7 +12,7 @@ from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 from virtual_time import play
 
 from dipaco_p2p.config import WarmupConfig
-from dipaco_p2p.core.compress import compress, encode_compressed
+from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.errors import IntegrityError, WrongRun
 from dipaco_p2p.node.run import Run, open_run
 from dipaco_p2p.node.stages import Stages, check_next_stage, fetch_stages

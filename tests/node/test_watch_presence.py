@@ -14,8 +14,8 @@ from virtual_time import end, eventually, play
 from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.protocol.documents import Grant, seal
-from dipaco_p2p.protocol.keys import claims_key, heads_key, peers_key
 from dipaco_p2p.protocol.liveness import Claim, Head
+from dipaco_p2p.protocol.records import claims_key, heads_key, peers_key
 from dipaco_p2p.protocol.rounds import Standing
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.swarm.api import Reply

@@ -25,9 +25,9 @@ from runtime_harness import World, flip, offer
 from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import eventually, play
 
-from dipaco_p2p.core import outer
 from dipaco_p2p.core.arrays import Floats, tree_norm
-from dipaco_p2p.core.outer import OuterState
+from dipaco_p2p.core.outer import outer_step as outer
+from dipaco_p2p.core.outer.outer_step import OuterState
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner import intake

@@ -15,7 +15,7 @@ from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import eventually, play
 
 from dipaco_p2p.canonical import digest
-from dipaco_p2p.core.codec import decode_module, encode_module
+from dipaco_p2p.core.model.layout import decode_module, encode_module
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.items import items_reply, read_items
 from dipaco_p2p.node.node import Member

@@ -15,9 +15,9 @@ from tiny_run import MODEL, contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import eventually, play
 
 from dipaco_p2p.config import CompressionConfig
-from dipaco_p2p.core.codec import encode
-from dipaco_p2p.core.compress import INT8, metadata
-from dipaco_p2p.core.layout import module_layout
+from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.outer.compress import CODECS, INT8
+from dipaco_p2p.core.tensor_file import encode
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.items import read_items
 from dipaco_p2p.node.node import Member
@@ -84,7 +84,7 @@ def on_stage(folder: Path, scene: Callable[[Stage], Awaitable[None]], *, rounds:
 
 
 def payload_with(codes: np.ndarray[Any, Any], scales: np.ndarray[Any, Any]) -> bytes:
-    return encode({"codes": codes, "scales": scales}, metadata=metadata(INT8))
+    return encode({"codes": codes, "scales": scales}, metadata=CODECS[INT8].metadata)
 
 
 CODES = np.ones(SIZE, dtype=np.int8)

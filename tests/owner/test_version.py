@@ -13,9 +13,10 @@ import pytest
 from tiny_run import contribution_of, gradient_bytes, granted, initial, make_run, signer, tiny_config
 
 from dipaco_p2p.config import OuterConfig
-from dipaco_p2p.core.codec import decode_module, encode_module
-from dipaco_p2p.core.compress import Compressed, norm
-from dipaco_p2p.core.outer import OuterState, apply_update, decode_state
+from dipaco_p2p.core.model.layout import decode_module, encode_module
+from dipaco_p2p.core.outer.codec import Compressed
+from dipaco_p2p.core.outer.compress import norm
+from dipaco_p2p.core.outer.outer_step import OuterState, apply_update, decode_state
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.version import Admitted, Made, made_and_kept, make_version

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from dipaco_p2p.core.microbatch import Need
+from dipaco_p2p.core.model.microbatch import Need
 from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError, Unreachable, WrongRun
 from dipaco_p2p.node.sizes import PROGRAM_BYTES, Needs
 from dipaco_p2p.program.examination import Finding, Level, document, exit_code, failure, fine, warning, worst

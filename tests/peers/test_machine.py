@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dipaco_p2p.core.microbatch import Fit
+from dipaco_p2p.core.model.microbatch import Fit
 from dipaco_p2p.program.files import LOCK_NAME, folder_lock
 from peers.config import PeerConfig
 from peers.governor import machine as programs

@@ -12,7 +12,7 @@ from runtime_harness import World, flip
 from tiny_run import contribution_of, gradient_bytes, signer
 from virtual_time import play
 
-from dipaco_p2p.core.shards import decode_shard
+from dipaco_p2p.core.model.shards import decode_shard
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.sizes import state_bytes_max

@@ -15,7 +15,7 @@ from virtual_time import eventually, play
 
 from bootstrap.archives.verify import verify_run
 from dipaco_p2p.config import CompressionConfig
-from dipaco_p2p.core.inner import InnerResult
+from dipaco_p2p.core.model.inner import InnerResult
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.path.ahead import Ahead, HeadStart

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dipaco_p2p.core import engine
+from dipaco_p2p.core.model import engine
 from dipaco_p2p.errors import ConfigError
 from peers.cli import app
 from peers.config import PeerConfig

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from dipaco_p2p.core.compress import compress, encode_compressed
-from dipaco_p2p.core.microbatch import measure
-from dipaco_p2p.core.model import PathModel, load_modules
+from dipaco_p2p.core.model.microbatch import measure
+from dipaco_p2p.core.model.transformer import PathModel, load_modules
+from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.sizes import memory_of, needs_of
 from dipaco_p2p.node.store import Store
@@ -58,7 +58,7 @@ def test_the_estimate_of_memory_is_within_a_half_of_what_is_measured(run: Run) -
     model = replace(run.config.model, width=64, ffn_width=192, heads=4, context=128)
     torch.manual_seed(0)
     network = PathModel(model)
-    from dipaco_p2p.core.layout import module_layout
+    from dipaco_p2p.core.model.layout import module_layout
 
     flats = [np.full(module_layout(model, level).size, 0.01, dtype=np.float32) for level in range(len(model.levels))]
     load_modules(network, flats)

@@ -15,8 +15,8 @@ from tiny_run import MODEL, tiny_config
 from virtual_time import VirtualLoop, end, eventually, play
 
 from bootstrap.archives.verify import verify_run
-from dipaco_p2p.core.codec import decode, encode
-from dipaco_p2p.core.inner import InnerResult
+from dipaco_p2p.core.model.inner import InnerResult
+from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Share
 from dipaco_p2p.protocol.pace import notice_s

@@ -15,9 +15,9 @@ import pytest
 import torch
 from test_trainer import BEFORE, PATH, Bench
 
-from dipaco_p2p.core.codec import encode_module
-from dipaco_p2p.core.inner import StepReport
-from dipaco_p2p.core.microbatch import Fit, MicroBatch, within_memory
+from dipaco_p2p.core.model.inner import StepReport
+from dipaco_p2p.core.model.layout import encode_module
+from dipaco_p2p.core.model.microbatch import Fit, MicroBatch, within_memory
 from dipaco_p2p.errors import EnvironmentUnfit, Interrupted
 from dipaco_p2p.node.measuring import BATCH, Measuring
 from peers.governor.machine import Memory, cores, forget_peak, memory, memory_left

@@ -12,7 +12,7 @@ from virtual_time import eventually, play
 
 from bootstrap.archives.verify import verify_run
 from dipaco_p2p.canonical import digest
-from dipaco_p2p.core.codec import encode_module
+from dipaco_p2p.core.model.layout import encode_module
 from dipaco_p2p.topology import ModuleId
 from peers.status import Status
 

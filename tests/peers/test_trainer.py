@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from tiny_run import initial, make_run, tiny_config
 
-from dipaco_p2p.core import engine
-from dipaco_p2p.core.codec import decode, encode
-from dipaco_p2p.core.compress import INT4, decode_compressed, expand
-from dipaco_p2p.core.engine import AUTO, EXACT, FAST, Engine
-from dipaco_p2p.core.inner import InnerResult, StepReport
-from dipaco_p2p.core.microbatch import MicroBatch
-from dipaco_p2p.core.shards import decode_shard
+from dipaco_p2p.core.model import engine
+from dipaco_p2p.core.model.engine import AUTO, EXACT, FAST, Engine
+from dipaco_p2p.core.model.inner import InnerResult, StepReport
+from dipaco_p2p.core.model.microbatch import MicroBatch
+from dipaco_p2p.core.model.shards import decode_shard
+from dipaco_p2p.core.outer.compress import INT4, decode_compressed, expand
+from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.sizes import STATE_HEADER_BYTES_MAX, state_bytes_max

@@ -15,10 +15,10 @@ from tiny_run import MODEL, initial, make_run, tiny_config
 from virtual_time import end, eventually, play
 
 from dipaco_p2p.config import CompressionConfig, RunConfig
-from dipaco_p2p.core.codec import decode_module
-from dipaco_p2p.core.compress import compress
-from dipaco_p2p.core.inner import InnerResult
-from dipaco_p2p.core.shards import Shard
+from dipaco_p2p.core.model.inner import InnerResult
+from dipaco_p2p.core.model.layout import decode_module
+from dipaco_p2p.core.model.shards import Shard
+from dipaco_p2p.core.outer.compress import compress
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.topology import ModuleId, PathId

@@ -23,7 +23,7 @@ from virtual_time import eventually, play
 from bootstrap.folder import GRID
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.config import InnerConfig, RoundsConfig
-from dipaco_p2p.core.inner import InnerResult, StepReport
+from dipaco_p2p.core.model.inner import InnerResult, StepReport
 from dipaco_p2p.node.stages import fetch_stages
 from peers.config import PeerConfig
 from peers.control.control import state

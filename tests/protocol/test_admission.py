@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+from version_harness import MODULE, PATH, child
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.protocol.admission import (
@@ -19,33 +20,22 @@ from dipaco_p2p.protocol.admission import (
     judge_norm,
 )
 from dipaco_p2p.protocol.decrees import Decreed
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, document_id
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, document_id
 from dipaco_p2p.protocol.reasons import ADMISSION, PASSING, Reason
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.topology import ModuleId, PathId, Topology
 
 ALICE, BOB = Signer(bytes([1]) * 32).peer, Signer(bytes([2]) * 32).peer
-RUN, MODULE, PATH = digest(b"run"), ModuleId(1, 1), PathId((0, 1, 0))
+RUN = digest(b"run")
 HEAD_VERSION = 5
 DIGESTS = {version: digest(b"version %d" % version) for version in range(10)}
 
-HEAD = ModuleVersion(
+HEAD = dataclasses.replace(
+    child(),
     run=RUN,
-    module=MODULE,
     version=HEAD_VERSION,
     parent=DIGESTS[4],
     snapshot=BlobRef(digest=DIGESTS[HEAD_VERSION], size=100),
-    update=None,
-    state=None,
-    shares=(),
-    clip_norm=None,
-    lr=0.7,
-    momentum=0.9,
-    norm_rule="sqrt",
-    weight=500,
-    term=0,
-    grant=DIGESTS[4],
-    author=BOB,
 )
 RULES = AdmissionRules(
     shardings={0: 0, 1: 5, 2: 6},
@@ -72,9 +62,11 @@ GOOD = Contribution(
 )
 
 
-def verdict(contribution: Contribution = GOOD, *, sender: PeerId = ALICE, **rules: Any) -> Verdict:
-    id_ = document_id(contribution)
-    return judge(contribution, sender=sender, contribution_id=id_, rules=dataclasses.replace(RULES, **rules))
+def verdict(
+    contribution: Contribution = GOOD, *, sender: PeerId = ALICE, norm: float | None = None, **rules: Any
+) -> Verdict:
+    id_, facts = document_id(contribution), dataclasses.replace(RULES, **rules)
+    return judge(contribution, sender=sender, contribution_id=id_, rules=facts, norm=norm)
 
 
 def reason(sender: PeerId = ALICE, rules: dict[str, Any] | None = None, **changes: Any) -> Reason | None:
@@ -197,6 +189,23 @@ def test_a_norm_far_above_the_median_is_refused() -> None:
 def test_a_short_history_judges_nobody() -> None:
     assert judge_norm(1e9, [1.0] * (NORM_SAMPLES_MIN - 1)).is_admitted
     assert judge_norm(1e9, [1.0] * NORM_SAMPLES_MIN).reason is Reason.NORM
+
+
+def test_one_function_judges_by_decrees_document_and_norm_in_this_order() -> None:
+    banned, stale = Decreed(banned={ALICE: "spam"}), dataclasses.replace(GOOD, **on(3))
+    history = [1.0] * NORM_SAMPLES_MIN
+    assert verdict(stale, decreed=banned, norm=1e9, norms=history).reason is Reason.BANNED
+    assert verdict(stale, norm=1e9, norms=history).reason is Reason.STALE_BASE
+    assert verdict(norm=1e9, norms=history).reason is Reason.NORM
+    assert verdict(norm=1.0, norms=history).is_admitted
+    assert verdict(norms=history).is_admitted, "without the payload"
+
+
+def test_until_there_are_norms_the_parameters_are_the_measure() -> None:
+    few = [1e9] * (NORM_SAMPLES_MIN - 1)
+    assert verdict(norm=NORM_MULTIPLE_MAX * 2.0, norms=few, params_norm=2.0).is_admitted
+    assert verdict(norm=NORM_MULTIPLE_MAX * 2.1, norms=few, params_norm=2.0).reason is Reason.NORM
+    assert verdict(norm=1e9, norms=[*few, 1e9], params_norm=2.0).is_admitted
 
 
 def test_what_began_before_a_rollback_is_refused_as_that_and_what_began_from_it_counts() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from version_harness import COORDINATOR, LEADER, MANIFEST, MODULE, PATH, SHARDS, child
 
 from dipaco_p2p.canonical import canonical_bytes, digest
-from dipaco_p2p.config import RunConfig
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.protocol.documents import (
     DOCUMENT_BYTES_MAX,
@@ -21,13 +21,11 @@ from dipaco_p2p.protocol.documents import (
     BlobRef,
     Contribution,
     Document,
-    GenesisRef,
     Grant,
     Manifest,
     ModuleVersion,
     Receipt,
     Sealed,
-    ShardRef,
     Share,
     cosign,
     document_id,
@@ -38,12 +36,11 @@ from dipaco_p2p.protocol.documents import (
     unseal,
 )
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.topology import ModuleId, PathId
+from dipaco_p2p.topology import PathId
 
-ALICE, BOB = Signer(bytes([1]) * 32), Signer(bytes([2]) * 32)
-RUN, PATH, MODULE = digest(b"run"), PathId((0, 1, 0)), ModuleId(1, 1)
+ALICE, BOB = COORDINATOR, LEADER
+RUN = digest(b"run")
 BLOB = BlobRef.of(b"bytes")
-CONFIG = RunConfig()
 
 CONTRIBUTION = Contribution(
     run=RUN,
@@ -70,40 +67,7 @@ SHARE = Share(
     contribution=digest(b"contribution"), path=PATH, peer=BOB.peer, base_version=3, weight=1.0, tokens=100, loss=2.0
 )
 GRANT = Grant(run=RUN, module=MODULE, term=1, leader=ALICE.peer, mirrors=(BOB.peer,), author=ALICE.peer)
-VERSION = ModuleVersion(
-    run=RUN,
-    module=MODULE,
-    version=4,
-    parent=digest(b"parent"),
-    snapshot=BLOB,
-    update=BlobRef.of(b"update"),
-    state=None,
-    shares=(SHARE,),
-    clip_norm=None,
-    lr=0.7,
-    momentum=0.9,
-    norm_rule="sqrt",
-    weight=400,
-    term=1,
-    grant=digest(b"grant"),
-    author=ALICE.peer,
-)
-SHARDS = tuple(ShardRef(path=path, blob=BLOB, sequences=7) for path in CONFIG.topology.paths())
-MANIFEST = Manifest(
-    protocol=1,
-    config=CONFIG,
-    stage="grid",
-    admission="open",
-    tokenizer=BLOB,
-    router=BLOB,
-    optimizer=BLOB,
-    shards=SHARDS,
-    validation=BLOB,
-    holdout=BLOB,
-    router_split=BLOB,
-    genesis=tuple(GenesisRef(module=module, blob=BLOB) for module in CONFIG.topology.modules()),
-    author=ALICE.peer,
-)
+VERSION = child(shares=(SHARE,), author=ALICE.peer)
 DOCUMENTS: tuple[Document, ...] = (CONTRIBUTION, RECEIPT, GRANT, VERSION, MANIFEST)
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.KIND)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dipaco_p2p.config import RoundsConfig
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.protocol.liveness import Claim
-from dipaco_p2p.protocol.machine import IllegalTransition, follow
+from dipaco_p2p.protocol.machine import IllegalTransition
 from dipaco_p2p.protocol.rounds import (
     PATIENCE,
     ROUND_TRANSITIONS,
@@ -20,7 +20,6 @@ from dipaco_p2p.protocol.rounds import (
     OpenRound,
     PathClaims,
     Round,
-    RoundEvent,
     RoundState,
     Standing,
     read_open_round,
@@ -289,16 +288,6 @@ def test_the_quorum_is_a_share_rounded_up_and_at_least_one(quorum: float, claime
     found = claims(*paths[:claimed], grid=paths)
     assert collected(*paths[:needed], expected=expected).has_quorum(found, config)
     assert not collected(*paths[: needed - 1], expected=expected).has_quorum(found, config)
-
-
-@pytest.mark.parametrize("state", RoundState)
-@pytest.mark.parametrize("event", RoundEvent)
-def test_what_the_table_does_not_list_is_refused(state: RoundState, event: RoundEvent) -> None:
-    if (state, event) in ROUND_TRANSITIONS:
-        assert follow(ROUND_TRANSITIONS, state, event) is ROUND_TRANSITIONS[state, event]
-    else:
-        with pytest.raises(IllegalTransition, match=f"cannot happen while `{state}`"):
-            follow(ROUND_TRANSITIONS, state, event)
 
 
 def test_nothing_leaves_a_closed_round_and_all_else_leads_there() -> None:

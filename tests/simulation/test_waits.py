@@ -14,9 +14,9 @@ from dipaco_p2p.node.node import CALL_TIMEOUT_S
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner import intake
 from dipaco_p2p.protocol.admission import ADMITTED, Verdict
-from dipaco_p2p.protocol.keys import claims_key
 from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.records import claims_key
 from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.topology import PathId
 from peers.path.contribute import TRIES_MIN

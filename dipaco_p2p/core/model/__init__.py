@@ -1,0 +1,1 @@
+"""The model of a path and how it is trained."""

@@ -1,0 +1,1 @@
+"""The outer step of a module, and the bytes of outer gradients and updates."""

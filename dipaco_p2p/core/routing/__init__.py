@@ -1,0 +1,1 @@
+"""Which path reads which text: features, routers, and how well they do."""

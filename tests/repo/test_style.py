@@ -74,7 +74,7 @@ def broken_links(root: Path) -> Iterator[str]:
 def unlisted_packages(root: Path) -> Iterator[str]:
     """Packages that would be missing from an installation, and listed ones that do not exist."""
     listed = set(tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    tops = ("dipaco_p2p", "peers", "bootstrap", "leaderboard", "simulation")
+    tops = ("dipaco_p2p", "peers", "bootstrap", "leaderboard")
     folders = {path.parent.relative_to(root) for top in tops for path in (root / top).rglob("*.py")}
     there = {".".join(folder.parts) for folder in folders}
     yield from (f"{name}: has Python files, is not in tool.setuptools.packages" for name in sorted(there - listed))

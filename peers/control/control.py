@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dipaco_p2p import __version__
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import Unreachable
-from dipaco_p2p.node.node import Member
 from dipaco_p2p.program.control.messages import Program
 from dipaco_p2p.strict import bounded, plain
 

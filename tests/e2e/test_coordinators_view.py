@@ -86,7 +86,8 @@ def test_a_coordinator_is_looked_at_scraped_and_read(programs: Programs, corpus:
 
     text = scraped(port)
     assert (
-        "dipaco_coordinator_volunteers_alive 1\n" in text and 'dipaco_coordinator_module_final_version{module="' in text
+        "dipaco_coordinator_volunteers_alive 1.0\n" in text
+        and 'dipaco_coordinator_module_final_version{module="' in text
     )
     if promtool := shutil.which("promtool"):
         done = subprocess.run([promtool, "check", "metrics"], input=text.encode(), capture_output=True, check=False)

@@ -34,9 +34,6 @@ from types import CodeType, FrameType
 from typing import Any
 from unittest import mock
 
-from peers.path.trainer import PathTrainer
-from peers.path.training import Training
-
 from bootstrap.genesis.prepare import _loop
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.protocol.signing import Signer
@@ -48,6 +45,8 @@ from leaderboard.web.book import Book
 from leaderboard.web.links import Links
 from leaderboard.web.site import Site
 from peers.path.claiming import Claiming
+from peers.path.trainer import PathTrainer
+from peers.path.training import Training
 from simulation import actors, training
 from simulation.plan import make_plan
 from simulation.virtual_time import VirtualClock

@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 SHOW_CURSOR = "\x1b[?25h"
 """Progress bars and panels hide it."""
+LOGGED = ("dipaco_p2p", "peers", "bootstrap", "leaderboard", "asyncio")
+"""Whose messages go into the log. asyncio complains of searches that hivemind leaves unfinished, which is not for the
+user's screen."""
 LOG_BYTES_MAX = 16 * 1024 * 1024
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
@@ -125,7 +128,7 @@ def log_to(path: Path, *, verbose: bool, kind: LogFormat = LogFormat.TEXT) -> No
     logging.raiseExceptions = False  # on a full disk the log is the least loss, and says nothing new
     handler = RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1)
     handler.setFormatter(_formatter_of(kind))
-    for name in ("dipaco_p2p", "peers", "bootstrap", "leaderboard"):
+    for name in LOGGED:
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.setLevel(logging.DEBUG if verbose else logging.INFO)

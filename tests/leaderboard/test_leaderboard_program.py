@@ -56,7 +56,7 @@ def test_a_verbose_coordinator_has_a_verbose_page_whose_errors_are_appended_to_i
 def test_the_log_of_a_leaderboard_is_appended_to_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "LOG_BYTES_MAX", 2000)
     path, logger = tmp_path / "leaderboard.log", logging.getLogger("leaderboard")
-    before, names = logging.raiseExceptions, ("dipaco_p2p", "peers", "bootstrap", "leaderboard")
+    before = logging.raiseExceptions
     path.write_text("from before\n")
     try:
         log_to(path, verbose=True)
@@ -69,7 +69,7 @@ def test_the_log_of_a_leaderboard_is_appended_to_and_bounded(tmp_path: Path, mon
         assert "line 199" in path.read_text()
     finally:
         logging.raiseExceptions = before
-        for name in names:
+        for name in console.LOGGED:
             one = logging.getLogger(name)
             for handler in list(one.handlers):
                 one.removeHandler(handler)

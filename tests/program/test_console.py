@@ -10,15 +10,13 @@ from pathlib import Path
 import pytest
 
 from dipaco_p2p import __version__
-from dipaco_p2p.program.console import JsonLines, LogFormat, log_to
-
-NAMES = ("dipaco_p2p", "peers", "bootstrap", "leaderboard")
+from dipaco_p2p.program.console import LOGGED, JsonLines, LogFormat, log_to
 
 
 @pytest.fixture
 def loggers() -> Iterator[None]:
     """Puts back what `log_to` changes for a whole process."""
-    before = [(logging.getLogger(name), list(logging.getLogger(name).handlers)) for name in NAMES]
+    before = [(logging.getLogger(name), list(logging.getLogger(name).handlers)) for name in LOGGED]
     levels = [(logger, logger.level, logger.propagate) for logger, _ in before]
     raises = logging.raiseExceptions
     yield
@@ -57,6 +55,15 @@ def test_a_log_is_for_people_unless_asked_otherwise(tmp_path: Path, loggers: Non
     log_to(path, verbose=True)
     logging.getLogger("peers.stages").debug("a detail")
     assert path.read_text().endswith(" DEBUG peers.stages: a detail\n")
+
+
+def test_what_asyncio_complains_of_goes_into_the_log_and_not_on_the_screen(
+    tmp_path: Path, loggers: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "peer.log"
+    log_to(path, verbose=False)
+    logging.getLogger("asyncio").error("Task was destroyed but it is pending!")
+    assert path.read_text().endswith("Task was destroyed but it is pending!\n") and capsys.readouterr().err == ""
 
 
 def test_the_time_is_of_one_zone_and_sorts_as_text() -> None:

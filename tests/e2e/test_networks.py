@@ -149,7 +149,7 @@ def test_a_volunteer_that_nobody_can_dial_is_told_so_and_goes_on_as_a_client(
     volunteer = programs.volunteer(ticket, "inside", *listen, namespace=inside.namespace)
     volunteer.wait_event("receipt")
     said = volunteer.complaint
-    assert "nobody can reach this machine" in said and "trains and leads no module" in said, said
+    assert "nobody can reach this machine" in said and "trains without leading a module" in said, said
     assert volunteer.end() == 0, said
     assert not volunteer.events("leads") and not (volunteer.home / "address.json").exists()
     home = ("--home", programs.folder / "inside")

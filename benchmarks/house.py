@@ -37,10 +37,9 @@ from unittest import mock
 from bootstrap.genesis.prepare import _loop
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.protocol.signing import Signer
-from leaderboard.collector import Collector
+from leaderboard.collector import Collector, StagePull
 from leaderboard.database import Database
 from leaderboard.model import Snapshot
-from leaderboard.pull import StagePull
 from leaderboard.web.book import Book
 from leaderboard.web.links import Links
 from leaderboard.web.site import Site

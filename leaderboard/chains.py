@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -89,6 +90,12 @@ class Chain:
         if other is not self and other.branch.is_better(self.branch):
             self.versions, self.final, self._tally = other.versions, other.final, other._tally
         return refused
+
+    def copy(self) -> Chain:
+        """This chain as it is now."""
+        other = copy.copy(self)
+        other.versions, other._tally = list(self.versions), self._tally.copy()
+        return other
 
     def _note_cosignatures(self, found: Sequence[Sealed[ModuleVersion]], grants: Grants) -> int:
         """Learn who has signed versions that are here; how many of `found`, from the first on, those are."""

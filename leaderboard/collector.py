@@ -1,7 +1,9 @@
 """The collector: follows a run through the same public protocol as any peer, and keeps account of it.
 
-It only reads. Everything is pulled, so that after it was away it asks for what it missed; what peers say is checked
-(tables.py) before it is stored or shown. Every few seconds it hands a `Snapshot` to whoever shows it.
+It only reads. Everything is pulled (`StagePull`): after it was away it asks for what it missed, and for nothing else. A
+peer that does not answer, or not what was asked, costs one time limit, and others are asked; what one answer may bring
+is bounded. What peers say is checked (ledger.py) before it is stored or shown. Every few seconds the `Collector` hands
+a `Snapshot` to whoever shows it.
 """
 
 from __future__ import annotations
@@ -9,29 +11,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import islice
+from typing import Any, TypeVar
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import DipacoError
-from dipaco_p2p.node.reading import open_connection
+from dipaco_p2p.node.calls import GetChain, GetChecks, GetContributions, GetJudgements, GetReceipts, GetRejections
+from dipaco_p2p.node.node import CONTROL_TIMEOUT_S, open_observer
+from dipaco_p2p.node.reading import Teller, ask, ask_chain, chain_tellers, open_connection
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.program.tasks import keep_going
+from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Receipt, Rejection, Sealed, rejected
+from dipaco_p2p.protocol.judgement import Check, Judgement
+from dipaco_p2p.protocol.rounds import OpenRound
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.versions import is_final
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.topology import PathId
+from dipaco_p2p.swarm.calls import Request
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
+from dipaco_p2p.topology import ModuleId, PathId
 
 from .database import Database
-from .live import Live, read_live
+from .ledger import Stage, Write
 from .model import Snapshot
-from .pull import StagePull
 from .refusals import Refusals
-from .rows import KnownRows, StageRows, records_of, stage_rows
-from .snapshot import Tables, path_states, take_snapshot
-from .tables import Stage, Write
+from .rows import StageRows, stage_rows
+from .snapshot import Inputs, Live, path_states, read_live, take_snapshot
 
 POLL_S = 3.0
 POLL_MAX_S = 60.0
@@ -41,7 +50,23 @@ POLLS_TO_CATCH_UP = 3
 """The first asks for the chains, the next for what they name."""
 PRUNE_POLLS = 100
 
+MODULES_AT_ONCE = 8
+TELLERS_MAX = 6
+"""Peers that are asked for one list."""
+PAGES_MAX = 64
+"""Of one list, in one poll; the next poll goes on."""
+IDS_AT_ONCE = 64
+"""Contributions asked for in one call: as many as fit into an answer, if they are small."""
+IDS_MAX = 1024
+"""Contributions asked for in one poll."""
+REJECTIONS_POLLS = 10
+"""Leaders are asked for what they refused whenever their open round has changed, and else in every tenth poll."""
+BACK_OFF_MAX = 6
+"""What was asked for so often in vain is asked for every 2^6 = 64 polls."""
+
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 
 class Collector:
@@ -78,7 +103,6 @@ class Collector:
             self._expected = self._stages[0].run.origin
         self._pulls: dict[str, StagePull] = {}
         self._rows: dict[str, tuple[int, StageRows]] = {}
-        self._known: defaultdict[str, KnownRows] = defaultdict(KnownRows)
         self._showing = asyncio.Lock()
         self._states = dict(observed.path_states)
         self._live = Live(
@@ -127,21 +151,18 @@ class Collector:
             return await self._take_snapshot()
 
     async def _take_snapshot(self) -> Snapshot:
-        records = [records_of(stage) for stage in self._stages]
+        stages = tuple(stage.copy() for stage in self._stages)
         changes = [stage.changes for stage in self._stages]
-        tables = Tables(stages=tuple(records), live=self._live, refused=dict(self._refusals.counts), join=self._join)
+        inputs = Inputs(stages=stages, live=self._live, refused=dict(self._refusals.counts), join=self._join)
         rows = [self._known_rows(stage.run.id, count) for stage, count in zip(self._stages, changes, strict=True)]
         now_s = self._clock.now_s()
 
         def work() -> tuple[list[StageRows], Snapshot]:
-            made = [
-                stage_rows(one, self._known[one.run.id]) if row is None else row
-                for one, row in zip(records, rows, strict=True)
-            ]
-            return made, take_snapshot(tables, now_s=now_s, rows=made)
+            made = [stage_rows(one) if row is None else row for one, row in zip(stages, rows, strict=True)]
+            return made, take_snapshot(inputs, now_s=now_s, rows=made)
 
         made, snapshot = await asyncio.to_thread(work)
-        for one, count, row in zip(records, changes, made, strict=True):
+        for one, count, row in zip(stages, changes, made, strict=True):
             self._rows[one.run.id] = count, row
         return snapshot
 
@@ -197,7 +218,10 @@ class Collector:
         now_s = self._clock.now_s()
         live = read_live(pull.watch, self._live, now_s=now_s)
         self._live = replace(live, path_states=self._since(stage, live, now_s=now_s))
-        self._unwritten += live_writes(stage.run.id, self._live, pull, now_s=now_s)
+        for peer, beat in pull.watch.heartbeats.items():
+            self._unwritten.append(("heartbeat", (peer, beat.role, live.volunteers.get(peer, ""), now_s)))
+        if live.heard_s is not None:
+            self._unwritten.append(("heard", (live.heard_s,)))
 
     def _since(self, stage: Stage, live: Live, *, now_s: float) -> dict[PathId, tuple[str, float]]:
         """The state of each path, and since when."""
@@ -230,41 +254,204 @@ class Collector:
             log.error("the database was not written, and will be tried again: %s", error)
 
 
-def live_writes(run: str, live: Live, pull: StagePull, *, now_s: float) -> list[Write]:
-    """What peers say of themselves, for the tables; each poll in place of the last."""
-    writes: list[Write] = [("no claims", (run,)), ("no heads", (run,))]
-    for path, peers in live.claims.items():
-        writes += [("claim", (run, str(path), peer, since_s)) for peer, since_s in peers.items()]
-    for module, lead in live.leads.items():
-        writes.append(("head", (run, str(module), lead.leader, lead.version, lead.digest, lead.term)))
-    for peer, beat in pull.watch.heartbeats.items():
-        writes.append(("heartbeat", (peer, beat.role, live.volunteers.get(peer, ""), now_s)))
-    if live.heard_s is not None:
-        writes.append(("heard", (live.heard_s,)))
-    return writes
+class StagePull:
+    """What one stage lacks, and whom to ask."""
+
+    def __init__(self, stage: Stage, swarm: Swarm, clock: Clock, *, host: PeerId) -> None:
+        self.stage = stage
+        self._node = open_observer(stage.run, ScopedSwarm(swarm, stage.run.id), clock)
+        self.watch = self._node.watch
+        self._clock = clock
+        self._host = host
+        self._polls = 0
+        self._judgements_from = 0
+        self._checks_from: dict[PeerId, int] = {}
+        """Of each seed node, the number of the check to go on with."""
+        self._receipted: dict[ModuleId, OpenRound] = {}
+        """The open rounds whose receipts were asked for."""
+        self._asked: dict[str, tuple[int, int]] = {}
+        """Of contributions that nobody had: how often they were asked for, and the poll in which to ask again."""
+
+    async def poll(self) -> None:
+        """Ask for everything once. A failure of one peer or one call is logged, and the others go on."""
+        self._polls += 1
+        await self._try("heartbeats, claims and heads", self.watch.refresh())
+        await self._try("open rounds", self.watch.read_rounds())
+        gate = asyncio.Semaphore(MODULES_AT_ONCE)
+        await asyncio.gather(*(self._poll_module(module, gate) for module in self.stage.chains))
+        await self._try("judgements", self._pull_judgements())
+        for peer in self._seeds() if self.stage.judgements else ():
+            await self._try(f"checks of {peer}", self._pull_checks_of(peer))
+        await self._try("contributions", self._pull_contributions())
+
+    async def _poll_module(self, module: ModuleId, gate: asyncio.Semaphore) -> None:
+        async with gate:
+            await self._try(f"versions of {module}", self._pull_chain(module))
+            is_news = self.watch.rounds.get(module) != self._receipted.get(module)
+            await self._try(f"receipts of {module}", self._pull_receipts(module))
+            if is_news or self._polls % REJECTIONS_POLLS == 0:
+                await self._try(f"rejections of {module}", self._pull_rejections(module))
+
+    async def _pull_chain(self, module: ModuleId) -> None:
+        """Until what the leader announces is here, or nobody has more. What is not final yet is asked for again: it may
+        have been replaced, or signed."""
+        for teller in self._tellers(module):
+            if not self._lacks(module):
+                return
+            await self._try(f"{teller[1].METHOD} of {module}", self._pull_from(teller, module))
+
+    def _tellers(self, module: ModuleId) -> list[Teller]:
+        """The coordinator before others that say that they are seed nodes: of these there may be many. It alone, where
+        nobody says anything any more: of a stage that is over it still answers, also after a restart."""
+        author = self.stage.run.manifest.author
+        tellers = list(chain_tellers(self._node, module)) or [(author, GetChain)]
+        archive = [teller for teller in tellers if teller == (author, GetChain)]
+        return list(dict.fromkeys([*tellers[:1], *archive, *tellers]))[:TELLERS_MAX]
+
+    async def _pull_from(self, teller: Teller, module: ModuleId) -> None:
+        """Page by page, so that a poll that is broken off is not lost. Of another branch than ours all that was told so
+        far is looked at each time: only whole it may be the better one."""
+        chain = self.stage.chains[module]
+        after = chain.final
+        found: list[Sealed[ModuleVersion]] = []
+        for _ in range(PAGES_MAX):
+            begin = after + len(found)
+            reply = await ask_chain(self._node, teller, module, after=begin, timeout_s=CONTROL_TIMEOUT_S)
+            page = self.stage.refusals.read_page(ModuleVersion, reply.body)
+            found += page
+            if not page or begin + len(page) > self.stage.run.config.rounds.rounds + 1:
+                return
+            await self._learn_grants(teller[0], module, page)
+            self.stage.take_versions(module, found, now_s=self._clock.now_s())
+            if chain.head == found[-1].document:
+                after, found = chain.head.version, []
+
+    async def _learn_grants(self, peer: PeerId, module: ModuleId, found: Sequence[Sealed[ModuleVersion]]) -> None:
+        """Who tells versions that are not final shows the mandates of their leaders."""
+        coordinator = self.stage.run.manifest.author
+        self.stage.take_grants(module, self._node.mandates.grants(module))
+        unknown = [one for one in found if one.document.grant not in self.stage.grants]
+        if any(not is_final(sealed, coordinator=coordinator) for sealed in unknown):
+            await self._try(f"mandates of {module}", self.watch.learn_mandate(module, peer))
+            self.stage.take_grants(module, self._node.mandates.grants(module))
+
+    def _lacks(self, module: ModuleId) -> bool:
+        """Whether there may be news of a chain. While nobody leads, or not all is final, the archive is asked."""
+        chain, leader = self.stage.chains[module], self.watch.leader(module)
+        if chain.is_settled:
+            return False
+        if leader is None or chain.final < chain.head.version:
+            return True
+        return self.watch.heads[module][leader].branch != chain.branch
+
+    async def _pull_receipts(self, module: ModuleId) -> None:
+        """Whenever something has come into the open round, or it is another one."""
+        leader, round_ = self.watch.leader(module), self.watch.rounds.get(module)
+        if leader is None or round_ is None or round_ == self._receipted.get(module):
+            return
+        after = ""
+        for _ in range(PAGES_MAX):
+            reply = await self._ask(leader, GetReceipts(module=module, after=after))
+            page = self.stage.refusals.read_page(Receipt, reply.body)
+            self.stage.take_receipts(module, page)
+            if not page or page[-1].document.contribution <= after:
+                break
+            after = page[-1].document.contribution
+        self._receipted[module] = round_
+
+    async def _pull_rejections(self, module: ModuleId) -> None:
+        """What the leader says that it refused."""
+        leader, after = self.watch.leader(module), ""
+        if leader is None:
+            return
+        self.stage.take_grants(module, self._node.mandates.grants(module))
+        for _ in range(PAGES_MAX):
+            reply = await self._ask(leader, GetRejections(module=module, after=after))
+            page = self.stage.refusals.read_page(Rejection, reply.body)
+            self.stage.take_rejections(module, page)
+            if not page or (last := rejected(page[-1].document).id) <= after:
+                return
+            after = last
+
+    async def _pull_checks_of(self, peer: PeerId) -> None:
+        for _ in range(PAGES_MAX):
+            begin = self._checks_from.get(peer, 0)
+            reply = await self._ask(peer, GetChecks(from_=begin))
+            self.stage.take_checks(self.stage.refusals.read_page(Check, reply.body))
+            if reply.next is None or reply.next <= begin:
+                return
+            self._checks_from[peer] = reply.next
+
+    async def _pull_judgements(self) -> None:
+        """From the coordinator, or whoever else has them: they are signed."""
+        if len(self.stage.judgements) > self.stage.run.config.rounds.rounds:
+            return
+        for peer in self._seeds():
+            if await self._try(f"judgements of {peer}", self._pull_judgements_of(peer)):
+                return
+
+    async def _pull_judgements_of(self, peer: PeerId) -> None:
+        for _ in range(PAGES_MAX):
+            reply = await self._ask(peer, GetJudgements(from_=self._judgements_from))
+            page = self.stage.refusals.read_page(Judgement, reply.body)
+            self.stage.take_judgements(page)
+            newest = max(self.stage.judgements, default=-1) + 1
+            if not page or newest == self._judgements_from:
+                return
+            self._judgements_from = newest
+
+    async def _pull_contributions(self) -> None:
+        """Of what is missing those whose turn it is, in small portions."""
+        missing = self.stage.missing()
+        self._asked = {id_: self._asked[id_] for id_ in missing if id_ in self._asked}
+        due = [id_ for id_ in missing if self._asked.get(id_, (0, 0))[1] <= self._polls][:IDS_MAX]
+        for begin in range(0, len(due), IDS_AT_ONCE):
+            await self._pull_portion(due[begin : begin + IDS_AT_ONCE])
+
+    async def _pull_portion(self, ids: list[str]) -> None:
+        for peer in self._seeds():
+            await self._try(f"contributions of {peer}", self._pull_portion_of(peer, ids))
+            ids = [id_ for id_ in ids if not self.stage.has(id_)]
+            if not ids:
+                return
+        for id_ in ids:
+            times = self._asked.get(id_, (0, 0))[0] + 1
+            self._asked[id_] = times, self._polls + 2 ** min(times, BACK_OFF_MAX)
+
+    async def _pull_portion_of(self, peer: PeerId, ids: list[str]) -> None:
+        reply = await self._ask(peer, GetContributions(ids=tuple(ids)))
+        self.stage.take_contributions(self.stage.refusals.read_page(Contribution, reply.body))
+
+    def _seeds(self) -> Iterator[PeerId]:
+        """The coordinator first: its archive is the one that counts."""
+        author = self.stage.run.manifest.author
+        yield from islice(dict.fromkeys([author, *self.watch.seeds(), self._host]), TELLERS_MAX)
+
+    async def _ask(self, peer: PeerId, request: Request[R]) -> R:
+        return await ask(self._node, peer, request, timeout_s=CONTROL_TIMEOUT_S)
+
+    @staticmethod
+    async def _try(what: str, work: Awaitable[None]) -> bool:
+        """Whether it succeeded."""
+        try:
+            await work
+            return True
+        except DipacoError as error:
+            log.info("%s: %s", what, error)
+        except Exception:  # of our own making: it must not keep the others from being asked
+            log.exception("%s failed", what)
+        return False
 
 
 @asynccontextmanager
 async def collect(
-    address: str,
-    database: Database,
-    *,
-    expected: str | None,
-    on_snapshot: Callable[[Snapshot], None],
-    join: str = "",
-    stages: list[Stage] | None = None,
+    address: str, database: Database, *, expected: str | None, **options: Any
 ) -> AsyncIterator[Collector]:
-    """A collector of the run at `address`, at work while the block runs. Raises as `open_connection`, `Collector`."""
+    """A collector of the run at `address`, at work while the block runs; `options` are those of `Collector`. Raises as
+    `open_reader` and `Collector` do."""
     async with open_connection(address, expected=expected) as connection:
         collector = Collector(
-            connection.swarm,
-            connection.host,
-            connection.clock,
-            database,
-            expected=connection.run,
-            on_snapshot=on_snapshot,
-            join=join,
-            stages=stages,
+            connection.swarm, connection.host, connection.clock, database, expected=connection.run, **options
         )
         work = asyncio.create_task(collector.run())
         try:

@@ -1,8 +1,11 @@
-"""Reading and writing the tables of schema.py: the only file that speaks SQL to them.
+"""The database of a leaderboard: its tables, how an older one is brought up to date, and all SQL that is spoken to it.
 
-One connection, used by one thread at a time; a batch of writes is one transaction. What a database says is believed no
-more than what a peer says: it comes in through the same door. Only the signatures of a text that this program has
-checked and kept itself are not checked at every start (prints.py).
+`records` holds signed documents and is the only source of every figure: all that is in it can be had again from a
+coordinator's folder (rebuild.py). The other tables hold what was observed: it cannot be had again, and no figure of a
+version or of credit rests on it.
+
+One connection, used by one thread at a time; a batch of writes is one transaction. A database is believed no more than
+a peer: what it holds comes in through the same door, and every signature is checked at every start.
 """
 
 from __future__ import annotations
@@ -10,23 +13,133 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dipaco_p2p.errors import IntegrityError, WrongRun
+from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError, WrongRun
 from dipaco_p2p.node.run import Run, open_run
 from dipaco_p2p.node.stages import check_next_stage
 from dipaco_p2p.protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Rejection
 from dipaco_p2p.protocol.judgement import Check, Judgement
 from dipaco_p2p.topology import ModuleId
 
-from .prints import Prints
+from .ledger import Stage, Write
 from .refusals import Refusals
-from .schema import open_database
-from .tables import Stage, Write
+
+BUSY_TIMEOUT_S = 10.0
+
+FIRST = """
+CREATE TABLE records (
+    kind TEXT NOT NULL CHECK (kind IN ('manifest', 'version', 'contribution', 'judgement')),
+    id TEXT NOT NULL,
+    run TEXT NOT NULL,
+    module TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    sealed TEXT NOT NULL,
+    PRIMARY KEY (kind, id)
+) STRICT;
+CREATE UNIQUE INDEX one_version ON records (run, module, number) WHERE kind = 'version';
+CREATE UNIQUE INDEX one_judgement ON records (run, number) WHERE kind = 'judgement';
+CREATE INDEX by_run ON records (run, kind, module, number);
+
+-- Observations. Signed, but only leaders have them, and only while they lead: receipts, the contributions that these
+-- name, grants, and the cosignatures of mirrors.
+CREATE TABLE witnessed (
+    place INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL CHECK (kind IN ('receipt', 'contribution', 'grant', 'cosignature')),
+    id TEXT NOT NULL,
+    run TEXT NOT NULL,
+    module TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    sealed TEXT NOT NULL,
+    UNIQUE (kind, id)
+) STRICT;
+CREATE INDEX witnessed_by_run ON witnessed (run, kind);
+-- Observations: when a version was first seen here.
+CREATE TABLE first_seen (
+    id TEXT PRIMARY KEY,
+    at_s REAL NOT NULL
+) STRICT;
+-- Observations: what peers said of themselves, each one's newest word.
+CREATE TABLE heartbeats (
+    peer TEXT PRIMARY KEY,
+    role TEXT NOT NULL,
+    doing TEXT NOT NULL,
+    at_s REAL NOT NULL
+) STRICT;
+CREATE TABLE claims (
+    run TEXT NOT NULL,
+    path TEXT NOT NULL,
+    peer TEXT NOT NULL,
+    since_s REAL NOT NULL,
+    PRIMARY KEY (run, path, peer)
+) STRICT;
+CREATE TABLE heads (
+    run TEXT NOT NULL,
+    module TEXT NOT NULL,
+    leader TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    digest TEXT NOT NULL,
+    term INTEGER NOT NULL,
+    PRIMARY KEY (run, module)
+) STRICT;
+-- Observations: since when a path is in its state.
+CREATE TABLE path_states (
+    run TEXT NOT NULL,
+    path TEXT NOT NULL,
+    state TEXT NOT NULL,
+    since_s REAL NOT NULL,
+    PRIMARY KEY (run, path)
+) STRICT;
+-- Observations: records that were not believed, by reason.
+CREATE TABLE refused (
+    reason TEXT PRIMARY KEY,
+    count INTEGER NOT NULL
+) STRICT;
+-- Observations: when the swarm last answered.
+CREATE TABLE heard (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    at_s REAL NOT NULL
+) STRICT;
+"""
+
+SECOND = """
+-- Observations also: what volunteers measured again, and what leaders said that they refused.
+ALTER TABLE witnessed RENAME TO witnessed_before;
+CREATE TABLE witnessed (
+    place INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL CHECK (kind IN ('receipt', 'contribution', 'grant', 'cosignature', 'check', 'rejection')),
+    id TEXT NOT NULL,
+    run TEXT NOT NULL,
+    module TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    sealed TEXT NOT NULL,
+    UNIQUE (kind, id)
+) STRICT;
+INSERT INTO witnessed SELECT * FROM witnessed_before;
+DROP TABLE witnessed_before;
+CREATE INDEX witnessed_by_run ON witnessed (run, kind);
+-- Which texts of `records` and `witnessed` were checked by this very program.
+CREATE TABLE prints (
+    kind TEXT NOT NULL,
+    id TEXT NOT NULL,
+    print BLOB NOT NULL,
+    PRIMARY KEY (kind, id)
+) STRICT, WITHOUT ROWID;
+"""
+
+THIRD = """
+-- Nothing reads these: every signature is checked at every start, and who claims and leads is asked for anew.
+DROP TABLE prints;
+DROP TABLE claims;
+DROP TABLE heads;
+"""
+
+MIGRATIONS: tuple[str, ...] = (FIRST, SECOND, THIRD)
+"""Only ever added to: databases that exist have done the first ones, as many as `PRAGMA user_version` says."""
 
 D = TypeVar("D", Check, Contribution, Grant, Judgement, ModuleVersion, Receipt, Rejection)
 
@@ -41,24 +154,14 @@ STATEMENTS = {
     "witness": "INSERT OR IGNORE INTO witnessed (kind, id, run, module, number, sealed) VALUES (?, ?, ?, ?, ?, ?)",
     "seen": "INSERT OR IGNORE INTO first_seen (id, at_s) VALUES (?, ?)",
     "heartbeat": "INSERT OR REPLACE INTO heartbeats (peer, role, doing, at_s) VALUES (?, ?, ?, ?)",
-    "no claims": "DELETE FROM claims WHERE run = ?",
-    "claim": "INSERT OR REPLACE INTO claims (run, path, peer, since_s) VALUES (?, ?, ?, ?)",
-    "no heads": "DELETE FROM heads WHERE run = ?",
-    "head": "INSERT OR REPLACE INTO heads (run, module, leader, version, digest, term) VALUES (?, ?, ?, ?, ?, ?)",
     "path": "INSERT OR REPLACE INTO path_states (run, path, state, since_s) VALUES (?, ?, ?, ?)",
     "refused": "INSERT OR REPLACE INTO refused (reason, count) VALUES (?, ?)",
     "heard": "INSERT OR REPLACE INTO heard (one, at_s) VALUES (1, ?)",
-    "print": "INSERT OR REPLACE INTO prints (kind, id, print) VALUES (?, ?, ?)",
 }
-SIGNED = {"record", "judgement", "witness"}
-"""Statements that write the text of a signed document, which comes last."""
-WITH_PRINTS = "LEFT JOIN prints USING (kind, id)"
 PRUNE = (
     f"DELETE FROM heartbeats WHERE peer NOT IN (SELECT peer FROM heartbeats ORDER BY at_s DESC LIMIT {HEARTBEATS_MAX})",
     f"DELETE FROM witnessed WHERE place <= (SELECT max(place) FROM witnessed) - {WITNESSED_MAX}",
     "DELETE FROM first_seen WHERE id NOT IN (SELECT id FROM records WHERE kind = 'version')",
-    "DELETE FROM prints"
-    " WHERE (kind, id) NOT IN (SELECT kind, id FROM records UNION ALL SELECT kind, id FROM witnessed)",
 )
 
 
@@ -77,16 +180,14 @@ class Observed:
 class Database:
     """The tables of one leaderboard."""
 
-    def __init__(self, connection: sqlite3.Connection, prints: Prints) -> None:
+    def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._prints = prints
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, path: Path | None, *, has_prints: bool = True) -> Database:
-        """The database at `path`, None for one in memory; raises as `open_database`. Without prints nothing is kept
-        beside it, and every signature is checked at every start."""
-        return cls(open_database(path), Prints.beside(path if has_prints else None))
+    def open(cls, path: Path | None) -> Database:
+        """The database at `path`, None for one in memory; raises as `open_database`."""
+        return cls(open_database(path))
 
     def close(self) -> None:
         """Let go of the file; nothing is pending."""
@@ -98,9 +199,6 @@ class Database:
         with self._transaction() as connection:
             for name, values in writes:
                 connection.execute(STATEMENTS[name], values)
-                print_ = _print_of(self._prints, name, values)
-                if print_ is not None:
-                    connection.execute(STATEMENTS["print"], print_)
 
     def prune(self) -> None:
         """Forget the oldest observations beyond the bounds; raises sqlite3.Error."""
@@ -111,14 +209,14 @@ class Database:
     def load(self, refusals: Refusals) -> list[Stage]:
         """All stages that are here, the first one first. Raises WrongRun for those of another protocol, and
         IntegrityError for manifests that do not belong together."""
-        runs = [open_run(value) for value, _ in self._sealed("records", "manifest")]
+        runs = [open_run(value) for value in self._sealed("records", "manifest")]
         for before, after in zip(runs, runs[1:], strict=False):
             check_next_stage(before, after)
         return [self._load_stage(run, refusals) for run in runs]
 
     def require_run(self, run: Run) -> None:
         """Raise WrongRun if the database is of another run."""
-        known = [open_run(value).origin for value, _ in self._sealed("records", "manifest")]
+        known = [open_run(value).origin for value in self._sealed("records", "manifest")]
         if known and run.origin not in known:
             message = f"the database is of run:{known[0][:8]}, not of {run.name}"
             raise WrongRun(message, hint="give each run a database of its own")
@@ -150,8 +248,8 @@ class Database:
             stage.take_grants(module, self._read("witnessed", Grant, run, refusals, module))
             versions = self._read("records", ModuleVersion, run, refusals, module)
             stage.take_versions(module, versions, now_s=0.0)
-            for number, said, is_checked in self._cosignatures(run, module):
-                stage.cosign(module, number, said, is_checked=is_checked)
+            for number, said in self._cosignatures(run, module):
+                stage.cosign(module, number, said)
             stage.take_receipts(module, self._read("witnessed", Receipt, run, refusals, module))
             stage.take_rejections(module, self._read("witnessed", Rejection, run, refusals, module))
         stage.take_judgements(self._read("records", Judgement, run, refusals))
@@ -172,36 +270,27 @@ class Database:
         self, table: str, kind: type[D], run: Run, refusals: Refusals, module: ModuleId | None = None
     ) -> list[Any]:
         values = self._sealed(table, kind.KIND, run.id, module)
-        found = (
-            refusals.read_again(kind, value, known) if known is not None else refusals.read(kind, value)
-            for value, known in values
-        )
-        return [sealed for sealed in found if sealed is not None]
+        return [sealed for value in values if (sealed := refusals.read(kind, value)) is not None]
 
-    def _sealed(
-        self, table: str, kind: str, run: str | None = None, module: ModuleId | None = None
-    ) -> Iterator[tuple[Any, str | None]]:
-        """Stored texts as values, in the order of their numbers; and the id of one whose signature was checked here."""
+    def _sealed(self, table: str, kind: str, run: str | None = None, module: ModuleId | None = None) -> Iterator[Any]:
+        """Stored texts as values, in the order of their numbers."""
         where, values = ["kind = ?"], [kind]
         for name, value in {"run": run, "module": module}.items():
             if value is not None:
                 where.append(f"{name} = ?")
                 values.append(str(value))
         order = "number, id" if table == "records" else "place"
-        query = f"SELECT id, sealed, print FROM {table} {WITH_PRINTS} WHERE {' AND '.join(where)} ORDER BY {order}"
+        query = f"SELECT sealed FROM {table} WHERE {' AND '.join(where)} ORDER BY {order}"
         with self._lock:
             rows = self._connection.execute(query, values).fetchall()
-        holds = self._prints.holds
-        yield from ((_value(text), id_ if holds(kind, id_, text, print_) else None) for id_, text, print_ in rows)
+        yield from (_value(text) for (text,) in rows)
 
-    def _cosignatures(self, run: Run, module: ModuleId) -> Iterable[tuple[int, dict[str, Any], bool]]:
-        where = "WHERE kind = 'cosignature' AND run = ? AND module = ?"
-        query = f"SELECT id, number, sealed, print FROM witnessed {WITH_PRINTS} {where}"
+    def _cosignatures(self, run: Run, module: ModuleId) -> list[tuple[int, dict[str, Any]]]:
+        query = "SELECT number, sealed FROM witnessed WHERE kind = 'cosignature' AND run = ? AND module = ?"
         with self._lock:
             rows = self._connection.execute(query, (run.id, str(module))).fetchall()
-        holds = self._prints.holds
-        found = ((number, _value(text), holds("cosignature", id_, text, print_)) for id_, number, text, print_ in rows)
-        return [(number, said, is_checked) for number, said, is_checked in found if isinstance(said, dict)]
+        found = ((number, _value(text)) for number, text in rows)
+        return [(number, said) for number, said in found if isinstance(said, dict)]
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -215,17 +304,52 @@ class Database:
                 raise
 
 
-def _print_of(prints: Prints, statement: str, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The row of `prints` for a text that was checked and is written now; None for what is no signed text."""
-    if statement not in SIGNED:
-        return None
-    kind, id_ = ("judgement", values[0]) if statement == "judgement" else values[:2]
-    print_ = prints.of(kind, id_, values[-1])
-    return (kind, id_, print_) if print_ is not None else None
-
-
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise IntegrityError("the database was damaged: a record is no JSON") from None
+        raise IntegrityError("the database was damaged: a record is not valid JSON") from None
+
+
+def open_database(path: Path | None, *, migrations: Sequence[str] = MIGRATIONS) -> sqlite3.Connection:
+    """The database at `path`, made if it is not there and brought up to date; None for one in memory.
+
+    Any thread may use it, one at a time. Raises EnvironmentUnfit when the disk refuses, and ConfigError for a database
+    of a newer program or a file that is not a database.
+    """
+    try:
+        connection = sqlite3.connect(
+            ":memory:" if path is None else path,
+            timeout=BUSY_TIMEOUT_S,
+            isolation_level=None,  # transactions begin where the code says so
+            check_same_thread=False,
+        )
+    except sqlite3.Error as error:
+        raise EnvironmentUnfit(f"cannot open the database {path}: {error}", hint="choose another folder") from None
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")  # what a power cut takes back is asked for again
+        migrate(connection, migrations)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, sqlite3.OperationalError):
+            raise EnvironmentUnfit(f"cannot use the database {path}: {error}", hint="choose another folder") from None
+        if isinstance(error, sqlite3.DatabaseError):
+            raise ConfigError(f"{path} is not a database: {error}", hint="choose another file") from None
+        raise
+    return connection
+
+
+def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
+    """Do what was not done yet, each migration whole or not at all; raises ConfigError for a newer database."""
+    done = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if done > len(migrations):
+        message = f"the database is of version {done}, this program knows {len(migrations)}"
+        raise ConfigError(message, hint="install the newer program again, or choose another file")
+    for number, script in enumerate(migrations[done:], start=done + 1):
+        try:
+            connection.executescript(f"BEGIN; {script}; PRAGMA user_version = {number}; COMMIT;")
+        except sqlite3.Error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise

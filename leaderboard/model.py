@@ -1,4 +1,4 @@
-"""What the pages show: one moment of a run. Everything is immutable, and made from the tables (tables.py).
+"""What the pages show: one moment of a run. Everything is immutable, and made from the records (ledger.py).
 
 Figures are of three kinds, and every row says of which (`Mark`): what the coordinator recomputed, what others than its
 author have signed, and what somebody says of itself.

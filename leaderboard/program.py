@@ -24,8 +24,7 @@ from .collector import collect
 from .database import Database
 from .model import Snapshot
 from .places import FILE, IN_RUN_FOLDER, LOG, SAID
-from .rebuild import rebuild
-from .stored import load_stages, stored_snapshot, with_documents
+from .rebuild import load_stages, rebuild, stored_snapshot, with_documents
 from .web.app import make_app
 from .web.export import export_site
 
@@ -62,7 +61,7 @@ async def serve(
     ):
         log_to(folder / LOG, verbose=verbose)
         shown = _Shown()
-        app = make_app(shown.newest, clock=SystemClock(), base=place.base)
+        app = make_app(lambda: shown.newest, clock=SystemClock(), base=place.base)
         following = asyncio.create_task(_follow(address, database, shown, expected=expected, join=join))
         serving = asyncio.create_task(serve_app(app, listener))
         print(f"{SAID}http://{place.host}:{listener.getsockname()[1]}{place.base}/", flush=True)
@@ -94,7 +93,7 @@ def rebuild_tables(folder: Path, to: Path) -> int:
     if to.exists():
         raise ConfigError(f"`{to}` exists", hint="name a new file: what is there might have been observed, not signed")
     try:
-        with _opened(to, has_prints=False) as database:
+        with _opened(to) as database:
             stages = rebuild(folder, database)
     except BaseException:
         to.unlink(missing_ok=True)  # half of it would look like all
@@ -105,14 +104,10 @@ def rebuild_tables(folder: Path, to: Path) -> int:
 class _Shown:
     """The snapshot that pages are made of."""
 
-    def __init__(self) -> None:
-        self._snapshot: Snapshot | None = None
-
-    def newest(self) -> Snapshot | None:
-        return self._snapshot
+    newest: Snapshot | None = None
 
     def show(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+        self.newest = snapshot
 
 
 async def _follow(address: str, database: Database, shown: _Shown, *, expected: str | None, join: str) -> None:
@@ -122,13 +117,11 @@ async def _follow(address: str, database: Database, shown: _Shown, *, expected: 
         shown.show(first)
     while True:
         try:
-            show = shown.show
-            async with collect(
-                address, database, expected=expected, on_snapshot=show, join=join, stages=stages or None
-            ):
+            options = {"on_snapshot": shown.show, "join": join, "stages": stages or None}
+            async with collect(address, database, expected=expected, **options):
                 await asyncio.Event().wait()
         except SwarmError as error:
-            if shown.newest() is None:
+            if shown.newest is None:
                 raise
             log.warning("the run does not answer, it is tried again: %s", error)
         await asyncio.sleep(AGAIN_S)
@@ -164,8 +157,8 @@ def _of_folder(folder: Path) -> Snapshot:
 
 
 @contextlib.contextmanager
-def _opened(file: Path | None, *, has_prints: bool = True) -> Iterator[Database]:
-    database = Database.open(file, has_prints=has_prints)
+def _opened(file: Path | None) -> Iterator[Database]:
+    database = Database.open(file)
     try:
         yield database
     finally:

@@ -1,7 +1,8 @@
-"""The same tables from a coordinator's folder alone: nobody needs to believe a collector.
+"""The same tables from a coordinator's folder alone, so that nobody needs to believe a collector; and snapshots without
+one.
 
 The folder holds a store for each stage, `warmup` and `grid`, with the signed documents of the run. They come in through
-the same door as what peers tell. What cannot be had from it is what was only ever observed (schema.py).
+the same door as what peers tell. What was only ever observed (database.py) is not in them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from dipaco_p2p.node.run import open_run
 from dipaco_p2p.node.stages import check_next_stage
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed
 from dipaco_p2p.protocol.judgement import Check, Judgement
+from dipaco_p2p.protocol.signing import PeerId
 
 from .database import Database
+from .ledger import Stage
+from .model import Snapshot
 from .refusals import Refusals
-from .tables import Stage
+from .snapshot import Inputs, Live, take_snapshot
 
 STAGES = ("warmup", "grid")
 
@@ -82,3 +86,32 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError, OSError) as error:
         raise IntegrityError(f"{path.name} was damaged on disk: {error}") from None
+
+
+# -- a snapshot, when no collector is at work
+
+
+def load_stages(database: Database) -> list[Stage]:
+    """What `database` holds, every signature checked again, and what it remembers to have refused. Raises as
+    `Database.load`."""
+    return database.load(Refusals(dict(database.observed().refused)))
+
+
+def with_documents(database: Database, folder: Path, *, now_s: float) -> Snapshot | None:
+    """The same, and what a coordinator's `folder` has besides: a collector that was ended may lack the end of a run.
+    The database is not changed."""
+    stages = load_stages(database)
+    for stage in stages:
+        take_documents(stage, folder / stage.run.manifest.stage)
+    return stored_snapshot(database, stages, now_s=now_s)
+
+
+def stored_snapshot(database: Database, stages: list[Stage], *, now_s: float, join: str = "") -> Snapshot | None:
+    """Of what was loaded from `database`; None if that is nothing."""
+    if not stages:
+        return None
+    observed = database.observed()
+    judged_s = [sealed.document.at_s for stage in stages for sealed in stage.judgements.values()]
+    heard_s = max([*judged_s, *([observed.heard_s] if observed.heard_s is not None else [])], default=None)
+    live = Live(last_seen_s={PeerId(peer): at_s for peer, at_s in observed.last_seen_s.items()}, heard_s=heard_s)
+    return take_snapshot(Inputs(stages=tuple(stages), live=live, refused=observed.refused, join=join), now_s=now_s)

@@ -22,7 +22,6 @@ from dipaco_p2p.protocol.documents import (
     Receipt,
     Rejection,
     Sealed,
-    reopen,
     unseal,
 )
 from dipaco_p2p.protocol.judgement import Check, Judgement
@@ -86,19 +85,11 @@ class Refusals:
         return [sealed for item in items if (sealed := self.read(kind, item)) is not None]
 
     def read(self, kind: type[D], item: object) -> Sealed[D] | None:
-        """One document, or None for what is none; that is counted."""
+        """One document; None for anything else, which is counted."""
         try:
             return unseal(kind, item)
         except IntegrityError:
             self.note(_reason(kind, item), item)
-            return None
-
-    def read_again(self, kind: type[D], item: dict[str, object], id_: str) -> Sealed[D] | None:
-        """One document that `read` gave before, kept with its id where nobody else can have changed it (prints.py)."""
-        try:
-            return reopen(kind, item, id_)
-        except IntegrityError:
-            self.note(Reason.MALFORMED, item)
             return None
 
 

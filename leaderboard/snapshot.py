@@ -1,31 +1,101 @@
-"""From the tables to one `Snapshot`: a pure function of the records, what was observed, and the time."""
+"""From `Inputs` to one `Snapshot`: a pure function of the records, what was observed, and the time.
+
+`Live` is what peers say of themselves at one moment: hints. No address is in it: what must not be shown is not kept.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dipaco_p2p import strict
 from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.claims import taking_part
+from dipaco_p2p.protocol.credit import Earned, recent_credit
 from dipaco_p2p.protocol.judgement import Judgement
-from dipaco_p2p.protocol.liveness import Claim
+from dipaco_p2p.protocol.liveness import Claim, Head
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 
-from .contributors import contributor_rows
-from .live import Live
-from .model import ModuleRow, PathRow, PathState, RunInfo, Snapshot, StageInfo
-from .rows import StageRecords, StageRows, stage_rows
+from .ledger import Stage
+from .model import (
+    CheckRow,
+    ContributorRow,
+    LossRow,
+    ModuleRow,
+    PathRow,
+    PathState,
+    RunInfo,
+    ShareRow,
+    Snapshot,
+    StageInfo,
+    VersionRow,
+)
+from .rows import RECEIPTED, StageRows, stage_rows
+
+DOING_CHARS_MAX = 32
+SEEN_MAX = 10_000
+"""Peers of which it is known when they were last there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
+class Live:
+    """The open stage, now."""
+
+    volunteers: Mapping[PeerId, str] = field(default_factory=dict)
+    """Those alive, and what they do; seed nodes are not among them."""
+    claims: Mapping[PathId, Mapping[PeerId, float]] = field(default_factory=dict)
+    """Who trains a path, and since when."""
+    leads: Mapping[ModuleId, tuple[PeerId, Head]] = field(default_factory=dict)
+    """Who leads a module, and its announcement."""
+    open_contributions: Mapping[ModuleId, int] = field(default_factory=dict)
+    last_seen_s: Mapping[PeerId, float] = field(default_factory=dict)
+    """Unix time of the last heartbeat, also of peers that are gone."""
+    path_states: Mapping[PathId, tuple[str, float]] = field(default_factory=dict)
+    """The state of a path, and since when."""
+    heard_s: float | None = None
+
+
+def read_live(watch: Watch, before: Live, *, now_s: float) -> Live:
+    """What `watch` has seen, after what was known before."""
+    volunteers = {peer: cleaned(beat.doing) for peer, beat in watch.heartbeats.items() if beat.role == "volunteer"}
+    return Live(
+        volunteers=volunteers,
+        claims={path: {peer: claim.since_s for peer, claim in found.items()} for path, found in watch.claims.items()},
+        leads={
+            module: (leader, heads[leader])
+            for module, heads in watch.heads.items()
+            if (leader := watch.leader(module)) is not None
+        },
+        open_contributions={module: len(found.entries) for module, found in watch.rounds.items()},
+        last_seen_s=_newest({**before.last_seen_s, **dict.fromkeys(watch.heartbeats, now_s)}),
+        path_states=before.path_states,
+        heard_s=now_s if watch.heartbeats else before.heard_s,
+    )
+
+
+def cleaned(text: str) -> str:
+    """A short printable text: nothing that a terminal or a page could take for anything else."""
+    return "".join(char for char in text if char.isprintable())[:DOING_CHARS_MAX]
+
+
+def _newest(seen_s: dict[PeerId, float]) -> dict[PeerId, float]:
+    """Not more than the bound: identities cost nothing."""
+    if len(seen_s) <= SEEN_MAX:
+        return seen_s
+    return dict(sorted(seen_s.items(), key=lambda item: -item[1])[:SEEN_MAX])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
     """All that is known at one moment."""
 
-    stages: tuple[StageRecords, ...]
+    stages: tuple[Stage, ...]
     """The first one first; at least one."""
     live: Live = Live()
     """Of the last one."""
@@ -33,32 +103,32 @@ class Tables:
     join: str = ""
 
 
-def take_snapshot(tables: Tables, *, now_s: float, rows: Sequence[StageRows] | None = None) -> Snapshot:
+def take_snapshot(inputs: Inputs, *, now_s: float, rows: Sequence[StageRows] | None = None) -> Snapshot:
     """What is shown at `now_s`. `rows` are those of the stages, if they were made before and are still good."""
-    made = [stage_rows(records) for records in tables.stages] if rows is None else rows
-    live, stage = tables.live, tables.stages[-1]
+    made = [stage_rows(stage) for stage in inputs.stages] if rows is None else rows
+    live, stage = inputs.live, inputs.stages[-1]
     paths = tuple(_path_rows(stage, made[-1], live))
-    work = [one for found in made for one in found.work]
+    versions = tuple(row for found in made for row in found.versions)
     losses = tuple(row for found in made for row in found.losses)
     checks = tuple(row for found in made for row in found.checked.rows)
     return Snapshot(
-        run=run_info([records.run for records in tables.stages]),
+        run=run_info([stage.run for stage in inputs.stages]),
         taken_s=now_s,
         heard_s=live.heard_s,
         state=_state(stage, paths),
         peers_alive=len(live.volunteers),
         peers_training=len(taking_part(_claims(live))),
         paths_covered=sum(bool(row.peers) for row in paths),
-        credit_total=sum(one.credit for one in work),
-        refused=dict(tables.refused),
+        credit_total=sum(share.credit for row in versions for share in row.shares),
+        refused=dict(inputs.refused),
         modules=tuple(_module_rows(stage, made[-1], live)),
         paths=paths,
         rounds=tuple(row for found in made for row in found.rounds),
-        versions=tuple(row for found in made for row in found.versions),
+        versions=versions,
         losses=losses,
         checks=checks,
-        contributors=contributor_rows(work, losses, live, checks=checks, now_s=now_s),
-        join=tables.join,
+        contributors=contributor_rows(versions, losses, live, checks=checks, now_s=now_s),
+        join=inputs.join,
     )
 
 
@@ -112,7 +182,7 @@ def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str,
             yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value)
 
 
-def _state(stage: StageRecords, paths: Sequence[PathRow]) -> str:
+def _state(stage: Stage, paths: Sequence[PathRow]) -> str:
     if stage.run.is_last_stage and all(row.state is PathState.DONE for row in paths):
         return "complete"
     return "training" if any(row.peers for row in paths) else "waiting"
@@ -125,11 +195,12 @@ def _claims(live: Live) -> dict[PathId, dict[PeerId, Claim]]:
     }
 
 
-def _path_rows(stage: StageRecords, rows: StageRows, live: Live) -> Iterable[PathRow]:
-    newest = max(stage.judgements, default=None)
-    losses = {found.path: found.loss for found in stage.judgements[newest].paths} if newest is not None else {}
-    best = best_rounds(stage.judgements.values())
-    reached = {module: len(chain) for module, chain in stage.chains.items()}
+def _path_rows(stage: Stage, rows: StageRows, live: Live) -> Iterable[PathRow]:
+    judgements = [sealed.document for _, sealed in sorted(stage.judgements.items())]
+    newest = judgements[-1].version if judgements else None
+    losses = {found.path: found.loss for found in judgements[-1].paths} if judgements else {}
+    best = best_rounds(judgements)
+    reached = {module: chain.head.version for module, chain in stage.chains.items()}
     for path, state in path_states(stage.run, reached, live).items():
         known = live.path_states.get(path)
         yield PathRow(
@@ -140,7 +211,9 @@ def _path_rows(stage: StageRecords, rows: StageRows, live: Live) -> Iterable[Pat
             loss=losses.get(path),
             best_round=best.get(path),
             covered_s=known[1] if known is not None and known[0] == state else None,
-            checks=rows.checked.of_path(newest, path) if newest is not None and losses.get(path) is not None else None,
+            checks=rows.checked.paths.get((newest, path), RECEIPTED)
+            if newest is not None and losses.get(path) is not None
+            else None,
         )
 
 
@@ -158,22 +231,106 @@ def best_rounds(judgements: Iterable[Judgement]) -> dict[PathId, int]:
     return {path: version for path, (_, version) in best.items()}
 
 
-def _module_rows(stage: StageRecords, rows: StageRows, live: Live) -> Iterable[ModuleRow]:
+def _module_rows(stage: Stage, rows: StageRows, live: Live) -> Iterable[ModuleRow]:
     losses: dict[ModuleId, float] = {}
     for row in rows.versions:  # in order: the newest judged one stays
         if row.loss_after is not None:
             losses[row.module] = row.loss_after
     for module, chain in stage.chains.items():
-        head = chain[-1].version if chain else stage.genesis[module]
-        lead = live.leads.get(module)
+        head = chain.head
+        leader, announced = live.leads.get(module, (None, None))
         yield ModuleRow(
             module=module,
             version=head.version,
             digest=head.digest,
             loss=losses.get(module),
-            leader=lead.leader if lead is not None else None,
-            mirrors=lead.mirrors if lead is not None else (),
-            term=lead.term if lead is not None else head.term,
+            leader=leader,
+            mirrors=announced.mirrors if announced is not None else (),
+            term=announced.term if announced is not None else head.term,
             paths=len(stage.run.topology.paths_through(module)),
             open_contributions=live.open_contributions.get(module, 0),
         )
+
+
+# -- contributors: whose work is in the versions, and how much, recently and in all
+
+KINDS = ("lost", "rejected")
+NEWCOMERS_MAX = 1000
+"""Peers without any credit that are shown: claims cost nothing."""
+
+Work = tuple[VersionRow, ShareRow]
+"""One contribution in the version that counts it."""
+
+
+def contributor_rows(
+    versions: Iterable[VersionRow],
+    losses: Iterable[LossRow],
+    live: Live,
+    *,
+    checks: Iterable[CheckRow] = (),
+    now_s: float,
+) -> tuple[ContributorRow, ...]:
+    """By rank: most recent credit first, then most credit, then by id. What a leader says that it refused changes none
+    of that."""
+    losses = list(losses)
+    by_peer: dict[PeerId, list[Work]] = defaultdict(list)
+    for row in versions:
+        for share in row.shares:
+            by_peer[share.peer].append((row, share))
+    counts = {kind: Counter(loss.peer for loss in losses if loss.kind == kind and loss.peer) for kind in KINDS}
+    checked = Counter(check.peer for check in checks)
+    claimed = _claimed_paths(live)
+    known = claimed.keys() | checked.keys() | counts["lost"].keys() | counts["rejected"].keys()
+    newcomers = sorted(known - by_peer.keys())[:NEWCOMERS_MAX]
+    made = [
+        replace(
+            _contributor_row(
+                peer, by_peer.get(peer, ()), counts["lost"][peer], claimed.get(peer, ()), live, now_s=now_s
+            ),
+            rejected=counts["rejected"][peer],
+            checks=checked[peer],
+        )
+        for peer in [*by_peer, *newcomers]
+    ]
+    ranked = sorted(made, key=lambda row: (-row.recent, -row.credit, row.peer))
+    return tuple(replace(row, rank=rank) for rank, row in enumerate(ranked, start=1))
+
+
+def _contributor_row(
+    peer: PeerId, work: Sequence[Work], lost: int, claimed: Sequence[PathId], live: Live, *, now_s: float
+) -> ContributorRow:
+    """Its rank is not known yet."""
+    earned = [Earned(credit=share.credit, at_s=row.made_s) for row, share in work if row.made_s is not None]
+    times_s = [one.at_s for one in earned]
+    times_s += [live.last_seen_s[peer]] if peer in live.last_seen_s else []
+    return ContributorRow(
+        peer=peer,
+        rank=0,
+        credit=math.fsum(share.credit for _, share in work),
+        recent=recent_credit(earned, now_s=now_s),
+        tokens=_tokens(work),
+        contributions=len({share.contribution for _, share in work}),
+        lost=lost,
+        versions=len({(row.stage, row.module, row.version) for row, _ in work}),
+        paths=tuple(sorted({share.path for _, share in work} | set(claimed))),
+        last_s=max(times_s, default=None),
+        is_alive=peer in live.volunteers,
+        doing=live.volunteers.get(peer, ""),
+    )
+
+
+def _tokens(work: Iterable[Work]) -> int:
+    """Each round counts once, though a version of each of its modules counts it."""
+    rounds: dict[tuple[str, PathId, int], int] = {}
+    for row, share in work:
+        key = row.stage, share.path, share.base_version
+        rounds[key] = max(share.tokens, rounds.get(key, 0))
+    return sum(rounds.values())
+
+
+def _claimed_paths(live: Live) -> Mapping[PeerId, Sequence[PathId]]:
+    found: dict[PeerId, list[PathId]] = defaultdict(list)
+    for path, peers in live.claims.items():
+        for peer in peers:
+            found[peer].append(path)
+    return found

@@ -5,7 +5,7 @@ They are built anew for each scrape, from values: no registry holds state betwee
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from prometheus_client import generate_latest
@@ -35,27 +35,33 @@ def one(name: str, about: str, value: float | None) -> Metric:
     return gauge(name, about, [] if value is None else [(value, {})])
 
 
-def exposition(metrics: Iterable[Metric]) -> str:
-    """The text that a scrape returns; metrics without a value are left out."""
-    return generate_latest(_Collected(metrics)).decode()
+def exposition(metrics: Iterable[Metric], *, clean: Callable[[str], str] = str) -> str:
+    """The text that a scrape returns; metrics without a value are left out. `clean` is for labels that others chose."""
+    return generate_latest(_Collected(metrics, clean)).decode()
 
 
 class _Collected(Collector):
     """The metrics of one scrape."""
 
-    def __init__(self, metrics: Iterable[Metric]) -> None:
+    def __init__(self, metrics: Iterable[Metric], clean: Callable[[str], str]) -> None:
         self._metrics = metrics
+        self._clean = clean
 
     def collect(self) -> Iterator[Metric]:
-        return (metric for metric in self._metrics if metric.samples)
+        for metric in self._metrics:
+            # Labels may become equal when they are cleaned, and a scrape may hold each series only once.
+            merged: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+            for sample in metric.samples:
+                labels = tuple((name, self._clean(text)) for name, text in sample.labels.items())
+                merged[sample.name, labels] = merged.get((sample.name, labels), 0) + sample.value
+            if merged:
+                made = Metric(metric.name, metric.documentation, metric.type)
+                for (name, labels), value in merged.items():
+                    made.add_sample(name, dict(labels), value)
+                yield made
 
 
 def _filled(metric: Metric, name: str, values: Values) -> Metric:
-    merged: dict[tuple[tuple[str, str], ...], float] = {}
     for value, labels in values:
-        # Peers' words may become equal when they are cleaned, and a scrape may hold each series only once.
-        key = tuple(labels.items())
-        merged[key] = merged.get(key, 0) + value
-    for key, value in merged.items():
-        metric.add_sample(name, dict(key), value)
+        metric.add_sample(name, dict(labels), value)
     return metric

@@ -14,27 +14,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.program.metrics import CONTENT_TYPE
 
 from ..model import Snapshot
-from .api import csv_document, json_document, pages_of, rows_of, schema_document
-from .base import Base
+from .api import API_TABLES, csv_document, json_document, pages_of, rows_of, schema_document
 from .book import Book
-from .columns import TABLES
-from .guard import Guard
 from .links import Links
 from .metrics import metrics_text
-from .query import page_of
+from .query import QUERY_BYTES_MAX, page_of
 from .site import STATIC, Site, empty_page, is_stale
 
 POLL_S = 10.0
@@ -42,6 +41,19 @@ POLL_S = 10.0
 KEPT_BYTES_MAX = 32 * 2**20
 """Of answers that are kept."""
 RETRY_AFTER_S = 5
+
+PATH_BYTES_MAX = 256
+METHODS = ("GET", "HEAD")
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+}
 
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"
@@ -65,18 +77,20 @@ class Answer:
         return cls(body, media_type, f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"', following or "")
 
 
-class _Answers:
-    """The newest Book, and the answers made from it that still hold; safe from several threads."""
+class _Pages:
+    """The endpoints: the newest Book, and the answers made from it that still hold; safe from several threads."""
 
-    def __init__(self, newest: Callable[[], Snapshot | None], clock: Clock) -> None:
+    def __init__(self, newest: Callable[[], Snapshot | None], clock: Clock, links: Links, poll_s: float) -> None:
         self._newest = newest
         self._clock = clock
+        self._links = links
+        self._poll_s = poll_s
         self._lock = threading.Lock()
         self._book: Book | None = None
         self._kept: OrderedDict[tuple[str, bool], Answer] = OrderedDict()
         self._bytes = 0
 
-    def now(self) -> tuple[Book | None, float]:
+    def _now(self) -> tuple[Book | None, float]:
         """The newest Book, and the time in seconds."""
         snapshot, now_s = self._newest(), self._clock.now_s()
         with self._lock:
@@ -85,8 +99,9 @@ class _Answers:
                 self._kept.clear()
             return self._book if snapshot is not None else None, now_s
 
-    def answer(self, book: Book, key: tuple[str, bool], make: Callable[[], Answer]) -> Answer:
-        """The kept one for `key`, else a new one."""
+    def _answer(self, request: Request, book: Book, now_s: float, make: Callable[[], Answer]) -> Answer:
+        """What was made for this address before, else a new answer."""
+        key = f"{request.url.path}?{request.url.query}", is_stale(book.snapshot, now_s)
         with self._lock:
             found = self._kept.get(key) if self._book is book else None
         if found is not None:
@@ -100,8 +115,69 @@ class _Answers:
                     self._bytes -= len(self._kept.popitem(last=False)[1].body)
         return made
 
+    def page(self, request: Request) -> Response:
+        book, now_s = self._now()
+        if book is None:
+            return _answered(request, Answer.of(empty_page(self._links, poll_s=min(self._poll_s, RETRY_AFTER_S)), HTML))
 
-Draw = Callable[[Site, Request], str | None]
+        def make() -> Answer:
+            site = Site(book, self._links, now_s=now_s, poll_s=self._poll_s)
+            text = site.page(asked=request.query_params, **request.path_params)
+            if text is None:
+                raise HTTPException(404)
+            return Answer.of(text, HTML)
+
+        return _answered(request, self._answer(request, book, now_s, make))
+
+    def document(self, request: Request) -> Response:
+        """One page of a table, as JSON or CSV."""
+        book, now_s = self._now()
+        name, form = request.path_params["name"], request.path_params["form"]
+        if name not in API_TABLES or form not in {"json", "csv"}:
+            raise HTTPException(404)
+        if book is None:
+            return _nothing_yet()
+        table, page = API_TABLES[name], page_of(request.query_params)
+
+        def make() -> Answer:
+            rows = rows_of(table, book)
+            if page > pages_of(rows):
+                raise HTTPException(404)
+            following = f"{name}.{form}?page={page + 1}" if page < pages_of(rows) else None
+            if form == "csv":
+                return Answer.of(csv_document(table, rows, page=page), CSV, following)
+            return Answer.of(json_document(table, book, rows, page=page, next_page=following), JSON, following)
+
+        answer = self._answer(request, book, now_s, make)
+        response = _answered(request, answer)
+        response.headers["Access-Control-Allow-Origin"] = "*"  # public figures, for anybody's page
+        if answer.following:
+            response.headers["Link"] = f'<{answer.following}>; rel="next"'
+        return response
+
+    def metrics(self, request: Request) -> Response:
+        book, _ = self._now()
+        return _nothing_yet() if book is None else _answered(request, Answer.of(metrics_text(book), CONTENT_TYPE))
+
+    def health(self, request: Request) -> Response:
+        """200 while the figures are of now; 503 while they are old, or there are none."""
+        book, now_s = self._now()
+        state = "empty" if book is None else "stale" if is_stale(book.snapshot, now_s) else "ok"
+        return _json({"state": state}, 200 if state == "ok" else 503)
+
+    def problem(self, request: Request, error: Exception) -> Response:
+        """What cannot be shown, in the form that was asked for; nothing of the question is repeated."""
+        status, message = 400, str(error)
+        if isinstance(error, HTTPException):
+            status, message = error.status_code, NOT_HERE if error.status_code == 404 else message
+        elif isinstance(error, ConfigError):
+            message = f"{error}. {error.hint}".strip()
+        book, now_s = self._now()
+        if book is None or request.url.path.startswith(f"{self._links.root}api/v1/"):
+            return _json({"error": message}, status)
+        title = "Not found" if status == 404 else "Invalid request"
+        text = Site(book, self._links, now_s=now_s).problem(title, message)
+        return Response(text, status, {"Cache-Control": "no-store"}, HTML)
 
 
 def make_app(
@@ -111,51 +187,27 @@ def make_app(
 
     Pages ask again every `poll_s` seconds while somebody looks; 0: never. `base` is where a proxy puts it.
     """
-    links = Links(f"{base}/")
-    answers = _Answers(newest, clock)
-
-    def page(path: str, draw: Draw) -> Route:
-        def endpoint(request: Request) -> Response:
-            return _page(answers, links, request, draw, poll_s)
-
-        return Route(path, endpoint, methods=["GET"])
-
-    def problem(request: Request, error: Exception) -> Response:
-        return _problem(answers, links, request, error)
-
-    routes = [
-        *(page(path, draw) for path, draw in _PAGES.items()),
-        Route("/api/v1/schema.json", _schema, methods=["GET"]),
-        Route("/api/v1/{name}.{form}", lambda request: _document(answers, request), methods=["GET"]),
-        Route("/metrics", lambda request: _metrics(answers, request), methods=["GET"]),
-        Route("/healthz", lambda request: _health(answers), methods=["GET"]),
-        Mount("/static", _Static(directory=STATIC)),
-    ]
+    pages = _Pages(newest, clock, Links(f"{base}/"), poll_s)
+    places = {
+        "/api/v1/schema.json": _schema,
+        "/api/v1/{name}.{form}": pages.document,
+        "/metrics": pages.metrics,
+        "/healthz": pages.health,
+        "/": pages.page,
+        "/{name}": pages.page,
+        "/{name}/{key}": pages.page,
+    }
+    routes = [Mount("/static", _Static(directory=STATIC))]
     layers = [
         Middleware(Guard),
         Middleware(Base, base=base),
         Middleware(GZipMiddleware, minimum_size=1_000, compresslevel=5),
     ]
     return Starlette(
-        routes=routes, middleware=layers, exception_handlers={HTTPException: problem, ConfigError: problem}
+        routes=routes + [Route(path, endpoint, methods=["GET"]) for path, endpoint in places.items()],
+        middleware=layers,
+        exception_handlers={HTTPException: pages.problem, ConfigError: pages.problem},
     )
-
-
-_PAGES: dict[str, Draw] = {
-    "/": lambda site, request: site.overview(),
-    "/versions": lambda site, request: site.versions(request.query_params),
-    "/versions/{digest}": lambda site, request: site.version(request.path_params["digest"]),
-    "/lineage/{digest}": lambda site, request: site.lineage(request.path_params["digest"]),
-    "/modules": lambda site, request: site.modules(),
-    "/modules/{name}": lambda site, request: site.module(request.path_params["name"], page_of(request.query_params)),
-    "/paths": lambda site, request: site.paths(),
-    "/contributors": lambda site, request: site.contributors(request.query_params),
-    "/contributors/{peer}": lambda site, request: site.contributor(
-        request.path_params["peer"], page_of(request.query_params)
-    ),
-    "/run": lambda site, request: site.run(),
-    "/api": lambda site, request: site.api(),
-}
 
 
 class _Static(StaticFiles):
@@ -167,65 +219,8 @@ class _Static(StaticFiles):
         return response
 
 
-def _page(answers: _Answers, links: Links, request: Request, draw: Draw, poll_s: float) -> Response:
-    book, now_s = answers.now()
-    if book is None:
-        return _answered(request, Answer.of(empty_page(links, poll_s=min(poll_s, RETRY_AFTER_S)), HTML))
-
-    def make() -> Answer:
-        text = draw(Site(book, links, now_s=now_s, poll_s=poll_s), request)
-        if text is None:
-            raise HTTPException(404)
-        return Answer.of(text, HTML)
-
-    return _answered(request, answers.answer(book, _key(request, book, now_s), make))
-
-
-def _document(answers: _Answers, request: Request) -> Response:
-    """One page of a table, as JSON or CSV."""
-    book, now_s = answers.now()
-    name, form = request.path_params["name"], request.path_params["form"]
-    if name not in TABLES or form not in {"json", "csv"}:
-        raise HTTPException(404)
-    if book is None:
-        return _nothing_yet()
-    table, page = TABLES[name], page_of(request.query_params)
-
-    def make() -> Answer:
-        rows = rows_of(table, book)
-        if page > pages_of(rows):
-            raise HTTPException(404)
-        following = f"{name}.{form}?page={page + 1}" if page < pages_of(rows) else None
-        if form == "csv":
-            return Answer.of(csv_document(table, rows, page=page), CSV, following)
-        return Answer.of(json_document(table, book, rows, page=page, next_page=following), JSON, following)
-
-    answer = answers.answer(book, _key(request, book, now_s), make)
-    response = _answered(request, answer)
-    response.headers["Access-Control-Allow-Origin"] = "*"  # public figures, for anybody's page
-    if answer.following:
-        response.headers["Link"] = f'<{answer.following}>; rel="next"'
-    return response
-
-
 def _schema(request: Request) -> Response:
     return _answered(request, Answer.of(schema_document(), "application/schema+json"))
-
-
-def _metrics(answers: _Answers, request: Request) -> Response:
-    book, _ = answers.now()
-    return _nothing_yet() if book is None else _answered(request, Answer.of(metrics_text(book), CONTENT_TYPE))
-
-
-def _health(answers: _Answers) -> Response:
-    """200 while the figures are of now; 503 while they are old, or there are none."""
-    book, now_s = answers.now()
-    state = "empty" if book is None else "stale" if is_stale(book.snapshot, now_s) else "ok"
-    return _json({"state": state}, 200 if state == "ok" else 503)
-
-
-def _key(request: Request, book: Book, now_s: float) -> tuple[str, bool]:
-    return f"{request.url.path}?{request.url.query}", is_stale(book.snapshot, now_s)
 
 
 def _answered(request: Request, answer: Answer) -> Response:
@@ -245,19 +240,57 @@ def _json(value: dict[str, str], status: int, headers: dict[str, str] | None = N
     return Response(json.dumps(value) + "\n", status, {"Cache-Control": "no-store", **(headers or {})}, JSON)
 
 
-def _problem(answers: _Answers, links: Links, request: Request, error: Exception) -> Response:
-    """What cannot be shown, in the form that was asked for; nothing of the question is repeated."""
-    status = error.status_code if isinstance(error, HTTPException) else 400
-    message = (
-        NOT_HERE
-        if status == 404
-        else f"{error}. {error.hint}".strip()
-        if isinstance(error, ConfigError)
-        else str(error)
-    )
-    book, now_s = answers.now()
-    if book is None or request.url.path.startswith(f"{links.root}api/v1/"):
-        return _json({"error": message}, status)
-    title = "Not found" if status == 404 else "That is no question"
-    text = Site(book, links, now_s=now_s).problem(title, message)
-    return Response(text, status, {"Cache-Control": "no-store"}, HTML)
+class Guard:
+    """Around the whole site: every answer carries `HEADERS`, and `app` sees only short requests that only read.
+
+    A page takes nothing from elsewhere and runs only the scripts of this site, so a text that slips through all else
+    still cannot do anything.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await (_refusal(scope) or self._app)(scope, receive, guarded)
+
+
+def _refusal(scope: Scope) -> ASGIApp | None:
+    if scope["method"] not in METHODS:
+        return PlainTextResponse("this site only answers GET and HEAD\n", 405, {"Allow": ", ".join(METHODS)})
+    raw_path = scope.get("raw_path") or scope["path"].encode()
+    if len(raw_path) > PATH_BYTES_MAX or len(scope["query_string"]) > QUERY_BYTES_MAX:
+        return PlainTextResponse("the address is too long\n", 414)
+    return None
+
+
+class Base:
+    """The site below a path, as a proxy puts it there: `/board/versions` and `/versions` are the same page.
+
+    Some proxies pass the whole path on, others take the prefix away; either works. Links on pages begin with it,
+    since only the reader's side of the proxy knows nothing else (Starlette's `root_path`).
+    """
+
+    def __init__(self, app: ASGIApp, base: str) -> None:
+        """`base` as `/board`, checked (places.py); or empty."""
+        self._app = app
+        self._base = base
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._base:
+            if scope["path"] == self._base:
+                await RedirectResponse(f"{self._base}/", 308)(scope, receive, send)
+                return
+            path = scope["path"]
+            if not path.startswith(f"{self._base}/"):
+                path = f"{self._base}{path}"
+            scope = {**scope, "path": path, "root_path": self._base}
+        await self._app(scope, receive, send)

@@ -13,9 +13,8 @@ from pathlib import Path
 from dipaco_p2p.errors import ConfigError
 
 from ..model import Snapshot
-from .api import csv_document, json_document, pages_of, rows_of, schema_document
+from .api import API_TABLES, csv_document, json_document, pages_of, rows_of, schema_document
 from .book import Book
-from .columns import TABLES
 from .links import file_of, static_links
 from .query import ROWS
 from .site import STATIC, Site
@@ -51,7 +50,9 @@ def files_of(snapshot: Snapshot, *, now_s: float) -> Iterator[tuple[str, str]]:
     for address, page in _addresses(book):
         file = file_of(address)
         numbered = file if page == 1 else f"{file.removesuffix('.html')}-{page}.html"
-        text = _draw(Site(book, static_links(file), now_s=now_s), address, page)
+        _, name, *key = address.split("/")
+        site = Site(book, static_links(file), now_s=now_s)
+        text = site.page(name=name, key="".join(key), asked={"page": str(page)})
         assert text is not None, address
         yield numbered, text
     yield from _documents(book)
@@ -76,20 +77,9 @@ def _numbered(address: str, rows: int) -> Iterator[tuple[str, int]]:
     yield from ((address, page) for page in range(1, max(1, -(-rows // ROWS)) + 1))
 
 
-def _draw(site: Site, address: str, page: int) -> str | None:
-    _, name, *key = address.split("/")
-    lists = {"versions": site.versions, "contributors": site.contributors}
-    numbered = {"modules": site.module, "contributors": site.contributor}
-    single = {"versions": site.version, "lineage": site.lineage}
-    plain = {"": site.overview, "modules": site.modules, "paths": site.paths, "run": site.run, "api": site.api}
-    if not key:
-        return lists[name]({"page": str(page)}) if name in lists else plain[name]()
-    return single[name](key[0]) if name in single else numbered[name](key[0], page)
-
-
 def _documents(book: Book) -> Iterator[tuple[str, str]]:
     """Every table as JSON and CSV, each page a file."""
-    for name, table in TABLES.items():
+    for name, table in API_TABLES.items():
         rows = rows_of(table, book)
         for page in range(1, pages_of(rows) + 1):
             stem = f"api/v1/{name}{f'-{page}' if page > 1 else ''}"

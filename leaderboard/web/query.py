@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from dipaco_p2p.errors import ConfigError
 
-from ..model import ContributorRow, Mark, VersionRow
+from ..model import ContributorRow, VersionRow
 from .book import Book
 
 QUERY_BYTES_MAX = 512
@@ -142,6 +142,3 @@ def slice_of(rows: Sequence[R], page: int, rows_max: int = ROWS) -> Sequence[R]:
 def pages_of(rows: Sequence[object], rows_max: int = ROWS) -> int:
     """How many pages `rows` fill: at least one."""
     return max(1, -(-len(rows) // rows_max))
-
-
-MARKS = tuple(Mark)

@@ -18,22 +18,21 @@ from markupsafe import Markup
 from dipaco_p2p.protocol.credit import DAY_S, HALF_LIFE_S
 from dipaco_p2p.protocol.judgement import TOLERANCE_NATS
 
-from ..model import Snapshot, VersionRow
-from . import figures, plots, text
-from .api import ROWS_MAX
+from ..model import Mark, Snapshot, VersionRow
+from . import drawings, text
+from .api import API_TABLES, ROWS_MAX
 from .book import Book
-from .columns import TABLES
-from .lineage import lineage
 from .links import Links
 from .query import (
     CONTRIBUTOR_ORDERS,
-    MARKS,
+    FILTERS,
     ROWS,
     VERSION_ORDERS,
     Order,
     Query,
     asked_versions,
     ordered,
+    page_of,
     pages_of,
     query_of,
     slice_of,
@@ -80,6 +79,21 @@ class Site:
         self._poll_s = poll_s
         self._now_s = now_s
 
+    def page(self, *, name: str = "", key: str = "", asked: Mapping[str, str]) -> str | None:
+        """What stands at `/name` or `/name/key`; `asked` is the rest of the address. Raises ConfigError for a wrong
+        query."""
+        if key:
+            numbered = {"modules": self.module, "contributors": self.contributor}
+            single = {"versions": self.version, "lineage": self.lineage}
+            if name in numbered:
+                return numbered[name](key, page_of(asked))
+            return single[name](key) if name in single else None
+        lists = {"versions": self.versions, "contributors": self.contributors}
+        if name in lists:
+            return lists[name](asked)
+        plain = {"": self.overview, "modules": self.modules, "paths": self.paths, "run": self.run, "api": self.api}
+        return plain[name]() if name in plain else None
+
     def overview(self) -> str:
         book = self._book
         latest = [row for row in book.newest[:LATEST] if row.version]
@@ -90,9 +104,11 @@ class Site:
 
     def versions(self, asked: Mapping[str, str]) -> str | None:
         """The list that `asked` asks for; raises ConfigError if it makes no sense."""
-        query = query_of(asked, VERSION_ORDERS, ("module", "mark", "stage", "peer"))
+        query = query_of(asked, VERSION_ORDERS, FILTERS)
         rows = asked_versions(self._book, query)
-        return self._list("versions", rows, query, VERSION_ORDERS, marks=MARKS, data=("versions", "contributions"))
+        return self._list(
+            "versions", rows, query, VERSION_ORDERS, marks=tuple(Mark), data=("versions", "contributions")
+        )
 
     def version(self, digest: str) -> str | None:
         row = self._book.by_digest.get(digest)
@@ -115,7 +131,7 @@ class Site:
         row = self._book.by_digest.get(digest)
         if row is None:
             return None
-        return self._draw("lineage", row=row, graph=lineage(self._book, row), nav="versions")
+        return self._draw("lineage", row=row, graph=drawings.lineage(self._book, row), nav="versions")
 
     def modules(self) -> str:
         return self._draw("modules", data=("modules",))
@@ -172,7 +188,7 @@ class Site:
         )
 
     def api(self) -> str:
-        return self._draw("api", tables=TABLES.values(), rows_max=ROWS_MAX)
+        return self._draw("api", tables=API_TABLES.values(), rows_max=ROWS_MAX)
 
     def problem(self, title: str, message: str) -> str:
         """What is shown instead of a page that does not exist."""
@@ -213,9 +229,9 @@ def is_stale(snapshot: Snapshot, now_s: float) -> bool:
     return snapshot.heard_s is None or now_s - snapshot.heard_s > STALE_AFTER_S
 
 
-def round_plot(book: Book) -> plots.Plot | None:
+def round_plot(book: Book) -> drawings.Plot | None:
     """Loss of the whole grid by round, one stage after the other."""
-    points: list[plots.Point] = []
+    points: list[drawings.Point] = []
     borders: list[tuple[float, str]] = []
     before, stage = 0, ""
     for row in book.snapshot.rounds:
@@ -224,31 +240,31 @@ def round_plot(book: Book) -> plots.Plot | None:
             stage = row.stage
             borders.append((float(before), book.stage_name(stage)))
         name = f"{book.stage_name(stage)} round {row.version}"
-        points.append(plots.Point(x=before + row.version, y=row.loss, name=name))
-    return plots.loss_plot(points, title="Loss by round", borders=borders[1:])
+        points.append(drawings.Point(x=before + row.version, y=row.loss, name=name))
+    return drawings.loss_plot(points, title="Loss by round", borders=borders[1:])
 
 
-def module_plots(book: Book, name: str) -> list[plots.Plot]:
+def module_plots(book: Book, name: str) -> list[drawings.Plot]:
     """One per stage in which the module has two judged versions."""
     versions = book.by_module.get(name, ())
     found = (_module_plot(book, name, stage, versions) for stage in dict.fromkeys(row.stage for row in versions))
     return [plot for plot in found if plot is not None]
 
 
-def _module_plot(book: Book, name: str, stage: str, versions: Sequence[VersionRow]) -> plots.Plot | None:
+def _module_plot(book: Book, name: str, stage: str, versions: Sequence[VersionRow]) -> drawings.Plot | None:
     points = [
-        plots.Point(x=row.version, y=row.loss_after, name=f"version {row.version}")
+        drawings.Point(x=row.version, y=row.loss_after, name=f"version {row.version}")
         for row in versions
         if row.stage == stage and row.loss_after is not None
     ]
     marks = [
-        plots.Mark(
+        drawings.Mark(
             x=loss.round, kind="lost" if loss.kind == "lost" else "rejected", label=f"round {loss.round}: {loss.kind}"
         )
         for loss in book.losses_of_modules.get(name, ())
         if loss.stage == stage
     ]
-    return plots.loss_plot(points, marks, title=f"Loss by version, stage {book.stage_name(stage)}")
+    return drawings.loss_plot(points, marks, title=f"Loss by version, stage {book.stage_name(stage)}")
 
 
 @cache
@@ -263,12 +279,12 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        {name: getattr(figures, name) for name in ("count", "whole", "size", "loss", "gain", "perplexity", "share")},
-        age=figures.age,
-        span=figures.span,
-        age_exact=figures.age_exact,
-        moment=figures.moment,
-        machine_time=figures.machine_time,
+        {name: getattr(text, name) for name in ("count", "whole", "size", "loss", "gain", "perplexity", "share")},
+        age=text.age,
+        span=text.span,
+        age_exact=text.age_exact,
+        moment=text.moment,
+        machine_time=text.machine_time,
         word=text.word,
         short_digest=text.short_digest,
         short_peer=text.short_peer,

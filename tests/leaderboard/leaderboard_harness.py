@@ -17,11 +17,11 @@ from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Receipt, 
 from dipaco_p2p.protocol.judgement import Judgement, ModuleLoss, PathLoss
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.topology import ModuleId, PathId
+from leaderboard.ledger import Stage
 from leaderboard.model import Snapshot, VersionRow
 from leaderboard.refusals import Refusals
-from leaderboard.rows import StageRows, records_of, stage_rows
-from leaderboard.snapshot import Tables, take_snapshot
-from leaderboard.tables import Stage
+from leaderboard.rows import StageRows, stage_rows
+from leaderboard.snapshot import Inputs, take_snapshot
 
 NOW_S = 1_000_000.0
 COORDINATOR, LEADER, MIRROR, WORKER, STRANGER = (signer(number) for number in (SEED_NUMBER, 1, 2, 3, 9))
@@ -109,10 +109,10 @@ class Bench:
         return [published.version.digest for published in self.stage.chains[MODULE].versions]
 
     def rows(self) -> StageRows:
-        return stage_rows(records_of(self.stage))
+        return stage_rows(self.stage)
 
     def snapshot(self) -> Snapshot:
-        return take_snapshot(Tables(stages=(records_of(self.stage),), refused=self.refused), now_s=NOW_S)
+        return take_snapshot(Inputs(stages=(self.stage,), refused=self.refused), now_s=NOW_S)
 
     def row(self, version: int) -> VersionRow:
         [row] = [row for row in self.rows().versions if (row.module, row.version) == (MODULE, version)]

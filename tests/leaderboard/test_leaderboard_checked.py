@@ -30,7 +30,6 @@ from dipaco_p2p.protocol.judgement import OF_PATH_MAX, TOLERANCE_NATS, Check, Mo
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import PathId
-from leaderboard.database import Database
 from leaderboard.model import LossChecks, Mark
 from leaderboard.refusals import Reason, Refusals
 
@@ -160,8 +159,8 @@ def test_forged_replayed_and_countless_checks_are_refused(judged: Judged) -> Non
 
 
 def test_what_is_kept_in_all_is_bounded(judged: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leaderboard.tables.IN_ALL_MAX", 1)
-    monkeypatch.setattr("leaderboard.tables.REJECTIONS_MAX", 1)
+    monkeypatch.setattr("leaderboard.ledger.IN_ALL_MAX", 1)
+    monkeypatch.setattr("leaderboard.ledger.REJECTIONS_MAX", 1)
     judged.bench.stage.take_checks([judged.check(STRANGER), judged.check(MIRROR)])
     judged.bench.stage.take_rejections(MODULE, [rejection(judged.bench, seed=number) for number in (50, 51)])
     assert judged.bench.refused == {Reason.TOO_MANY: 2}
@@ -270,48 +269,3 @@ def test_a_collector_asks_for_both_and_finds_them_again_in_its_database(tmp_path
         assert stage.rejections == swarm.collector.stages[0].rejections != {}
 
     with_swarm(tmp_path, scenario)
-
-
-# -- what a database remembers
-
-
-def test_a_text_that_was_checked_here_is_not_checked_again_and_any_other_is(
-    judged: Judged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "db.sqlite"
-    judged.take(judged.check(STRANGER))
-    writes = judged.bench.stage.drain()
-    database = Database.open(path)
-    database.write(writes)
-    unsealed: list[str] = []
-    real = Refusals.read
-
-    def read(self: Refusals, kind: Any, item: object) -> Any:
-        unsealed.append(kind.KIND)
-        return real(self, kind, item)
-
-    monkeypatch.setattr(Refusals, "read", read)
-
-    def load() -> tuple[Mark | None, dict[str, int]]:
-        refusals = Refusals()
-        [stage] = database.load(refusals)
-        chain = stage.chains[MODULE]
-        mark = Mark.VERIFIED if chain.final else None
-        assert len(stage.checks) + sum(refusals.counts.values()) >= 1
-        return mark, dict(refusals.counts)
-
-    assert load() == (Mark.VERIFIED, {}) and unsealed == []
-
-    # A row that somebody changed has no print, and no signature either.
-    with database._transaction() as connection:
-        connection.execute("UPDATE witnessed SET sealed = replace(sealed, '\"nats\":120.0', '\"nats\":121.0')")
-    assert load()[1] == {Reason.SIGNATURE: 1} and unsealed == ["check"]
-
-    # A print that was copied to another text, and a database that came without its key, are worth nothing.
-    database.close()
-    path.with_suffix(".key").unlink()
-    unsealed.clear()
-    database = Database.open(path)
-    assert load()[1] == {Reason.SIGNATURE: 1} and {"version", "judgement", "grant", "check"} <= set(unsealed)
-    database.close()
-    assert path.with_suffix(".key").stat().st_mode & 0o077 == 0

@@ -28,9 +28,9 @@ from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 from leaderboard.database import Database
+from leaderboard.ledger import Stage
 from leaderboard.model import Mark
 from leaderboard.refusals import REMEMBERED_MAX, Reason, Refusals
-from leaderboard.tables import Stage
 
 SCRIPT = "<script>alert(1)</script>"
 

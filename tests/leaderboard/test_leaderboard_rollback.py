@@ -15,7 +15,7 @@ from dipaco_p2p.topology import ModuleId
 from leaderboard.model import Mark
 from leaderboard.program import export
 from leaderboard.web.book import Book
-from leaderboard.web.lineage import lineage
+from leaderboard.web.drawings import lineage
 
 ROUNDS, MODULE = 6, ModuleId(1, 0)
 

@@ -4,7 +4,7 @@ the same."""
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -18,18 +18,18 @@ from dipaco_p2p.config import RoundsConfig, RoutingConfig, WarmupConfig
 from dipaco_p2p.node.run import Run
 from leaderboard.collector import Collector
 from leaderboard.database import Database
+from leaderboard.ledger import Stage
 from leaderboard.model import Mark, PathState, Snapshot
 from leaderboard.rebuild import rebuild
 from leaderboard.refusals import Refusals
-from leaderboard.rows import StageRows, records_of, stage_rows
-from leaderboard.tables import Stage
+from leaderboard.rows import StageRows, stage_rows
 
 ROUNDS = 8
 AWAY = range(1, 7)
 """The rounds of the grid in which the second collector is not there: five and more."""
 POLL_S = 0.1
 """A round of this run takes about a second."""
-TABLES = ("heads", "heartbeats", "claims", "path_states", "witnessed", "first_seen", "refused", "heard", "records")
+TABLES = ("heartbeats", "path_states", "witnessed", "first_seen", "refused", "heard", "records")
 
 
 @dataclass
@@ -134,8 +134,17 @@ def stages(path: Path) -> list[Stage]:
         database.close()
 
 
-def derived(path: Path, *, with_observations: bool = False) -> list[StageRows]:
-    return [stage_rows(records_of(stage, with_observations=with_observations)) for stage in stages(path)]
+def observed(path: Path) -> list[StageRows]:
+    return [stage_rows(stage) for stage in stages(path)]
+
+
+def derived(path: Path) -> list[StageRows]:
+    """Without what rests on observations: what remains anybody can have again."""
+    found = []
+    for stage in stages(path):
+        stage.receipts, stage.first_seen, stage.checks, stage.rejections = {}, {}, {}, {}
+        found.append(stage_rows(stage))
+    return [replace(one, versions=tuple(replace(row, cosigners=()) for row in one.versions)) for one in found]
 
 
 def checks_of(path: Path) -> set[object]:
@@ -175,7 +184,7 @@ def test_losses_that_both_volunteers_checked_are_verified(watched: Watched) -> N
     for row in snapshot.rounds:
         assert row.checks is not None and row.checks.differ == 0
         assert (row.checks.mark is Mark.VERIFIED) == ((row.stage, row.version) in whole)
-    late = [row for one in derived(watched.late, with_observations=True) for row in one.checked.rows]
+    late = [row for one in observed(watched.late) for row in one.checked.rows]
     assert {(row.version, row.path, row.peer) for row in late} == {
         (row.version, row.path, row.peer) for row in snapshot.checks
     }
@@ -236,7 +245,7 @@ def test_the_run_was_seen_while_it_went_on(watched: Watched) -> None:
 def test_a_database_that_is_opened_again_shows_the_same(watched: Watched) -> None:
     assert watched.later is not None
     last = watched.snapshots[-1]
-    found = derived(watched.always, with_observations=True)
+    found = observed(watched.always)
     assert tuple(row for one in found for row in one.versions) == last.versions
     assert [row.digest for row in watched.later.versions] == [row.digest for row in last.versions]
 

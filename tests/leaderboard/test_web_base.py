@@ -12,8 +12,7 @@ from web_harness import SMALL, pages_of
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.errors import ConfigError
 from leaderboard.places import check_base
-from leaderboard.web.app import make_app
-from leaderboard.web.guard import HEADERS
+from leaderboard.web.app import HEADERS, make_app
 
 BASE = "/runs/board"
 

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from web_harness import LONGER, SMALL
 
 from dipaco_p2p.errors import ConfigError
-from leaderboard.web.columns import TABLES
+from leaderboard.web.api import API_TABLES
 from leaderboard.web.export import MARKER, export_site
 
 
@@ -72,7 +72,7 @@ def test_the_copy_holds_every_page_of_every_list(copy: Path) -> None:
 
 def test_the_documents_of_the_copy_keep_to_their_schema_and_lead_on(copy: Path) -> None:
     validator = Draft202012Validator(json.loads((copy / "api/v1/schema.json").read_text()))
-    for name in TABLES:
+    for name in API_TABLES:
         rows, following = 0, f"{name}.json"
         while following:
             document = json.loads((copy / "api/v1" / following).read_text())

@@ -11,7 +11,7 @@ from web_harness import LONGER, PAGES, SMALL, newest_judged, pages_of, site
 
 from benchmarks.leaderboard.synthetic import snapshot_of
 from leaderboard.model import Mark
-from leaderboard.web.guard import HEADERS
+from leaderboard.web.app import HEADERS
 
 
 @pytest.mark.parametrize("address", pages_of(SMALL))
@@ -59,7 +59,7 @@ def test_what_is_not_there_is_not_found_and_the_question_is_not_repeated(address
 def test_a_question_without_sense_is_answered_with_what_is_wrong(query: str) -> None:
     with site() as (client, _):
         answer = client.get(f"/versions?{query}")
-    assert answer.status_code == 400 and "That is no question" in answer.text
+    assert answer.status_code == 400 and "Invalid request" in answer.text
 
 
 def test_a_page_behind_the_last_one_is_not_found() -> None:

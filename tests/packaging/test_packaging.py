@@ -76,12 +76,8 @@ def test_the_sdist_has_the_packages_what_builds_them_and_no_tests(sdist: Path) -
     files = {name for name in names if name}
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "constraints.txt"} <= files
     assert expected() <= files
-    strange = [
-        name
-        for name in files
-        if name.startswith(("tests", "benchmarks", "docs", "simulation")) or "__pycache__" in name
-    ]
-    assert strange == []
+    strange = ("tests", "benchmarks", "docs", "simulation")
+    assert [name for name in files if name.startswith(strange) or "__pycache__" in name] == []
 
 
 def test_the_wheel_says_what_it_is(wheel: Path) -> None:

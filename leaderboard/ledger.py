@@ -7,6 +7,7 @@ rebuild call the same methods, so that both make the same tables.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,6 @@ from dipaco_p2p.owner.rejections import OF_ROUND_MAX
 from dipaco_p2p.protocol.documents import (
     Contribution,
     Grant,
-    Manifest,
     ModuleVersion,
     Receipt,
     Rejection,
@@ -42,16 +42,6 @@ REJECTIONS_MAX = 20_000
 
 Write = tuple[str, tuple[Any, ...]]
 """The name of a statement of database.py, and its values; a sealed document stands for its text."""
-
-AnySealed = (
-    Sealed[Check]
-    | Sealed[Contribution]
-    | Sealed[Judgement]
-    | Sealed[Receipt]
-    | Sealed[Rejection]
-    | Sealed[Grant]
-    | Sealed[Manifest]
-)
 
 
 class Stage:
@@ -82,6 +72,14 @@ class Stage:
         """Grows with every change: rows that were made before are still good while it stays."""
         self._writes: list[Write] = []
         self._write(("record", ("manifest", run.id, run.id, "", int(run.is_last_stage), run.sealed)))
+
+    def copy(self) -> Stage:
+        """This stage as it is now, for a thread to read while it goes on."""
+        other = copy.copy(self)
+        other.chains = {module: chain.copy() for module, chain in self.chains.items()}
+        for name in ("contributions", "judgements", "receipts", "checks", "rejections", "grants", "first_seen"):
+            setattr(other, name, dict(getattr(self, name)))
+        return other
 
     def drain(self) -> list[Write]:
         """What is to be written since the last call."""
@@ -281,12 +279,12 @@ class Stage:
                 text = json.dumps({"version": published.id, "peer": peer, "signature": signature})
                 self._witness("cosignature", f"{published.id} {peer}", module, published.version.version, text)
 
-    def cosign(self, module: ModuleId, number: int, said: Mapping[str, Any], *, is_checked: bool = False) -> None:
-        """A cosignature as it was written down; `is_checked` if this program did check it."""
+    def cosign(self, module: ModuleId, number: int, said: Mapping[str, Any]) -> None:
+        """A cosignature as it was written down."""
         versions, peer, signature = self.chains[module].versions, said.get("peer"), said.get("signature")
         published = versions[number - 1] if 0 < number <= len(versions) else None
         if published is not None and published.id == said.get("version") and isinstance(peer, str):
-            if is_checked or is_cosigned(published.sealed, PeerId(peer), signature):
+            if is_cosigned(published.sealed, PeerId(peer), signature):
                 sealed = replace(published.sealed, cosignatures={PeerId(peer): str(signature)})
                 self.chains[module].take([sealed], self.grants)
 
@@ -343,7 +341,7 @@ class Stage:
             for id_ in oldest[: RECEIPTS_MAX // 10]:
                 del self.receipts[id_]
 
-    def _witness(self, kind: str, id_: str, module: ModuleId, number: int, text: str | AnySealed) -> None:
+    def _witness(self, kind: str, id_: str, module: ModuleId, number: int, text: str | Sealed[Any]) -> None:
         self._write(("witness", (kind, id_, self.run.id, str(module), number, text)))
 
     def _write(self, write: Write) -> None:
@@ -357,6 +355,6 @@ def _is_share(document: Contribution, share: Share) -> bool:
     return said == (document.path, document.author, document.base_version, document.tokens)
 
 
-def text_of(sealed: AnySealed | Sealed[ModuleVersion]) -> str:
+def text_of(sealed: Sealed[Any]) -> str:
     """A sealed document as it is stored: canonical JSON."""
     return canonical_bytes(sealed.to_dict()).decode()

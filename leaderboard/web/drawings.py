@@ -1,4 +1,5 @@
-"""Lines of losses as SVG: where everything stands; the templates draw it, and colours come from the style sheet."""
+"""Drawings as SVG: lines of losses, and the graph of a version's lineage. This file says where everything stands; the
+templates draw it, and colours come from the style sheet."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from . import figures
+from ..model import ShareRow, VersionRow
+from . import text
+from .book import Book
 
 WIDTH, HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 14, 30
@@ -29,7 +32,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        return f"{self.name}: {figures.loss(self.y)}"
+        return f"{self.name}: {text.loss(self.y)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +137,8 @@ class _Frame:
 def _about(points: Sequence[Point], marks: Sequence[Mark], best: Point) -> str:
     first, last = points[0], points[-1]
     said = (
-        f"From {figures.loss(first.y)} at {first.name} to {figures.loss(last.y)} at {last.name}; "
-        f"the best is {figures.loss(best.y)} at {best.name}."
+        f"From {text.loss(first.y)} at {first.name} to {text.loss(last.y)} at {last.name}; "
+        f"the best is {text.loss(best.y)} at {best.name}."
     )
     lost, rejected = (sum(mark.kind == kind for mark in marks) for kind in ("lost", "rejected"))
     return said + (f" {lost} contributions lost, {rejected} rejected." if marks else "")
@@ -154,3 +157,104 @@ def _round_steps(low: float, high: float, *, is_whole: bool = False) -> Iterator
     while number * step <= high:
         yield round(number * step, 10)
         number += 1
+
+
+# -- lineage
+
+AROUND = 3
+"""Versions shown before and after the one in question."""
+SHARES_MAX = 12
+"""Contributions drawn of one version; the rest are counted."""
+GRAPH_WIDTH, GRAPH_ROW, TRUNK, BRANCH = 340, 30, 16, 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionNode:
+    """One version on the line."""
+
+    row: VersionRow
+    y: int
+    is_asked: bool
+    """Whether the graph is about this one."""
+    is_parent: bool
+    """Whether a version above names it as its parent; the line ends at the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareNode:
+    """One contribution on its branch, or the count of those that are not drawn."""
+
+    y: int
+    into_y: int
+    share: ShareRow | None
+    more: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Everything at its place."""
+
+    versions: tuple[VersionNode, ...]
+    shares: tuple[ShareNode, ...]
+    height: int
+    width: int = GRAPH_WIDTH
+    trunk: int = TRUNK
+    branch: int = BRANCH
+
+
+def lineage(book: Book, row: VersionRow) -> Graph:
+    """The versions around `row`, and what went into each: one line of versions, the newest at the top, with the
+    contributions of each on a branch that joins it; narrow enough for a phone."""
+    chain = [*reversed(list(_after(book, row))), row, *_before(book, row)]
+    versions, shares, y = [], [], GRAPH_ROW // 2
+    for place, version in enumerate(chain):
+        is_last = place == len(chain) - 1
+        versions.append(VersionNode(row=version, y=y, is_asked=version is row, is_parent=not is_last))
+        into_y, y = y, y + GRAPH_ROW
+        for node in _shares(version, y, into_y):
+            shares.append(node)
+            y += GRAPH_ROW
+    return Graph(versions=tuple(versions), shares=tuple(shares), height=y - GRAPH_ROW // 2)
+
+
+def _after(book: Book, row: VersionRow) -> Iterator[VersionRow]:
+    """Its child in the same module and stage, and that one's."""
+    rows = book.by_module.get(str(row.module), ())
+    for _ in range(AROUND):
+        found = next((each for each in rows if _follows(each, row)), None)
+        if found is None:
+            return
+        yield found
+        row = found
+
+
+def _follows(child: VersionRow, row: VersionRow) -> bool:
+    return child.parent == row.digest and (child.stage, child.version) == (row.stage, row.version + 1)
+
+
+def _before(book: Book, row: VersionRow) -> Iterator[VersionRow]:
+    for _ in range(AROUND):
+        found = _parent(book, row)
+        if found is None:
+            return
+        yield found
+        row = found
+
+
+def _parent(book: Book, row: VersionRow) -> VersionRow | None:
+    """The version that `row` names; for the first one of a later stage, the one with the same parameters before it."""
+    if not row.parent:
+        return next((each for each in book.same(row) if each.version), None)
+    before = (each for each in book.by_module.get(str(row.module), ()) if _follows(row, each))
+    if (found := next(before, None)) is not None:  # by its place: a rollback has the digest of an earlier version
+        return found
+    begun = (each for each in book.begun.get(row.parent, ()) if each.module == row.module and _follows(row, each))
+    return next(begun, None) or book.by_digest.get(row.parent)
+
+
+def _shares(version: VersionRow, y: int, into_y: int) -> Iterator[ShareNode]:
+    shown = version.shares[:SHARES_MAX]
+    for place, share in enumerate(shown):
+        yield ShareNode(y=y + place * GRAPH_ROW, into_y=into_y, share=share)
+    if more := len(version.shares) - len(shown):
+        yield ShareNode(y=y + len(shown) * GRAPH_ROW, into_y=into_y, share=None, more=more)

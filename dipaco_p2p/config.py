@@ -22,7 +22,7 @@ OLDER_HINT = f"it is older; install the version that its coordinator names, such
 PREFIX_TOKENS = 32
 """A document is routed by its first 32 tokens, and these count in no evaluation (DiPaCo section 2.4)."""
 COUNT_BUCKETS_MAX = 1024
-"""Where routers count tokens, a larger vocabulary shares so many buckets: a router has a weight for each and path."""
+"""Where routers count tokens, a larger vocabulary shares this many buckets: each costs one weight per path."""
 UPLINKS = ("int8", "int4", "top128")
 """The codecs (core/outer/compress.py) that outer gradients may be sent in."""
 DOWNLINKS = ("int8", "int4")

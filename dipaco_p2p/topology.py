@@ -32,7 +32,7 @@ class ModuleId:
         """The inverse of `str`; raises ConfigError."""
         match = re.fullmatch(rf"L({_INDEX})\.M({_INDEX})", text)
         if match is None:
-            raise ConfigError(f"`{text}` is no module", hint="a module is written like `L1.M3`")
+            raise ConfigError(f"`{text}` is not a module", hint="a module is written like `L1.M3`")
         return cls(int(match[1]), int(match[2]))
 
 
@@ -49,7 +49,7 @@ class PathId:
     def parse(cls, text: str) -> PathId:
         """The inverse of `str`; raises ConfigError."""
         if re.fullmatch(rf"P{_INDEX}(-{_INDEX}){{0,31}}", text) is None:
-            raise ConfigError(f"`{text}` is no path", hint="a path is written like `P0-1-1`, one index per level")
+            raise ConfigError(f"`{text}` is not a path", hint="a path is written like `P0-1-1`, one index per level")
         return cls(tuple(int(part) for part in text[1:].split("-")))
 
     def modules(self) -> tuple[ModuleId, ...]:

@@ -1,4 +1,4 @@
-"""Who should own a module: a leader and its mirrors. Rendezvous hashing ranks the live peers; who is in stays.
+"""Who should own a module: a leader and its mirrors, by rendezvous hashing; current members keep their seats.
 
 - A newcomer fills a gap, it does not displace: moving a module costs more than an uneven spread.
 - Of a group whose leader is gone a mirror takes over, since it has everything; whoever else may, if none of it lives.

@@ -121,4 +121,4 @@ def require_digest(*texts: str) -> None:
     """Raise ConfigError for what has not the form of a digest."""
     for text in texts:
         if not is_digest(text):
-            raise ConfigError(f"`{text[:80]}` is no digest")
+            raise ConfigError(f"`{text[:80]}` is not a digest")

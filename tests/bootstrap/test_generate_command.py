@@ -183,7 +183,7 @@ def test_only_one_path_and_the_model_that_routes_are_read(served: Served, monkey
         ({"every": 16, "path": "P0-0-0"}, "nothing is left to route"),
         ({"path": "P0-2-0"}, "has no path P0-2-0"),
         ({"path": "P0-0"}, "has no path P0-0"),
-        ({"path": "0-0"}, "`0-0` is no path"),
+        ({"path": "0-0"}, "`0-0` is not a path"),
         ({"version": 4}, "has no version 4 yet: its newest is 3"),
         ({"prompt": ""}, "the prompt is empty"),
     ],

@@ -103,7 +103,7 @@ def test_every_kind_of_field_is_read() -> None:
         ({"spares": [{}, {"size": 9}]}, "`size` in spares of the shed, item 2 is 9, but must be from 10 to 36"),
         ({"marks": [1, "2"]}, "`marks` in the shed, item 2 must be a whole number, not `2`"),
         ({"marks": [1, 10]}, "`marks` in the shed is 10, but must be from 0 to 9"),
-        ({"route": "Q0"}, "`Q0` is no path"),
+        ({"route": "Q0"}, "`Q0` is not a path"),
         ({"route": {"indices": [0, 1]}}, "`route` in the shed must be a text, not a table"),
         ({"route": 0}, "`route` in the shed must be a text, not `0`"),
         ({"trailer": {"size": 9}}, "`size` in trailer of the shed is 9, but must be from 10 to 36"),

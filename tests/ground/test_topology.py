@@ -89,7 +89,7 @@ def test_any_path_within_the_limits_of_its_text_reads_back(indices: tuple[int, .
     + ["L01.M1", "L1.M01", "L\u0661.M1", "L1.M\u00b2", "P0-1"],
 )
 def test_what_is_no_module_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no module"):
+    with pytest.raises(ConfigError, match="is not a module"):
         ModuleId.parse(text)
 
 
@@ -99,7 +99,7 @@ def test_what_is_no_module_is_refused(text: str) -> None:
     + ["P00-1", "P0-01", "P\u0660-1", "L1.M1"],
 )
 def test_what_is_no_path_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no path"):
+    with pytest.raises(ConfigError, match="is not a path"):
         PathId.parse(text)
 
 

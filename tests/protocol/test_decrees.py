@@ -70,7 +70,7 @@ def test_a_decree_comes_back_from_the_wire_and_is_small(act: str) -> None:
         ({"act": "pardon"}, "act"),
         ({"number": 0}, "number"),
         ({"number": DECREES_MAX + 1, "previous": digest(b"x")}, "number"),
-        ({"number": 2, "previous": ""}, "no digest"),
+        ({"number": 2, "previous": ""}, "not a digest"),
         ({"previous": digest(b"x")}, "none before it"),
         ({"reason": ""}, "needs a reason"),
         ({"reason": "x" * (REASON_CHARS_MAX + 1)}, "characters"),
@@ -81,7 +81,7 @@ def test_a_decree_comes_back_from_the_wire_and_is_small(act: str) -> None:
         ({"act": "ban", "peer": "nobody"}, "not an Ed25519"),
         ({"act": "ban", "peer": str(COORDINATOR.peer)}, "itself"),
         ({"act": "rollback", "stage": RUN, "module": str(MODULE), "to": 2, "after": 2}, "before its newest"),
-        ({"act": "rollback", "module": str(MODULE), "to": 1, "after": 2}, "no digest"),
+        ({"act": "rollback", "module": str(MODULE), "to": 1, "after": 2}, "not a digest"),
         ({"act": "rollback", "stage": RUN, "to": 1, "after": 2}, "names a module"),
     ],
 )

@@ -239,7 +239,7 @@ def test_a_manifest_of_another_admission_is_refused() -> None:
 
 def test_a_blob_is_named_by_its_bytes() -> None:
     assert BlobRef.of(b"bytes") == BlobRef(digest=digest(b"bytes"), size=5)
-    with pytest.raises(ConfigError, match="no digest"):
+    with pytest.raises(ConfigError, match="not a digest"):
         BlobRef(digest="abc", size=5)
 
 

@@ -80,7 +80,7 @@ def choose(wanted: str, device: str, *, step_s: float | None, steps_left: int) -
 
 
 def repays(compiling: Compiling, *, step_s: float, steps_left: int) -> tuple[bool, str]:
-    """Whether so many steps repay compiling, and why."""
+    """Whether this many steps repay compiling, and why."""
     saved_s = steps_left * step_s * (1 - 1 / compiling.gain)
     left = f"{steps_left} steps of {1000 * step_s:.0f} ms are left"
     if saved_s < REPAYS * compiling.takes_s:

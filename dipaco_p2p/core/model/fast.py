@@ -131,7 +131,7 @@ def _through(block: Any, hidden_BTD: Tensor, rope: Rope) -> Tensor:
 
 
 def _products(normed_BTD: Tensor, *layers: Any) -> Sequence[Tensor]:
-    """What each layer makes of the same values, by one product, whose ways back are single ones too."""
+    """What each layer makes of the same values: fused, so that the backward pass is one product as well."""
     joined = F.linear(normed_BTD, torch.cat([layer.weight for layer in layers]))
     return joined.chunk(len(layers), dim=-1)
 

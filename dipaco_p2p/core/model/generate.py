@@ -28,7 +28,7 @@ from .transformer import PathModel, rope_tables
 class Sampler:
     """Picks tokens from logits; the same seed and logits give the same tokens on every machine.
 
-    `temperature` 0 takes the likeliest token; `top_k` leaves only so many of the likeliest, 0 all.
+    `temperature` 0 takes the likeliest token; `top_k` keeps only that many of the likeliest tokens, 0 all of them.
     """
 
     def __init__(self, *, temperature: float = 0.8, top_k: int = 0, seed: int = 0) -> None:

@@ -149,7 +149,7 @@ def _check(value: Array, kind: str, key: str, *, shape: tuple[int, ...]) -> None
     """Raise IntegrityError for what no AdamW leaves behind: the state may come from another volunteer."""
     if kind == "step":
         if value.dtype != np.int64 or value.shape or value < 0:
-            raise IntegrityError(f"`{key}` of an optimizer state is no count of steps")
+            raise IntegrityError(f"`{key}` of an optimizer state is not a count of steps")
         return
     if value.dtype != np.float32 or value.shape != shape:
         raise IntegrityError(f"`{key}` of an optimizer state has the shape {value.shape} of {value.dtype}")

@@ -26,7 +26,7 @@ CHUNK = 4096
 KEPT = 128
 LOW_BITS = 5
 GROUP = CHUNK // KEPT
-"""Of so many values one is kept."""
+"""One value in this many is kept."""
 LEVELS = 2
 assert GROUP == 1 << LOW_BITS
 

@@ -1,6 +1,6 @@
 """Which cluster gets which place in the grid: paths that share modules should read similar text.
 
-k-means numbers its clusters by the lot, but in a grid the numbers decide who shares: with four clusters of two
+k-means numbers its clusters arbitrarily, but in a grid the numbers decide who shares: with four clusters of two
 languages on 2x2 it is chance whether a first-level module serves one language or both. The cost of an arrangement is
 the sum over pairs of paths of (values they share) x (squared distance of their clusters); a better one is sought by
 swapping pairs.

@@ -31,7 +31,7 @@ CHOICE_MAX = 4096
 RUNS = 50
 """Runs of neighbouring rows that are held out as a whole: rows of one document must not be on both sides."""
 HELD_OUT = 5
-"""One in so many runs is held out."""
+"""One run in this many is held out."""
 ITERATIONS = 40
 TOLERANCE = 1e-5
 """Gain in nats a step, or greatest partial derivative, at which a fit ends before ITERATIONS."""

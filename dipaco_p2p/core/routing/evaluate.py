@@ -79,7 +79,7 @@ def decode_scores(data: bytes, *, count: int, context: int) -> Floats:
     if nats is None or nats.dtype != np.float32 or nats.shape != shape:
         raise IntegrityError(f"scores that are not float32 values of shape {shape}")
     if not np.isfinite(nats).all() or (nats < 0).any():
-        raise IntegrityError("scores that are no losses")
+        raise IntegrityError("scores that cannot be losses")
     return nats
 
 

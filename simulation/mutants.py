@@ -20,7 +20,6 @@ from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.mandates import Mandates
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
-from dipaco_p2p.owner import intake
 from dipaco_p2p.owner import version as recompute
 from dipaco_p2p.owner.chain import ModuleChain
 from dipaco_p2p.owner.intake import Intake
@@ -212,14 +211,14 @@ def path_not_checked(patches: Patches) -> None:
 
 @mutant("norm check skipped", faults=HOSTILE)
 def norm_check_skipped(patches: Patches) -> None:
-    patches.replace(intake, "judge_norm", _always(ADMITTED))
+    patches.replace(admission, "judge_norm", _always(ADMITTED))
     patches.replace(Intake, "clip_norm", _always(None))
 
 
 @mutant("NaN check skipped", faults=HOSTILE)
 def nan_check_skipped(patches: Patches) -> None:
     patches.replace_everywhere("check_scales", codec.check_scales, lambda scales: None)
-    patches.replace(intake, "judge_norm", _always(ADMITTED))
+    patches.replace(admission, "judge_norm", _always(ADMITTED))
 
 
 # -- rounds and averages

@@ -15,6 +15,7 @@ import contextlib
 import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from ..core.arrays import Floats, tree_norm
 from ..core.outer.compress import norm
@@ -22,7 +23,8 @@ from ..errors import IntegrityError, Refused
 from ..node.ledger import Ledger
 from ..node.run import Run
 from ..node.store import Store
-from ..protocol.admission import NORM_HISTORY, NORM_SAMPLES_MIN, AdmissionRules, Verdict, judge, judge_norm
+from ..protocol.admission import NORM_HISTORY, NORM_SAMPLES_MIN, AdmissionRules, judge
+from ..protocol.decrees import Decreed
 from ..protocol.documents import Contribution, Receipt, Sealed, seal
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, Signer
@@ -32,7 +34,19 @@ from .version import Admitted, order, read_payload, stored
 CLIP_MULTIPLE = 3.0
 """Contributions count with at most this many times the running median norm of their module."""
 
+NOTHING = Decreed()
+
 Key = tuple[PeerId, PathId, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a payload says about itself."""
+
+    norm: float
+    """Of the outer gradient."""
+    params_norm: float | None
+    """Of the parameters that it would change; None where the norms of others are the measure."""
 
 
 class Intake:
@@ -54,26 +68,37 @@ class Intake:
             for share in sealed.document.shares:
                 self._contributed[share.peer, share.path, share.base_version] = share.contribution
 
-    def judge(self, sender: PeerId, sealed: Sealed[Contribution]) -> None:
-        """Everything that can be said without the payload; raises Refused with the reason."""
-        if sealed.id not in self._ledger.counted:
-            _require(judge(sealed.document, sender=sender, contribution_id=sealed.id, rules=self._rules(sealed.id)))
+    def judge(
+        self,
+        sender: PeerId,
+        sealed: Sealed[Contribution],
+        *,
+        decreed: Decreed = NOTHING,
+        measured: Measured | None = None,
+    ) -> None:
+        """Raise Refused with the reason if it may not count; without `measured`, for what can be said without the
+        payload. `decreed` is not asked of what is admitted or counted: its receipt is a promise."""
+        if sealed.id in self._ledger.counted:
+            return
+        rules = self._rules(sealed.id)
+        if not self.has(sealed.id):
+            rules = replace(rules, decreed=decreed)
+        if measured is not None:
+            rules = replace(rules, norms=tuple(self._norms), params_norm=measured.params_norm)
+        norm = None if measured is None else measured.norm
+        verdict = judge(sealed.document, sender=sender, contribution_id=sealed.id, rules=rules, norm=norm)
+        if verdict.reason is not None:
+            raise Refused(verdict.detail, reason=verdict.reason)
 
-    def measure(self, sealed: Sealed[Contribution], params: Floats) -> tuple[bytes, float]:
-        """The payload, and the norm of the outer gradient in it.
-
-        Raises PayloadLost, and Refused for what is malformed or out of proportion to `params`.
-        """
+    def measure(self, sealed: Sealed[Contribution], params: Floats) -> tuple[bytes, Measured]:
+        """The payload, and what only it can say. Raises PayloadLost, and Refused for what is malformed."""
         payload = read_payload(self._store, sealed)
         try:
             length = norm(self._run.read_contribution(payload, self._ledger.module))
         except IntegrityError as error:
             raise Refused(str(error), reason=Reason.MALFORMED) from None
-        norms = list(self._norms)
-        if len(norms) < NORM_SAMPLES_MIN:
-            norms = [tree_norm(params)] * NORM_SAMPLES_MIN
-        _require(judge_norm(length, norms))
-        return payload, length
+        has_norms = len(self._norms) >= NORM_SAMPLES_MIN
+        return payload, Measured(norm=length, params_norm=None if has_norms else tree_norm(params))
 
     @contextlib.contextmanager
     def arriving(self, sealed: Sealed[Contribution]) -> Iterator[None]:
@@ -176,8 +201,3 @@ def receipt_for(
 def _key(sealed: Sealed[Contribution]) -> Key:
     document = sealed.document
     return document.author, document.path, document.base_version
-
-
-def _require(verdict: Verdict) -> None:
-    if verdict.reason is not None:
-        raise Refused(verdict.detail, reason=verdict.reason)

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Collection, Coroutine
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,7 @@ from ..protocol.rounds import Entry, OpenRound, Round
 from ..protocol.signing import PeerId
 from ..protocol.versions import Branch, Known
 from .chain import ModuleChain
-from .intake import Intake, receipt_for
+from .intake import Intake, Measured, receipt_for
 from .replication import Replication
 from .rollback import due, undo
 from .takeover import Takeover
@@ -143,10 +144,16 @@ class Leader:
     # -- what trainers ask
 
     async def contribute(
-        self, sender: PeerId, sealed: Sealed[Contribution], *, is_forwarded: bool = False
+        self, sender: PeerId, sealed: Sealed[Contribution], *, is_forwarded: bool = False, is_promised: bool = False
     ) -> Sealed[Receipt]:
-        """Admit a contribution whose payload is uploaded; raises Refused with the reason. Idempotent."""
-        self._judge(sender, sealed)
+        """Admit a contribution whose payload is uploaded; raises Refused with the reason. Idempotent.
+
+        `is_forwarded`: not by its author; `is_promised`: by a peer that may have given a receipt for it."""
+        self._require_leading()
+        decreed = self._node.decrees.state
+        if is_promised:  # a ban takes back no receipt
+            decreed = replace(decreed, banned={})
+        self._intake.judge(sender, sealed, decreed=decreed)
         holders: tuple[PeerId, ...] = (self._node.peer,)
         if not self._intake.has(sealed.id):
             with self._intake.arriving(sealed):
@@ -159,9 +166,6 @@ class Leader:
         self._node.history.add("receipt_signed", module=str(self.module), id=sealed.id, round=receipt.document.round)
         reach("owner: receipt signed, not sent")
         return receipt
-
-    def has(self, contribution: str) -> bool:
-        return self._intake.has(contribution)
 
     async def versions_after(self, known: Known, *, wait_s: float) -> list[Sealed[ModuleVersion]]:
         """What follows `known`, as far as it is published; waits up to `wait_s` seconds for there to be something.
@@ -188,23 +192,21 @@ class Leader:
         if not self.is_leading:
             raise Refused(f"{self.module} is not led here any more", reason=Reason.NOT_LEADER)
 
-    def _judge(self, sender: PeerId, sealed: Sealed[Contribution]) -> None:
-        self._require_leading()
-        self._intake.judge(sender, sealed)
-
     async def _receive(self, sender: PeerId, sealed: Sealed[Contribution]) -> tuple[PeerId, ...]:
         """Measure it, keep it, admit it; who holds it."""
         try:
-            payload, norm = await self._measure(sealed)
+            payload, measured = await self._measure(sealed)
         except PayloadLost:
             raise Refused("upload the payload first", reason=Reason.PAYLOAD_MISSING) from None
+        self._intake.judge(sender, sealed, measured=measured)
         holders = await self._keep(sealed, payload)
         async with self._lock:
-            self._judge(sender, sealed)  # the round may have closed meanwhile
-            self._admit(sealed, norm)
+            self._require_leading()
+            self._intake.judge(sender, sealed)  # the round may have closed meanwhile
+            self._admit(sealed, measured.norm)
         return holders
 
-    async def _measure(self, sealed: Sealed[Contribution]) -> tuple[bytes, float]:
+    async def _measure(self, sealed: Sealed[Contribution]) -> tuple[bytes, Measured]:
         assert self._state is not None
         async with self._node.admitting:
             return await asyncio.to_thread(self._intake.measure, sealed, self._state.params)
@@ -427,15 +429,16 @@ class Leader:
         try:
             self._intake.judge(sealed.document.author, sealed)
             try:
-                _, norm = await self._measure(sealed)
+                _, measured = await self._measure(sealed)
             except PayloadLost:
                 await self._chain.recover_payload(sealed)
-                _, norm = await self._measure(sealed)
+                _, measured = await self._measure(sealed)
+            self._intake.judge(sealed.document.author, sealed, measured=measured)
         except (Refused, PayloadLost) as error:
             log.warning("%s: cannot take over %s: %s", self.module, sealed.id[:8], error)
             self._chain.expire(sealed, str(error.reason if isinstance(error, Refused) else Reason.PAYLOAD_LOST))
         else:
-            self._admit(sealed, norm)
+            self._admit(sealed, measured.norm)
 
 
 def told_round(open_: Round, head: ModuleVersion, *, published: int, deadline_s: float) -> OpenRound:

@@ -19,7 +19,6 @@ from ..node.calls import (
 from ..node.items import Page, items_reply
 from ..node.node import Member
 from ..node.shardings import learn_attached
-from ..protocol.admission import judge_decreed
 from ..protocol.documents import Contribution, ModuleVersion, Receipt, Rejection, Sealed
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
@@ -62,7 +61,6 @@ class ModuleCalls:
         sealed = request.contribution
         owner = self._owner_of(sealed.document.module)
         with self._noting(sealed):
-            self._require_decreed(owner, sealed)
             return Receipted(receipt=await owner.contribute(sender, sealed))
 
     async def _on_forward(self, sender: PeerId, request: Forward) -> Receipted:
@@ -72,15 +70,9 @@ class ModuleCalls:
         owner = self._owner_of(sealed.document.module)
         known = self._node.mandates.peers(owner.module)
         with self._noting(sealed):  # who owned the module keeps what has a receipt, which a ban does not take back
-            self._require_decreed(owner, sealed, is_promised=sender in known)
-            return Receipted(receipt=await owner.contribute(sealed.document.author, sealed, is_forwarded=True))
-
-    def _require_decreed(self, owner: Leader, sealed: Sealed[Contribution], *, is_promised: bool = False) -> None:
-        """Raise Refused for a new one whose author is banned, and for any while the run is frozen."""
-        verdict = judge_decreed(sealed.document.author, self._node.decrees.state)
-        is_excused = owner.has(sealed.id) or (is_promised and verdict.reason is Reason.BANNED)
-        if verdict.reason is not None and not is_excused:
-            raise Refused(verdict.detail, reason=verdict.reason)
+            author, is_promised = sealed.document.author, sender in known
+            receipt = await owner.contribute(author, sealed, is_forwarded=True, is_promised=is_promised)
+            return Receipted(receipt=receipt)
 
     @contextlib.contextmanager
     def _noting(self, sealed: Sealed[Contribution]) -> Iterator[None]:

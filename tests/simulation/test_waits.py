@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from scenes import Scene, scene
 
 from dipaco_p2p.node.node import CALL_TIMEOUT_S
 from dipaco_p2p.node.watch import Watch
-from dipaco_p2p.owner import intake
+from dipaco_p2p.protocol import admission
 from dipaco_p2p.protocol.admission import ADMITTED, Verdict
 from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.reasons import Reason
@@ -104,7 +105,7 @@ def test_a_round_that_has_refused_all_there_was_is_trained_again(
     """Who was refused believed its part to be done, and waited for the next version; the leader waited for anything."""
     left = [3]
 
-    def judge_norm(length: float, norms: list[float]) -> Verdict:
+    def judge_norm(norm: float, history: Sequence[float], *, params_norm: float | None) -> Verdict:
         if left[0] > 0:
             left[0] -= 1
             return Verdict(Reason.NORM, "a test says so")
@@ -112,7 +113,7 @@ def test_a_round_that_has_refused_all_there_was_is_trained_again(
 
     async def script(world: Scene) -> None:
         await eventually(lambda: all(world.said(each, "round") for each in world.volunteers), limit_s=60)
-        monkeypatch.setattr(intake, "judge_norm", judge_norm)
+        monkeypatch.setattr(admission, "judge_norm", judge_norm)
         await world.is_over()
 
     world = scene(tmp_path, script, rounds=4, volunteers=2)

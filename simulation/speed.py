@@ -13,7 +13,7 @@ from typing import Any, cast
 from unittest import mock
 
 from dipaco_p2p.canonical import canonical_bytes
-from dipaco_p2p.core import threads as cores
+from dipaco_p2p.core import arrays
 from dipaco_p2p.protocol import documents, liveness, records, signing, versions
 from dipaco_p2p.protocol.documents import Sealed
 from dipaco_p2p.protocol.records import Record
@@ -27,7 +27,9 @@ PROGRAMS = ("dipaco_p2p.", "peers.", "bootstrap.")
 def remembered_signatures() -> Iterator[None]:
     """Check every signature, and read every record and its body, once while the block runs."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(cores, "CORES_MAX", 1))  # threads for a few numbers take longer than work
+        stack.enter_context(
+            mock.patch.object(arrays, "CORES_MAX", 1)
+        )  # threads for a few numbers take longer than work
         signed: set[tuple[PeerId, str, bytes, str]] = set()
         stack.enter_context(mock.patch.object(Signer, "sign", _remembered_sign(Signer.sign, signed)))
         _replace(stack, "verify", signing.verify, _remembered_verify(signing.verify, signed))

@@ -1,14 +1,20 @@
-"""Array types of the core, and the one float norm that gives the same bits on every machine.
+"""Array types of the core, the one float norm that gives the same bits on every machine, and work on several cores.
 
-Rule: whatever owners must agree on uses element-wise ufuncs only. `np.sum` and BLAS add in an order that depends on
+Rule 1: whatever owners must agree on uses element-wise ufuncs only. `np.sum` and BLAS add in an order that depends on
 the machine's vector width, so they are not used for it.
+Rule 2: the number of threads never changes a result: each call of `spread` works on a part of its own, and the results
+come back in the order of the items. Plain threads are enough, since numpy and hashing release the interpreter.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
-from typing import Any
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +24,15 @@ Floats = npt.NDArray[np.float32]
 
 Array = npt.NDArray[Any]
 
+T = TypeVar("T")
+P = TypeVar("P")
+
 CHUNK = 1 << 14
 """Values that `tree_norm` adds at a time."""
+CORES_MAX = 2
+NICENESS = 10
+"""Of the threads, where each may have its own (Linux): a trainer on the same machine comes first, and yet no version
+has to wait for the trainer."""
 
 
 def tree_norm(values: Floats) -> float:
@@ -52,3 +65,29 @@ def _sums(values: Floats, counts: Sequence[int], start: int, stop: int) -> npt.N
 
 def _half(count: int) -> int:
     return (count + 1) // 2
+
+
+def spread(work: Callable[[P], T], items: Sequence[P]) -> list[T]:
+    """`work` of each, on as many cores as there may be; raises what the first that fails raises."""
+    threads = min(CORES_MAX, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else CORES_MAX)
+    if threads < 2 or len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(threads, initializer=_give_way) as pool:
+        return list(pool.map(work, items))
+
+
+def _give_way() -> None:
+    if sys.platform == "linux":
+        us = 0  # there: the thread that calls
+        with contextlib.suppress(OSError):  # whoever is nicer already may not become less so
+            os.setpriority(os.PRIO_PROCESS, us, max(NICENESS, os.getpriority(os.PRIO_PROCESS, us)))
+
+
+def at_once(*works: Callable[[], T]) -> list[T]:
+    """Each of `works`, side by side."""
+    return spread(lambda work: work(), works)
+
+
+def spans(size: int, length: int) -> list[slice]:
+    """All places of a vector (size,), `length` at a time."""
+    return [slice(start, min(start + length, size)) for start in range(0, size, length)]

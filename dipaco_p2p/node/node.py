@@ -21,8 +21,7 @@ from .decrees import Decrees
 from .mandates import Mandates
 from .presence import Presence
 from .run import Run
-from .store import Store
-from .uploads import Uploads
+from .store import Store, Uploads
 from .watch import Watch
 
 CALL_TIMEOUT_S = 20.0

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..canonical import Parts
-from ..core.arrays import Floats
+from ..core.arrays import Floats, at_once
 from ..core.model.layout import module_parts
 from ..core.outer import outer_step as outer
 from ..core.outer.codec import Compressed
 from ..core.outer.compress import compressed_parts
 from ..core.outer.outer_step import OuterState, state_parts
-from ..core.threads import at_once
 from ..errors import IntegrityError
 from ..node.run import Run
 from ..node.store import Store

@@ -8,13 +8,13 @@ import threading
 
 import pytest
 
-from dipaco_p2p.core import threads as cores
-from dipaco_p2p.core.threads import NICENESS, at_once, spans, spread
+from dipaco_p2p.core import arrays
+from dipaco_p2p.core.arrays import NICENESS, at_once, spans, spread
 
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_what_is_spread_comes_back_in_order(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr(cores, "CORES_MAX", most)
+    monkeypatch.setattr(arrays, "CORES_MAX", most)
     assert spread(lambda number: number**2, range(100)) == [number**2 for number in range(100)]
     assert at_once(lambda: "one", lambda: "two", lambda: "three") == ["one", "two", "three"]
     assert spread(str, []) == []

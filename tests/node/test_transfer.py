@@ -14,8 +14,8 @@ from virtual_time import play
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import BlobMissing, Refused
 from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.store import UNFINISHED_UPLOADS_MAX, UNUSED_UPLOADS_MAX, Uploads
 from dipaco_p2p.node.transfer import fetch, send, serve_store
-from dipaco_p2p.node.uploads import UNFINISHED_UPLOADS_MAX, UNUSED_UPLOADS_MAX, Uploads
 from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.blobs.blobs import RANGE_BYTES
@@ -180,7 +180,7 @@ def test_a_flood_of_unfinished_uploads_makes_room_for_itself_only(tmp_path: Path
 
 
 def test_finished_uploads_of_all_senders_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dipaco_p2p.node.uploads.UNUSED_UPLOADS_IN_ALL_MAX", 5)
+    monkeypatch.setattr("dipaco_p2p.node.store.UNUSED_UPLOADS_IN_ALL_MAX", 5)
 
     async def scene(one: Member, other: Member, uploads: Uploads) -> None:
         await send(other, other.peer, b"theirs")

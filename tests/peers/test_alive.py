@@ -14,7 +14,7 @@ from virtual_time import end, eventually, play
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.node.node import Member
-from dipaco_p2p.node.uploads import Uploads
+from dipaco_p2p.node.store import Uploads
 from dipaco_p2p.protocol.claims import ClaimEvent, ranking, taking_part
 from dipaco_p2p.protocol.rounds import Standing
 from dipaco_p2p.topology import ModuleId, PathId
@@ -298,7 +298,7 @@ def test_a_slow_uplink_keeps_its_claim(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_push_tells_of_every_part_that_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dipaco_p2p.swarm.blobs.range_size.RANGE_BYTES", 64)
+    monkeypatch.setattr("dipaco_p2p.swarm.blobs.blobs.RANGE_BYTES", 64)
 
     async def scenario() -> None:
         async with World(tmp_path, config=tiny_config(rounds=9)) as world:
@@ -316,7 +316,7 @@ def test_a_push_tells_of_every_part_that_arrived(tmp_path: Path, monkeypatch: py
 def test_a_receiver_knows_who_is_sending_and_forgets_who_has_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dipaco_p2p.node.uploads.SENDERS_MAX", 2)
+    monkeypatch.setattr("dipaco_p2p.node.store.SENDERS_MAX", 2)
 
     async def scenario() -> None:
         async with World(tmp_path) as world:

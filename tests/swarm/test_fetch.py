@@ -15,9 +15,16 @@ from dipaco_p2p.errors import BlobMissing
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.blobs.bandwidth import CUT_BYTES_MIN, MBIT_BYTES, Line
-from dipaco_p2p.swarm.blobs.blobs import send_blob, serve_blobs, serve_uploads
+from dipaco_p2p.swarm.blobs.blobs import (
+    RANGE_BYTES,
+    RANGE_BYTES_MIN,
+    SLOW_S,
+    pace_of,
+    send_blob,
+    serve_blobs,
+    serve_uploads,
+)
 from dipaco_p2p.swarm.blobs.fetch import HOLDERS_AT_ONCE, KEEP_EVERY_S, LATE_S, Holders, fetch_blob
-from dipaco_p2p.swarm.blobs.range_size import RANGE_BYTES, RANGE_BYTES_MIN, SLOW_S, pace_of
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from simulation.virtual_time import VirtualClock, play
 

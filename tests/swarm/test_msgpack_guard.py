@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dipaco_p2p.swarm.hivemind.msgpack_guard import is_modest
+from dipaco_p2p.swarm.hivemind.guard import is_modest
 
 ITEMS = 200
 SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.swarm.blobs.range_size import PEERS_MAX, RANGE_BYTES, RANGE_BYTES_MIN, SLOW_S, Pace
+from dipaco_p2p.swarm.blobs.blobs import PEERS_MAX, RANGE_BYTES, RANGE_BYTES_MIN, SLOW_S, Pace
 
 PEER = Signer(bytes([1]) * 32).peer
 

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import IntegrityError
-from ..arrays import Array, Floats
-from ..threads import spans, spread
+from ..arrays import Array, Floats, spans, spread
 from .codec import SCALE_MIN, Codec, Compressed, check_range, check_scales, take
 
 BLOCK = 256

@@ -27,8 +27,7 @@ from ...protocol.signing import PeerId, short
 from ..api import Swarm
 from ..calls import Range, ReadBlob
 from .bandwidth import CUT_BYTES_MIN
-from .blobs import OnProgress
-from .range_size import RANGE_BYTES, SLOW_S, pace_of
+from .blobs import RANGE_BYTES, SLOW_S, OnProgress, pace_of
 
 HOLDERS_AT_ONCE = 4
 IN_FLIGHT_MAX = 4

@@ -1,7 +1,7 @@
 """Our node of the Kademlia DHT: hivemind's, with bounds on what strangers may ask of it, send it and leave with it.
 
 Traps in hivemind 1.1.12 that are designed around, each of them found by an attack (tests/hostile):
-- whatever a peer sends is unpacked before anything is checked (`modest.py` says what that can do);
+- whatever a peer sends is unpacked before anything is checked (guard.py says what that can do);
 - a request may name any number of keys, and each costs a walk through the routing table;
 - one bad entry in an answer makes the whole answer void, and one that claims to live for ever ends the search;
 - a refused write may shorten the life of what is stored, and a plain value may oust a dictionary;
@@ -29,8 +29,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from ...protocol.records import RECORD_BYTES_MAX
-from .guard import RecordGuard
-from .msgpack_guard import is_modest
+from .guard import RecordGuard, is_modest
 
 REPLICAS = 5
 RPC_TIMEOUT_S = 3.0

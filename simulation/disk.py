@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dipaco_p2p.program import files
-from dipaco_p2p.program.faults import reach
-from dipaco_p2p.program.files import Disk
+from dipaco_p2p.program.files import Disk, reach
 
 from .virtual_time import WHO
 

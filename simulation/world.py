@@ -18,7 +18,7 @@ from typing import Any
 from bootstrap.folder import write_stage
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.program import faults
+from dipaco_p2p.program.files import listening
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.memory import MemoryNetwork
 
@@ -204,7 +204,7 @@ def perform(world: World, *, with_log: bool = False) -> None:
     """Play the run of a world that is ready."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(installed(world.disk))
-        stack.enter_context(faults.listening(world.reached))
+        stack.enter_context(listening(world.reached))
         stack.enter_context(observed(world))
         stack.enter_context(logged(world, logging.INFO if with_log else logging.ERROR))
         stack.enter_context(_without_collector())

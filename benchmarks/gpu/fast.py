@@ -33,8 +33,8 @@ from benchmarks.trainer.utilisation import (
     peak_flops,
 )
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
-from dipaco_p2p.core.model.fast import head_loss
-from dipaco_p2p.core.model.optimizer import make_optimizer
+from dipaco_p2p.core.model.engine import head_loss
+from dipaco_p2p.core.model.inner import make_optimizer
 from dipaco_p2p.core.model.transformer import PathModel
 
 from . import inside

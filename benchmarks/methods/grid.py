@@ -20,9 +20,8 @@ from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.model.inner import InnerLoop, StepReport
 from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.core.model.shards import Shard
-from dipaco_p2p.core.outer.codec import Compressed
+from dipaco_p2p.core.outer.codec import BLOCK, Blocks, Compressed
 from dipaco_p2p.core.outer.compress import CODECS, beginning, compress, expand
-from dipaco_p2p.core.outer.int_blocks import BLOCK, Blocks
 from dipaco_p2p.core.outer.outer_step import OuterState, Share, average, nesterov, outer_gradient, outer_step, weights
 from dipaco_p2p.topology import ModuleId, PathId
 

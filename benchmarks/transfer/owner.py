@@ -24,7 +24,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
-from dipaco_p2p.program import faults
+from dipaco_p2p.program.files import listening
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.swarm.addresses import best_address
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
@@ -35,7 +35,7 @@ from .runs import make_run
 HISTORY = "history.jsonl"
 POLL_S = 0.1
 POINTS = "owner: "
-"""What the names of the points begin with that a leader passes (program/faults.py)."""
+"""What the names of the points begin with that a leader passes (program/files.py)."""
 
 
 class NoEvaluator:
@@ -94,7 +94,7 @@ async def opened(folder: Path, config: RunConfig, host: str) -> AsyncIterator[Ha
         async def handle(values: Values) -> Values:
             return {"address": best_address(swarm.addresses)} if values["do"] == "open" else leader.tell()
 
-        with faults.listening(leader.passed):
+        with listening(leader.passed):
             yield handle
         stage.cancel()
     finally:

@@ -3,7 +3,7 @@
 Round v is judged when every module has version v, with the newest router that is known by then of those that held in
 round v - 1. A sharding can be published rounds after the one that it is for, so what is said of a round names its
 sharding, and whoever measures again goes by that. What would go to a path that nobody has trained until then goes to
-the next best one (trained.py). The first 32 tokens count for nobody (core/routing/evaluate.py). Early
+the next best one (node/measuring.py). The first 32 tokens count for nobody (core/routing/evaluate.py). Early
 stopping: of the rounds since the last sharding, each path's best on the holdout is what it is served with; what is
 trained is always the newest (DiPaCo section 2.7).
 """
@@ -39,9 +39,9 @@ from dipaco_p2p.core.routing.evaluate import (
 from dipaco_p2p.core.routing.features import document_features, token_features
 from dipaco_p2p.core.routing.router import Router, decode_router
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.measuring import assign, trained_paths, witnesses
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.trained import assign, trained_paths, witnesses
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion
 from dipaco_p2p.protocol.versions import genesis_version

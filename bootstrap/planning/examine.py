@@ -31,8 +31,7 @@ from dipaco_p2p.program.examination import (
     warning,
     worst,
 )
-from dipaco_p2p.program.files import LOCK_NAME
-from dipaco_p2p.program.system import existing, free_disk, output_of
+from dipaco_p2p.program.files import LOCK_NAME, existing, free_disk, output_of
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.hivemind.daemon import wait_port_free
 

@@ -17,7 +17,7 @@ from dipaco_p2p.core.model.transformer import PathModel, load_modules
 from dipaco_p2p.core.routing.evaluate import WINDOW
 from dipaco_p2p.core.routing.router import Router
 from dipaco_p2p.errors import ConfigError
-from dipaco_p2p.node.trained import assign
+from dipaco_p2p.node.measuring import assign
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.topology import PathId, Topology
 

@@ -18,11 +18,7 @@ from ..errors import ConfigError, IntegrityError
 from ..protocol.decrees import DECREES_MAX, Decree, Decreed, check_next
 from ..protocol.documents import Sealed, seal, unseal
 from ..protocol.signing import PeerId, Signer
-from ..swarm.api import Swarm
 from ..topology import ModuleId
-from .calls import GetDecrees
-from .items import Page, items_reply
-from .presence import Presence
 from .run import Run
 from .store import Store
 
@@ -134,14 +130,3 @@ class Decrees:
                     raise IntegrityError(message, hint="bring back a copy of this folder's decrees") from None
                 log.warning("decrees are asked for again from number %d on: %s", self.count + 1, message)
                 return
-
-
-def serve_decrees(swarm: Swarm, decrees: Decrees, presence: Presence) -> None:
-    """Tell ours to whoever asks, and in every heartbeat how many they are."""
-
-    async def answer(sender: PeerId, request: GetDecrees) -> Page[Decree]:
-        return items_reply(decrees.log[max(request.after, 0) :])
-
-    GetDecrees.serve(swarm, answer)
-    presence.note(decrees=decrees.count)
-    decrees.listen(lambda: presence.note(decrees=decrees.count))

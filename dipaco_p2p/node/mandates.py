@@ -19,7 +19,6 @@ from ..protocol.grants import Mandate, Seniority, check_mandate, extended, senio
 from ..protocol.liveness import Head
 from ..protocol.signing import PeerId, Signer
 from ..topology import ModuleId
-from .ledger import Ledger
 from .run import Run
 from .store import Store
 
@@ -163,19 +162,3 @@ def grant_of(head: Head, *, run: str, module: ModuleId, leader: PeerId) -> Seale
         author=head.granted_by,
     )
     return Sealed(grant, head.grant)
-
-
-def head_record(ledger: Ledger, mandate: Mandate) -> Head:
-    """What the leader of a module says in the DHT; `grant_of` is the inverse, of the grant in it."""
-    grant, head = mandate[-1].document, ledger.head
-    return Head(
-        version=head.version,
-        digest=head.digest,
-        final=ledger.final,
-        weight=head.weight,
-        term=grant.term,
-        mirrors=grant.mirrors,
-        after=grant.after,
-        granted_by=grant.author,
-        grant=mandate[-1].signature,
-    )

@@ -3,6 +3,11 @@
 What is measured is what the coordinator's evaluator measures (bootstrap/archives/evaluator.py), with the same functions
 of the core: the held-out sequences that the router of the judgement's sharding gives to a path, among the paths that
 were trained until then. Everything comes through signatures and digests; the figure itself is nobody's word but ours.
+
+Routing is among trained paths only. A path whose volunteers all failed has modules that others trained, or private ones
+that are still what the run began with; either way nobody has seen its text, and its documents are better read by their
+next best path (docs/lost_work.md has the figures). A path counts as trained as soon as a version counts a contribution
+of it; while no path has one, all are equally good.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,19 +26,18 @@ from ..core.model.shards import HeldOut, decode_held_out
 from ..core.model.transformer import PathModel, load_modules
 from ..core.routing.evaluate import Evaluation, counted_tokens, losses
 from ..core.routing.features import document_features
-from ..core.routing.router import Router, decode_router
+from ..core.routing.router import Router, best, decode_router
 from ..errors import IntegrityError, Interrupted
 from ..protocol.documents import BlobRef, ModuleVersion, Sealed, seal
 from ..protocol.judgement import IN_ALL_MAX, Check, Judgement
 from ..protocol.signing import PeerId
 from ..protocol.versions import genesis_version
-from ..topology import ModuleId, PathId
+from ..topology import ModuleId, PathId, Topology
 from .calls import GetChecks, GiveCheck
 from .items import read_items
 from .node import Reader
 from .reading import ask, extend_chain
 from .shardings import learn_shardings
-from .trained import assign, trained_paths, witnesses
 from .transfer import fetch
 
 log = logging.getLogger(__name__)
@@ -230,3 +234,24 @@ async def read_checks(node: Reader, seed: PeerId, *, begin: int) -> tuple[list[S
             break
         found, begin = found + page, following
     return found, begin
+
+
+def witnesses(topology: Topology) -> list[ModuleId]:
+    """The modules whose chains say it of all paths: those of the narrowest level, since a path has one of each."""
+    narrowest = topology.widths.index(min(topology.widths))
+    return [module for module in topology.modules() if module.level == narrowest]
+
+
+def trained_paths(topology: Topology, versions: Iterable[ModuleVersion]) -> list[PathId]:
+    """The paths that these versions of the witnesses count; all if they count none."""
+    counted = {share.path for version in versions for share in version.shares}
+    return [path for path in topology.paths() if path in counted] or list(topology.paths())
+
+
+def assign(router: Router, vectors: NDArray[np.float32], usable: Iterable[int]) -> NDArray[np.int64]:
+    """The path number (n,) of each of `vectors` (n, D): the best by score of those in `usable`."""
+    scores = router.scores(vectors)
+    barred = np.ones(scores.shape[1], dtype=bool)
+    barred[list(usable)] = False
+    scores[:, barred] = -np.inf
+    return best(scores)

@@ -19,10 +19,9 @@ from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
 from .decrees import Decrees
 from .mandates import Mandates
-from .presence import Presence
 from .run import Run
 from .store import Store, Uploads
-from .watch import Watch
+from .watch import Presence, Watch
 
 CALL_TIMEOUT_S = 20.0
 """A frozen peer answers nothing and refuses nothing, so every call needs an end of its own."""

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable
 
 from ..canonical import canonical_bytes, is_digest
 from ..errors import IntegrityError, Refused
-from ..node.ledger import Ledger
+from ..node.ledger import Ledger, RemoteLedger
 from ..node.node import Member
-from ..node.remote import RemoteLedger
 from ..node.run import Run
 from ..node.store import Store
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, unseal

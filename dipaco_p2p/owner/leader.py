@@ -20,9 +20,9 @@ from typing import Any
 
 from ..core.outer.outer_step import OuterState
 from ..errors import Refused, Unreachable
-from ..node.mandates import head_record
+from ..node.ledger import head_record
 from ..node.shardings import learn_shardings
-from ..program.faults import reach
+from ..program.files import reach
 from ..program.tasks import changed_or_later, repeat
 from ..protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Sealed, seal
 from ..protocol.grants import Mandate

@@ -16,9 +16,9 @@ from typing import Protocol
 
 from ..errors import DipacoError, IntegrityError, Refused, SwarmError
 from ..node.calls import Adopt, Take
+from ..node.ledger import RemoteLedger
 from ..node.node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member
-from ..node.remote import RemoteLedger
-from ..program.faults import reach
+from ..program.files import reach
 from ..protocol import owners
 from ..protocol.documents import Grant
 from ..protocol.liveness import heartbeat_interval_s

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import DipacoError, IntegrityError, Refused, Unreachable
+from ..node.ledger import RemoteLedger
 from ..node.node import CONTROL_TIMEOUT_S
-from ..node.remote import RemoteLedger
-from ..program.faults import reach
+from ..program.files import reach
 from ..program.tasks import done_or_later
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, is_cosigned
 from ..protocol.reasons import Reason

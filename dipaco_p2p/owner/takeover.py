@@ -12,7 +12,7 @@ import logging
 from collections.abc import Collection
 
 from ..errors import DipacoError, SwarmError
-from ..node.remote import RemoteLedger
+from ..node.ledger import RemoteLedger
 from ..node.transfer import fetch
 from ..protocol.documents import BlobRef
 from ..protocol.signing import PeerId, short

@@ -2,6 +2,11 @@
 
 A full disk is one clear error, and what was half written is removed. All changes go through `disk`, which a simulation
 replaces by one that loses what was not synced.
+
+Fault points: `reach("write: before rename")` names a point between two effects, where a crash would hurt most. It costs
+a comparison in production. In a simulation a listener may raise there what ends the peer, so that every order of
+"on disk", "told" and "known" is tried. Names are literals: `simulation.faults` reads them from the sources, and its
+tests check that each one is visited.
 """
 
 from __future__ import annotations
@@ -11,18 +16,23 @@ import errno
 import fcntl
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import EnvironmentUnfit
-from .faults import reach
 
 LOCK_NAME = "lock"
 PIECE_BYTES = 4 * 1024 * 1024
 """Of what nobody reads soon, written before the disk begins with it."""
 ELSEWHERE = "choose another folder (--home of a volunteer, --dir of a coordinator)"
 _writes = itertools.count()
+
+Listener = Callable[[str], None]
+
+_listener: Listener | None = None
 
 
 class Disk:
@@ -154,3 +164,41 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unfit(error, path) from None
+
+
+def reach(name: str) -> None:
+    """Pass the fault point `name`; raises whatever the listener raises, and nothing without one."""
+    if _listener is not None:
+        _listener(name)
+
+
+@contextlib.contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Call `listener` at every fault point of this process while the block runs."""
+    global _listener
+    before, _listener = _listener, listener
+    try:
+        yield
+    finally:
+        _listener = before
+
+
+def output_of(*command: str, timeout_s: float = 10.0) -> str | None:
+    """What a command prints; None if it is not here, fails, or takes too long."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=timeout_s, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def existing(folder: Path) -> Path:
+    """`folder`, or the nearest one above it that is there."""
+    return next((each for each in (folder, *folder.absolute().parents) if each.is_dir()), Path("/"))
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes that may be written where `folder` is, or would be made."""
+    return shutil.disk_usage(existing(folder)).free

@@ -18,7 +18,7 @@ HEADER_BYTES_MAX = 256 * 1024
 BODY_BYTES_MAX = 4 * 1024 * 1024
 OPEN_CALLS_PER_PEER_MAX = 96
 OPEN_CALLS_MAX = 1024
-"""Streams, from before anything is read. Of all these: the fuller it is, the less each peer may have (turns.py)."""
+"""Streams, from before anything is read. Of all these: the fuller it is, the less each peer may have (frames.py)."""
 INBOUND_CALLS_PER_PEER_MAX = 16
 INBOUND_CALLS_MAX = 256
 """Calls whose header is being read or that are being answered, but for bulk."""

@@ -1,23 +1,53 @@
-"""One frame per request and per reply on a binary stream, with its lengths checked before anything is allocated.
+"""From a request frame to a reply frame: the same limits and the same refusals on every transport.
+
+A stream carries one frame per request and one per reply; its lengths are checked before anything is allocated.
 
     magic "DPP" | version u8 | kind u8 | header length u32 | body length u32 | header | body        (big-endian)
 
-The header is canonical JSON, a table; the body is bytes. These functions do no I/O of their own: `read_frame` is
-given a coroutine that reads exactly so many bytes.
+The header is canonical JSON, a table; the body is bytes. Nothing here does I/O of its own: `read_frame` is given a
+coroutine that reads exactly so many bytes.
+
+Calls that move blobs are *bulk*: they are counted apart, only a few are served at once, and the waiting peers take
+turns. So a peer that fetches and sends all it can still gets its heads, rounds and receipts answered, and so do others.
+
+What one caller may have is a fixed fraction of what is *still free* (dynamic thresholds: Choudhury and Hahne, "Dynamic
+queue length thresholds for shared-memory packet switches", 1998). A caller alone gets all that one caller may have; the
+more callers there are, the less each gets; and something stays free for the next one, whatever the others do.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import enum
+import logging
 import struct
-from collections.abc import Awaitable, Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..canonical import canonical_bytes, read_canonical
 from ..errors import IntegrityError, Refused
 from ..protocol.reasons import Reason
-from .api import BODY_BYTES_MAX, HEADER_BYTES_MAX
+from ..protocol.signing import PeerId, short
+from .api import (
+    BODY_BYTES_MAX,
+    BULK_AT_ONCE,
+    BULK_AT_ONCE_PER_PEER,
+    BULK_CALLS_MAX,
+    BULK_CALLS_PER_PEER_MAX,
+    CONTROL_BODY_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    INBOUND_CALLS_MAX,
+    INBOUND_CALLS_PER_PEER_MAX,
+    OPEN_CALLS_MAX,
+    OPEN_CALLS_PER_PEER_MAX,
+    Handler,
+)
+from .calls import ReadBlob, WriteBlob
+
+_log = logging.getLogger(__name__)
 
 MAGIC = b"DPP"
 VERSION = 1
@@ -27,6 +57,7 @@ HEADER_VALUES_MAX = 16 * 1024
 """Of the JSON values in a header, more or less: fifty bytes of memory each. Of the largest document about 12 000."""
 MESSAGE_CHARS_MAX = 400
 REASON_CHARS_MAX = 32
+BULK_METHODS = frozenset({ReadBlob.METHOD, WriteBlob.METHOD})
 
 ReadExactly = Callable[[int], Awaitable[bytes]]
 
@@ -138,3 +169,167 @@ def read_reply(frame: Frame) -> tuple[dict[str, Any], bytes]:
 def _printable(text: str) -> str:
     """Another peer's words end up on our terminal: no control characters."""
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+class Dispatcher:
+    """The handlers of one swarm, and how many calls each remote peer has open."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self._handlers: dict[str, Handler] = {}
+        self._open = Share(OPEN_CALLS_MAX, per_peer=OPEN_CALLS_PER_PEER_MAX)
+        self._control = Share(INBOUND_CALLS_MAX, per_peer=INBOUND_CALLS_PER_PEER_MAX)
+        self._bulk = Share(BULK_CALLS_MAX, per_peer=BULK_CALLS_PER_PEER_MAX)
+        self._bulk_turns = Turns(BULK_AT_ONCE, per_peer=BULK_AT_ONCE_PER_PEER)
+        self.heads = Turns(INBOUND_CALLS_MAX, per_peer=INBOUND_CALLS_PER_PEER_MAX)
+        """For reading what a call is."""
+        self._counts = counts
+
+    def serve(self, method: str, handler: Handler) -> None:
+        """Answer `method` with `handler`."""
+        assert method not in self._handlers, f"`{method}` is served already"
+        self._handlers[method] = handler
+
+    @contextlib.contextmanager
+    def entered(self, caller: PeerId) -> Iterator[Entrance]:
+        """Count a call of `caller` while the block runs, from before its request is read; raises Refused ("busy")."""
+        entrance = Entrance(caller)
+        try:
+            entrance.take(self._open)
+            yield entrance
+        finally:
+            entrance.leave()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, entrance: Entrance, header: dict[str, Any], body_bytes: int) -> AsyncIterator[None]:
+        """What a call is, is known now: if it is bulk it waits for its turn, before its body is read."""
+        if is_bulk(header, body_bytes):
+            entrance.take(self._bulk)
+            async with self._bulk_turns.turn(entrance.caller):
+                yield
+        else:
+            entrance.take(self._control)
+            yield
+
+    async def answer(self, caller: PeerId, request: Frame) -> Frame:
+        """The reply to `request`, whatever its handler does; only cancellation passes through."""
+        try:
+            method, header = read_request(request)
+            reply = await self._invoke(caller, method, header, request.body)
+            self._counts["calls_served"] += 1
+            return reply
+        except IntegrityError as error:
+            return self.refuse(Refused(str(error), reason=Reason.MALFORMED))
+        except Refused as refused:
+            return self.refuse(refused)
+
+    def refuse(self, refused: Refused) -> Frame:
+        """The frame of a refusal, counted."""
+        self._counts["calls_refused"] += 1
+        return refusal(refused)
+
+    async def _invoke(self, caller: PeerId, method: str, header: dict[str, object], body: bytes) -> Frame:
+        handler = self._handlers.get(method)
+        if handler is None:
+            raise Refused(f"no such method: {method[:64]}", reason=Reason.UNKNOWN_METHOD)
+        try:
+            reply = await handler(caller, header, body)
+            frame = Frame(kind=Kind.REPLY, header=reply.header, body=reply.body)
+            encode_head(frame)  # raises while the handler can still be blamed for it
+            return frame
+        except (Refused, IntegrityError):
+            raise  # the caller's doing: `answer` tells it
+        except Exception:
+            _log.exception("`%s`, called by %s, failed", method, short(caller))
+            raise Refused(f"`{method}` failed at the other side", reason=Reason.INTERNAL) from None
+
+
+class Entrance:
+    """The places that one open call takes."""
+
+    def __init__(self, caller: PeerId) -> None:
+        self.caller = caller
+        self._taken: list[Share] = []
+
+    def take(self, share: Share) -> None:
+        """Take a place; raises Refused ("busy")."""
+        if not share.take(self.caller):
+            raise Refused("more calls at once than one peer may have now", reason=Reason.BUSY)
+        self._taken.append(share)
+
+    def leave(self) -> None:
+        for share in self._taken:
+            share.give_back(self.caller)
+
+
+def is_bulk(header: dict[str, Any], body_bytes: int) -> bool:
+    """Whether a request with this header and body moves a blob; of a stage's method the name follows a slash."""
+    method = str(header.get("method"))[:MESSAGE_CHARS_MAX].rpartition("/")[2]
+    return body_bytes > CONTROL_BODY_BYTES_MAX or method in BULK_METHODS
+
+
+class Share:
+    """Counts what callers hold of `in_all`: at most `per_peer` each, and at most a fraction of what is free."""
+
+    def __init__(self, in_all: int, *, per_peer: int) -> None:
+        assert 2 * per_peer <= in_all, "one caller could keep everybody else out"
+        self._in_all, self._per_peer = in_all, per_peer
+        self._fraction = in_all // (2 * per_peer)
+        self._held: Counter[PeerId] = Counter()
+
+    def take(self, peer: PeerId) -> bool:
+        """Take one for `peer`; False if it already has its share."""
+        free = self._in_all - self._held.total()
+        limit = min(self._per_peer, max(1, free // self._fraction))
+        if not free or self._held[peer] >= limit:
+            return False
+        self._held[peer] += 1
+        return True
+
+    def give_back(self, peer: PeerId) -> None:
+        """One that `peer` took is free again."""
+        self._held[peer] -= 1
+        if not self._held[peer]:
+            del self._held[peer]
+
+
+class Turns:
+    """Lets work through as the share allows; peers that have to wait take turns."""
+
+    def __init__(self, at_once: int, *, per_peer: int) -> None:
+        self._share = Share(at_once, per_peer=per_peer)
+        self._waiting: OrderedDict[PeerId, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, peer: PeerId) -> AsyncIterator[None]:
+        """Wait for a turn of `peer`, and have it while the block runs."""
+        await self._begin(peer)
+        try:
+            yield
+        finally:
+            self._share.give_back(peer)
+            self._wake()
+
+    async def _begin(self, peer: PeerId) -> None:
+        if peer not in self._waiting and self._share.take(peer):
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(peer, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it came at the very moment the caller gave up
+                self._share.give_back(peer)
+                self._wake()
+            raise
+
+    def _wake(self) -> None:
+        """Give what is free to the peers that wait, one each; the one whose last turn is longest ago comes first."""
+        for peer in list(self._waiting):
+            turns = self._waiting[peer]
+            while turns and turns[0].done():  # given up
+                turns.popleft()
+            if turns and self._share.take(peer):
+                turns.popleft().set_result(None)
+                self._waiting.move_to_end(peer)
+            if not turns:
+                del self._waiting[peer]

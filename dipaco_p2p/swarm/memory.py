@@ -24,8 +24,7 @@ from ..protocol.signing import PeerId, Signer, public_key_of, short
 from . import frames
 from .api import Handler, Reply, SwarmStatistics
 from .blobs.bandwidth import Line
-from .dispatch import Dispatcher
-from .frames import Frame
+from .frames import Dispatcher, Frame
 from .record_cache import RecordCache
 
 T = TypeVar("T")

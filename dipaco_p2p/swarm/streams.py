@@ -15,8 +15,7 @@ from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, public_key_of
 from . import frames
 from .api import BODY_BYTES_MAX, HEADER_BYTES_MAX
-from .dispatch import Dispatcher, Entrance
-from .frames import Frame
+from .frames import Dispatcher, Entrance, Frame
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from dipaco_p2p.config import PACKAGE
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit
 from dipaco_p2p.node.sizes import Needs
 from dipaco_p2p.program.examination import DAMAGED, Finding, failure, fine, warning
-from dipaco_p2p.program.system import existing, free_disk, output_of
+from dipaco_p2p.program.files import existing, free_disk, output_of
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.addresses import read_place
 from dipaco_p2p.swarm.hivemind.daemon import SOCKET_FOLDER, stale_sockets, wait_port_free

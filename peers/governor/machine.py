@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.core.model.microbatch import MicroBatch
-from dipaco_p2p.program.files import LOCK_NAME
-from dipaco_p2p.program.system import output_of
+from dipaco_p2p.program.files import LOCK_NAME, output_of
 
 from ..config import PeerConfig
 from ..preferences.keys import GB, Limits

@@ -15,7 +15,7 @@ from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.node.node import open_observer
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.sizes import Needs, needs_of
-from dipaco_p2p.program.system import free_disk
+from dipaco_p2p.program.files import free_disk
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.protocol.claims import choose_path
 from dipaco_p2p.protocol.decrees import Decreed

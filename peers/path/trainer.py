@@ -125,7 +125,7 @@ class PathTrainer:
     ) -> None:
         """`shard` is of the sharding with that number; `optimizer` is AdamW's state when nobody has trained the path
         yet: raises IntegrityError if it is damaged. Without `engines` every step is exact, without `micro` the whole
-        batch goes through at once; `eight_bit` as in core/model/optimizer.py; `steps` is what goes on between two of
+        batch goes through at once; `eight_bit` as in core/model/inner.py; `steps` is what goes on between two of
         them.
         Raises EnvironmentUnfit when memory is too small."""
         config = run.config

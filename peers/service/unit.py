@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
-from dipaco_p2p.program.system import output_of
+from dipaco_p2p.program.files import output_of
 
 from ..preferences.keys import GB
 

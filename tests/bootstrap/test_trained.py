@@ -17,8 +17,8 @@ from dipaco_p2p.config import LevelConfig
 from dipaco_p2p.core.model.inner import InnerResult
 from dipaco_p2p.core.routing.router import Router
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.node.measuring import assign, trained_paths, witnesses
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.trained import assign, trained_paths, witnesses
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.topology import ModuleId, PathId, Topology
 from peers.path.trainer import PathTrainer

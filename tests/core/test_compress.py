@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dipaco_p2p.config import DOWNLINKS, UPLINKS
+from dipaco_p2p.core.outer.codec import BLOCK, CHUNK, CODE_MAX, KEPT, TOP128, Blocks, Sparse
 from dipaco_p2p.core.outer.compress import (
     CODECS,
     INT4,
@@ -24,8 +25,6 @@ from dipaco_p2p.core.outer.compress import (
     expand,
     norm,
 )
-from dipaco_p2p.core.outer.int_blocks import BLOCK, CODE_MAX, Blocks
-from dipaco_p2p.core.outer.sparse import CHUNK, KEPT, TOP128, Sparse
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import IntegrityError
 

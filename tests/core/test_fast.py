@@ -14,8 +14,8 @@ from models_harness import path_model, small
 from torch import Tensor
 
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
-from dipaco_p2p.core.model import fast
-from dipaco_p2p.core.model import fast as ops
+from dipaco_p2p.core.model import engine as fast
+from dipaco_p2p.core.model import engine as ops
 from dipaco_p2p.core.model.inner import InnerLoop
 from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.model.transformer import IGNORED, PathModel, initial_modules, rope_tables

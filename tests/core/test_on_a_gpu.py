@@ -16,9 +16,9 @@ from models_harness import small
 from torch import Tensor
 
 from dipaco_p2p.config import LevelConfig
-from dipaco_p2p.core.model import fast as fast_ops
+from dipaco_p2p.core.model import engine as fast_ops
 from dipaco_p2p.core.model import transformer as model
-from dipaco_p2p.core.model.fast import eager_loss
+from dipaco_p2p.core.model.engine import eager_loss
 from dipaco_p2p.core.model.transformer import PathModel, rope_tables
 
 PATH = small(LevelConfig(blocks=2), vocab_size=300, width=32, ffn_width=48)

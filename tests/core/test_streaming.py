@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dipaco_p2p.core.arrays import CHUNK, tree_norm
+from dipaco_p2p.core.outer.codec import BLOCK, PART, TOP128, Blocks
 from dipaco_p2p.core.outer.compress import (
     CODECS,
     INT8,
@@ -20,9 +21,7 @@ from dipaco_p2p.core.outer.compress import (
     expand,
     norm,
 )
-from dipaco_p2p.core.outer.int_blocks import BLOCK, PART, Blocks
 from dipaco_p2p.core.outer.outer_step import average
-from dipaco_p2p.core.outer.sparse import TOP128
 
 SIZE = 2 * PART + 3 * BLOCK + 77
 """Of several parts, the last of them not whole, nor its last block."""

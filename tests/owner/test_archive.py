@@ -15,7 +15,7 @@ from virtual_time import eventually
 
 from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.node import items
-from dipaco_p2p.node.remote import RemoteLedger
+from dipaco_p2p.node.ledger import RemoteLedger
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import MIRRORS_MAX, Grant, seal, unseal

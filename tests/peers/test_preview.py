@@ -15,7 +15,7 @@ from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.sizes import memory_of, needs_of
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.program.system import existing
+from dipaco_p2p.program.files import existing
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.topology import PathId
 from peers.joining.preview import Machine, Preview

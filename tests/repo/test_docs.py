@@ -114,7 +114,7 @@ def test_links_inside_the_repository_lead_somewhere(page: str) -> None:
 
 @pytest.mark.parametrize("page", [path.relative_to(REPO).as_posix() for path in PAGES if path.name != "log.md"])
 def test_every_file_of_the_code_that_a_page_names_is_there(page: str) -> None:
-    """By the end of its path, as people write it: `swarm/dispatch.py`. The log speaks of its day's files."""
+    """By the end of its path, as people write it: `swarm/frames.py`. The log speaks of its day's files."""
     files = [path.as_posix() for path in REPO.rglob("*.py") if ".venv" not in path.parts]
     named = set(re.findall(r"`([\w/]+/\w+\.py)`", read(page)))
     assert [name for name in named if not any(path.endswith(f"/{name}") for path in files)] == []

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.program import faults
-from dipaco_p2p.program.files import write_atomically
+from dipaco_p2p.program.files import listening, write_atomically
 from simulation.disk import Crashed, SimulatedDisk, installed
 from simulation.faults import fault_points
 from simulation.virtual_time import Process, VirtualClock, play
@@ -102,7 +101,7 @@ def test_a_crash_in_a_write_leaves_the_old_or_the_new(tmp_path: Path) -> None:
             if reached == point:
                 raise Crashed(point)
 
-        with installed(SimulatedDisk()), faults.listening(strike), pytest.raises(Crashed):
+        with installed(SimulatedDisk()), listening(strike), pytest.raises(Crashed):
             write_atomically(path, b"new")
         assert path.read_bytes() in (b"old", b"new"), point
 

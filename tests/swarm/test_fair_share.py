@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import INBOUND_CALLS_MAX, INBOUND_CALLS_PER_PEER_MAX
-from dipaco_p2p.swarm.dispatch import Share, Turns
+from dipaco_p2p.swarm.frames import Share, Turns
 
 PEERS = [Signer(bytes([number]) * 32).peer for number in range(1, 60)]
 

@@ -2,18 +2,41 @@
 
 The choice is made once in a process, between two rounds, from what a step took and how many are left: compiling costs
 10 to 40 s on a CPU, which only a long run repays. Before that, a CPU's steps are exact and a GPU's in bfloat16, which
-costs nothing there. What it is, and why, is told to the user, who may choose otherwise.
-On a GPU nothing of this has run yet; `COMPILING["cuda"]` is an assumption.
+costs nothing there. The user is told the choice and its reason, and may choose otherwise.
+On a GPU nothing of this has run yet; `COMPILING["cuda"]` is an assumption. What does not depend on the device is tested
+on a CPU.
+
+Rule 1: parameters, their gradients and the optimizer's state stay float32; only what lies between is bfloat16.
+Rule 2: the fast loss gives other bits than `PathModel.loss`, and other bits again on another machine. A volunteer
+contributes whatever it trained; what others have to repeat (an owner's step, a score that is checked) is never made
+with it.
+
+On one thread of an Intel Xeon with AMX a step of the default path takes 50 ms of processor time instead of 103 (exact);
+the first one takes 30 to 50 s, in later processes a few.
+Attention (on a CPU) and the output head with its cross-entropy are single operations. A compiler that is given formulas
+makes loops over whole tensors of scores and logits, in float32 and several times over: more than half of a step.
+torch's kernels work on blocks that stay in a cache, and never compute most scores of keys that a query may not see.
+B batch, T tokens, D width, H heads, K width of a head, V vocabulary; S = B x H sequences, N = B x T positions.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import math
+import os
+import shlex
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from .fast import compiler
+from .transformer import IGNORED, PathModel, rope_tables, run_block
 
 AUTO, EXACT, BFLOAT16, FAST = "auto", "exact", "bf16", "fast"
 ENGINES = (AUTO, EXACT, BFLOAT16, FAST)
@@ -123,3 +146,278 @@ def _kind(device: str) -> str:
 
 def _noun(device: str) -> str:
     return "processor" if _kind(device) == "cpu" else "GPU"
+
+
+Rope = tuple[Tensor, Tensor]
+Loss = Callable[[PathModel, Tensor], Tensor]
+
+
+def training_loss(*, fast: bool, compiled: bool = True) -> Loss:
+    """The loss of a training step: exact, `fast`, or fast but not `compiled`. Without a compiler on this machine what
+    was to be compiled is exact, with a warning.
+
+    The mean cross-entropy in nats over the predicted positions of tokens (B, T), as `PathModel.loss`.
+    """
+    if fast and compiled and not compiler():
+        warnings.warn("no C++ compiler (g++) found: training goes on without the fast mode", RuntimeWarning, 2)
+        fast = False
+    if not fast:
+        return PathModel.loss
+    return fast_loss if compiled else eager_loss
+
+
+def attention_of(loss: Loss, device: torch.device) -> str:
+    """What `loss` computes attention with, in words."""
+    if loss is PathModel.loss:
+        return "plain attention"
+    return "attention in blocks" if device.type == "cpu" else "SDPA"
+
+
+def fast_loss(model: PathModel, tokens_BT: Tensor) -> Tensor:
+    """`PathModel.loss` to about 1e-3, compiled; float32."""
+    return _compiled()(model, tokens_BT, _rope(model, tokens_BT))
+
+
+def eager_loss(model: PathModel, tokens_BT: Tensor) -> Tensor:
+    """The same without compiling: on a CPU slower than that, on a GPU still far ahead of float32."""
+    return _loss(model, tokens_BT, _rope(model, tokens_BT))
+
+
+def compiler() -> str | None:
+    """The C++ compiler that torch would call; None without one."""
+    command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    return shutil.which(command[0])
+
+
+def has_failed() -> bool:
+    """Whether compiling failed in this process, which so goes on without."""
+    return _compiled.cache_info().currsize > 0 and _compiled().has_failed
+
+
+class _Compiled:
+    """`_loss` compiled when it is first called; as it is, with a warning, from when that failed."""
+
+    def __init__(self) -> None:
+        from torch._dynamo.exc import TorchDynamoException  # takes seconds to import
+
+        self.has_failed = False
+        self._failure = TorchDynamoException
+        self._call = cast(Callable[[PathModel, Tensor, Rope], Tensor], torch.compile(_loss, dynamic=False))
+
+    def __call__(self, model: PathModel, tokens_BT: Tensor, rope: Rope) -> Tensor:
+        try:
+            return self._call(model, tokens_BT, rope)
+        except self._failure as error:  # a toolchain can be broken in more ways than can be looked for
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            warnings.warn(f"compiling failed, training goes on without: {reason}", RuntimeWarning, 2)
+            self.has_failed, self._call = True, _loss
+            return _loss(model, tokens_BT, rope)
+
+
+@functools.cache
+def _compiled() -> _Compiled:
+    """One for the process: parameters are inputs of the graph, so that all paths and methods share it."""
+    return _Compiled()
+
+
+def _rope(model: PathModel, tokens_BT: Tensor) -> Rope:
+    # The tables come from outside, so that they are not computed again in every step.
+    config = model.config
+    return rope_tables(tokens_BT.shape[1], config.width // config.heads, config.rope_theta, tokens_BT.device)
+
+
+def _loss(model: PathModel, tokens_BT: Tensor, rope: Rope) -> Tensor:
+    decoder = model.model
+    with torch.autocast(tokens_BT.device.type, torch.bfloat16):
+        hidden_BTD = decoder.embed_tokens(tokens_BT)
+        for block in decoder.layers:
+            through = functools.partial(_through, block)
+            hidden_BTD = run_block(through, hidden_BTD, rope, is_checkpointed=decoder.is_checkpointed)
+        normed_BTD = decoder.norm(hidden_BTD)
+        targets_BT = F.pad(tokens_BT[:, 1:], (0, 1), value=IGNORED)
+        return head_loss(normed_BTD.flatten(0, 1).bfloat16(), model.head_weight, targets_BT.flatten())
+
+
+def _through(block: Any, hidden_BTD: Tensor, rope: Rope) -> Tensor:
+    attention, mlp = block.self_attn, block.mlp
+    parts = _products(block.input_layernorm(hidden_BTD), attention.q_proj, attention.k_proj, attention.v_proj)
+    mixed_BTHK = _causal(*attention.turned(*parts, rope)).transpose(1, 2)
+    hidden_BTD = hidden_BTD + attention.o_proj(mixed_BTHK.reshape(hidden_BTD.shape))
+    gate, up = _products(block.post_attention_layernorm(hidden_BTD), mlp.gate_proj, mlp.up_proj)
+    return cast(Tensor, hidden_BTD + mlp.down_proj(F.silu(gate) * up))
+
+
+def _products(normed_BTD: Tensor, *layers: Any) -> Sequence[Tensor]:
+    """What each layer makes of the same values: fused, so that the backward pass is one product as well."""
+    joined = F.linear(normed_BTD, torch.cat([layer.weight for layer in layers]))
+    return joined.chunk(len(layers), dim=-1)
+
+
+def _causal(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor) -> Tensor:
+    # Rotated in float32, and the fused kernels want one type.
+    if query_BHTK.device.type != "cpu":
+        query, key = (part.to(value_BHTK.dtype) for part in (query_BHTK, key_BHTK))
+        return F.scaled_dot_product_attention(query, key, value_BHTK, is_causal=True)
+    query_BHTK = query_BHTK / math.sqrt(query_BHTK.shape[-1])
+    parts = (part.to(value_BHTK.dtype).contiguous().flatten(0, 1) for part in (query_BHTK, key_BHTK, value_BHTK))
+    return attend(*parts).view(query_BHTK.shape)
+
+
+QUERIES = 128
+"""The least queries at a time: fewer, and calling the kernels costs more than the scores it saves."""
+BLOCKS_MAX = 4
+LOGITS = 1 << 20
+"""Logits at a time on a CPU: 2 MB, which stay in a cache."""
+CUDA_LOGITS = 1 << 27
+"""On a GPU: 256 MB, and as much again for the probabilities; all logits of 32 x 1024 tokens and 32,000 words would take
+2 GB, several times over. Fewer would make products that do not fill a large GPU."""
+TINY = torch.finfo(torch.float32).tiny
+"""The least probability that counts: no token's loss is above 87 nats."""
+
+# The lowest level of torch.library: its decorator `custom_op` takes 0.1 to 0.3 ms a call, a tenth of the operation.
+torch.library.define("dipaco::attend", "(Tensor query, Tensor key, Tensor value) -> Tensor[]")
+torch.library.define(
+    "dipaco::attend_backward",
+    "(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor[] weights) -> (Tensor, Tensor, Tensor)",
+)
+torch.library.define("dipaco::head", "(Tensor hidden, Tensor weight, Tensor targets) -> (Tensor, Tensor, Tensor)")
+
+
+def attend(query_STK: Tensor, key_STK: Tensor, value_STK: Tensor) -> Tensor:
+    """What every query sees (S, T, K), bfloat16, by the softmax of its products with the keys up to its own."""
+    return cast(Tensor, torch.ops.dipaco.attend(query_STK, key_STK, value_STK)[0])
+
+
+def head_loss(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+    """Mean cross-entropy in nats, float32, of `targets_N` under the logits `hidden_ND @ weight_VD.T`; bfloat16 hidden
+    values, and a weight in float32."""
+    total = cast(Tensor, torch.ops.dipaco.head(hidden_ND, weight_VD, targets_N)[0])
+    return total / (targets_N != IGNORED).sum()
+
+
+def _attend(query_STK: Tensor, key_STK: Tensor, value_STK: Tensor) -> list[Tensor]:
+    """What is seen, and the weights of each block of queries."""
+    mixed_STK, weights = torch.empty_like(query_STK), []
+    for block in _blocks(query_STK.shape[1]):
+        scores = torch.bmm(query_STK[:, block], key_STK[:, : block.stop].mT)
+        scores[:, :, block].add_(_future(block.stop - block.start, scores.dtype))
+        weights.append(torch.softmax(scores, dim=-1, out=scores))
+        mixed_STK[:, block] = torch.bmm(scores, value_STK[:, : block.stop])
+    return [mixed_STK, *weights]
+
+
+def _attend_backward(
+    grad_STK: Tensor, query_STK: Tensor, key_STK: Tensor, value_STK: Tensor, weights: list[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    query_grad, key_grad, value_grad = (torch.empty_like(query_STK) for _ in range(3))
+    tokens = query_STK.shape[1]
+    for block, weight in reversed(list(zip(_blocks(tokens), weights, strict=True))):
+        grad, seen = grad_STK[:, block], slice(0, block.stop)
+        score_grad = torch.bmm(grad, value_STK[:, seen].mT)
+        torch.ops.aten._softmax_backward_data.out(score_grad, weight, -1, weight.dtype, grad_input=score_grad)
+        query_grad[:, block] = torch.bmm(score_grad, key_STK[:, seen])
+        for total, left, right in ((value_grad, weight, grad), (key_grad, score_grad, query_STK[:, block])):
+            if block.stop == tokens:  # the last block sees all keys, and comes first
+                torch.bmm(left.mT, right, out=total)
+            else:
+                total[:, seen] += torch.bmm(left.mT, right)
+    return query_grad, key_grad, value_grad
+
+
+def _head(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of the losses in nats, and its gradients, which are at hand on the way forward."""
+    with torch.autocast(hidden_ND.device.type, enabled=False):  # else a GPU's softmax would give float32
+        return _head_in_slices(hidden_ND, weight_VD, targets_N)
+
+
+def _head_in_slices(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    counted_N1 = (targets_N != IGNORED)[:, None]
+    counted_ND, targets_N = hidden_ND * counted_N1, targets_N.clamp(min=0)
+    right_N, wrong_N, zeros_N = hidden_ND.new_zeros((3, len(hidden_ND)))
+    hidden_grad_ND, weight_grad_VD = torch.empty_like(hidden_ND), torch.zeros_like(weight_VD)
+    weight_VD = weight_VD.to(hidden_ND.dtype)
+    for rows, places, logits in _slices(hidden_ND, weight_VD, targets_N):
+        # Only on a CPU does it pay, and is it known, to put the result where the input is.
+        probs = torch.softmax(logits, dim=1, out=logits if logits.device.type == "cpu" else None)
+        # `take` and `put_`, because `scatter_` copies all of what it changes.
+        right_N[rows] = probs.take(places)
+        wrong_N[rows] = probs.put_(places, zeros_N[rows]).sum(dim=1)
+        probs.put_(places, -wrong_N[rows])
+        torch.mm(probs, weight_VD, out=hidden_grad_ND[rows])
+        weight_grad_VD += torch.mm(probs.T, counted_ND[rows])
+    # Near 1 the sum of the others says more than a number of 8 bits, of the loss as of its gradient.
+    right_N = torch.where(right_N < 0.5, right_N.float(), 1 - wrong_N.float())
+    nats_N = -right_N.clamp(min=TINY).log()
+    return (nats_N * counted_N1[:, 0]).sum(), hidden_grad_ND.mul_(counted_N1), weight_grad_VD
+
+
+def _fake_attend(query_STK: Tensor, key_STK: Tensor, value_STK: Tensor) -> list[Tensor]:
+    blocks = _blocks(query_STK.shape[1])
+    weights = [query_STK.new_empty(len(query_STK), block.stop - block.start, block.stop) for block in blocks]
+    return [torch.empty_like(query_STK), *weights]
+
+
+def _fake_attend_backward(
+    grad_STK: Tensor, query_STK: Tensor, key_STK: Tensor, value_STK: Tensor, weights: list[Tensor]
+) -> Any:
+    return tuple(torch.empty_like(query_STK) for _ in range(3))
+
+
+def _fake_head(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Any:
+    return hidden_ND.new_empty((), dtype=torch.float32), torch.empty_like(hidden_ND), torch.empty_like(weight_VD)
+
+
+def _keep_attend(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output[1:])
+
+
+def _attend_gradients(ctx: Any, grads: list[Tensor]) -> Any:
+    query_STK, key_STK, value_STK, *weights = ctx.saved_tensors
+    return torch.ops.dipaco.attend_backward(grads[0].contiguous(), query_STK, key_STK, value_STK, weights)
+
+
+def _keep_head(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output[1:])
+
+
+def _head_gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    hidden_grad_ND, weight_grad_VD = ctx.saved_tensors
+    return (hidden_grad_ND * grads[0]).to(hidden_grad_ND.dtype), weight_grad_VD * grads[0], None
+
+
+torch.library.impl("dipaco::attend", "cpu", _attend)
+torch.library.impl("dipaco::attend_backward", "cpu", _attend_backward)
+torch.library.impl("dipaco::head", "cpu", _head)
+torch.library.impl("dipaco::head", "cuda", _head)
+torch.library.register_fake("dipaco::attend", _fake_attend)
+torch.library.register_fake("dipaco::attend_backward", _fake_attend_backward)
+torch.library.register_fake("dipaco::head", _fake_head)
+torch.library.register_autograd("dipaco::attend", _attend_gradients, setup_context=_keep_attend)
+torch.library.register_autograd("dipaco::head", _head_gradients, setup_context=_keep_head)
+
+
+def _blocks(tokens: int) -> list[slice]:
+    queries = max(QUERIES, math.ceil(tokens / BLOCKS_MAX))
+    return [slice(start, min(start + queries, tokens)) for start in range(0, tokens, queries)]
+
+
+# Kept tables must be ordinary tensors, even if the first to ask is in inference mode.
+@functools.lru_cache(maxsize=8)
+@torch.inference_mode(False)
+def _future(queries: int, dtype: torch.dtype) -> Tensor:
+    return torch.full((queries, queries), -math.inf, dtype=dtype).triu(1)
+
+
+def _slices(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Some rows at a time: which, where each one's target is in them, and their logits; the caller may overwrite these.
+
+    Not so few that adding up the weight's gradient takes as long as its products.
+    """
+    positions, (words, width) = len(hidden_ND), weight_VD.shape
+    at_once = LOGITS if hidden_ND.device.type == "cpu" else CUDA_LOGITS
+    rows = min(max(at_once // words, 2 * width), positions)
+    places_N = targets_N + torch.arange(positions, device=targets_N.device) % rows * words
+    logits = hidden_ND.new_empty(rows, words)
+    for start in range(0, positions, rows):
+        here = slice(start, min(start + rows, positions))
+        yield here, places_N[here], torch.mm(hidden_ND[here], weight_VD.T, out=logits[: here.stop - start])

@@ -15,9 +15,7 @@ from ...canonical import Parts
 from ...errors import IntegrityError
 from ..arrays import Floats
 from ..tensor_file import decode, encode_parts
-from .codec import Codec, Compressed
-from .int_blocks import IntBlocks
-from .sparse import Top128
+from .codec import Codec, Compressed, IntBlocks, Top128
 
 CODECS: Mapping[str, Codec] = {codec.name: codec for codec in (IntBlocks(8), IntBlocks(4), Top128())}
 """By their names in a run file (config.py)."""

@@ -39,7 +39,7 @@ from ..api import FRAME_TIMEOUT_S, Handler, Reply, SwarmStatistics
 from ..blobs.bandwidth import Line
 from ..calls import DialBackMe
 from ..dialback import DialBack, greets
-from ..dispatch import Dispatcher
+from ..frames import Dispatcher
 from ..record_cache import RecordCache
 from .daemon import cannot_join, daemons_apart, long_backlog, sweep_stale_sockets, wait_port_free
 from .dht import MESSAGE_BYTES_MAX, RPC_TIMEOUT_S, create_node, hash_key, install

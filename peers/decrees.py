@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
-from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.node import Member, Observer, open_observer
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.watch import Watch

@@ -12,7 +12,7 @@ from functools import partial
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import DipacoError, SwarmError, WrongRun
-from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.node import Member, open_member
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import serve_shardings

@@ -16,8 +16,8 @@ from unittest import mock
 from bootstrap.coordinator.terms import Terms
 from dipaco_p2p.core.outer import codec
 from dipaco_p2p.node import ledger
+from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import Ledger
-from dipaco_p2p.node.mandates import Mandates
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner import version as recompute

@@ -1,7 +1,7 @@
 """The coordinator's decrees, from what somebody typed to what is signed: checked against the run before anything is
 written. A running coordinator does it when it is asked; without one the command does, in the run's folder.
 
-    <dir>/decrees/documents/decree-00000001.json     the log (dipaco_p2p/node/decrees.py)
+    <dir>/decrees/documents/decree-00000001.json     the log (dipaco_p2p/node/authority.py)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.errors import ConfigError, IntegrityError, NotRunning
-from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.archive import SeedArchive

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dipaco_p2p import __version__
 from dipaco_p2p.clock import Clock
-from dipaco_p2p.node.decrees import Decrees
-from dipaco_p2p.node.mandates import Mandates
+from dipaco_p2p.node.authority import Decrees, Mandates
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId

@@ -19,7 +19,7 @@ from typing import Any
 
 from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.errors import ConfigError, IntegrityError
-from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.node import open_member
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import Doorplate, Stages, tell_address

@@ -16,8 +16,8 @@ from typing import Any
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError
+from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.calls import GetServing, Serving
-from dipaco_p2p.node.decrees import Decrees
 from dipaco_p2p.node.node import open_member
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store

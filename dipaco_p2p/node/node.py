@@ -17,8 +17,7 @@ from ..program.tasks import SingleFlight
 from ..protocol.liveness import Heartbeat
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
-from .decrees import Decrees
-from .mandates import Mandates
+from .authority import Decrees, Mandates
 from .run import Run
 from .store import Store, Uploads
 from .watch import Presence, Watch

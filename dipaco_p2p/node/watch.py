@@ -29,10 +29,9 @@ from ..protocol.rounds import OpenRound, Standing, read_open_round, standing
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
 from ..topology import ModuleId, PathId
+from .authority import Decrees, Mandates, grant_of
 from .calls import GetDecrees, GetMandate, GetOpenRound
-from .decrees import Decrees
 from .items import Page, items_reply, read_items
-from .mandates import Mandates, grant_of
 from .run import Run
 
 log = logging.getLogger(__name__)

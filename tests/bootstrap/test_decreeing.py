@@ -17,7 +17,7 @@ from bootstrap.control.decrees import Decreeing, Order, decrees_in, lines, offli
 from bootstrap.folder import RunFolder, write_stage
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import ConfigError, IntegrityError
-from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store

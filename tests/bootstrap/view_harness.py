@@ -18,9 +18,8 @@ from bootstrap.control.control import Control
 from bootstrap.control.requests import Request
 from bootstrap.control.view import Seen, View
 from dipaco_p2p.clock import ManualClock
-from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.authority import Decrees, Mandates
 from dipaco_p2p.node.ledger import Ledger
-from dipaco_p2p.node.mandates import Mandates
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat

@@ -12,7 +12,7 @@ from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 from virtual_time import eventually, play
 
 from dipaco_p2p.errors import ConfigError, IntegrityError
-from dipaco_p2p.node.decrees import Decrees
+from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol import decrees as rules
@@ -63,7 +63,7 @@ def test_two_decrees_with_one_number_are_not_both_believed(run: Run) -> None:
 
 
 def test_there_is_a_most(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dipaco_p2p.node.decrees.DECREES_MAX", 2)
+    monkeypatch.setattr("dipaco_p2p.node.authority.DECREES_MAX", 2)
     decrees = Decrees(run)
     issue(decrees), issue(decrees, "unfreeze")
     with pytest.raises(ConfigError, match="there can be no more"):

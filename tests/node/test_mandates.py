@@ -9,7 +9,7 @@ import pytest
 from tiny_run import SEED_NUMBER, granted, make_run, signer, tiny_config
 
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.node.mandates import KNOWN_MAX, Mandates, grant_of
+from dipaco_p2p.node.authority import KNOWN_MAX, Mandates, grant_of
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import Grant, Sealed, seal

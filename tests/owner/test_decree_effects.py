@@ -27,8 +27,8 @@ from tiny_run import SEED_NUMBER, gradient_bytes, signer
 from virtual_time import eventually
 
 from dipaco_p2p.errors import Refused
+from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import RemoteLedger
-from dipaco_p2p.node.mandates import Mandates
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.protocol.documents import Sealed, seal

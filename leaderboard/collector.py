@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.calls import GetChain, GetChecks, GetContributions, GetJudgements, GetReceipts, GetRejections
-from dipaco_p2p.node.node import CONTROL_TIMEOUT_S, open_observer
-from dipaco_p2p.node.reading import Teller, ask, ask_chain, chain_tellers, open_connection
+from dipaco_p2p.node.node import CONTROL_TIMEOUT_S, ask, open_observer
+from dipaco_p2p.node.reading import Teller, ask_chain, chain_tellers, open_connection
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.program.tasks import keep_going

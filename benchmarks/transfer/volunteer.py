@@ -27,11 +27,10 @@ from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.dial import CONNECT_TIMEOUT_S
-from dipaco_p2p.node.node import open_member
+from dipaco_p2p.node.node import open_member, serve_store
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.transfer import serve_store
 from dipaco_p2p.owner.chain import Chains, ModuleChain
 from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.program.tasks import keep_going

@@ -20,11 +20,10 @@ from typing import Any
 from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.node.authority import Decrees
-from dipaco_p2p.node.node import open_member
+from dipaco_p2p.node.node import open_member, serve_store
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import Doorplate, Stages, tell_address
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.transfer import serve_store
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.mirror_calls import MirrorCalls
 from dipaco_p2p.program.console import LogFormat, log_to, on_signals

@@ -18,10 +18,9 @@ from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.calls import GetServing, Serving
-from dipaco_p2p.node.node import open_member
+from dipaco_p2p.node.node import open_member, serve_store
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.transfer import serve_store
 from dipaco_p2p.node.watch import serve_decrees
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.leadership import Leadership

@@ -23,11 +23,9 @@ from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.calls import IDS_MAX, GetContributions, GetJudgements
 from dipaco_p2p.node.items import read_items
 from dipaco_p2p.node.ledger import Ledger, RemoteLedger
-from dipaco_p2p.node.node import Member
-from dipaco_p2p.node.reading import ask
+from dipaco_p2p.node.node import Member, ask, fetch
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import learn_shardings
-from dipaco_p2p.node.transfer import fetch
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion
 from dipaco_p2p.protocol.judgement import Judgement

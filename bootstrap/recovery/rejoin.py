@@ -18,11 +18,10 @@ from pathlib import Path
 from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, Unreachable
 from dipaco_p2p.node.entry import read_entry
-from dipaco_p2p.node.node import Member, open_member
+from dipaco_p2p.node.node import Member, fetch, open_member
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.transfer import fetch
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.program.files import write_atomically

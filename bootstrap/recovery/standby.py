@@ -18,12 +18,11 @@ from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, Unreachable
 from dipaco_p2p.node.dial import doors, knock
 from dipaco_p2p.node.entry import Entry, read_entry
 from dipaco_p2p.node.ledger import RemoteLedger
-from dipaco_p2p.node.node import open_member
+from dipaco_p2p.node.node import open_member, serve_store
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import learn_shardings, serve_shardings
 from dipaco_p2p.node.stages import Stages, fetch_stages, make_ticket, tell_address
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.transfer import serve_store
 from dipaco_p2p.node.watch import serve_decrees
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.mirror_calls import MirrorCalls

@@ -28,13 +28,12 @@ from dipaco_p2p.node.calls import GetServing
 from dipaco_p2p.node.entry import is_entry
 from dipaco_p2p.node.ledger import DAMAGED_HINT, Ledger
 from dipaco_p2p.node.measuring import trained_paths, witnesses
-from dipaco_p2p.node.node import Reader, open_reader
-from dipaco_p2p.node.reading import ask, fetch_chain, open_connection
+from dipaco_p2p.node.node import Reader, ask, fetch, open_reader
+from dipaco_p2p.node.reading import fetch_chain, open_connection
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import learn_shardings
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.transfer import fetch
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sharding
 from dipaco_p2p.protocol.signing import PeerId

@@ -31,14 +31,12 @@ from ..protocol.liveness import Head
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
 from ..protocol.versions import Branch, Known, Tally, check_chain, check_successor, genesis_version, is_final
-from ..swarm.calls import Request
 from ..topology import ModuleId
 from .calls import ChainRequest, Follow, Forward, GetBranch, GetChain, GetOpen, KeepContribution, KeepVersion, TellFinal
 from .items import read_items
-from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member
+from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member, ask, send
 from .run import Run
 from .store import Store
-from .transfer import send
 
 log = logging.getLogger(__name__)
 
@@ -367,9 +365,5 @@ class RemoteLedger:
         shown = replace(request, grant=mandate[-1]) if mandate else request
         for _ in range(TRIES - 1):
             with contextlib.suppress(SwarmError):
-                return await self._call(shown, timeout_s)
-        return await self._call(shown, timeout_s)
-
-    async def _call(self, request: Request[R], timeout_s: float) -> R:
-        node = self._node
-        return await request.call(node.swarm, self.peer, timeout_s=timeout_s, addresses=node.watch.addresses(self.peer))
+                return await ask(self._node, self.peer, shown, timeout_s=timeout_s)
+        return await ask(self._node, self.peer, shown, timeout_s=timeout_s)

@@ -35,10 +35,9 @@ from ..protocol.versions import genesis_version
 from ..topology import ModuleId, PathId, Topology
 from .calls import GetChecks, GiveCheck
 from .items import read_items
-from .node import Reader
-from .reading import ask, extend_chain
+from .node import Reader, ask, fetch
+from .reading import extend_chain
 from .shardings import learn_shardings
-from .transfer import fetch
 
 log = logging.getLogger(__name__)
 

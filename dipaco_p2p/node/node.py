@@ -3,24 +3,38 @@
 - An `Observer` looks: who lives, who leads, what the coordinator decreed.
 - A `Reader` also fetches blobs, and keeps them in a store.
 - A `Member` also says what it does, takes uploads, and keeps a history: a volunteer, or a seed node.
+
+`ask` calls another peer, and `fetch`, `send` and `serve_store` move blobs between this peer's store and others'.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from ..clock import Clock
+from ..errors import BlobMissing, IntegrityError
 from ..program.history import History
 from ..program.tasks import SingleFlight
+from ..protocol.documents import BlobRef
 from ..protocol.liveness import Heartbeat
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
+from ..swarm.blobs.blobs import send_blob, serve_blobs
+from ..swarm.blobs.fetch import fetch_blob
+from ..swarm.calls import Request
 from .authority import Decrees, Mandates
 from .run import Run
 from .store import Store, Uploads
 from .watch import Presence, Watch
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 CALL_TIMEOUT_S = 20.0
 """A frozen peer answers nothing and refuses nothing, so every call needs an end of its own."""
@@ -105,3 +119,73 @@ def _authority(run: Run, swarm: Swarm, clock: Clock, store: Store | None, decree
     decrees = Decrees(run, store) if decrees is None else decrees
     mandates = Mandates(run, store, is_banned=decrees.is_banned)
     return {"decrees": decrees, "mandates": mandates, "watch": Watch(run, swarm, clock, mandates, decrees)}
+
+
+async def ask(node: Observer, peer: PeerId, request: Request[R], *, timeout_s: float = CALL_TIMEOUT_S) -> R:
+    """Call `peer` at the addresses of its last heartbeat; raises as the call does."""
+    return await request.call(node.swarm, peer, timeout_s=timeout_s, addresses=node.watch.addresses(peer))
+
+
+async def fetch(
+    node: Reader,
+    ref: BlobRef,
+    *,
+    holders: Sequence[PeerId],
+    keep: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> bytes:
+    """The blob, from our store or from `holders`; kept in the store on request. Raises BlobMissing."""
+    try:
+        data = await asyncio.to_thread(node.store.get, ref.digest)
+    except IntegrityError as error:  # removed, so that it is fetched again
+        log.warning("%s", error)
+        data = None
+    if data is None:
+        others = [(peer, node.watch.addresses(peer)) for peer in holders if peer != node.peer]
+        if not others:
+            raise BlobMissing(f"nobody alive holds blob {ref.digest[:8]}")
+        work = partial(
+            fetch_blob,
+            node.swarm,
+            ref.digest,
+            size=ref.size,
+            holders=others,
+            partial=node.store.partial_path(ref.digest),
+            timeout_s=CALL_TIMEOUT_S,
+            on_progress=on_progress,
+        )
+        data = await node.fetching.do(ref.digest, work)
+        if keep:
+            await asyncio.to_thread(node.store.put, data)
+    return data
+
+
+async def fetch_kept(node: Reader, ref: BlobRef, *, holders: Sequence[PeerId]) -> bytes:
+    """As `fetch`, from the archives as well, and kept."""
+    return await fetch(node, ref, holders=list(dict.fromkeys([*holders, *node.watch.seeds()])), keep=True)
+
+
+async def send(
+    node: Reader,
+    peer: PeerId,
+    data: bytes,
+    *,
+    digest: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Upload a blob to `peer`, from where an earlier try stopped; its `digest`, if that is known, is not taken again.
+    Raises Unreachable or Refused."""
+    await send_blob(
+        node.swarm,
+        peer,
+        data,
+        timeout_s=CALL_TIMEOUT_S,
+        addresses=node.watch.addresses(peer),
+        digest=digest,
+        on_progress=on_progress,
+    )
+
+
+def serve_store(swarm: Swarm, store: Store) -> None:
+    """Let anyone read our blobs."""
+    serve_blobs(swarm, store.read_range, store.size)

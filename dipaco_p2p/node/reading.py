@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from ..clock import Clock, SystemClock
 from ..errors import IntegrityError, Refused, SwarmError, Unreachable
@@ -21,19 +20,17 @@ from ..protocol.signing import PeerId
 from ..protocol.versions import check_chain
 from ..swarm.addresses import read_address
 from ..swarm.api import Swarm
-from ..swarm.calls import Request
 from ..topology import ModuleId
 from .calls import GetChain, GetJudgements, GetVersions
 from .dial import doors, knock
 from .entry import read_entry
 from .items import Page, read_items
-from .node import CALL_TIMEOUT_S, Observer
+from .node import CALL_TIMEOUT_S, Observer, ask
 
 TTL_MAX_S = 3600.0
 
 Teller = tuple[PeerId, type[GetVersions] | type[GetChain]]
 """Who has a chain, and the call that it answers."""
-R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -84,17 +81,6 @@ def chain_tellers(node: Observer, module: ModuleId) -> Iterator[Teller]:
     grant = node.mandates.grant(module)
     for peer in grant.mirrors if grant is not None else ():
         yield peer, GetChain
-
-
-async def ask(
-    node: Observer,
-    peer: PeerId,
-    request: Request[R],
-    *,
-    timeout_s: float = CALL_TIMEOUT_S,
-) -> R:
-    """Call `peer` where its heartbeat says that it answers; raises what the call does."""
-    return await request.call(node.swarm, peer, timeout_s=timeout_s, addresses=node.watch.addresses(peer))
 
 
 async def ask_chain(

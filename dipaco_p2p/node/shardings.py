@@ -8,22 +8,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError, Refused, SwarmError
 from ..protocol.documents import BlobRef, Scores, Sealed, Sharding, seal
 from ..protocol.signing import PeerId
 from ..swarm.blobs.blobs import send_blob
-from ..swarm.calls import Request
 from ..topology import PathId
 from .calls import GetShardings, GetWork, GiveScores
 from .items import Page, items_reply, read_items
-from .node import CALL_TIMEOUT_S, Reader
+from .node import CALL_TIMEOUT_S, Reader, ask
 
 log = logging.getLogger(__name__)
-
-R = TypeVar("R")
 
 
 async def learn_shardings(node: Reader, *, of: Sequence[PeerId] | None = None) -> None:
@@ -35,7 +31,7 @@ async def learn_shardings(node: Reader, *, of: Sequence[PeerId] | None = None) -
         if seed == node.peer:
             continue
         try:
-            found = read_items(Sharding, await _ask(node, seed, GetShardings(after=known)))
+            found = read_items(Sharding, await ask(node, seed, GetShardings(after=known)))
             for sealed in found:
                 node.run.learn(sealed)
                 node.store.write_document(f"sharding-{sealed.document.number:04d}", canonical_bytes(sealed.to_dict()))
@@ -79,7 +75,7 @@ async def ask_work(node: Reader, path: PathId | None) -> tuple[Work | None, bool
     """A path to score, `path` if it is wanted; and whether there may be more later. Nothing if no seed node answers."""
     for seed in node.watch.seeds():
         try:
-            reply = await _ask(node, seed, GetWork(path="" if path is None else str(path)))
+            reply = await ask(node, seed, GetWork(path="" if path is None else str(path)))
             if reply.sharding is None or reply.path is None or reply.snapshots is None:
                 return None, reply.wait is True
             work = Work(sharding=reply.sharding, path=reply.path, snapshots=reply.snapshots)
@@ -103,7 +99,7 @@ async def send_scores(node: Reader, work: Work, table: bytes) -> bool:
     for seed in node.watch.seeds():
         try:
             await send_blob(node.swarm, seed, table, timeout_s=CALL_TIMEOUT_S, addresses=node.watch.addresses(seed))
-            await _ask(node, seed, request)
+            await ask(node, seed, request)
             return True
         except (SwarmError, Refused, IntegrityError) as error:
             log.warning("the scores of %s for sharding %d were not taken: %s", work.path, work.sharding, error)
@@ -114,8 +110,3 @@ def _is_sound(node: Reader, work: Work) -> bool:
     modules = work.path.modules()
     sizes = [ref.size <= node.run.snapshot_bytes_max(m) for ref, m in zip(work.snapshots, modules, strict=False)]
     return work.path in node.run.topology and len(sizes) == len(modules) == len(work.snapshots) and all(sizes)
-
-
-async def _ask(node: Reader, seed: PeerId, request: Request[R]) -> R:
-    addresses = node.watch.addresses(seed)
-    return await request.call(node.swarm, seed, timeout_s=CALL_TIMEOUT_S, addresses=addresses)

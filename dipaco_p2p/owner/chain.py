@@ -19,9 +19,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from ..canonical import Parts
 from ..errors import BlobMissing, DipacoError, Refused
 from ..node.ledger import Ledger, RemoteLedger
-from ..node.node import Member
+from ..node.node import Member, fetch_kept
 from ..node.shardings import learn_shardings
-from ..node.transfer import fetch_kept
 from ..program.files import reach
 from ..protocol.admission import judge
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, is_cosigned

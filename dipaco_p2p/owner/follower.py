@@ -19,8 +19,7 @@ from ..core.outer.outer_step import apply_update
 from ..errors import IntegrityError, Refused, SwarmError
 from ..node.calls import WAIT_MAX_S, GetChain, GetVersions
 from ..node.items import Page, read_items
-from ..node.node import CONTROL_TIMEOUT_S, Member
-from ..node.transfer import fetch
+from ..node.node import CONTROL_TIMEOUT_S, Member, fetch
 from ..protocol.documents import ModuleVersion, Sealed, Share
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId

@@ -9,8 +9,7 @@ from ..core.arrays import Floats
 from ..core.model.layout import decode_module
 from ..core.outer.outer_step import OuterState, decode_state
 from ..errors import BlobMissing, IntegrityError
-from ..node.node import Reader
-from ..node.transfer import fetch_kept
+from ..node.node import Reader, fetch_kept
 from ..protocol.documents import ModuleVersion
 from ..protocol.signing import PeerId
 

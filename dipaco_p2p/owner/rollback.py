@@ -13,9 +13,8 @@ from ..core.model.layout import decode_module, module_parts
 from ..core.outer.outer_step import OuterState, state_parts
 from ..errors import IntegrityError, SwarmError
 from ..node.ledger import Ledger
-from ..node.node import Member
+from ..node.node import Member, fetch_kept
 from ..node.run import Run
-from ..node.transfer import fetch_kept
 from ..protocol.decrees import Decree, Rollback
 from ..protocol.documents import BlobRef, Grant, ModuleVersion, Sealed
 from ..protocol.signing import PeerId

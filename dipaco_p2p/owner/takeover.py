@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 from ..errors import DipacoError, SwarmError
 from ..node.ledger import RemoteLedger
-from ..node.transfer import fetch
+from ..node.node import fetch
 from ..protocol.documents import BlobRef
 from ..protocol.signing import PeerId, short
 from ..protocol.versions import Branch

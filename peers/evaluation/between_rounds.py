@@ -21,10 +21,9 @@ from dipaco_p2p.core.model.transformer import PathModel, load_modules
 from dipaco_p2p.core.routing.evaluate import encode_scores, window_nats
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError, Interrupted, SwarmError
 from dipaco_p2p.node.measuring import Measuring, check_of, read_checks, send_check
-from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.node import Member, fetch
 from dipaco_p2p.node.reading import fetch_judgements
 from dipaco_p2p.node.shardings import Work, ask_work, is_scoring_due, learn_shardings, send_scores
-from dipaco_p2p.node.transfer import fetch
 from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.protocol.judgement import OF_AUTHOR_MAX, Judgement, PathLoss, agrees
 from dipaco_p2p.protocol.signing import PeerId

@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
 from dipaco_p2p.node.calls import Contribute
-from dipaco_p2p.node.node import CALL_TIMEOUT_S, Member
-from dipaco_p2p.node.transfer import send
+from dipaco_p2p.node.node import CALL_TIMEOUT_S, Member, send
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Receipt, Sealed, seal
 from dipaco_p2p.protocol.reasons import PASSING, Reason
 from dipaco_p2p.protocol.rounds import PATIENCE

@@ -12,9 +12,8 @@ from collections.abc import Iterable
 
 from dipaco_p2p.canonical import is_digest
 from dipaco_p2p.errors import IntegrityError, SwarmError
-from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.node import Member, fetch
 from dipaco_p2p.node.sizes import state_bytes_max
-from dipaco_p2p.node.transfer import fetch
 from dipaco_p2p.protocol.documents import BlobRef, Share
 from dipaco_p2p.protocol.signing import PeerId, short
 from dipaco_p2p.topology import PathId

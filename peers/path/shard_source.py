@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dipaco_p2p.core.model.shards import Shard, decode_shard
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
 from dipaco_p2p.node.ledger import RemoteLedger
-from dipaco_p2p.node.node import Member
-from dipaco_p2p.node.transfer import fetch
+from dipaco_p2p.node.node import Member, fetch
 from dipaco_p2p.protocol.claims import taking_part
 from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.protocol.signing import PeerId

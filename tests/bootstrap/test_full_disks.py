@@ -17,7 +17,7 @@ from virtual_time import eventually, play
 
 from bootstrap.folder import WARMUP
 from dipaco_p2p.errors import EnvironmentUnfit, Refused
-from dipaco_p2p.node.transfer import send
+from dipaco_p2p.node.node import send
 from dipaco_p2p.program import files
 from dipaco_p2p.program.files import Disk
 

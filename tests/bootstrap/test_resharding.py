@@ -23,11 +23,10 @@ from dipaco_p2p.core.model.transformer import PathModel, load_modules
 from dipaco_p2p.core.routing.evaluate import encode_scores, window_nats
 from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import Refused
-from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.node import Member, send
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import Work, ask_work, is_scoring_due, learn_shardings
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.transfer import send
 from dipaco_p2p.protocol.documents import BlobRef, Scores, seal
 from peers.evaluation.between_rounds import Scoring
 

@@ -13,9 +13,8 @@ from virtual_time import play
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import BlobMissing, Refused
-from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.node import Member, fetch, send, serve_store
 from dipaco_p2p.node.store import UNFINISHED_UPLOADS_MAX, UNUSED_UPLOADS_MAX, Uploads
-from dipaco_p2p.node.transfer import fetch, send, serve_store
 from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.blobs.blobs import RANGE_BYTES

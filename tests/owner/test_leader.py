@@ -20,8 +20,7 @@ from dipaco_p2p.core.outer.compress import CODECS, INT8
 from dipaco_p2p.core.tensor_file import encode
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.items import read_items
-from dipaco_p2p.node.node import Member
-from dipaco_p2p.node.transfer import send
+from dipaco_p2p.node.node import Member, send
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.rejections import OF_AUTHOR_MAX
 from dipaco_p2p.protocol.documents import (

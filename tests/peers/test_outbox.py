@@ -14,9 +14,8 @@ from virtual_time import play
 
 from dipaco_p2p.core.model.shards import decode_shard
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.node import Member, serve_store
 from dipaco_p2p.node.sizes import state_bytes_max
-from dipaco_p2p.node.transfer import serve_store
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Receipt, Sealed, Share, seal
 from dipaco_p2p.swarm.identity import load_or_create

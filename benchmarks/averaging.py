@@ -33,7 +33,7 @@ from dipaco_p2p.config import CompressionConfig, InnerConfig, LevelConfig, Model
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.model.inner import InnerLoop
 from dipaco_p2p.core.model.transformer import initial_modules
-from dipaco_p2p.core.outer.compress import CODECS, INT4, compress, encode_compressed, norm
+from dipaco_p2p.core.outer.compress import CODECS, INT4, compress, encode_compressed
 from dipaco_p2p.core.outer.outer_step import OuterState, average
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
@@ -102,7 +102,7 @@ def fill(folder: Path, run: Run) -> None:
     for number in range(PATHS):
         compressed, _ = compress(np.roll(values, 1009 * number), codec=run.config.compression.uplink)
         ref = store.put(encode_compressed(compressed))
-        found.append({"digest": ref.digest, "size": ref.size, "norm": norm(compressed)})
+        found.append({"digest": ref.digest, "size": ref.size, "norm": compressed.norm()})
     store.write_document(LIST, json.dumps(found).encode())
 
 

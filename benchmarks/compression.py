@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.report import MB, JsonFile, run_benchmark, show, table, write_json
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.outer.compress import CODECS, compress, decode_compressed, encode_compressed, expand
+from dipaco_p2p.core.outer.compress import CODECS, compress, decode_compressed, encode_compressed
 
 RUNS = 5
 
@@ -58,7 +58,7 @@ def speeds(count: int) -> list[Speed]:
 def _speed(codec: str, values: Floats, residual: Floats) -> Speed:
     size = values.nbytes
     encode_s, data = _timed(lambda: encode_compressed(compress(values, residual, codec=codec)[0]))
-    decode_s, _ = _timed(lambda: expand(decode_compressed(data, size=values.size, codec=codec)))
+    decode_s, _ = _timed(lambda: decode_compressed(data, size=values.size, codec=codec).expand())
     return Speed(
         codec=codec,
         bytes=len(data),

@@ -21,7 +21,7 @@ from dipaco_p2p.core.model.inner import InnerLoop, StepReport
 from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.outer.codec import BLOCK, Blocks, Compressed
-from dipaco_p2p.core.outer.compress import CODECS, beginning, compress, expand
+from dipaco_p2p.core.outer.compress import CODECS, beginning, compress
 from dipaco_p2p.core.outer.outer_step import OuterState, Share, average, nesterov, outer_gradient, outer_step, weights
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -57,14 +57,14 @@ class Sender:
         else:
             wanted = values if self._residual is None else values + self._residual
             sent = _coarse(wanted, LEVELS[self._codec]) if self._codec in LEVELS else _largest(wanted)
-            residual = wanted - expand(sent)
+            residual = wanted - sent.expand()
         self._residual = residual * self._decay if self._feedback else None
         return sent
 
 
 def received(gradient: Gradient) -> Floats:
     """The values (N,) that a gradient stands for."""
-    return expand(gradient) if isinstance(gradient, Compressed) else gradient
+    return gradient.expand() if isinstance(gradient, Compressed) else gradient
 
 
 def _coarse(values: Floats, level: int) -> Compressed:

@@ -88,6 +88,6 @@ def at_once(*works: Callable[[], T]) -> list[T]:
     return spread(lambda work: work(), works)
 
 
-def spans(size: int, length: int) -> list[slice]:
-    """All places of a vector (size,), `length` at a time."""
-    return [slice(start, min(start + length, size)) for start in range(0, size, length)]
+def spans(start: int, stop: int, length: int) -> list[slice]:
+    """All places of a vector from `start` up to `stop`, `length` at a time."""
+    return [slice(begin, min(begin + length, stop)) for begin in range(start, stop, length)]

@@ -2,8 +2,8 @@
 
 One bad seed does not matter, whatever is wrong with it: dead, slow, of another run, with another clock, or nonsense.
 The first is dialled at once, each further one a moment later or as soon as all before it have failed (the idea of
-RFC 8305, "Happy Eyeballs"). Who was met in the run before is asked only when its seeds had their chance. Which one
-failed, and why, is told only when all have failed.
+RFC 8305, "Happy Eyeballs"). Peers that were met in an earlier session are asked only after the seeds had their
+chance. The failures, with their reasons, are told only when all have failed.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ async def _first(
 
 
 def _peer_at(address: str) -> PeerId:
-    """Who should be at `address`: nobody dials himself."""
+    """Who should be at `address`: a peer does not dial itself."""
     return PeerId(address.rpartition("/p2p/")[2])
 
 

@@ -54,7 +54,7 @@ def is_entry(text: str) -> bool:
 def read_entry(text: str, *, run: str | None = None) -> Entry:
     """What `text` leads to; `run` is an id, or its start, that the user demands as well.
 
-    Raises ConfigError for what is none of it or has a typo, WrongRun for a ticket of another version or run.
+    Raises ConfigError for anything else and for a typo, WrongRun for a ticket of another version or run.
     """
     text = text.strip()
     wanted = None if run is None else run.removeprefix("run:")

@@ -39,7 +39,7 @@ R = TypeVar("R")
 CALL_TIMEOUT_S = 20.0
 """A frozen peer answers nothing and refuses nothing, so every call needs an end of its own."""
 CONTROL_TIMEOUT_S = 5.0
-"""For answers that need no work and carry no tensors: who waits for one cannot go on, and asks again."""
+"""For answers that need no work and carry no tensors: a peer that waits for one cannot go on, and asks again."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """A client that only reads a swarm: it listens nowhere, says nothing, and forgets its identity afterwards.
 
-Who generates text from a live run and who keeps account of it ask the same peers for the same chains.
+A program that generates text from a live run and one that keeps account of it ask the same peers for the same chains.
 """
 
 from __future__ import annotations

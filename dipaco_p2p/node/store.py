@@ -35,7 +35,7 @@ UNUSED_UPLOADS_MAX = 16
 """Finished uploads per peer that no contribution has named yet; the oldest gives way."""
 UNUSED_UPLOADS_IN_ALL_MAX = 256
 UNFINISHED_UPLOADS_MAX = 8
-"""Per peer; its oldest gives way, so that nobody's uploads make room for a flood of another's."""
+"""Per peer; its oldest gives way, so that one peer's flood never takes the place of another's upload."""
 SENDERS_MAX = 256
 _PATHS_REMEMBERED = 4096
 """Making a path takes as long as looking whether its file is there."""
@@ -144,7 +144,7 @@ class Store:
                 return
             files.disk.remove(path)
         except FileNotFoundError:  # others' transfers may take its place at any time
-            raise IntegrityError(f"the transfer of blob {name[:8]} is gone", hint="it begins anew") from None
+            raise IntegrityError(f"the transfer of blob {name[:8]} is gone", hint="it starts again") from None
         except OSError as error:
             self.failure = unfit(error, path)
             raise self.failure from None

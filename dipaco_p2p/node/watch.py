@@ -42,7 +42,7 @@ ASKED_AT_ONCE = 4
 DECREES_ASKED = 2
 """Peers that are asked at once for the coordinator's decrees that we lack."""
 ROUND_TIMEOUT_S = 5.0
-"""For the answer to `module.round`: who looks around for work must not wait long for a frozen leader."""
+"""For the answer to `module.round`: a peer that looks for work must not wait long for a frozen leader."""
 
 
 class Presence:
@@ -246,8 +246,8 @@ class Watch:
         return owners.successors(module, self.heartbeats, incumbent=self.leader(module), group=group)
 
     def falls_to(self, module: ModuleId, peer: PeerId) -> bool:
-        """Whether `peer` should lead `module` now: who comes later in the order waits a heartbeat's life for each one
-        before it, which may be alive and yet not able to."""
+        """Whether `peer` should lead `module` now: a peer waits a heartbeat's life for each one before it in the order,
+        which may be alive and yet unable to lead."""
         order = self.successors(module)
         if peer not in order or (
             self.is_taking_over(module) and self._mandates.newest(module)[-1].document.leader != peer
@@ -311,8 +311,8 @@ class Watch:
         return best_head(self.heads[module], coordinator=self._run.manifest.author)
 
     def _is_leading(self, module: ModuleId, peer: PeerId, head: Head) -> bool:
-        """Whether `peer` leads or led, by its own word and a mandate's. For a mandate that is news it is asked, and
-        believed when the heads are read again."""
+        """Whether `peer` leads or led, by its own word and a mandate. A mandate that we do not know is asked for, and
+        the peer is believed when the heads are read again."""
         if head.resigned or self._decrees.is_banned(peer):
             return False
         try:
@@ -326,8 +326,8 @@ class Watch:
         return False
 
     def _ask_mandate(self, module: ModuleId, peer: PeerId, grant: Grant) -> None:
-        """Ask for what we have missed, few at once; who has nothing to show is not asked again for a while. Anybody may
-        write a head, so nothing waits for this."""
+        """Ask for what we have missed, few peers at once; a peer with nothing to show is not asked again for a while.
+        Anybody may write a head, so nothing waits for this."""
         key, now_s = (module, peer, grant.term), self._clock.now_s()
         self._doubtful = {known: until_s for known, until_s in self._doubtful.items() if until_s > now_s}
         if key not in self._doubtful and len(self._asking) < ASKED_AT_ONCE:
@@ -352,7 +352,7 @@ class Watch:
     # -- the coordinator's decrees
 
     def _obey(self) -> None:
-        """What the banned said counts from now on for nothing; who is admitted again is seen with the next look."""
+        """Forget what banned peers said; a peer that is admitted again is seen with the next look."""
         for peer in self._decrees.state.banned:
             self.heartbeats.pop(peer, None)
             for claims in self.claims.values():
@@ -361,8 +361,8 @@ class Watch:
                 heads.pop(peer, None)
 
     def _ask_decrees(self) -> None:
-        """Ask a few of those who say that they have more decrees than we, first who was not asked yet, of these the
-        seed nodes: anybody may say so, and a crowd that lies must not hide the one that does not."""
+        """Ask a few of the peers that say they have more decrees than we do: first those that were not asked yet, and
+        seed nodes before others. Anybody may say so, and a crowd that lies must not hide the one that does not."""
         now_s, ttl_s = self._clock.now_s(), self._run.config.liveness.heartbeat_ttl_s
         self._asked_s = {peer: at_s for peer, at_s in self._asked_s.items() if peer in self.heartbeats}
         ahead = [

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..core.arrays import Floats, tree_norm
-from ..core.outer.compress import norm
 from ..errors import IntegrityError, Refused
 from ..node.ledger import Ledger
 from ..node.run import Run
@@ -94,7 +93,7 @@ class Intake:
         """The payload, and what only it can say. Raises PayloadLost, and Refused for what is malformed."""
         payload = read_payload(self._store, sealed)
         try:
-            length = norm(self._run.read_contribution(payload, self._ledger.module))
+            length = self._run.read_contribution(payload, self._ledger.module).norm()
         except IntegrityError as error:
             raise Refused(str(error), reason=Reason.MALFORMED) from None
         has_norms = len(self._norms) >= NORM_SAMPLES_MIN

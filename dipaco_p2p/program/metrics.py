@@ -1,6 +1,6 @@
 """Metrics in the text format of Prometheus: base units, and `_total` at the end of what only grows.
 
-They are built anew for each scrape, from values: no registry holds state between two scrapes.
+They are built from values for each scrape: no registry holds state between two scrapes.
 """
 
 from __future__ import annotations

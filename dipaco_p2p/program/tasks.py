@@ -88,14 +88,14 @@ class _Running(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """What is being done, by name. It ends with the last who waits for it."""
+    """What is being done, by name. It ends when nobody waits for it any more."""
 
     def __init__(self) -> None:
         self._running: dict[str, _Running[T]] = {}
 
     async def do(self, name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What `work` gives, or the same work of another who has begun it; raises what our own raises, for another's
-        may have failed for reasons of its own."""
+        """The result of `work`, or of the same work that another caller has begun. Raises only what our own work
+        raises, since another's may have failed for reasons of its own."""
         while True:
             is_ours = name not in self._running
             if is_ours:

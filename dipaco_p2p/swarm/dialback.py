@@ -7,7 +7,8 @@ Rules, so that nobody can aim it at others:
 
 1. the host is where the asker's own connection comes from, as the transport says; the request names a port only;
 2. that port is above 1023; one TCP connection is opened there, nothing is sent, and only a greeting is read;
-3. once a while for each peer and for each host, and few at once; who comes too soon is refused with `busy`.
+3. each peer and each host is dialled only now and then, and few at once; a peer that asks too soon is refused with
+   `busy`.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ async def greets(host: str, port: int) -> bool:
 
 
 async def ask_reach(swarm: Swarm, witnesses: Sequence[tuple[PeerId, Sequence[str]]]) -> Reach:
-    """Ask all `witnesses` (peer and addresses) to dial us back: one who can is enough, for NO all who answer agree."""
+    """Ask all `witnesses` (peer and addresses) to dial us back: one that can is enough for YES, for NO all that answer
+    must agree."""
     if not swarm.addresses:
         return Reach.NO
     _, port = read_place(read_address(swarm.addresses[0]).place)

@@ -21,7 +21,7 @@ KEYS_MAX = 4096
 OWNERS_PER_KEY_MAX = 1024
 KEY_RECORDS_BYTES_MAX = 2 * 1024 * 1024
 """Of all records under one key: more than one node keeps, so that what honest nodes say finds room beside a hostile
-one's. Who is there already stays, so that a crowd of newcomers ousts nobody."""
+one's. Owners that are there already stay, so that a crowd of newcomers ousts nobody."""
 EXPIRY_STEP_S = 0.001
 
 

@@ -1,7 +1,7 @@
 """One network, several stages: each stage of a run has the methods of its own calls, so that they never meet.
 
 A peer that went on to the next stage still answers those who are in the last one. One that takes no part for a while
-closes the scope: it answers nobody, as if it had left, and serves anew when it comes back.
+closes the scope: it answers nobody, as if it had left, and serves again when it comes back.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class ScopedSwarm:
         return await self._swarm.connect(address, timeout_s=timeout_s)
 
     async def close(self) -> None:
-        """Answer nobody in this stage from now on, until handlers are served anew; what is being answered ends in a
-        refusal. Who opened the swarm beneath closes that."""
+        """Answer nobody in this stage from now on, until handlers are served again; what is being answered ends in a
+        refusal. The swarm beneath is closed by whoever opened it."""
         self._handlers = {}
         for task in self._answering:
             task.cancel()

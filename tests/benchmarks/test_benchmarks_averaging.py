@@ -23,7 +23,7 @@ from benchmarks.averaging import (
     memory_ratios,
     run_of,
 )
-from dipaco_p2p.core.outer.compress import INT4, norm
+from dipaco_p2p.core.outer.compress import INT4
 
 WIDTH = 16
 COUNTS = Wish(runs=1, threads=1, round_s=1).counts
@@ -34,7 +34,7 @@ def test_what_is_averaged_is_what_a_leader_has_on_its_disk(tmp_path: Path) -> No
     fill(tmp_path, run)
     items = admitted(tmp_path, run, PATHS)
     assert len({item.sealed.document.path for item in items}) == PATHS == max(COUNTS)
-    assert [item.norm for item in items] == [norm(item.read()) for item in items]
+    assert [item.norm for item in items] == [item.read().norm() for item in items]
     assert len({item.sealed.document.payload for item in items}) == PATHS
 
 

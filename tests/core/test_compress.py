@@ -22,8 +22,6 @@ from dipaco_p2p.core.outer.compress import (
     compress,
     decode_compressed,
     encode_compressed,
-    expand,
-    norm,
 )
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import IntegrityError
@@ -50,7 +48,7 @@ def test_bytes_round_trip_within_the_bound(codec: str, size: int) -> None:
     compressed, residual = compress(values(size), codec=codec)
     data = encode_compressed(compressed)
     again = decode_compressed(data, size=size, codec=codec)
-    assert expand(again).tobytes() == expand(compressed).tobytes() and encode_compressed(again) == data
+    assert again.expand().tobytes() == compressed.expand().tobytes() and encode_compressed(again) == data
     assert len(data) <= bytes_max(size, codec) and residual.shape == (size,) and again.codec == codec
 
 
@@ -66,7 +64,7 @@ def test_what_was_sent_and_the_residual_add_up_to_the_values(codec: str) -> None
     for seed in range(20):
         wanted = values(700, seed, scale=10.0 ** (seed % 5 - 2))
         compressed, residual = compress(wanted, residual, codec=codec)
-        sent += expand(compressed)
+        sent += compressed.expand()
         given_total += wanted
     np.testing.assert_allclose(sent + residual, given_total, atol=1e-2)
 
@@ -76,7 +74,7 @@ def test_values_too_small_for_a_scale_become_zero_and_stay_in_the_residual(codec
     wanted = np.full(2 * BLOCK, 1e-40, dtype=np.float32)
     wanted[:BLOCK] = 0
     compressed, residual = compress(wanted, codec=codec)
-    assert not expand(compressed).any() and not compressed.scales.any()
+    assert not compressed.expand().any() and not compressed.scales.any()
     assert residual.tobytes() == wanted.tobytes()
 
 
@@ -102,7 +100,7 @@ def test_an_overflow_by_the_residual_is_refused(codec: str) -> None:
 def test_the_norm_is_exact(codec: str, size: int, seed: int, power: int) -> None:
     compressed, _ = compress(values(size, seed, scale=10.0**power), codec=codec)
     square = sum(Fraction(value) ** 2 for value in _exact(compressed))
-    assert norm(compressed) == pytest.approx(math.sqrt(square), rel=1e-15)
+    assert compressed.norm() == pytest.approx(math.sqrt(square), rel=1e-15)
 
 
 def _exact(compressed: object) -> list[Fraction]:
@@ -110,7 +108,7 @@ def _exact(compressed: object) -> list[Fraction]:
     if isinstance(compressed, Blocks):
         products = zip(compressed.codes.tolist(), np.repeat(compressed.scales, BLOCK).tolist(), strict=False)
         return [Fraction(code) * Fraction(scale) for code, scale in products]
-    return [Fraction(value) for value in expand(compressed).tolist()]
+    return [Fraction(value) for value in compressed.expand().tolist()]
 
 
 # -- blocks
@@ -122,7 +120,7 @@ def test_each_value_is_within_half_a_step(size: int, codec: str) -> None:
     wanted = values(size)
     compressed, residual = compress(wanted, codec=codec)
     steps = np.repeat(compressed.scales, BLOCK)[:size]
-    assert (np.abs(wanted - expand(compressed)) <= steps * 0.5001).all()
+    assert (np.abs(wanted - compressed.expand()) <= steps * 0.5001).all()
     assert compressed.scales.shape == (-(-size // BLOCK),)
 
 
@@ -146,8 +144,8 @@ def test_error_feedback_delivers_in_time_what_one_message_cannot_say() -> None:
     residual, sent = None, np.zeros(BLOCK)
     for _ in range(100):
         compressed, residual = compress(wanted, residual)
-        sent += expand(compressed)
-    assert expand(compress(wanted)[0])[1] == 0
+        sent += compressed.expand()
+    assert compress(wanted)[0].expand()[1] == 0
     np.testing.assert_allclose(sent[1:] / 100, 0.001, rtol=0.05)
 
 
@@ -161,7 +159,7 @@ def test_the_largest_of_each_chunk_are_kept_with_their_signs() -> None:
         chunk = wanted[start : start + CHUNK]
         places = [place - start for place in compressed.places if start <= place < start + CHUNK]
         assert set(places) == set(np.argsort(-np.abs(chunk), kind="stable")[:kept].tolist())
-    found = expand(compressed)
+    found = compressed.expand()
     assert (np.sign(found[compressed.places]) == np.sign(wanted[compressed.places])).all()
     assert np.abs(found[compressed.places] - wanted[compressed.places]).max() < np.abs(wanted).max() / 2
 
@@ -171,7 +169,7 @@ def test_with_error_feedback_every_value_is_sent_in_time() -> None:
     residual, sent = None, np.zeros(256)
     for _ in range(1500):
         compressed, residual = compress(wanted, residual, codec=TOP128)
-        sent += expand(compressed)
+        sent += compressed.expand()
     np.testing.assert_allclose(sent / 1500, wanted, rtol=0.15)
 
 
@@ -182,7 +180,7 @@ def furthest(*, goes_on: bool) -> tuple[float, float]:
     for _ in range(400):
         begun = beginning(version, owed, codec=TOP128) if goes_on else version
         sent, owed = compress(begun - (begun + (1 - begun) / 2), owed, codec=TOP128)
-        version = version - expand(sent)
+        version = version - sent.expand()
         highest = max(highest, float(version.max()))
     return highest, float(np.abs(version - 1).max())
 

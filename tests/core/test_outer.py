@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dipaco_p2p.core.arrays import Floats, tree_norm
 from dipaco_p2p.core.outer.codec import BLOCK, SPAN, Compressed
-from dipaco_p2p.core.outer.compress import compress, encode_compressed, expand, norm
+from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.core.outer.outer_step import (
     Course,
     OuterState,
@@ -168,12 +168,15 @@ def test_weights_follow_shard_size_and_tokens_and_replicas_share():
 def test_sqrt_multiplies_the_mean_by_the_root_of_the_effective_number():
     one, other = packed(vector(1)), packed(vector(2))
     np.testing.assert_allclose(
-        average([one, other], (0.5, 0.5), rule="sqrt"), (expand(one) + expand(other)) / 2 * 2**0.5, rtol=1e-5, atol=1e-6
+        average([one, other], (0.5, 0.5), rule="sqrt"),
+        (one.expand() + other.expand()) / 2 * 2**0.5,
+        rtol=1e-5,
+        atol=1e-6,
     )
     effective = 1 / (0.8**2 + 0.2**2)
     np.testing.assert_allclose(
         average([one, other], (0.8, 0.2), rule="sqrt"),
-        (0.8 * expand(one) + 0.2 * expand(other)) * effective**0.5,
+        (0.8 * one.expand() + 0.2 * other.expand()) * effective**0.5,
         rtol=1e-5,
         atol=1e-6,
     )
@@ -199,7 +202,7 @@ def test_rda_equals_sqrt_for_orthogonal_gradients_of_one_length(count):
 
 def test_rda_equals_the_mean_for_equal_gradients():
     gradient = packed(vector(1))
-    np.testing.assert_allclose(average([gradient] * 4, [0.25] * 4, rule="rda"), expand(gradient), rtol=1e-5)
+    np.testing.assert_allclose(average([gradient] * 4, [0.25] * 4, rule="rda"), gradient.expand(), rtol=1e-5)
 
 
 def test_rda_has_the_mean_norm_and_ignores_empty_and_cancelling_gradients():
@@ -221,7 +224,7 @@ def test_clipping_shortens_only_what_is_longer(rule):
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 1000])
 def test_tree_norm_is_the_euclidean_norm(size):
     assert tree_norm(vector(3, size)) == pytest.approx(np.linalg.norm(vector(3, size).astype(np.float64)))
-    assert norm(packed(vector(3, size))) == pytest.approx(tree_norm(expand(packed(vector(3, size)))))
+    assert packed(vector(3, size)).norm() == pytest.approx(tree_norm(packed(vector(3, size)).expand()))
 
 
 def test_state_survives_its_bytes_and_bad_bytes_are_refused():
@@ -248,7 +251,7 @@ def test_a_step_in_spans_is_the_step_over_the_whole_vector() -> None:
     rows = np.pad(wanted, (0, -size % BLOCK)).reshape(-1, BLOCK)
     scales = np.abs(rows).max(axis=1) / np.float32(127)
     values = (np.rint(rows / scales[:, None]) * scales[:, None]).reshape(-1)[:size]
-    assert (expand(update) == values).all() and (after.momentum == buffer).all()
+    assert (update.expand() == values).all() and (after.momentum == buffer).all()
     assert (after.residual == wanted - values).all() and (after.params == params - values).all()
     again, left = compress(wanted)
     assert encode_compressed(again) == encode_compressed(update) and (left == after.residual).all()

@@ -23,8 +23,8 @@ def test_what_is_spread_comes_back_in_order(monkeypatch: pytest.MonkeyPatch, mos
 
 
 def test_spans_cover_every_place_once() -> None:
-    assert [place for span in spans(11, 4) for place in range(11)[span]] == list(range(11))
-    assert spans(0, 4) == []
+    assert [place for span in spans(0, 11, 4) for place in range(11)[span]] == list(range(11))
+    assert spans(0, 0, 4) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no niceness of its own")

@@ -15,7 +15,6 @@ from tiny_run import contribution_of, gradient_bytes, granted, initial, make_run
 from dipaco_p2p.config import OuterConfig
 from dipaco_p2p.core.model.layout import decode_module, encode_module
 from dipaco_p2p.core.outer.codec import Compressed
-from dipaco_p2p.core.outer.compress import norm
 from dipaco_p2p.core.outer.outer_step import OuterState, apply_update, decode_state
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
@@ -99,7 +98,7 @@ def test_a_version_of_nothing_is_a_programmers_error(run: Run) -> None:
 def test_norms_that_are_known_already_change_nothing(tmp_path: Path, rule: str) -> None:
     run = make_run(Store(tmp_path), replace(tiny_config(), outer=OuterConfig(norm_rule=rule)))
     items = admitted(run)
-    lengths = [norm(item.read()) for item in items]
+    lengths = [item.read().norm() for item in items]
     measured = [replace(item, norm=length) for item, length in zip(items, lengths, strict=True)]
     partly = [measured[0], *items[1:]]
     clip_norm = min(lengths) / 2

@@ -15,7 +15,7 @@ from dipaco_p2p.core.model.engine import AUTO, EXACT, FAST, Engine
 from dipaco_p2p.core.model.inner import InnerResult, StepReport
 from dipaco_p2p.core.model.microbatch import MicroBatch
 from dipaco_p2p.core.model.shards import decode_shard
-from dipaco_p2p.core.outer.compress import INT4, decode_compressed, expand
+from dipaco_p2p.core.outer.compress import INT4, decode_compressed
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
@@ -150,7 +150,7 @@ def test_what_is_sent_and_what_is_owed_make_the_outer_gradient(bench: Bench) -> 
     trainer = bench.trainer()
     after = train(trainer).flats
     for gradient, old, new in zip(trainer.outer_gradients(BEFORE, after), BEFORE, after, strict=True):
-        sent = expand(decode_compressed(gradient.payload, size=old.size, codec=INT4))
+        sent = decode_compressed(gradient.payload, size=old.size, codec=INT4).expand()
         assert np.array_equal((old - new) - sent, gradient.residual)
         assert np.abs(gradient.residual).max() > 0
 
@@ -163,7 +163,7 @@ def test_what_was_refused_is_not_owed_and_what_was_taken_is(bench: Bench) -> Non
     again = trainer.outer_gradients(BEFORE, after)
     assert again[0].payload != first[0].payload, "the error of the first is added"
     assert [item.payload for item in again[1:]] == [item.payload for item in first[1:]]
-    total = expand(decode_compressed(again[0].payload, size=BEFORE[0].size, codec=INT4)) + again[0].residual
+    total = decode_compressed(again[0].payload, size=BEFORE[0].size, codec=INT4).expand() + again[0].residual
     assert np.allclose(total, BEFORE[0] - after[0] + first[0].residual, atol=1e-9)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -166,7 +166,7 @@ class Blocks(Compressed):
 
     def norm(self) -> float:
         terms: list[float] = []
-        for part in _parts(0, self.size):
+        for part in spans(0, self.size, PART):
             # Whole numbers: as float32 they are exact up to 2^24, four times what 256 squares of 128 come to.
             rows = _in_blocks(self.codes[part]).astype(np.float32)
             scales = self.scales[_blocks_of(part)].astype(np.float64)
@@ -181,10 +181,10 @@ class Blocks(Compressed):
 
         def expand(span: slice) -> None:
             rows = _scratch(span)
-            for part in _parts(span.start, span.stop):
+            for part in spans(span.start, span.stop, PART):
                 take(part, self._values(part, rows))
 
-        spread(expand, spans(self.size, SPAN))
+        spread(expand, spans(0, self.size, SPAN))
 
     def _values(self, part: slice, rows: Floats) -> Floats:
         scales = self.scales[_blocks_of(part)]
@@ -213,12 +213,12 @@ class IntBlocks(Codec):
 
         def make(span: slice) -> None:
             rows = _scratch(span)
-            for part in _parts(span.start, span.stop):
+            for part in spans(span.start, span.stop, PART):
                 found = blocks.cut(part)
                 _quantise(bring(part), found, rows)
                 told(part, found)
 
-        spread(make, spans(size, SPAN))
+        spread(make, spans(0, size, SPAN))
         return blocks
 
     def read(self, tensors: dict[str, Array], *, size: int) -> Compressed:
@@ -239,11 +239,6 @@ class IntBlocks(Codec):
 def _scratch(span: slice) -> Floats:
     """Rows of a block for one part of `span`: made once for all its parts, so that they stay in the cache."""
     return np.empty((-(-min(PART, span.stop - span.start) // BLOCK), BLOCK), dtype=np.float32)
-
-
-def _parts(start: int, stop: int) -> Iterator[slice]:
-    """All places from `start`, where a block begins, up to `stop`, PART at a time."""
-    return (slice(begin, min(begin + PART, stop)) for begin in range(start, stop, PART))
 
 
 def _blocks_of(part: slice) -> slice:

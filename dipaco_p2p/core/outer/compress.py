@@ -53,16 +53,6 @@ def beginning(version: Floats, owed: Floats | None, *, codec: str) -> Floats:
     return version - owed if owed is not None and CODECS[codec].goes_on else version
 
 
-def expand(compressed: Compressed) -> Floats:
-    """The float32 values (N,) that it stands for."""
-    return compressed.expand()
-
-
-def norm(compressed: Compressed) -> float:
-    """Euclidean norm of `expand(compressed)`, the same on every machine."""
-    return compressed.norm()
-
-
 def encode_compressed(compressed: Compressed) -> bytes:
     """The bytes of a contribution or an update."""
     return b"".join(compressed_parts(compressed))

@@ -236,9 +236,9 @@ class Course:
     nobody has yet (eager updates, arXiv 2502.12996; streaming DiLoCo, arXiv 2501.18512, delays in the same way). A step
     without momentum would begin far behind: with a momentum of 0.9 most of a step comes from earlier rounds.
 
-    The owners' momentum is not sent to trainers: who follows the versions sees each step, lr * (g + mu * b') with
-    b' = mu * b + g, so b' = (step / lr + mu * b) / (1 + mu). Who begins in the middle of a run takes zeros for it, and
-    what that makes wrong shrinks to mu / (1 + mu), less than a half, with every version that follows.
+    The owners' momentum is not sent to trainers: a trainer that follows the versions sees each step, lr * (g + mu * b')
+    with b' = mu * b + g, so b' = (step / lr + mu * b) / (1 + mu). A trainer that begins in the middle of a run takes
+    zeros for it, and that error shrinks to mu / (1 + mu), less than a half, with every version that follows.
     """
 
     params: Floats

@@ -33,7 +33,7 @@ WINDOW = 16
 def window_starts(context: int, window: int = WINDOW) -> list[int]:
     """Position of the first target of each window in a sequence of `context` tokens; all windows but the last are full.
 
-    These are also the positions at which a sequence that is routed anew every `window` tokens is routed.
+    These are also the positions at which a sequence that is routed again every `window` tokens is routed.
     """
     assert window >= 1, window
     return list(range(PREFIX_TOKENS, context, window))

@@ -58,7 +58,7 @@ class Way:
         self._clock = clock
 
     async def take(self, length: int) -> None:
-        """Wait until `length` bytes may go; who gives up waiting leaves its place to others."""
+        """Wait until `length` bytes may go; a caller that gives up waiting leaves its place to others."""
         if self._bucket is None or not length:
             return
         wait_s = self._bucket.take(length, self._clock.now_s())

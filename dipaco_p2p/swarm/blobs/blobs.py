@@ -91,8 +91,8 @@ async def send_blob(
 ) -> str:
     """Bring `data` to `peer`, going on where an earlier attempt ended, and return its digest.
 
-    `timeout_s` is for each range. Who knows the `digest` already says it, and spares a pass over the data: a wrong one
-    is refused. Raises Unreachable, Refused (with the receiver's reason), IntegrityError.
+    `timeout_s` is for each range. A caller that knows the `digest` passes it, and spares a pass over the data: a wrong
+    one is refused. Raises Unreachable, Refused (with the receiver's reason), IntegrityError.
     """
     if digest is None:
         digest = await asyncio.to_thread(digest_of, data)

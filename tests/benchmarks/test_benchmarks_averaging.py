@@ -6,7 +6,6 @@ from pathlib import Path
 
 from benchmarks.averaging import (
     AVERAGE,
-    HELD,
     MODULE,
     PATHS,
     VERSION,
@@ -41,7 +40,7 @@ def test_what_is_averaged_is_what_a_leader_has_on_its_disk(tmp_path: Path) -> No
 def test_each_kind_of_work_is_timed_with_its_memory(tmp_path: Path) -> None:
     run = run_of(INT4, width=WIDTH)
     fill(tmp_path, run)
-    for what in (AVERAGE, VERSION, HELD):
+    for what in (AVERAGE, VERSION):
         found = measure(tmp_path, run, 2, what, runs=2)
         assert found.values == run.layout(MODULE).size
         assert len(found.seconds) == 2 and found.peak_bytes >= 0
@@ -49,10 +48,10 @@ def test_each_kind_of_work_is_timed_with_its_memory(tmp_path: Path) -> None:
 
 def test_memory_is_compared_between_the_most_and_the_fewest_contributions() -> None:
     def measured(peak_bytes: int) -> dict[str, Measured]:
-        return {what: Measured(seconds=[1.0], peak_bytes=peak_bytes, values=10) for what in (AVERAGE, VERSION, HELD)}
+        return {what: Measured(seconds=[1.0], peak_bytes=peak_bytes, values=10) for what in (AVERAGE, VERSION)}
 
     found = {INT4: {count: measured(count * 100) for count in COUNTS}}
-    assert memory_ratios(found) == {INT4: {AVERAGE: 8.0, VERSION: 8.0, HELD: 8.0}}
+    assert memory_ratios(found) == {INT4: {AVERAGE: 8.0, VERSION: 8.0}}
     assert list(averages_table(found, runs=1).columns[4].cells) == ["5.00", "10.00", "20.00", "40.00", "x8.00"]
 
 

@@ -24,10 +24,9 @@ import torch
 import typer
 from rich.table import Table
 
-from benchmarks.manifests import sealed_manifest
 from benchmarks.processes import forget_peak, memory_bytes
 from benchmarks.report import MB, JsonFile, median_ratio, run_benchmark, show, table, write_json
-from benchmarks.trainer.utilisation import Bare, Way
+from benchmarks.trainer.loops import EXACT, loops
 from dipaco_p2p.config import CompressionConfig, InnerConfig, LevelConfig, ModelConfig, RunConfig
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.outer.compress import CODECS, INT4, compress, encode_compressed, norm
@@ -40,6 +39,7 @@ from dipaco_p2p.protocol.documents import BlobRef, Contribution, seal
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.topology import ModuleId
+from simulation.training import sealed_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,6 @@ class Wish:
     """What the flags say."""
 
     runs: int
-    threads: int
     round_s: float
     width: int = 512
     """Of the model: modules of 25 million values; of 2 million with 128."""
@@ -59,13 +58,12 @@ class Wish:
 
 def main(
     runs: Annotated[int, typer.Option(min=1, help="Measurements of each figure; medians are shown.")] = 5,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of torch in the trainer beside it.")] = 1,
     round_s: Annotated[float, typer.Option(min=0.1, help="Seconds of a round in which one version is made.")] = 30.0,
     quick: Annotated[bool, typer.Option("--quick", help="A small module, two runs: for trying.")] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Average 2, 4, 8 and 16 contributions of every codec, each in a fresh process; then train beside an owner."""
-    wish = Wish(runs=runs, threads=threads, round_s=round_s)
+    wish = Wish(runs=runs, round_s=round_s)
     if quick:
         wish = replace(wish, runs=2, width=128, steps=3, round_s=1.0, counts=(2, 16))
     raise typer.Exit(run_command(lambda: run(wish, json_file=json_file)))
@@ -191,16 +189,21 @@ class Beside:
 
 def beside(folder: Path, run: Run, wish: Wish) -> Beside:
     """In turns, so that what disturbs one disturbs both."""
-    torch.set_num_threads(wish.threads)
-    bare, tokens = Bare("cpu", Way(batch=InnerConfig().batch, is_exact=True), model=ModelConfig()), _tokens_a_step()
+    torch.set_num_threads(1)
+    model, inner = ModelConfig(), InnerConfig()
+    loop, done = loops(model, inner, is_quick=True)[EXACT], 0
     average, version = (_work(folder, run, COUNT, what) for what in (AVERAGE, VERSION))
     found: dict[str, list[float]] = {"alone": [], "averaging": [], "round_alone": [], "round_once": []}
-    averages = 0
+    averages, tokens = 0, inner.batch * model.context
 
     def train(steps: int) -> float:
+        nonlocal done
         began_s = time.perf_counter()
-        bare.take(steps)
+        loop(done, steps)
+        done += steps
         return steps * tokens / (time.perf_counter() - began_s)
+
+    train(3)  # caches and the allocator
 
     for _ in range(wish.runs):
         found["alone"].append(train(wish.steps))
@@ -212,10 +215,6 @@ def beside(folder: Path, run: Run, wish: Wish) -> Beside:
         with Repeated(version, times=1):
             found["round_once"].append(train(round_steps))
     return Beside(averages=averages, **found)
-
-
-def _tokens_a_step() -> int:
-    return InnerConfig().batch * ModelConfig().context
 
 
 class Repeated:
@@ -266,7 +265,7 @@ def run(wish: Wish, *, json_file: Path | None) -> None:
         "averaging over alone": median_ratio(trained.averaging, trained.alone),
         "round with a version over one without": median_ratio(trained.round_once, trained.round_alone),
     }
-    trainer = asdict(trained) | {"threads": wish.threads, "round_s": wish.round_s} | ratios
+    trainer = asdict(trained) | {"round_s": wish.round_s} | ratios
     figures = {"module": str(MODULE), "cases": cases, "memory of 16 over 2": memory_ratios(found), "trainer": trainer}
     write_json(json_file, figures)
 
@@ -321,8 +320,7 @@ def beside_table(trained: Beside, wish: Wish) -> Table:
         ("the same, with one whole version", trained.round_once, rounds),
     ]
     cells = [(what, f"{statistics.median(speeds):,.0f}", ratio) for what, speeds, ratio in rows]
-    title = f"Training beside an owner, {wish.threads} thread(s) of torch"
-    return table(title, ("inner loop", "tokens/s", "of alone"), cells)
+    return table("Training beside an owner, one thread of torch", ("inner loop", "tokens/s", "of alone"), cells)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.manifests import sealed_manifest
 from benchmarks.processes import Handler, Values, serve
 from bootstrap.coordinator.stage import SeedStage
 from bootstrap.folder import GRID, write_stage
@@ -39,14 +38,13 @@ from dipaco_p2p.core.model.shards import Shard, encode_shard
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.program import faults
 from dipaco_p2p.program.history import read_history
-from dipaco_p2p.protocol.documents import GenesisRef
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.addresses import best_address
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 from peers.joining.arrival import TTL_MAX_S
+from simulation.training import NoEvaluator, no_text, sealed_manifest
 
 ROUNDS = 10_000
 """More than any benchmark plays."""
@@ -97,23 +95,12 @@ def make_run(store: Store, config: RunConfig, signer: Signer) -> Run:
     """The run's only stage, its blobs in `store`; what only training reads is a placeholder."""
     lots = np.random.default_rng(config.seed)
     shard = store.put(encode_shard(Shard(tokens=np.zeros((1, config.model.context), dtype=np.int32))))
-    genesis = []
+    genesis = {}
     for module in config.topology.modules():
         layout = module_layout(config.model, module.level)
         flat = lots.standard_normal(layout.size, dtype=np.float32) * np.float32(WEIGHT_STD)
-        genesis.append(GenesisRef(module=module, blob=store.put(encode_module(flat, layout))))
+        genesis[module] = store.put(encode_module(flat, layout))
     return write_stage(store, sealed_manifest(signer, config, shard=shard, genesis=genesis))
-
-
-class NoEvaluator:
-    """Judges nothing: there is no text. Takes the place of `bootstrap.archives.evaluator.Evaluator`."""
-
-    def __init__(self, run: Run, store: Store, archive: SeedArchive) -> None:
-        pass
-
-    def complete_version(self) -> int:
-        """None ever."""
-        return -1
 
 
 class Leader:
@@ -151,7 +138,7 @@ async def opened(folder: Path, config: RunConfig) -> AsyncIterator[Handler]:
         run = await asyncio.to_thread(make_run, store, config, swarm.signer)
         Stages(swarm).add(run)
         stage = SeedStage(
-            run, swarm, store, grid, sequences=_no_text, clock=clock, make_evaluator=cast(Any, NoEvaluator)
+            run, swarm, store, grid, sequences=no_text, clock=clock, make_evaluator=cast(Any, NoEvaluator)
         )
         stage.begin()
         history = grid / HISTORY
@@ -172,10 +159,6 @@ async def _all_led(history: Path, modules: int) -> None:
     """Wait until this owner leads all modules."""
     while sum(event["ev"] == "leads" for event in read_history(history)) < modules:
         await asyncio.sleep(POLL_S)
-
-
-def _no_text() -> Any:
-    raise AssertionError("a run of a benchmark is never sharded anew")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Runner:
         self.results: Results = folder.read_results()
         self._folder = folder
         processes = choice.processes or len(os.sched_getaffinity(0))
-        self.pool = Pool(folder, processes=processes, threads=1, fast=choice.fast)
+        self.pool = Pool(folder, processes=processes, fast=choice.fast)
 
     def warm_up(self, jobs: Sequence[Job]) -> None:
         """The models that these jobs start from."""

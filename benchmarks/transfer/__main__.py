@@ -20,13 +20,11 @@ from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.program.console import run_program
 from dipaco_p2p.swarm.hivemind.daemon import sweep_stale_sockets
 
-from .measure import PHASES, PROCESSES, Case, fan_ins, measure, slope_ratio
+from .measure import PHASES, PROCESSES, Case, fan_ins, measure
 from .owner import model_of
 
 VALUES, QUICK_VALUES = 25_000_000, 1_000_000
 QUICK_RUNS, QUICK_UP_TO = 2, 4
-LINEAR = 1.25
-"""How many times more a contributor may cost among many than among few."""
 
 
 def main(
@@ -55,7 +53,7 @@ async def run(cases: list[Case], values: int, *, runs: int, folder: Path | None,
         shutil.rmtree(work, ignore_errors=True)
         sweep_stale_sockets()  # what was killed cannot remove its own
     size = module_layout(model_of(values), 0).size
-    show(*tables(cases, title=f"{4 * size / MB:.1f} MB of float32, medians of {runs}"), *linearity(cases))
+    show(*tables(cases, title=f"{4 * size / MB:.1f} MB of float32, medians of {runs}"))
     show(f"from the first encoding until all have applied the version; contributors in {PROCESSES} processes")
     figures = {"values": size, "cores": len(os.sched_getaffinity(0)), "cases": [asdict(case) for case in cases]}
     write_json(json_file, figures)
@@ -86,20 +84,6 @@ def tables(cases: Sequence[Case], *, title: str) -> list[Table]:
             processor,
         ),
     ]
-
-
-def linearity(cases: Sequence[Case]) -> list[str]:
-    """For every codec: whether the time is linear in the fan-in."""
-    lines = []
-    for codec in dict.fromkeys(case.codec for case in cases):
-        ours = [case for case in cases if case.codec == codec]
-        ratio = slope_ratio([case.fan_in for case in ours], [case.seconds for case in ours])
-        if ratio is None:
-            lines.append(f"{codec}: too few fan-ins, or no rise, to tell whether the time is linear in the fan-in")
-        else:
-            verdict = "linear in the fan-in" if ratio <= LINEAR else "worse than linear in the fan-in"
-            lines.append(f"{codec}: {verdict} (ratio of slopes, upper half over lower: {ratio:.2f})")
-    return lines
 
 
 if __name__ == "__main__":

@@ -157,17 +157,6 @@ def fan_ins(up_to: int) -> list[int]:
     return found
 
 
-def slope_ratio(fan_ins: Sequence[int], seconds: Sequence[float]) -> float | None:
-    """Seconds for one more contributor in the upper half of the fan-ins, over those in the lower half: 1 is linear,
-    more is worse. None for fewer than three, or if the lower half costs nothing."""
-    if len(fan_ins) < 3:
-        return None
-    middle = len(fan_ins) // 2
-    upper = (seconds[-1] - seconds[middle]) / (fan_ins[-1] - fan_ins[middle])
-    lower = (seconds[middle] - seconds[0]) / (fan_ins[middle] - fan_ins[0])
-    return upper / lower if lower > 0 else None
-
-
 async def measure(case: Case, values: int, *, runs: int, folder: Path) -> None:
     """Play the rounds of a case with a module of so many values, and tell of each; raises DipacoError."""
     swarm = Swarm(folder, config_of(model_of(values), case.codec), contributors=case.fan_in)

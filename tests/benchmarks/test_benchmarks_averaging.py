@@ -25,7 +25,7 @@ from benchmarks.averaging import (
 from dipaco_p2p.core.outer.compress import INT4, norm
 
 WIDTH = 16
-COUNTS = Wish(runs=1, threads=1, round_s=1).counts
+COUNTS = Wish(runs=1, round_s=1).counts
 
 
 def test_what_is_averaged_is_what_a_leader_has_on_its_disk(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_memory_is_compared_between_the_most_and_the_fewest_contributions() -> N
 def test_a_trainer_is_compared_with_itself_in_the_same_run(tmp_path: Path) -> None:
     run = run_of(INT4, width=WIDTH)
     fill(tmp_path, run)
-    found = beside(tmp_path, run, Wish(steps=1, runs=2, threads=1, round_s=0.01))
+    found = beside(tmp_path, run, Wish(steps=1, runs=2, round_s=0.01))
     assert len(found.alone) == len(found.averaging) == 2 and found.averages >= 2
     assert len(found.round_alone) == len(found.round_once) == 2
 
@@ -66,7 +66,7 @@ def test_a_trainer_is_compared_with_itself_in_the_same_run(tmp_path: Path) -> No
 def test_ratios_are_of_the_runs_not_of_the_medians() -> None:
     alone, slowed = [10.0, 1.0, 4.0], [9.0, 0.5, 4.0]
     found = Beside(alone=alone, averaging=slowed, averages=3, round_alone=slowed, round_once=alone)
-    assert list(beside_table(found, Wish(runs=3, threads=1, round_s=30)).columns[2].cells) == ["", "0.900", "", "1.111"]
+    assert list(beside_table(found, Wish(runs=3, round_s=30)).columns[2].cells) == ["", "0.900", "", "1.111"]
 
 
 def test_a_version_is_made_once_however_long_the_round() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.processes import DAEMON, Spent, spent, start_helper
-from benchmarks.transfer.__main__ import linearity, tables
+from benchmarks.transfer.__main__ import tables
 from benchmarks.transfer.measure import (
     ANNOUNCED,
     AVERAGED,
@@ -23,7 +23,6 @@ from benchmarks.transfer.measure import (
     ends_of,
     fan_ins,
     phases_of,
-    slope_ratio,
 )
 from benchmarks.transfer.owner import config_of, model_of
 from dipaco_p2p.config import CompressionConfig
@@ -78,19 +77,6 @@ def test_phases_are_cut_at_the_last_contributor_and_add_up(
 
 def test_fan_ins_double() -> None:
     assert fan_ins(8) == fan_ins(15) == [2, 4, 8]
-
-
-@pytest.mark.parametrize(("seconds", "ratio"), [([3, 5, 9, 17], 1.0), ([4, 16, 64, 256], 2.4), ([4, 4, 4, 4], None)])
-def test_the_slopes_of_the_halves_say_whether_a_time_is_linear(seconds: list[float], ratio: float | None) -> None:
-    found = slope_ratio([2, 4, 8, 16], seconds)
-    assert found == (None if ratio is None else pytest.approx(ratio))
-
-
-def test_two_fan_ins_say_nothing_of_linearity() -> None:
-    cases = [Case(codec="int8", fan_in=fan_in, rounds=[our_round(fan_in)]) for fan_in in (2, 4)]
-    assert "too few" in linearity(cases)[0]
-    cases.append(Case(codec="int8", fan_in=8, rounds=[our_round(20.0)]))
-    assert "worse than linear" in linearity(cases)[0]
 
 
 def test_tables_tell_medians_and_the_most_memory() -> None:

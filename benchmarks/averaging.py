@@ -6,16 +6,15 @@ so that neither what another measurement left behind counts, nor the outer state
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
+import multiprocessing
 import os
 import statistics
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -25,26 +24,22 @@ import torch
 import typer
 from rich.table import Table
 
-from benchmarks.manifests import sealed_manifest
-from benchmarks.processes import Values, forget_peak, memory_bytes, serve_plainly, start_helper
+from benchmarks.processes import forget_peak, memory_bytes
 from benchmarks.report import MB, JsonFile, median_ratio, run_benchmark, show, table, write_json
-from benchmarks.trainer.loops import noise
+from benchmarks.trainer.loops import EXACT, loops
 from dipaco_p2p.config import CompressionConfig, InnerConfig, LevelConfig, ModelConfig, RunConfig
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.model.inner import InnerLoop
-from dipaco_p2p.core.model.transformer import initial_modules
 from dipaco_p2p.core.outer.compress import CODECS, INT4, compress, encode_compressed
-from dipaco_p2p.core.outer.outer_step import OuterState, average
+from dipaco_p2p.core.outer.outer_step import OuterState
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.version import Admitted, averaged, make_version, stored
-from dipaco_p2p.program.console import run_program
+from dipaco_p2p.program.console import run_command
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, seal
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.topology import ModuleId
-
-SERVE = "serve"
+from simulation.training import sealed_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +47,6 @@ class Wish:
     """What the flags say."""
 
     runs: int
-    threads: int
     round_s: float
     width: int = 512
     """Of the model: modules of 25 million values; of 2 million with 128."""
@@ -64,16 +58,15 @@ class Wish:
 
 def main(
     runs: Annotated[int, typer.Option(min=1, help="Measurements of each figure; medians are shown.")] = 5,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of torch in the trainer beside it.")] = 1,
     round_s: Annotated[float, typer.Option(min=0.1, help="Seconds of a round in which one version is made.")] = 30.0,
     quick: Annotated[bool, typer.Option("--quick", help="A small module, two runs: for trying.")] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Average 2, 4, 8 and 16 contributions of every codec, each in a fresh process; then train beside an owner."""
-    wish = Wish(runs=runs, threads=threads, round_s=round_s)
+    wish = Wish(runs=runs, round_s=round_s)
     if quick:
         wish = replace(wish, runs=2, width=128, steps=3, round_s=1.0, counts=(2, 16))
-    raise typer.Exit(run_program(lambda: run(wish, json_file=json_file)))
+    raise typer.Exit(run_command(lambda: run(wish, json_file=json_file)))
 
 
 MODULE = ModuleId(0, 0)
@@ -138,8 +131,8 @@ def _full(size: int, value: float) -> Floats:
     return np.full(size, value, dtype=np.float32)
 
 
-AVERAGE, VERSION, HELD = "average", "version", "held"
-"""The average by itself; the whole version, with its outer step and blobs; the average of what is decoded before."""
+AVERAGE, VERSION = "average", "version"
+"""The average by itself; the whole version, with its outer step and blobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,15 +166,10 @@ def _work(folder: Path, run: Run, count: int, what: str) -> Callable[[], object]
     alphas = [1 / count] * count
     if what == AVERAGE:
         return lambda: averaged(run, items, alphas, clip_norm=None)
-    if what == HELD:
-        rule = run.config.outer.norm_rule
-        return lambda: average([item.read() for item in items], alphas, rule=rule)
     parent, state = genesis_version(run.manifest, MODULE), state_of(run)
     return lambda: make_version(run, parent, state, items, clip_norm=None, term=1, grant="0" * 64, author=LEADER.peer)
 
 
-TOTAL_STEPS = 100_000
-SEQUENCES = 256
 COUNT = 4
 
 
@@ -201,48 +189,32 @@ class Beside:
 
 def beside(folder: Path, run: Run, wish: Wish) -> Beside:
     """In turns, so that what disturbs one disturbs both."""
-    torch.set_num_threads(wish.threads)
-    train, items = _trainer(), admitted(folder, run, COUNT)
-    parent, state = genesis_version(run.manifest, MODULE), state_of(run)
+    torch.set_num_threads(1)
+    model, inner = ModelConfig(), InnerConfig()
+    loop, done = loops(model, inner, is_quick=True)[EXACT], 0
+    average, version = (_work(folder, run, COUNT, what) for what in (AVERAGE, VERSION))
     found: dict[str, list[float]] = {"alone": [], "averaging": [], "round_alone": [], "round_once": []}
-    averages, weights = 0, [1 / COUNT] * COUNT
+    averages, tokens = 0, inner.batch * model.context
 
-    def version() -> None:
-        make_version(run, parent, state, items, clip_norm=None, term=1, grant="0" * 64, author=LEADER.peer)
+    def train(steps: int) -> float:
+        nonlocal done
+        began_s = time.perf_counter()
+        loop(done, steps)
+        done += steps
+        return steps * tokens / (time.perf_counter() - began_s)
 
     train(3)  # caches and the allocator
+
     for _ in range(wish.runs):
         found["alone"].append(train(wish.steps))
-        with Repeated(lambda: averaged(run, items, weights, clip_norm=None)) as repeated:
+        with Repeated(average) as repeated:
             found["averaging"].append(train(wish.steps))
         averages += repeated.done
-        round_steps = max(1, round(wish.round_s * found["alone"][-1] / _tokens_a_step()))
+        round_steps = max(1, round(wish.round_s * found["alone"][-1] / tokens))
         found["round_alone"].append(train(round_steps))
         with Repeated(version, times=1):
             found["round_once"].append(train(round_steps))
     return Beside(averages=averages, **found)
-
-
-def _tokens_a_step() -> int:
-    return InnerConfig().batch * ModelConfig().context
-
-
-def _trainer() -> Callable[[int], float]:
-    """Takes how many steps to go on by; tokens a second."""
-    model, inner = ModelConfig(), InnerConfig()
-    shard, flats = noise(model), list(initial_modules(model, seed=0).values())
-    loop = InnerLoop(inner, TOTAL_STEPS, model, device="cpu", seed=0)
-
-    done = 0
-
-    def train(count: int) -> float:
-        nonlocal done
-        began_s = time.perf_counter()
-        trained = loop.run(flats, shard, first_step=done, steps=count)
-        done += count
-        return trained.tokens / (time.perf_counter() - began_s)
-
-    return train
 
 
 class Repeated:
@@ -273,16 +245,15 @@ Found = Mapping[str, Mapping[int, Mapping[str, Measured]]]
 """By codec, number of contributions, and what was measured."""
 
 
-async def run(wish: Wish, *, json_file: Path | None) -> None:
+def run(wish: Wish, *, json_file: Path | None) -> None:
     """Measure, print, and write."""
     found: dict[str, dict[int, dict[str, Measured]]] = {}
     with tempfile.TemporaryDirectory(prefix="averaging-") as name:
         folder = Path(name)
         for codec in CODECS:
             fill(folder / codec, run_of(codec, width=wish.width))
-            found[codec] = {count: await _measured(folder, codec, count, wish) for count in wish.counts}
-        owned = run_of(INT4, width=wish.width)
-        trained = await asyncio.to_thread(beside, folder / INT4, owned, wish)
+            found[codec] = {count: _measured(folder / codec, codec, count, wish) for count in wish.counts}
+        trained = beside(folder / INT4, run_of(INT4, width=wish.width), wish)
     show(averages_table(found, runs=wish.runs), beside_table(trained, wish))
     cases = [
         {"codec": codec, "contributions": count, "what": what} | asdict(measured)
@@ -294,34 +265,19 @@ async def run(wish: Wish, *, json_file: Path | None) -> None:
         "averaging over alone": median_ratio(trained.averaging, trained.alone),
         "round with a version over one without": median_ratio(trained.round_once, trained.round_alone),
     }
-    trainer = asdict(trained) | {"threads": wish.threads, "round_s": wish.round_s} | ratios
+    trainer = asdict(trained) | {"round_s": wish.round_s} | ratios
     figures = {"module": str(MODULE), "cases": cases, "memory of 16 over 2": memory_ratios(found), "trainer": trainer}
     write_json(json_file, figures)
 
 
-async def _measured(folder: Path, codec: str, count: int, wish: Wish) -> dict[str, Measured]:
+def _measured(folder: Path, codec: str, count: int, wish: Wish) -> dict[str, Measured]:
     """Each kind of work in a process of its own."""
     found = {}
-    for what in (AVERAGE, VERSION, HELD):
-        arguments = (str(folder / codec), codec, str(wish.width))
-        helper = await start_helper(
-            "benchmarks.averaging", SERVE, *arguments, name=f"{codec}, {count}, {what}", log=folder / "log"
-        )
-        try:
-            found[what] = Measured(**await helper.ask("measure", count=count, what=what, runs=wish.runs))
-        finally:
-            await helper.end()
+    for what in (AVERAGE, VERSION):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+            run = run_of(codec, width=wish.width)
+            found[what] = fresh.submit(measure, folder, run, count, what, runs=wish.runs).result()
     return found
-
-
-@contextlib.contextmanager
-def opened(folder: Path, run: Run) -> Iterator[Callable[[Values], Values]]:
-    """A process that measures."""
-
-    def handle(values: Values) -> Values:
-        return asdict(measure(folder, run, values["count"], values["what"], runs=values["runs"]))
-
-    yield handle
 
 
 def memory_ratios(found: Found) -> dict[str, dict[str, float]]:
@@ -329,7 +285,7 @@ def memory_ratios(found: Found) -> dict[str, dict[str, float]]:
     return {
         codec: {
             what: counts[max(counts)][what].peak_bytes / counts[min(counts)][what].peak_bytes
-            for what in (AVERAGE, VERSION, HELD)
+            for what in (AVERAGE, VERSION)
         }
         for codec, counts in found.items()
     }
@@ -344,11 +300,11 @@ def averages_table(found: Found, *, runs: int) -> Table:
             seconds = {what: statistics.median(kinds[what].seconds) for what in kinds}
             modules = {what: f"{kinds[what].peak_bytes / (4 * values):.2f}" for what in kinds}
             speed = f"{count * 4 * values / MB / seconds[AVERAGE]:,.0f}"
-            average = (f"{seconds[AVERAGE]:.3f}", speed, modules[AVERAGE], modules[HELD])
+            average = (f"{seconds[AVERAGE]:.3f}", speed, modules[AVERAGE])
             rows.append((codec, str(count), *average, f"{seconds[VERSION]:.3f}", modules[VERSION]))
         ratios = {what: f"x{ratio:.2f}" for what, ratio in memory_ratios(found)[codec].items()}
-        rows.append(("", f"{most} over {fewest}", "", "", ratios[AVERAGE], ratios[HELD], "", ratios[VERSION]))
-    columns = ("contributions", "average s", "MB/s", "memory, modules", "if all were held", "version s", "its memory")
+        rows.append(("", f"{most} over {fewest}", "", "", ratios[AVERAGE], "", ratios[VERSION]))
+    columns = ("contributions", "average s", "MB/s", "memory, modules", "version s", "its memory")
     title = f"Closing a round of a module of {values:,} values, one thread, medians of {runs}"
     return table(title, ("codec", *columns), rows)
 
@@ -364,13 +320,8 @@ def beside_table(trained: Beside, wish: Wish) -> Table:
         ("the same, with one whole version", trained.round_once, rounds),
     ]
     cells = [(what, f"{statistics.median(speeds):,.0f}", ratio) for what, speeds, ratio in rows]
-    title = f"Training beside an owner, {wish.threads} thread(s) of torch"
-    return table(title, ("inner loop", "tokens/s", "of alone"), cells)
+    return table("Training beside an owner, one thread of torch", ("inner loop", "tokens/s", "of alone"), cells)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == [SERVE]:
-        place, sent, size = sys.argv[2:]
-        serve_plainly(lambda: opened(Path(place), run_of(sent, width=int(size))))
-    else:
-        run_benchmark(main)
+    run_benchmark(main)

@@ -23,7 +23,8 @@ from rich.table import Table
 
 from benchmarks.processes import memory_bytes
 from benchmarks.report import Disks, JsonFile, run_benchmark, show, table, write_json
-from bootstrap.processes import Child, Children, require_alive
+from benchmarks.swarm_faults.swarm import LocalSwarm
+from bootstrap.processes import Child, require_alive
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.program.console import run_program
 from dipaco_p2p.program.history import read_history
@@ -120,44 +121,27 @@ class Volunteer:
         return total
 
 
-class Scene:
+class Scene(LocalSwarm):
     """A coordinator whose run never ends, and volunteers one after the other."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._children = Children(threads=1)
-        self._address = ""
-
     async def __aenter__(self) -> Scene:
-        corpus, run_file, home = self.folder / "corpus.jsonl", self.folder / "run.toml", self.folder / "coordinator"
+        corpus = self.work / "corpus.jsonl"
         _write_corpus(corpus)
-        run_file.write_text(RUN.format(corpus=json.dumps(str(corpus))))
-        log = self.folder / "coordinator.log"
-        child = await self._children.start(
-            "coordinator", "bootstrap.cli", "start", str(run_file), "--dir", str(home), log=log
-        )
-        deadline_s = time.monotonic() + START_S
-        while not (log.exists() and "dipaco-peer join" in log.read_text(errors="replace")):
-            require_alive(child, "preparing its run")
-            if time.monotonic() > deadline_s:
-                raise DipacoError(f"the coordinator is not ready after {START_S:g} s", hint=f"see {log}")
-            await asyncio.sleep(POLL_S)
-        self._address = json.loads((home / "address.json").read_text())["address"]
+        self.run_file.write_text(RUN.format(corpus=json.dumps(str(corpus))))
+        await self.open()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._children.end_all()
+        await self.end()
 
     @contextlib.asynccontextmanager
     async def volunteer(self, name: str, *wishes: str) -> AsyncIterator[Volunteer]:
         """A volunteer that nobody can dial, so that it trains and leads nothing, while the block runs."""
-        home = self.folder / name
-        words = ["join", self._address, "--home", str(home), "--engine", "exact", "--threads", "1", "--no-listen"]
-        child = await self._children.start(name, "peers.cli", *words, *wishes, log=self.folder / f"{name}.log")
+        await self.start(name, "--engine", "exact", "--threads", "1", "--no-listen", *wishes)
         try:
-            yield Volunteer(child, home)
+            yield Volunteer(self.members[name], self.home(name))
         finally:
-            await child.end()
+            await self.members[name].end()
 
 
 def _write_corpus(path: Path, *, documents: int = 1500, words: int = 300) -> None:
@@ -333,7 +317,7 @@ def main(
     rows: list[Row] = []
 
     async def play(place: Path) -> None:
-        async with Scene(place) as scene:
+        async with Scene(place, place / "run.toml") as scene:
             for name in names:
                 typer.echo(f"{name} ...", err=True)
                 rows.extend(await CASES[name](scene, seconds))

@@ -16,8 +16,8 @@ import sys
 import time
 import traceback
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -85,12 +85,12 @@ class Helper:
         return " / ".join(lines[-LAST_LINES:])
 
 
-async def start_helper(module: str, *arguments: str, name: str, log: Path, inside: Sequence[str] = ()) -> Helper:
-    """Run `module` as a helper in a process group of its own; `inside` goes before its command."""
+async def start_helper(module: str, *arguments: str, name: str, log: Path) -> Helper:
+    """Run `module` as a helper in a process group of its own."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         process = await asyncio.create_subprocess_exec(
-            *(*inside, sys.executable, "-m", module, *arguments),
+            *(sys.executable, "-m", module, *arguments),
             stdin=PIPE,
             stdout=PIPE,
             stderr=file,
@@ -110,45 +110,25 @@ def end_with_parent() -> None:
 
 def serve(opened: Callable[[], AbstractAsyncContextManager[Handler]]) -> None:
     """The helper's side: open, then answer one request after the other until the benchmark closes the pipe."""
-    asyncio.run(_serve(opened, _answers()))
+    # Whatever a library prints from now on goes to the error stream: it is not an answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    asyncio.run(_serve(opened, answers))
 
 
 async def _serve(opened: Callable[[], AbstractAsyncContextManager[Handler]], answers: TextIO) -> None:
     async with opened() as handle:
         while line := await asyncio.to_thread(sys.stdin.readline):
             try:
-                _answer(answers, await handle(json.loads(line)))
+                answer = await handle(json.loads(line))
             except DipacoError as error:
-                _answer(answers, error)
-
-
-def serve_plainly(opened: Callable[[], AbstractContextManager[Callable[[Values], Values]]]) -> None:
-    """As `serve`, without an event loop: for what forks, or should use nothing else."""
-    answers = _answers()
-    with opened() as handle:
-        while line := sys.stdin.readline():
-            try:
-                _answer(answers, handle(json.loads(line)))
-            except DipacoError as error:
-                _answer(answers, error)
-
-
-def _answers() -> TextIO:
-    """Our standard output; whatever a library prints from now on goes to the error stream: it is not an answer."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    return answers
-
-
-def _answer(answers: TextIO, value: Values | DipacoError) -> None:
-    if isinstance(value, DipacoError):
-        traceback.print_exception(value)
-        value = {"error": str(value)}
-    print(json.dumps(value), file=answers, flush=True)
+                traceback.print_exception(error)
+                answer = {"error": str(error)}
+            print(json.dumps(answer), file=answers, flush=True)
 
 
 DAEMON = "p2pd"
-"""The program that carries what libp2p's peers say, in ours and in the rival's."""
+"""The program that carries what libp2p's peers say."""
 
 
 @dataclass(frozen=True, slots=True)

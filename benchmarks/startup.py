@@ -57,10 +57,10 @@ def main(
             took_s, cpu_s = _time(arguments)
             times[name].append(took_s)
             work[name].append(cpu_s)
-    rows = []
-    for name, values in times.items():
-        figures = (*spread(values), statistics.median(work[name]), TARGET_S)
-        rows.append((name, *(f"{value:.2f}" for value in figures)))
+    rows = [
+        (name, *(f"{figure:.2f}" for figure in (*spread(values), statistics.median(work[name]), TARGET_S)))
+        for name, values in times.items()
+    ]
     columns = ("command", "median s", "min s", "max s", "CPU s", "target s")
     show(table("Help of every command", columns, rows))
     write_json(json_file, {"took_s": times, "cpu_s": work})

@@ -87,8 +87,7 @@ def _one(seed: int, wish, *, is_verbose: bool) -> int:  # type: ignore[no-untype
 
 def _many(seeds: Sequence[int], wish, *, workers: int, folder: Path | None = None) -> int:  # type: ignore[no-untyped-def]
     from .faults import fault_points
-    from .played import Played
-    from .runner import Result, play_seeds
+    from .runner import Played, Result, play_seeds
 
     played = Played(folder, wish) if folder is not None else None
     known = played.of(seeds) if played is not None else []

@@ -1,23 +1,26 @@
-"""The machines of a simulated run: each has a disk, a clock and a key, and runs a production program again and again.
+"""A simulated run's machines, and what they find around them.
 
-The volunteers' is `peers.stages.StageRunner`, the coordinator's is `bootstrap.coordinator.stage.SeedStage`: what is
-here only starts and ends them, as a user, a service manager or the power company would.
+Each machine has a disk, a clock and a key, and runs a production program again and again. The volunteers' is
+`peers.stages.StageRunner`, the coordinator's is `bootstrap.coordinator.stage.SeedStage`: what is here only starts and
+ends them, as a user, a service manager or the power company would.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import random
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from bootstrap.coordinator.stage import SeedStage
-from bootstrap.folder import open_stage
+from bootstrap.folder import open_stage, write_stage
 from dipaco_p2p.errors import DipacoError, SwarmError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import Stages, fetch_stages
@@ -31,61 +34,100 @@ from peers.stages import Parts, StageRunner
 from .disk import Crashed, SimulatedDisk
 from .history import Event
 from .plan import Plan
-from .training import FakeTrainer, NoEvaluator
-from .virtual_time import Process, VirtualClock, waits_in
+from .training import FakeTrainer, NoEvaluator, make_run, no_text
+from .virtual_time import WHO, Process, VirtualClock, waits_in
 
 GRACE_S = 5.0
 RETRY_S = 1.0
 RESTART_S = 4.0
 """After a program ended with an error; then its user starts it again."""
 RESTARTS_MAX = 8
+SEED_KEY = b"coordinator of a simulated run.."
 
 
-class Environment(Protocol):
-    """What machines, and the faults that strike them, find around them: `world.World` is one."""
+class Environment:
+    """All machines of one run, the network between them, and what was observed."""
 
-    plan: Plan
-    folder: Path
-    """Below it lies the disk of each machine."""
-    chance: random.Random
-    network: MemoryNetwork
-    disk: SimulatedDisk
-    run: Run
-    seed: SeedMachine
-    volunteers: list[VolunteerMachine]
-    events: list[Event]
-    bugs: list[str]
-    tracebacks: list[str]
-    traps: dict[str, tuple[str, bool]]
-    """Machines that are to crash at this fault point, and whether their power fails."""
-    stayers: list[asyncio.Task[None]]
-    """Hostile work that goes on when the faults are over."""
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        """Below `folder` lies the disk of each machine."""
+        self.plan = plan
+        self.folder = folder
+        self.chance = random.Random(plan.seed)
+        self.network = MemoryNetwork(plan.seed, VirtualClock(), delay_s=plan.delay_s, loss=plan.loss)
+        self.disk = SimulatedDisk()
+        self.events: list[Event] = []
+        self.points: Counter[str] = Counter()
+        """How often each fault point was passed."""
+        self.bugs: list[str] = []
+        self.tracebacks: list[str] = []
+        self.traps: dict[str, tuple[str, bool]] = {}
+        """Machines that are to crash at the fault point, and whether their power fails."""
+        self.stayers: list[asyncio.Task[None]] = []
+        """Hostile work that goes on when the faults are over."""
+        self.is_calm = False
+        self.seed = SeedMachine(self, Signer(SEED_KEY))
+        self.volunteers = [
+            VolunteerMachine(self, number, step_s=step_s) for number, step_s in enumerate(plan.step_s, start=1)
+        ]
+        store = Store(self.seed.folder)
+        self.run: Run = write_stage(store, make_run(store, plan.config, self.seed.signer).sealed)
 
     @property
     def machines(self) -> list[Machine]:
         """The seed node's first, then the volunteers'."""
+        return [self.seed, *self.volunteers]
 
     @property
     def now_s(self) -> float:
         """Virtual time."""
+        return asyncio.get_running_loop().time()
 
     def note(self, who: str, ev: str, **facts: Any) -> None:
         """Record an event of the run."""
-
-    def observe(self, ev: str, facts: dict[str, Any]) -> None:
-        """Record an event of the program that is running."""
+        self.events.append(Event(self.now_s, who, ev, facts))
 
     def bug(self, what: str, error: BaseException | None = None) -> None:
         """Record an error that no program may make."""
+        self.bugs.append(what)
+        logging.getLogger("simulation").error("%s", what, exc_info=error)
+
+    def observe(self, ev: str, facts: dict[str, Any]) -> None:
+        """Record an event of the program that is running."""
+        process = WHO.get()
+        if process is not None and not process.is_dead:
+            self.note(process.name, ev, **facts)
+
+    def reached(self, point: str) -> None:
+        """A program passes a fault point: here it may be struck dead."""
+        process = WHO.get()
+        if process is None or process.is_dead:
+            return
+        self.points[point] += 1
+        trap = self.traps.get(process.name)
+        if trap is not None and trap[0] == point:
+            del self.traps[process.name]
+            self.note(process.name, "struck", point=point)
+            self.machine(process.name).crash(power=trap[1])
+            raise Crashed(process.name)
 
     def add_volunteer(self, *, step_s: float) -> VolunteerMachine:
         """One more machine, not started yet."""
+        self.volunteers.append(VolunteerMachine(self, len(self.volunteers) + 1, step_s=step_s))
+        return self.volunteers[-1]
+
+    def machine(self, name: str) -> Machine:
+        return next(machine for machine in self.machines if machine.name == name)
 
     def has_left_complete(self, machine: Machine) -> bool:
         """Whether the program's last word was that the run is complete."""
+        left = [event for event in self.events if event.who == machine.name and event.ev == "left"]
+        return bool(left) and bool(left[-1].facts["complete"])
 
     def ended(self, machine: Machine) -> None:
-        """A program came to its own end."""
+        """A program came to its own end; who wanted to stay starts it again."""
+        if not machine.is_done and self.is_calm and len(machine.errors) <= RESTARTS_MAX:
+            outside = contextvars.Context()  # else the timer would die with the process that it is set in
+            asyncio.get_running_loop().call_later(RESTART_S, machine.start, context=outside)
 
 
 class Machine:
@@ -279,15 +321,11 @@ class SeedMachine(Machine):
         assert run is not None, "the run was made before its seed node starts"
         Stages(swarm).add(run)
         stage = SeedStage(
-            run, swarm, store, self.folder, sequences=_no_text, clock=self.clock, make_evaluator=cast(Any, NoEvaluator)
+            run, swarm, store, self.folder, sequences=no_text, clock=self.clock, make_evaluator=cast(Any, NoEvaluator)
         )
         stage.begin()
         self._open = self.process, stage
         await asyncio.Event().wait()
-
-
-def _no_text() -> Any:
-    raise AssertionError("a simulated run is never sharded anew")
 
 
 def _log_nowhere(path: Path, *, verbose: bool) -> None:

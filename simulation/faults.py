@@ -87,20 +87,17 @@ async def _lay_trap(
 async def _strike_dead(world: Environment, chance: random.Random, *, power: bool) -> None:
     victim = some(world, chance)
     victim.crash(power=power)
-    await asyncio.sleep(away_s(world, chance))
+    await _return(world, chance, victim)
+
+
+async def _return(world: Environment, chance: random.Random, victim: Machine, times: float = 1.0) -> None:
+    """Start the machine again after a while."""
+    await asyncio.sleep(times * away_s(world, chance))
     victim.start()
 
 
-@fault("crash")
-async def crash(world: Environment, chance: random.Random) -> None:
-    """SIGKILL, and a restart from the disk."""
-    await _strike_dead(world, chance, power=False)
-
-
-@fault("power cut")
-async def power_cut(world: Environment, chance: random.Random) -> None:
-    """As a crash, but what was not synced may be lost."""
-    await _strike_dead(world, chance, power=True)
+fault("crash")(functools.partial(_strike_dead, power=False))  # SIGKILL, and a restart from the disk
+fault("power cut")(functools.partial(_strike_dead, power=True))  # as a crash, but what was not synced may be lost
 
 
 @fault("crash at a point")
@@ -157,8 +154,7 @@ async def leave(world: Environment, chance: random.Random) -> None:
     """Ctrl-C: in good order; and back again later."""
     victim = some(world, chance)
     victim.stop()
-    await asyncio.sleep(2 * away_s(world, chance))
-    victim.start()
+    await _return(world, chance, victim, 2)
 
 
 @fault("partition")
@@ -208,8 +204,7 @@ async def bit_rot(world: Environment, chance: random.Random) -> None:
     for path in chance.sample(files, min(len(files), chance.randint(1, 3))):
         flip(path, chance)
         world.note(victim.name, "bit rot", file=path.name)
-    await asyncio.sleep(away_s(world, chance))
-    victim.start()
+    await _return(world, chance, victim)
 
 
 def _may_rot(path: Path) -> bool:
@@ -274,8 +269,7 @@ async def idle_claimant(world: Environment, chance: random.Random) -> None:
 async def seed_death(world: Environment, chance: random.Random) -> None:
     """The coordinator dies, and comes back."""
     world.seed.crash(power=chance.random() < 0.5)
-    await asyncio.sleep(3 * away_s(world, chance))
-    world.seed.start()
+    await _return(world, chance, world.seed, 3)
 
 
 @fault("disk loss")
@@ -285,8 +279,7 @@ async def disk_loss(world: Environment, chance: random.Random) -> None:
         return  # who is gone for good takes its disk along
     victim = some(world, chance)
     victim.lose_disk()
-    await asyncio.sleep(away_s(world, chance))
-    victim.start()
+    await _return(world, chance, victim)
 
 
 @fault("total outage")

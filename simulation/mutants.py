@@ -6,7 +6,6 @@ A mutant replaces functions of the programs while the block of `planted` runs, a
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from unittest import mock
 
 from bootstrap.coordinator.terms import Terms
 from dipaco_p2p.core.outer import codec
-from dipaco_p2p.node import ledger
 from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.store import Store
@@ -35,9 +33,9 @@ from dipaco_p2p.swarm.blobs import blobs
 from dipaco_p2p.swarm.record_cache import RecordCache
 
 from .disk import SimulatedDisk
+from .speed import replace_everywhere
 
 Plant = Callable[["Patches"], None]
-PROGRAMS = ("dipaco_p2p.", "peers.", "bootstrap.")
 
 
 class Patches:
@@ -59,9 +57,7 @@ class Patches:
 
     def replace_everywhere(self, name: str, original: object, changed: object) -> None:
         """As `replace`, in every module of the programs that imported `original` under this name."""
-        for module in list(sys.modules.values()):
-            if getattr(module, "__name__", "").startswith(PROGRAMS) and vars(module).get(name) is original:
-                self._stack.enter_context(mock.patch.object(module, name, changed))
+        replace_everywhere(self._stack, name, original, changed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +81,21 @@ def mutant(name: str, *, faults: tuple[str, ...] = (), seeds: tuple[int, ...] = 
         return plant
 
     return register
+
+
+def replacing(
+    name: str,
+    *changes: tuple[Any, str, Callable[[Any], Any]],
+    faults: tuple[str, ...],
+    seeds: tuple[int, ...] = (),
+) -> None:
+    """Register an error that only replaces attributes: of what, under which name, and what `make(original)` gives."""
+
+    def plant(patches: Patches) -> None:
+        for home, attribute, make in changes:
+            patches.replace(home, attribute, make)
+
+    mutant(name, faults=faults, seeds=seeds)(plant)
 
 
 @contextlib.contextmanager
@@ -111,17 +122,27 @@ def _always(value: Any) -> Callable[[Any], Callable[..., Any]]:
     return lambda original: lambda *parts, **named: value
 
 
+def _property(empty: Callable[[], Any]) -> Callable[[Any], Any]:
+    return lambda original: property(lambda self: empty())
+
+
+def _rules(changed: Callable[[Intake], dict[str, Any]]) -> tuple[Any, str, Callable[[Any], Any]]:
+    """The rules of admission with these fields of them changed."""
+
+    def make(original: Any) -> Any:
+        return lambda self, contribution: replace(original(self, contribution), **changed(self))
+
+    return Intake, "_rules", make
+
+
+FORGETS_COUNTED = (Intake, "has", lambda original: lambda self, contribution: contribution in self.admitted)
+
+
 # -- disks
 
 
-@mutant("no sync of a file", faults=OUTAGES)
-def no_sync(patches: Patches) -> None:
-    patches.replace(SimulatedDisk, "sync", _nothing)
-
-
-@mutant("no sync of the folder", faults=OUTAGES)
-def no_sync_of_the_folder(patches: Patches) -> None:
-    patches.replace(SimulatedDisk, "sync_folder", _nothing)
+replacing("no sync of a file", (SimulatedDisk, "sync", _nothing), faults=OUTAGES)
+replacing("no sync of the folder", (SimulatedDisk, "sync_folder", _nothing), faults=OUTAGES)
 
 
 @mutant("written in place, not renamed", faults=("torn write", "crash at a point"))
@@ -172,19 +193,10 @@ class _Same(str):
 # -- admission
 
 
-@mutant("no dedupe", faults=HOSTILE)
-def no_dedupe(patches: Patches) -> None:
-    @patches.wrap(Intake, "_rules")
-    def rules(original: Any, self: Intake, contribution: str) -> Any:
-        return replace(original(self, contribution), contributed={})
-
-    patches.replace(Intake, "has", lambda original: lambda self, contribution: contribution in self.admitted)
-    patches.replace(Tally, "check", _nothing)
-
-
-@mutant("stale base accepted", faults=HOSTILE)
-def stale_base_accepted(patches: Patches) -> None:
-    patches.replace(admission, "_judge_base", _always(ADMITTED))
+replacing(
+    "no dedupe", _rules(lambda self: {"contributed": {}}), FORGETS_COUNTED, (Tally, "check", _nothing), faults=HOSTILE
+)
+replacing("stale base accepted", (admission, "_judge_base", _always(ADMITTED)), faults=HOSTILE)
 
 
 @mutant("base digest not compared", faults=HOSTILE)
@@ -195,24 +207,18 @@ def base_digest_not_compared(patches: Patches) -> None:
         return original(replace(contribution, base_digest=known), rules)
 
 
-@mutant("weight lies accepted", faults=HOSTILE)
-def weight_lies_accepted(patches: Patches) -> None:
-    @patches.wrap(Intake, "_rules")
-    def rules(original: Any, self: Intake, contribution: str) -> Any:
-        return replace(original(self, contribution), tokens_max=2**40)
-
-
-@mutant("path not checked", faults=HOSTILE)
-def path_not_checked(patches: Patches) -> None:
-    @patches.wrap(Intake, "_rules")
-    def rules(original: Any, self: Intake, contribution: str) -> Any:
-        return replace(original(self, contribution), paths=frozenset(self._run.topology.paths()))
-
-
-@mutant("norm check skipped", faults=HOSTILE)
-def norm_check_skipped(patches: Patches) -> None:
-    patches.replace(admission, "judge_norm", _always(ADMITTED))
-    patches.replace(Intake, "clip_norm", _always(None))
+replacing("weight lies accepted", _rules(lambda self: {"tokens_max": 2**40}), faults=HOSTILE)
+replacing(
+    "path not checked",
+    _rules(lambda self: {"paths": frozenset(self._run.topology.paths())}),
+    faults=HOSTILE,
+)
+replacing(
+    "norm check skipped",
+    (admission, "judge_norm", _always(ADMITTED)),
+    (Intake, "clip_norm", _always(None)),
+    faults=HOSTILE,
+)
 
 
 @mutant("NaN check skipped", faults=HOSTILE)
@@ -245,13 +251,12 @@ def deadline_never_fires(patches: Patches) -> None:
         return None if found is RoundEvent.DEADLINE else found
 
 
-@mutant(
+replacing(
     "a claim alone keeps others from a path",
+    (Watch, "still_s", _always(0.0)),
     faults=("idle claimant", "gone for good", "leave", "seed death"),
     seeds=(85,),
 )
-def a_claim_is_enough(patches: Patches) -> None:
-    patches.replace(Watch, "still_s", _always(0.0))
 
 
 # -- records
@@ -269,39 +274,26 @@ def _immortal(kind: str) -> Callable[[Any], Any]:
     return make
 
 
-@mutant("expired claims kept for ever", faults=("gone for good",))
-def expired_claims_kept(patches: Patches) -> None:
-    patches.replace(RecordCache, "_live", _immortal("/claims"))
-
-
-@mutant("heartbeat of the dead believed", faults=("gone for good",))
-def heartbeat_of_the_dead_believed(patches: Patches) -> None:
-    patches.replace(RecordCache, "_live", _immortal("/peers"))
-
-
-@mutant("head of the dead believed", faults=("gone for good",))
-def head_of_the_dead_believed(patches: Patches) -> None:
-    patches.replace(RecordCache, "_live", _immortal("/heads"))
-
-
-@mutant("chain not checked for what counts twice", faults=("duplication", "partition"))
-def truncated_ledger(patches: Patches) -> None:
-    patches.replace(Tally, "check", _nothing)
-    patches.replace(ledger.Ledger, "counted", lambda original: property(lambda self: {}))
+replacing("expired claims kept for ever", (RecordCache, "_live", _immortal("/claims")), faults=("gone for good",))
+replacing("heartbeat of the dead believed", (RecordCache, "_live", _immortal("/peers")), faults=("gone for good",))
+replacing("head of the dead believed", (RecordCache, "_live", _immortal("/heads")), faults=("gone for good",))
+replacing(
+    "chain not checked for what counts twice",
+    (Tally, "check", _nothing),
+    (Ledger, "counted", _property(dict)),
+    faults=("duplication", "partition"),
+)
 
 
 # -- decrees
 
 
-@mutant("what began before a rollback counts", faults=("rollback", "slow", "loss"))
-def what_began_before_counts(patches: Patches) -> None:
-    for kind in (Tally, Ledger):
-        patches.replace(kind, "base_min", lambda original: property(lambda self: 0))
-
-
-@mutant("what a rollback undoes is not reported", faults=("rollback",))
-def not_reported(patches: Patches) -> None:
-    patches.replace(Ledger, "undone", lambda original: property(lambda self: []))
+replacing(
+    "what began before a rollback counts",
+    *((kind, "base_min", _property(int)) for kind in (Tally, Ledger)),
+    faults=("rollback", "slow", "loss"),
+)
+replacing("what a rollback undoes is not reported", (Ledger, "undone", _property(list)), faults=("rollback",))
 
 
 # -- owner groups: receipts, takeovers, branches, mandates
@@ -340,9 +332,11 @@ def merge_drops(patches: Patches) -> None:
             ledger.drop(contribution)
 
 
-@mutant("old term's leader obeyed", faults=("freeze", "partition", "one-way cut"))
-def old_leader_obeyed(patches: Patches) -> None:
-    patches.replace(ModuleChain, "_require_leader", lambda original: lambda self, sender: None)
+replacing(
+    "old term's leader obeyed",
+    (ModuleChain, "_require_leader", _nothing),
+    faults=("freeze", "partition", "one-way cut"),
+)
 
 
 @mutant("newcomer displaces leader", faults=("join",))
@@ -374,7 +368,9 @@ def mandate_not_on_disk(patches: Patches) -> None:
         original(self, run, None)
 
 
-@mutant("counted again after it was submitted again", faults=("loss", "slow", "partition"))
-def counted_again(patches: Patches) -> None:
-    patches.replace(Intake, "has", lambda original: lambda self, contribution: contribution in self.admitted)
-    patches.replace(Tally, "check", lambda original: lambda self, version: None)
+replacing(
+    "counted again after it was submitted again",
+    FORGETS_COUNTED,
+    (Tally, "check", _nothing),
+    faults=("loss", "slow", "partition"),
+)

@@ -1,5 +1,5 @@
-"""What can be seen of a run while it goes on: the records and disks of all machines at once, every event of the
-programs' histories, and what they log."""
+"""What can be seen of a run while it goes on: the records and disks of all machines at once, whether it stands still,
+every event of the programs' histories, and what they log."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import os
 import traceback
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+from dipaco_p2p.config import RunConfig
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.owner.chain import ModuleChain
 from dipaco_p2p.program.history import History
 from dipaco_p2p.protocol.documents import Contribution, Sealed
 from dipaco_p2p.protocol.liveness import Claim, Head, read_all
 from dipaco_p2p.protocol.records import Record, claims_key, heads_key, newest
+from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -27,19 +28,13 @@ from .actors import Environment, Machine
 from .history import Look
 from .virtual_time import WHO
 
+TTLS = 8.0
+"""Lives of a heartbeat until the dead are replaced, their claims and their terms have lapsed."""
+QUIET_S = 30.0
+"""How long a coordinator that was away waits for the last groups before it grants a module to others."""
+OWN_S = 15.0
+"""Inner steps and calls, a few of which may take their whole time."""
 OPEN, MANDATE, VERSION, SUFFIX = "open-", "mandate-", "version-", ".json"
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """One look at all disks."""
-
-    kept: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Ids of contributions, by machine."""
-    terms: dict[tuple[str, str], int] = field(default_factory=dict)
-    """The newest term, by machine and module."""
-    archived: dict[str, int] = field(default_factory=dict)
-    """The newest version of each module on the coordinator's disk."""
 
 
 class DiskView:
@@ -49,19 +44,19 @@ class DiskView:
         self._world = world
         self._terms: dict[str, tuple[int, int]] = {}
 
-    def sight(self) -> Sight:
-        """How it is now."""
-        sight = Sight()
+    def sight(self) -> dict[str, Any]:
+        """What a `Look` says of the disks."""
+        kept, terms, archived = dict[str, frozenset[str]](), dict[tuple[str, str], int](), dict[str, int]()
         for machine in self._world.machines:
             names = self._documents(machine)
-            sight.kept[machine.name] = frozenset(name.rpartition("-")[2] for name in names[OPEN])
+            kept[machine.name] = frozenset(name.rpartition("-")[2] for name in names[OPEN])
             for module, entry in names[MANDATE].items():
-                sight.terms[machine.name, module] = self._term(entry)
+                terms[machine.name, module] = self._term(entry)
             if machine is self._world.seed:
                 for name in names[VERSION]:
                     module, _, number = name.rpartition("-")
-                    sight.archived[module] = max(sight.archived.get(module, 0), int(number))
-        return sight
+                    archived[module] = max(archived.get(module, 0), int(number))
+        return {"kept": kept, "terms": terms, "archived": archived}
 
     def _term(self, entry: os.DirEntry[str]) -> int:
         known = self._terms.get(entry.path)
@@ -104,16 +99,13 @@ def look(world: Environment, disks: DiskView) -> Look:
     for path in run.topology.paths():
         if any(peer in present and not claim.released for peer, claim in claims(world, path).items()):
             claimed.add(str(path))
-    sight = disks.sight()
     return Look(
         t_s=world.now_s,
         alive=frozenset(name for name in present.values() if name != world.seed.name),
         led=frozenset(led),
         claimed=frozenset(claimed),
         versions=versions,
-        archived=sight.archived,
-        kept=sight.kept,
-        terms=sight.terms,
+        **disks.sight(),
     )
 
 
@@ -134,35 +126,86 @@ def _bodies(world: Environment, key: str) -> dict[PeerId, dict[str, Any]]:
     return {peer: record.body for peer, record in newest(records).items()}
 
 
+# -- waits that nothing ends: whether a swarm stands still, and who waits for whom when it does.
+#
+# Rule 1: after the faults a run moves when a module gets a version, in a head or in the archive, or when a program
+# comes to its end. Receipts, claims and calls are no movement: a swarm can exchange them for ever.
+# Rule 2: the longest that the protocol lets a swarm rest is a sum of its own waits; beyond that, nothing will end it.
+
+
+def longest_rest_s(config: RunConfig) -> float:
+    """Seconds that a swarm without faults may rest: a claim that does no work is waited for by those who stand by, by
+    those who join it, and by a leader without a quorum, for each wave of paths."""
+    paths = config.model.path_count
+    deadlines = 2 + max(PATIENCE, paths)
+    return deadlines * config.rounds.deadline_s + TTLS * config.liveness.heartbeat_ttl_s + QUIET_S + OWN_S
+
+
+class Movement:
+    """When a swarm last moved."""
+
+    def __init__(self, now_s: float) -> None:
+        self._seen: object = None
+        self._since_s = now_s
+
+    def rested_s(self, look: Look, done: frozenset[str]) -> float:
+        """For how long nothing has moved, now that `look` was seen and the programs of `done` have ended."""
+        seen = dict(look.versions), dict(look.archived), done
+        if seen != self._seen:
+            self._seen, self._since_s = seen, look.t_s
+        return look.t_s - self._since_s
+
+
+def told_waits(world: Environment) -> Iterator[str]:
+    """Both sides of every wait of a swarm that stands still: the modules that lack versions, with their leaders and who
+    claims their paths; and what each program says that it waits for, and waits in."""
+    names = {machine.peer: machine.name for machine in world.machines}
+    for module in world.run.topology.modules():
+        yield from _of_module(world, module, names)
+    for machine in world.volunteers:
+        if machine.is_up and not machine.is_done:
+            said = [event for event in world.events if event.who == machine.name and event.ev == "doing"]
+            doing = said[-1].facts if said else {"doing": "joining", "waits_for": ""}
+            yield f"{machine.name} is {doing['doing']}, waits for {doing['waits_for'] or '-'} in {machine.where()}"
+
+
+def _of_module(world: Environment, module: ModuleId, names: dict[PeerId, str]) -> Iterator[str]:
+    found = heads(world, module)
+    leading = {names.get(peer, "a stranger"): head for peer, head in found.items() if not head.resigned}
+    version = max((head.version for head in leading.values()), default=0)
+    if version < world.plan.config.rounds.rounds:
+        leaders = ", ".join(f"{name} at version {head.version}" for name, head in leading.items()) or "nobody"
+        paths = "; ".join(_of_path(world, path, names) for path in world.run.topology.paths_through(module))
+        yield f"{module}, led by {leaders}, waits for work of {paths}"
+
+
+def _of_path(world: Environment, path: PathId, names: dict[PeerId, str]) -> str:
+    found = claims(world, path)
+    claimants = [names.get(peer, "a stranger") for peer, claim in found.items() if not claim.released]
+    return f"{path}, claimed by {', '.join(claimants) or 'nobody'}"
+
+
 # -- what the programs say
 
 
 @contextlib.contextmanager
 def observed(world: Environment) -> Iterator[None]:
-    add = History.add
+    """Notes all events of the programs' histories; and for whom a mirror keeps something, and who leads as far as it
+    knows."""
+    add, keep = History.add, ModuleChain.keep_contribution
 
-    def noted(self: History, ev: str, **values: Any) -> None:
+    def added(self: History, ev: str, **values: Any) -> None:
         world.observe(ev, values)
         add(self, ev, **values)
 
-    with mock.patch.object(History, "add", noted), _confirmations(world):
-        yield
-
-
-@contextlib.contextmanager
-def _confirmations(world: Environment) -> Iterator[None]:
-    """Notes for whom a mirror keeps something, and who leads as far as it knows."""
-    keep = ModuleChain.keep_contribution
-
-    def noted(self: ModuleChain, sender: PeerId, sealed: Sealed[Contribution]) -> None:
+    def kept(self: ModuleChain, sender: PeerId, sealed: Sealed[Contribution]) -> None:
         module = sealed.document.module
         grant = self.node.mandates.grant(module)
         keep(self, sender, sealed)
-        world.observe(
-            "confirmed", {"module": str(module), "id": sealed.id, "to": sender, "leader": grant and grant.leader}
-        )
+        facts = {"module": str(module), "id": sealed.id, "to": sender, "leader": grant and grant.leader}
+        world.observe("confirmed", facts)
 
-    with mock.patch.object(ModuleChain, "keep_contribution", noted):
+    with mock.patch.object(History, "add", added), mock.patch.object(ModuleChain, "keep_contribution", kept):
         yield
 
 

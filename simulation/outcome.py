@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,7 +153,6 @@ def _last(world: World, name: str) -> str:
     events = [event for event in world.events if event.who == name]
     if not events:
         return "nothing"
-    logging.getLogger("simulation").debug("%s: %s", name, events[-1])
     return f"{events[-1].ev} at {events[-1].t_s:.0f} s, {dict(events[-1].facts)}"
 
 

@@ -32,25 +32,27 @@ def remembered_signatures() -> Iterator[None]:
         )  # threads for a few numbers take longer than work
         signed: set[tuple[PeerId, str, bytes, str]] = set()
         stack.enter_context(mock.patch.object(Signer, "sign", _remembered_sign(Signer.sign, signed)))
-        _replace(stack, "verify", signing.verify, _remembered_verify(signing.verify, signed))
+        replace_everywhere(stack, "verify", signing.verify, _remembered_verify(signing.verify, signed))
         for home, name in ((signing, "public_key_of"), (records, "read_record")):
             original = getattr(home, name)
-            _replace(stack, name, original, functools.lru_cache(SIGNATURES)(original))
+            replace_everywhere(stack, name, original, functools.lru_cache(SIGNATURES)(original))
         genesis = versions.genesis_version  # makes the canonical bytes of the whole manifest each time
-        _replace(stack, "genesis_version", genesis, _once(genesis, lambda manifest, module: (id(manifest), module)))
-        _replace(stack, "unseal", documents.unseal, _remembered_unseal(documents.unseal))
+        replace_everywhere(
+            stack, "genesis_version", genesis, _once(genesis, lambda manifest, module: (id(manifest), module))
+        )
+        replace_everywhere(stack, "unseal", documents.unseal, _remembered_unseal(documents.unseal))
         stack.enter_context(mock.patch.object(Sealed, "id", property(_once(cast(Any, Sealed.id).fget))))
         stack.enter_context(mock.patch.object(Record, "to_bytes", _once(Record.to_bytes)))
         # `read_record` gives one object for the same bytes.
-        _replace(stack, "read", liveness.read, _once(liveness.read, lambda kind, body: (kind, id(body))))
+        replace_everywhere(stack, "read", liveness.read, _once(liveness.read, lambda kind, body: (kind, id(body))))
         yield
 
 
-def _replace(stack: contextlib.ExitStack, name: str, original: object, remembered: object) -> None:
-    """Wherever a module of ours has it under this name."""
+def replace_everywhere(stack: contextlib.ExitStack, name: str, original: object, changed: object) -> None:
+    """In every module of the programs that has `original` under this name, until the stack is closed."""
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith(PROGRAMS) and vars(module).get(name) is original:
-            stack.enter_context(mock.patch.object(module, name, remembered))
+            stack.enter_context(mock.patch.object(module, name, changed))
 
 
 def _remembered_sign(sign: Callable[..., str], signed: set[tuple[PeerId, str, bytes, str]]) -> Callable[..., str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -21,12 +21,14 @@ from dipaco_p2p.core.model.shards import Shard, encode_shard
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.protocol.documents import GenesisRef, Manifest, ShardRef, seal
+from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, Sealed, ShardRef, seal
 from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.topology import ModuleId
 from peers.path.trainer import Flat, PathTrainer
 
 STEP_SIZE = 0.01
 SEQUENCES = 4
+NOTHING = BlobRef.of(b"nobody reads it here")
 
 
 class NoLoop:
@@ -91,7 +93,33 @@ def make_run(store: Store, config: RunConfig, signer: Signer) -> Run:
         values = generator.standard_normal(layout.size, dtype=np.float32) * np.float32(0.1)
         flats[level] = store.put(encode_module(values, layout))
     shard = store.put(_shard_bytes(config.model.context))
-    nothing = store.put(b"{}")
+    sealed = sealed_manifest(
+        signer,
+        config,
+        shard=shard,
+        sequences=SEQUENCES,
+        nothing=store.put(b"{}"),
+        optimizer=store.put(NoLoop().state_bytes()),
+        genesis={module: flats[module.level] for module in config.topology.modules()},
+    )
+    run = Run(sealed)
+    run.check_genesis()
+    return run
+
+
+def sealed_manifest(
+    signer: Signer,
+    config: RunConfig,
+    *,
+    genesis: Mapping[ModuleId, BlobRef] | None = None,
+    shard: BlobRef = NOTHING,
+    sequences: int = 1,
+    optimizer: BlobRef = NOTHING,
+    nothing: BlobRef = NOTHING,
+) -> Sealed[Manifest]:
+    """Of a run with one stage that nobody trains on text: every path has the same `shard`. What training alone would
+    read is `nothing`."""
+    topology = config.topology
     manifest = Manifest(
         protocol=PROTOCOL_VERSION,
         config=config,
@@ -99,17 +127,15 @@ def make_run(store: Store, config: RunConfig, signer: Signer) -> Run:
         admission="open",
         tokenizer=nothing,
         router=nothing,
-        optimizer=store.put(NoLoop().state_bytes()),
-        shards=tuple(ShardRef(path=path, blob=shard, sequences=SEQUENCES) for path in config.topology.paths()),
+        optimizer=optimizer,
+        shards=tuple(ShardRef(path=path, blob=shard, sequences=sequences) for path in topology.paths()),
         validation=nothing,
         holdout=nothing,
         router_split=nothing,
-        genesis=tuple(GenesisRef(module=module, blob=flats[module.level]) for module in config.topology.modules()),
+        genesis=tuple(GenesisRef(module=m, blob=(genesis or {}).get(m, nothing)) for m in topology.modules()),
         author=signer.peer,
     )
-    run = Run(seal(signer, manifest))
-    run.check_genesis()
-    return run
+    return seal(signer, manifest)
 
 
 @functools.cache
@@ -125,3 +151,7 @@ class NoEvaluator:
 
     def complete_version(self) -> int:
         return -1
+
+
+def no_text() -> Any:
+    raise AssertionError("a run without text is never sharded again")

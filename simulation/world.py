@@ -4,131 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import gc
 import logging
 import random
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from bootstrap.folder import write_stage
-from dipaco_p2p.node.run import Run
-from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.files import listening
-from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.swarm.memory import MemoryNetwork
 
-from .actors import RESTART_S, RESTARTS_MAX, Machine, SeedMachine, VolunteerMachine
-from .disk import Crashed, SimulatedDisk, installed
+from .actors import Environment
+from .disk import installed
 from .faults import FAULTS, pardon
-from .history import Event, Look
-from .observe import DiskView, logged, look, observed
+from .history import Look
+from .observe import DiskView, Movement, logged, longest_rest_s, look, observed, told_waits
 from .plan import Plan
-from .training import make_run
-from .virtual_time import WHO, VirtualClock, VirtualLoop
-from .waits import Movement, longest_rest_s, told_waits
+from .virtual_time import VirtualLoop
 
 LOOK_EVERY_S = 1.0
 BOUND_ROUNDS_S = 40.0
 """For each round that may still be before everybody, once the faults are over; and for the restarts before."""
-SEED_KEY = b"coordinator of a simulated run.."
 
 _home: str | None = None
 """The folder of this process's disks, if somebody chose one."""
 
 
-class World:
-    """All machines of one run, the network between them, and what was observed."""
+class World(Environment):
+    """A run that is played: its faults, what comes after, and what could be seen meanwhile."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        self.plan = plan
-        self.folder = folder
-        self.chance = random.Random(plan.seed)
-        self.network = MemoryNetwork(plan.seed, VirtualClock(), delay_s=plan.delay_s, loss=plan.loss)
-        self.disk = SimulatedDisk()
-        self.events: list[Event] = []
+        super().__init__(plan, folder)
         self.looks: list[Look] = []
-        self.points: Counter[str] = Counter()
-        """How often each fault point was passed."""
-        self.bugs: list[str] = []
-        self.tracebacks: list[str] = []
-        self.traps: dict[str, tuple[str, bool]] = {}
-        """Machines that are to crash at the fault point, and whether their power fails."""
-        self.stayers: list[asyncio.Task[None]] = []
-        """What goes on when the faults are over."""
         self.where: dict[str, str] = {}
         """What the programs waited in at the end that had not come to theirs."""
         self.waits: tuple[str, ...] = ()
         """Who waited for whom, if the swarm stood still for longer than any rule lets it."""
-        self.is_calm = False
         self.calm_s = self.end_s = 0.0
-        self.seed = SeedMachine(self, Signer(SEED_KEY))
-        self.volunteers = [
-            VolunteerMachine(self, number, step_s=step_s) for number, step_s in enumerate(plan.step_s, start=1)
-        ]
         self._disks = DiskView(self)
-        store = Store(self.seed.folder)
-        self.run: Run = write_stage(store, make_run(store, plan.config, self.seed.signer).sealed)
-
-    @property
-    def machines(self) -> list[Machine]:
-        return [self.seed, *self.volunteers]
-
-    @property
-    def now_s(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    # -- what is observed
-
-    def note(self, who: str, ev: str, **facts: Any) -> None:
-        self.events.append(Event(self.now_s, who, ev, facts))
-
-    def bug(self, what: str, error: BaseException | None = None) -> None:
-        self.bugs.append(what)
-        logging.getLogger("simulation").error("%s", what, exc_info=error)
-
-    def observe(self, ev: str, facts: dict[str, Any]) -> None:
-        process = WHO.get()
-        if process is not None and not process.is_dead:
-            self.note(process.name, ev, **facts)
-
-    def reached(self, point: str) -> None:
-        """A program passes a fault point: here it may be struck dead."""
-        process = WHO.get()
-        if process is None or process.is_dead:
-            return
-        self.points[point] += 1
-        trap = self.traps.get(process.name)
-        if trap is not None and trap[0] == point:
-            del self.traps[process.name]
-            self.note(process.name, "struck", point=point)
-            self.machine(process.name).crash(power=trap[1])
-            raise Crashed(process.name)
-
-    def add_volunteer(self, *, step_s: float) -> VolunteerMachine:
-        """One more machine, not started yet."""
-        self.volunteers.append(VolunteerMachine(self, len(self.volunteers) + 1, step_s=step_s))
-        return self.volunteers[-1]
-
-    def machine(self, name: str) -> Machine:
-        return next(machine for machine in self.machines if machine.name == name)
-
-    def has_left_complete(self, machine: Machine) -> bool:
-        """Whether the program's last word was that the run is complete."""
-        left = [event for event in self.events if event.who == machine.name and event.ev == "left"]
-        return bool(left) and bool(left[-1].facts["complete"])
-
-    def ended(self, machine: Machine) -> None:
-        """A program came to its own end; who wanted to stay starts it again."""
-        if not machine.is_done and self.is_calm and len(machine.errors) <= RESTARTS_MAX:
-            outside = contextvars.Context()  # else the timer would die with the process that it is set in
-            asyncio.get_running_loop().call_later(RESTART_S, machine.start, context=outside)
-
-    # -- what happens
 
     async def play(self) -> None:
         """The whole run, faults and what comes after."""

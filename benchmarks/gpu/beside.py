@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from benchmarks.trainer.utilisation import Bare, memory_bytes
 from dipaco_p2p.core.model.inner import StepReport
 from dipaco_p2p.errors import DipacoError
 from peers.governor.nvml import limit_memory
@@ -18,6 +17,7 @@ from .cards import GB, SLACK, share_of
 from .case import Bench, Case, Figures, Found, Part, number, table, verdict
 from .fast import GIB, path_of, way_of
 from .games import WANTED_S, games
+from .utilisation import Bare, memory_bytes
 
 EACH_GB = 40
 STEADY_S = 8.0

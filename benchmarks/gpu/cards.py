@@ -10,12 +10,12 @@ import functools
 
 import torch
 
-from benchmarks.trainer.utilisation import Bare
 from dipaco_p2p.core.model.microbatch import MicroBatch
 from peers.governor.nvml import limit_memory
 
 from .case import Bench, Case, Figures, Found, Part, number, table, verdict
 from .fast import GIB, path_of, speed, way_of
+from .utilisation import Bare
 
 CARDS_GB = (8, 12, 16, 24)
 GB = 10**9

@@ -1,7 +1,7 @@
 """How quick a 150M path trains: tokens a second and the share of the chip's peak, what they are made of, and what else
 could be done.
 
-Every step is one of a volunteer's inner loop (benchmarks/trainer/utilisation.py), but for the plain loop it is held
+Every step is one of a volunteer's inner loop (utilisation.py), but for the plain loop it is held
 against and for single operations that are timed alone.
 """
 
@@ -20,7 +20,14 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.trainer.loops import PLAIN, PLAIN_COMPILED, loops
-from benchmarks.trainer.utilisation import (
+from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
+from dipaco_p2p.core.model.engine import head_loss
+from dipaco_p2p.core.model.inner import make_optimizer
+from dipaco_p2p.core.model.transformer import PathModel
+
+from . import inside
+from .case import Bench, Case, Figures, Found, Part, number, table, verdict
+from .utilisation import (
     BATCH,
     PATH,
     Bare,
@@ -32,13 +39,6 @@ from benchmarks.trainer.utilisation import (
     nominal_flops,
     peak_flops,
 )
-from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
-from dipaco_p2p.core.model.engine import head_loss
-from dipaco_p2p.core.model.inner import make_optimizer
-from dipaco_p2p.core.model.transformer import PathModel
-
-from . import inside
-from .case import Bench, Case, Figures, Found, Part, number, table, verdict
 
 GOAL_TOKENS_PER_S = 390_000
 """On an H200: 40 % of its nominal peak."""

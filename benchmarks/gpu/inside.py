@@ -14,8 +14,9 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.trainer.utilisation import Bare
 from dipaco_p2p.core.model.inner import StepReport
+
+from .utilisation import Bare
 
 HEAD = "head and loss"
 KINDS: Mapping[str, str] = {

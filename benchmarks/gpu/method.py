@@ -73,7 +73,7 @@ def experiment(bench: Bench, job: Job) -> Experiment:
         folder.data.symlink_to(data.resolve())
     own = Experiment(folder, fast=not bench.is_small, device=bench.device)
     if not folder.warm(job.seed, job.width).exists():
-        warm_up(own, job, lambda done: None)
+        warm_up(own, job)
     return own
 
 
@@ -88,7 +88,7 @@ def _text(bench: Bench) -> Data:
 
 def _trained(bench: Bench, job: Job) -> Figures:
     own, began_s = experiment(bench, job), time.perf_counter()
-    found = train(own, job, lambda done: None)
+    found = train(own, job)
     context, unique = job.model.context, own.data.train.tokens.size
     drawn = job.path_steps * job.batch * context
     return {

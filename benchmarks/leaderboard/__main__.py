@@ -38,22 +38,18 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def main(
-    seed: Annotated[int, typer.Option(min=0, help="Decides the figures of the made-up run.")] = 0,
     repeats: Annotated[
         int, typer.Option(min=1, max=1_000, help="Requests of each page; the table shows the median.")
     ] = 9,
-    browser: Annotated[
-        Path | None, typer.Option(help="A Chromium. Default: the one on the PATH; without one that part is left out.")
-    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Serve 10,000 versions, 1,000 contributors and 256 paths on this machine, and read every kind of page."""
-    newest = Newest(snapshot_of(seed, LARGE))
+    newest = Newest(snapshot_of(shape=LARGE))
     counts = (newest.snapshot.versions, newest.snapshot.contributors, newest.snapshot.paths)
     show("{:,} versions, {:,} contributors, {:,} paths".format(*map(len, counts)))
     with served(newest) as port:
         costs = [page_cost(port, newest, page, repeats=repeats) for page in pages_of(newest.snapshot)]
-        content_ms = first_content_ms(port, browser, repeats=repeats)
+        content_ms = first_content_ms(port, repeats=repeats)
         held = memory_bytes(port, newest, [cost.page for cost in costs], MEMORY_ROUNDS)
     promises = promises_of(costs, content_ms, held)
     lines = (f"{'holds' if holds else 'BROKEN'}: {name}: {figure}" for name, (figure, holds) in promises.items())
@@ -182,9 +178,9 @@ def memory_bytes(port: int, newest: Newest, pages: list[str], rounds: int) -> li
     return found
 
 
-def first_content_ms(port: int, browser: Path | None, *, repeats: int) -> float | None:
+def first_content_ms(port: int, *, repeats: int) -> float | None:
     """Median time from asking for the overview to its first content on the screen; None without a browser."""
-    program = browser or next((Path(found) for name in BROWSERS if (found := shutil.which(name))), None)
+    program = next((Path(found) for name in BROWSERS if (found := shutil.which(name))), None)
     if program is None:
         return None
     from playwright.sync_api import sync_playwright

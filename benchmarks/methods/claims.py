@@ -33,7 +33,7 @@ class Verdict:
 
 
 Test = Callable[[Summary], tuple[bool | None, str]]
-"""None as the first value: what it takes was not run; an empty text: the same, in other words."""
+"""None as the first value: what it takes was not run. An empty text says the same."""
 
 
 def verdicts(summary: Summary) -> list[Verdict]:
@@ -52,12 +52,22 @@ def shown(values: list[float]) -> str:
     return " / ".join(texts).replace("%", " %") or "not run"
 
 
-def _all_below(values: list[float], bound: float = 0.0) -> bool | None:
-    return all(value < bound for value in values) if values else None
+def _each(holds: Callable[..., bool], *columns: list[float]) -> bool | None:
+    """Whether it holds in every seed; None if one of the columns was not run."""
+    return all(map(holds, *columns)) if all(columns) else None
 
 
-def _all_above(values: list[float], bound: float = 0.0) -> bool | None:
-    return all(value > bound for value in values) if values else None
+def _below(*columns: list[float]) -> bool | None:
+    """Whether all of them are better than what they are compared with."""
+    return _and(*(_each(lambda value: value < 0, values) for values in columns))
+
+
+def _above(*columns: list[float]) -> bool | None:
+    return _and(*(_each(lambda value: value > 0, values) for values in columns))
+
+
+def _small(values: list[float], bound: float = NOISE) -> bool | None:
+    return _each(lambda value: abs(value) < bound, values)
 
 
 def _and(*parts: bool | None) -> bool | None:
@@ -69,33 +79,27 @@ def _order(summary: Summary) -> tuple[bool | None, str]:
     large = gaps(summary, "4x4 k-means", "DiLoCo, 16 workers")
     text = f"2x2 to DiLoCo-4 {shown(over_diloco)}, DiLoCo-4 to dense {shown(over_dense)}"
     text += f", DiLoCo-4 to dense + outer step {shown(gaps(summary, DILOCO, DENSE_OUTER))}"
-    text += f"; 4x4 to DiLoCo-16 {shown(large)}" if large else ""
-    return _and(_all_below(over_diloco), _all_below(over_dense), _all_below(large) if large else True), text
+    return _below(over_diloco, over_dense, *filter(None, [large])), f"{text}; 4x4 to DiLoCo-16 {shown(large)}"
 
 
 def _more_paths(summary: Summary) -> tuple[bool | None, str]:
     large = gaps(summary, "4x4 k-means", KMEANS)
     small = gaps(summary, "4x4 k-means, 5 % of the text", "5 % of the text")
-    text = f"4x4 to 2x2: all text {shown(large)}, 5 % of it {shown(small)}"
-    holds = _and(_all_below(large), _all_above(small)) if large and small else None
-    return holds, text if large or small else ""
+    return _and(_below(large), _above(small)), f"4x4 to 2x2: all text {shown(large)}, 5 % of it {shown(small)}"
 
 
 def _overfit(summary: Summary) -> tuple[bool | None, str]:
     flat, shared = _fit_gaps(summary, "5 % of the text, flat mixture of 4"), _fit_gaps(summary, "5 % of the text")
-    if not flat or not shared:
-        return None, ""
-    text = f"report less training loss, 5 % of the text: flat {_nats(flat)}, 2x2 {_nats(shared)} nats"
-    return all(one > other for one, other in zip(flat, shared, strict=True)), text
+    text = f"report less training loss, 5 % of the text: flat {_numbers(flat, 3)}, 2x2 {_numbers(shared, 3)} nats"
+    return _each(float.__gt__, flat, shared), text
 
 
 def _private(summary: Summary) -> tuple[bool | None, str]:
     private = gaps(summary, "2x2 private ends", KMEANS)
     flat = gaps(summary, "flat mixture of 4", KMEANS)
-    text = f"to the 2x2 grid: private first and last block {shown(private)}, flat mixture {shown(flat)}"
     large = gaps(summary, "4x4 private ends", "4x4 k-means")
-    text += f"; 4x4 {shown(large)}" if large else ""
-    return _and(_all_below(private), _all_below(large) if large else True), text if private else ""
+    text = f"to the 2x2 grid: private first and last block {shown(private)}, flat mixture {shown(flat)}"
+    return _below(private, *filter(None, [large])), f"{text}; 4x4 {shown(large)}"
 
 
 def _discriminative(summary: Summary) -> tuple[bool | None, str]:
@@ -105,10 +109,8 @@ def _discriminative(summary: Summary) -> tuple[bool | None, str]:
         found = gaps(summary, f"{grid} discriminative", f"{grid} k-means")
         fair = _routed_gaps(summary, f"{grid} discriminative", f"{grid} k-means", "every 64")
         if product and found:
-            parts.append(
-                f"{grid}, to k-means: product {shown(product)}, discriminative {shown(found)}"
-                f" (both re-routed every 64: {shown(fair)})"
-            )
+            text = f"{grid}, to k-means: product {shown(product)}, discriminative {shown(found)}"
+            parts.append(f"{text} (both re-routed every 64: {shown(fair)})")
             holds += [one < other < 0 for one, other in zip(found, product, strict=True)]
     return (all(holds) if holds else None), "; ".join(parts)
 
@@ -126,15 +128,14 @@ def _phases(summary: Summary) -> tuple[bool | None, str]:
 def _grows(summary: Summary) -> tuple[bool | None, str]:
     small, large = (gaps(summary, f"{grid} discriminative", f"{grid} k-means") for grid in ("2x2", "4x4"))
     text = f"discriminative to k-means: 2x2 {shown(small)}, 4x4 {shown(large)}"
-    return (fmean(large) < fmean(small) and fmean(large) < 0, text) if small and large else (None, "")
+    return (fmean(large) < min(0, fmean(small)) if small and large else None), text
 
 
 def _starvation(summary: Summary) -> tuple[bool | None, str]:
     parts, holds = [], []
     for method in (KMEANS, RANDOM, "4x4 k-means"):
         for figures in _figures(summary, method):
-            found = figures.get("starvation")
-            if found:
+            if found := figures.get("starvation"):
                 plain, matched = found["plain"], found["matched"]
                 parts.append(f"{method}: {plain['distance']:.3f} to {matched['distance']:.3f}")
                 holds.append(matched["distance"] < plain["distance"] and not matched["empty"])
@@ -155,57 +156,50 @@ def _rerouting(summary: Summary) -> tuple[bool | None, str]:
 
 
 def _window(summary: Summary) -> tuple[bool | None, str]:
-    pairs = [
-        (loss(summary, KMEANS, seed, "every 64, looking 64 ahead"), loss(summary, KMEANS, seed, "every 64"))
-        for seed in summary["seeds"]
-    ]
-    values = [gap(one, other) for one, other in pairs if one is not None and other is not None]
-    text = f"W = 64, labels from 64 tokens to labels from all that follow: {shown(values)}"
-    return (all(abs(value) < NOISE for value in values), text) if values else (None, "")
+    values = _routed_gaps(summary, KMEANS, KMEANS, "every 64, looking 64 ahead", "every 64")
+    return _small(values), f"W = 64, labels from 64 tokens to labels from all that follow: {shown(values)}"
 
 
 def _norms(summary: Summary) -> tuple[bool | None, str]:
     parts, holds = [], []
     for count, grid in ((2, "2x2"), (4, "2x2"), (4, "4x4"), (16, "4x4")):
-        names = (f"{grid} k-means", f"{grid} random routing")
-        apart, alike = ([_exponent(figures, count) for figures in _figures(summary, name)] for name in names)
-        if apart and alike and None not in [*apart, *alike]:
-            parts.append(f"{grid}, {count} contributors: {_numbers(apart)}, random {_numbers(alike)}")
-            holds += [one is not None and abs(one + 0.5) < 0.1 for one in apart]
+        apart, alike = (
+            [
+                math.log(figures["agreement"][str(count)]) / math.log(count)
+                for figures in _figures(summary, f"{grid} {routing}")
+                if str(count) in figures["agreement"]
+            ]
+            for routing in ("k-means", "random routing")
+        )
+        if apart and alike:
+            parts.append(f"{grid}, {count} contributors: {_numbers(apart, 2)}, random {_numbers(alike, 2)}")
+            holds += [abs(one + 0.5) < 0.1 for one in apart]
     text = "norm of the mean over mean norm is the number of contributors to the power of (k-means) "
     return (all(holds), text + "; ".join(parts)) if holds else (None, "")
-
-
-def _exponent(figures: dict[str, Any], count: int) -> float | None:
-    ratio = figures["agreement"].get(str(count))
-    return None if ratio is None else math.log(ratio) / math.log(count)
 
 
 def _rules(summary: Summary) -> tuple[bool | None, str]:
     mean, rda = gaps(summary, "rule mean", KMEANS), gaps(summary, "rule rda", KMEANS)
     text = f"at the same outer learning rate, to sqrt: plain mean {shown(mean)}, rda {shown(rda)}"
-    return (all(value > 0 for value in mean), text) if mean and rda else (None, "")
+    return (_above(mean) if rda else None), text
 
 
 def _weights(summary: Summary) -> tuple[bool | None, str]:
     even = gaps(summary, "weights equal", KMEANS)
     skewed = gaps(summary, "unbalanced shards, weights equal", "unbalanced shards")
     text = f"equal weights to weights by size: balanced shards {shown(even)}, unbalanced {shown(skewed)}"
-    holds = all(abs(e) < NOISE for e in even) and all(s > abs(e) for e, s in zip(even, skewed, strict=False))
-    return (holds, text) if even and skewed else (None, "")
+    return _and(_small(even), _each(lambda one, other: other > abs(one), even, skewed)), text
 
 
 def _private_step(summary: Summary) -> tuple[bool | None, str]:
     values = gaps(summary, "private ends without outer step", "2x2 private ends")
-    return (all(value > 0 for value in values), f"without to with: {shown(values)}") if values else (None, "")
+    return _above(values), f"without to with: {shown(values)}"
 
 
 def _early_stop(summary: Summary) -> tuple[bool | None, str]:
     large = gaps(summary, "2x2 early stopping", KMEANS)
     small = gaps(summary, "5 % of the text, early stopping", "5 % of the text")
-    text = f"whole text {shown(large)}, 5 % of it {shown(small)}"
-    holds = _all_below(small) and all(abs(value) < 2 * NOISE for value in large)
-    return (holds, text) if large and small else (None, "")
+    return _and(_below(small), _small(large, 2 * NOISE)), f"whole text {shown(large)}, 5 % of it {shown(small)}"
 
 
 def _overlap(summary: Summary) -> tuple[bool | None, str]:
@@ -213,27 +207,25 @@ def _overlap(summary: Summary) -> tuple[bool | None, str]:
     small = gaps(summary, "5 % of the text, overlap of 2", "5 % of the text")
     many = gaps(summary, "4x4 overlap of 2", "4x4 k-means")
     text = f"2x2 {shown(large)}, 2x2 on 5 % of the text {shown(small)}, 4x4 {shown(many)}"
-    holds = _and(_all_above(large), _all_below(small), _all_below(many) if many else True)
-    return (holds, text) if large and small else (None, "")
+    return _and(_above(large), _below(small, *filter(None, [many]))), text
 
 
 def _lost(summary: Summary) -> tuple[bool | None, str]:
     third, half = gaps(summary, "30 % lost", KMEANS), gaps(summary, "50 % lost", KMEANS)
     text = f"30 % lost {shown(third)}, 50 % lost {shown(half)}"
-    return (all(value < 0.1 for value in [*third, *half]), text) if third and half else (None, "")
+    return _each(lambda one, other: max(one, other) < 0.1, third, half), text
 
 
 def _tau(summary: Summary) -> tuple[bool | None, str]:
     short, middle, long = (gaps(summary, f"{steps} steps a round", KMEANS) for steps in (10, 20, 120))
     text = f"to 40 steps a round: 10 {shown(short)}, 20 {shown(middle)}, 120 {shown(long)}"
-    holds = all(b - a < 0.1 for a, b in zip(short, long, strict=False))
-    return (holds, text) if short and long else (None, "")
+    return _each(lambda one, other: other - one < 0.1, short, long), text
 
 
 def _alone(summary: Summary) -> tuple[bool | None, str]:
     values = gaps(summary, "each contribution alone", KMEANS)
     text = f"each contribution stepped alone, to stepped together: {shown(values)}; delayed Nesterov was not tried"
-    return (all(value > 0 for value in values), text) if values else (None, "")
+    return _above(values), text
 
 
 def _codecs(summary: Summary) -> tuple[bool | None, str]:
@@ -243,37 +235,31 @@ def _codecs(summary: Summary) -> tuple[bool | None, str]:
     if not full or not all(found.values()):
         return None, ""
     text = f"to fp32: int8 {shown(full)}, " + ", ".join(f"{name} {shown(values)}" for name, values in found.items())
-    free = all(abs(value) < NOISE for value in [*full, *found["int4"]])
     needed = all(fmean(found[name]) < fmean(found[f"{name} without feedback"]) for name in ("int2", "top 3 %"))
-    return free and needed, text
+    return _and(_small(full), _small(found["int4"]), needed), text
 
 
 def _attack(summary: Summary) -> tuple[bool | None, str]:
     found = [gaps(summary, f"sign-flip attacker{how}", KMEANS) for how in ("", ", clipped", ", clipped, rda")]
-    if not all(found):
-        return None, ""
     text = "one of four sends ten times the negative: {}; clipped {}; clipped, rda {}".format(*map(shown, found))
-    return fmean(found[0]) > 1 and fmean(found[1]) < fmean(found[0]) / 2, text
+    return (fmean(found[0]) > 1 and fmean(found[1]) < fmean(found[0]) / 2 if all(found) else None), text
 
 
 def _outer_alone(summary: Summary) -> tuple[bool | None, str]:
     values = gaps(summary, DENSE_OUTER, DENSE)
     doubled = gaps(summary, "inner rate doubled, dense + outer step", "inner rate doubled, dense")
-    text = f"with to without: {shown(values)}" + (f"; at twice the inner rate {shown(doubled)}" if doubled else "")
-    return (_and(_all_below(values), _all_below(doubled) if doubled else True), text) if values else (None, "")
+    text = f"with to without: {shown(values)}; at twice the inner rate {shown(doubled)}"
+    return _below(values, *filter(None, [doubled])), text
 
 
 def _every_step(summary: Summary) -> tuple[bool | None, str]:
-    parts = []
-    for rate, steps, rounds in zip(("usual", "doubled", "times four"), EVERY_STEP, EVERY_ROUND, strict=True):
-        values = gaps(summary, steps, rounds)
-        parts += [f"inner rate {rate} {shown(values)}"] if values else []
+    rates = zip(("usual", "doubled", "times four"), EVERY_STEP, EVERY_ROUND, strict=True)
+    parts = [f"inner rate {rate} {shown(gaps(summary, steps, rounds))}" for rate, steps, rounds in rates]
     chosen = [(_tuned(summary, EVERY_STEP, seed), _tuned(summary, EVERY_ROUND, seed)) for seed in summary["seeds"]]
     values = [gap(steps, rounds) for steps, rounds in chosen if steps is not None and rounds is not None]
     large = gaps(summary, "4x4 k-means, every step", "4x4 k-means")
     text = f"every step to every round, each at its best inner rate: {shown(values)} ({', '.join(parts)})"
-    text += f"; 4x4, usual rate {shown(large)}" if large else ""
-    return (all(value > -2 * NOISE for value in values), text) if values else (None, "")
+    return _each(lambda value: value > -2 * NOISE, values), f"{text}; 4x4, usual rate {shown(large)}"
 
 
 def _tuned(summary: Summary, names: tuple[str, ...], seed: int) -> float | None:
@@ -298,17 +284,14 @@ def _fit_gaps(summary: Summary, name: str) -> list[float]:
     return [figures["report"]["loss"] - figures["training_text"] for figures in found.values()]
 
 
-def _routed_gaps(summary: Summary, name: str, control: str, way: str) -> list[float]:
-    pairs = [(loss(summary, name, seed, way), loss(summary, control, seed, way)) for seed in summary["seeds"]]
-    return [gap(one, other) for one, other in pairs if one is not None and other is not None]
+def _routed_gaps(summary: Summary, name: str, control: str, way: str, other: str = "") -> list[float]:
+    """As `gaps`, routed in this way; the control in the `other` one, if it is given."""
+    pairs = [(loss(summary, name, seed, way), loss(summary, control, seed, other or way)) for seed in summary["seeds"]]
+    return [gap(a, b) for a, b in pairs if a is not None and b is not None]
 
 
-def _nats(values: list[float]) -> str:
-    return " / ".join(f"{value:.3f}" for value in values)
-
-
-def _numbers(values: list[float | None]) -> str:
-    return " / ".join(f"{value:.2f}" for value in values if value is not None)
+def _numbers(values: list[float], digits: int) -> str:
+    return " / ".join(f"{value:.{digits}f}" for value in values)
 
 
 _CLAIMS: tuple[tuple[str, Test], ...] = (

@@ -28,6 +28,7 @@ from bootstrap.text.corpus import load_corpus
 from bootstrap.text.samples import Document, balanced
 from bootstrap.text.tokenizer import Tokenizer, tokenise, train_tokenizer
 from dipaco_p2p.config import PREFIX_TOKENS
+from dipaco_p2p.core.arrays import Array
 from dipaco_p2p.core.model.shards import cut, split_by_document
 from dipaco_p2p.errors import CorpusError
 
@@ -77,11 +78,9 @@ class Data:
     domains: tuple[str, ...]
 
     def save(self, path: Path) -> None:
-        """As one .npz file, which appears whole or not at all."""
+        """As one file."""
         arrays = {f"{name}.{field}": getattr(getattr(self, name), field) for name in PARTS for field in Part.__slots__}
-        partial = path.with_name(f"partial-{path.name}")
-        np.savez(partial, domains=np.array(self.domains), **arrays)
-        partial.replace(path)
+        save_arrays(path, domains=np.array(self.domains), **arrays)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -89,6 +88,13 @@ class Data:
         with np.load(path) as arrays:
             parts = {name: Part(**{field: arrays[f"{name}.{field}"] for field in Part.__slots__}) for name in PARTS}
             return cls(domains=tuple(arrays["domains"].tolist()), **parts)
+
+
+def save_arrays(path: Path, **arrays: Array) -> None:
+    """An .npz file that appears whole."""
+    partial = path.with_name(f"partial-{path.name}")
+    np.savez(partial, **arrays)  # type: ignore[arg-type]  # numpy's stub knows of no arrays by name
+    partial.replace(path)
 
 
 def prepare_data(sources: Sequence[str], *, bytes_max: int, size: Size = SIZES["small"]) -> Data:

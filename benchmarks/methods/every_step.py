@@ -10,14 +10,14 @@ Source: the fully synchronous training that DiPaCo (arXiv 2403.10616) section 4.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.model.engine import training_loss
-from dipaco_p2p.core.model.inner import InnerState, StepReport, learning_rate, make_optimizer
+from dipaco_p2p.core.model.inner import InnerState, learning_rate, make_optimizer
 from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.core.model.shards import Shard, batch
 from dipaco_p2p.core.model.transformer import PathModel, load_modules, read_module
@@ -51,12 +51,11 @@ class EveryStep:
         """The modules of the path with this number, one per level."""
         return [read_module(self._models[number], level) for level in range(len(self.job.model.levels))]
 
-    def round(self, number: int, on_step: Callable[[StepReport], bool]) -> None:
-        """As many steps as a round has; `on_step` hears one report per path and step."""
+    def round(self, number: int) -> None:
+        """As many steps as a round has."""
         first, steps = WARMUP_STEPS + number * self.job.round_steps, self.job.round_steps
         for step in range(first, first + steps):
-            for report in self._step(step):
-                on_step(report)
+            self._step(step)
 
     def _shared(self, start: WarmStart) -> dict[ModuleId, Parameters]:
         """The parameters by module, after every path's model holds those of its own modules and no others."""
@@ -80,19 +79,16 @@ class EveryStep:
             state |= dict(self._optimizer.state)
         self._optimizer.state.update(state)
 
-    def _step(self, step: int) -> list[StepReport]:
-        inner = self.job.inner
-        lr = learning_rate(inner, step, WARMUP_STEPS + self.job.rounds * self.job.round_steps)
+    def _step(self, step: int) -> None:
+        lr = learning_rate(self.job.inner, step, WARMUP_STEPS + self.job.rounds * self.job.round_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        found = [self._gradient(number, step, lr) for number in range(len(self._paths))]
-        gradients = [gradient for _, gradient in found]
+        gradients = [self._gradient(number, step) for number in range(len(self._paths))]
         for module, parameters in self._modules.items():
             self._average(module, parameters, gradients)
         self._optimizer.step()
-        return [report for report, _ in found]
 
-    def _gradient(self, number: int, step: int, lr: float) -> tuple[StepReport, dict[str, Tensor]]:
+    def _gradient(self, number: int, step: int) -> dict[str, Tensor]:
         """Of the batch that this path's worker would have at this step, by name; clipped as there."""
         model, inner = self._models[number], self.job.inner
         tokens_BT = batch(self.shards[number], seed=batch_seed(self.job, number), step=step, size=inner.batch)
@@ -100,13 +96,12 @@ class EveryStep:
         loss = self._loss(model, tokens_BT)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), inner.clip))
-        report = StepReport(step=step, loss=float(loss.detach()), grad_norm=norm, lr=lr, tokens=tokens_BT.numel())
-        if not (math.isfinite(report.loss) and math.isfinite(norm)):
-            raise DipacoError(f"step {step} of path {number} has the loss {report.loss} and a gradient of norm {norm}")
+        if not (math.isfinite(float(loss.detach())) and math.isfinite(norm)):
+            raise DipacoError(f"step {step} of path {number} has the loss {loss:g} and a gradient of norm {norm}")
         gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
         # Taken away, since another path puts its own gradient there next.
         model.zero_grad(set_to_none=True)
-        return report, gradients
+        return gradients
 
     def _average(self, module: ModuleId, parameters: Parameters, gradients: Sequence[dict[str, Tensor]]) -> None:
         numbers = [self.topology.number(path) for path in self.topology.paths_through(module)]

@@ -15,9 +15,8 @@ from .comparisons import COMPARISONS, curves_of, tables
 from .data import OWN, Data, prepare_data
 from .jobs import SIZES, Job
 from .plan import ABLATIONS, KMEANS, LRS, MAIN, METHODS, is_scored, job, needed, quick_lr, tuning
-from .plots import can_plot, draw
 from .pool import Pool
-from .report import print_summary
+from .report import told
 from .store import Folder, Results
 from .summary import chosen_lrs, summarise_experiment
 from .work import Task
@@ -53,7 +52,7 @@ class Runner:
         self.results: Results = folder.read_results()
         self._folder = folder
         processes = choice.processes or len(os.sched_getaffinity(0))
-        self.pool = Pool(folder, processes=processes, threads=1, fast=choice.fast)
+        self.pool = Pool(folder, processes=processes, fast=choice.fast)
 
     def warm_up(self, jobs: Sequence[Job]) -> None:
         """The models that these jobs start from."""
@@ -85,10 +84,7 @@ def run_experiment(choice: Choice, out: Path) -> bool:
     data = Data.load(folder.data)
     summary = summarise_experiment(runner.results, data, chosen, seeds=seeds, lrs=lrs, settings=settings)
     write_json(folder.root / "summary.json", summary)
-    if can_plot():
-        draw(summary, folder.root / "plots")
-    print_summary(summary)
-    print(f"{out}: summary.json, results.jsonl" + (", plots" if can_plot() else "; no plots without matplotlib"))
+    show(*told(summary), f"{out}: summary.json, results.jsonl")
     return bool(summary["beats_dense"])
 
 

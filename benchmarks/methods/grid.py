@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dipaco_p2p.config import InnerConfig, ModelConfig
+from dipaco_p2p.config import ModelConfig
 from dipaco_p2p.core.arrays import Floats
-from dipaco_p2p.core.model.inner import InnerLoop, StepReport
+from dipaco_p2p.core.model.inner import InnerLoop
 from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.outer.codec import BLOCK, Blocks, Compressed
@@ -133,13 +133,11 @@ class Worker:
         self.own: list[Floats] = []
         """Its last outer gradients, one per level, as they were before compression."""
 
-    def train(
-        self, flats: Sequence[Floats], shard: Shard, number: int, on_step: Callable[[StepReport], bool]
-    ) -> list[Contribution]:
+    def train(self, flats: Sequence[Floats], shard: Shard, number: int) -> list[Contribution]:
         """One contribution per level after the inner steps of round `number`."""
         first_step = WARMUP_STEPS + number * self._job.round_steps
         flats = [sender.beginning(flat) for sender, flat in zip(self._senders, flats, strict=True)]
-        result = self._loop.run(flats, shard, first_step=first_step, steps=self._job.round_steps, on_step=on_step)
+        result = self._loop.run(flats, shard, first_step=first_step, steps=self._job.round_steps)
         # Replicas of a path share its weight, so it does not matter that each sees a part of the shard only.
         size = shard.tokens.size if self._job.weighted else 1
         share = Share(path=str(self.path), shard_size=size, tokens=result.tokens)
@@ -177,18 +175,18 @@ class Grid:
         """What the path with this number begins its next round with."""
         return self.flats(number)
 
-    def round(self, number: int, on_step: Callable[[StepReport], bool]) -> None:
+    def round(self, number: int) -> None:
         """Train every path from the modules as they are, then step every module with what arrives."""
-        self.step(self.arriving(self.train(number, on_step), number), number)
+        self.step(self.arriving(self.train(number), number), number)
 
-    def train(self, number: int, on_step: Callable[[StepReport], bool]) -> Arrived:
+    def train(self, number: int) -> Arrived:
         """The contributions to each module, by path and replica."""
         made: Arrived = {module: [] for module in self.states}
         for place, workers in enumerate(self._workers):
             flats = self.starts(place)
             for replica, worker in enumerate(workers):
                 part = self.shards[place].part(replica, self.job.replicas)
-                contributions = worker.train(flats, part, number, on_step)
+                contributions = worker.train(flats, part, number)
                 for module, contribution in zip(worker.path.modules(), contributions, strict=True):
                     made[module].append(contribution)
         return made
@@ -274,7 +272,8 @@ def next_state(
     state: OuterState, contributions: Sequence[Contribution], job: Job, *, clip_norm: float | None = None
 ) -> OuterState:
     """A module after one round; with int8 and the rules of a run file, what `owner.version.make_version` makes."""
-    alphas = weights([c.share for c in contributions], tokens_full=_tokens_full(job.inner, job.model.context))
+    tokens_full = job.inner.steps * job.inner.batch * job.model.context
+    alphas = weights([c.share for c in contributions], tokens_full=tokens_full)
     gradients = [c.gradient for c in contributions]
     compressed = [gradient for gradient in gradients if isinstance(gradient, Compressed)]
     if len(compressed) == len(gradients):
@@ -288,7 +287,3 @@ def next_state(
         total += values * np.float32(alpha * scale)
     buffer, step = nesterov(state.momentum, total, lr=job.lr, momentum=job.momentum)
     return OuterState(params=state.params - step, momentum=buffer, residual=state.residual)
-
-
-def _tokens_full(inner: InnerConfig, context: int) -> int:
-    return inner.steps * inner.batch * context

@@ -37,14 +37,14 @@ _bench: Bench | None = None
 class Pool:
     """Some worker processes; `run` gives them tasks until all are done."""
 
-    def __init__(self, folder: Folder, *, processes: int, threads: int, fast: bool) -> None:
-        os.environ["OMP_NUM_THREADS"] = str(threads)
+    def __init__(self, folder: Folder, *, processes: int, fast: bool) -> None:
+        os.environ["OMP_NUM_THREADS"] = "1"
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # else the compiler starts processes of its own
         self._workers = ProcessPoolExecutor(
             processes,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_begin,
-            initargs=(folder, threads, fast),
+            initargs=(folder, fast),
         )
         console = Console(stderr=True)
         columns = (TextColumn("{task.description:<48}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -96,14 +96,14 @@ def _tell(task: Task, result: dict[str, Any]) -> None:
     print(f"{name}: {loss}{result['wall_s']:.0f} s", file=sys.stderr, flush=True)
 
 
-def _begin(folder: Folder, threads: int, fast: bool) -> None:
+def _begin(folder: Folder, fast: bool) -> None:
     """In a worker, before its first task."""
     global _bench
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     end_with_parent()
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     _bench = Bench(folder, fast=fast)
 
 
@@ -114,7 +114,7 @@ def _do(task: Task) -> tuple[dict[str, Any], list[str]]:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("once")
-            result = kinds[task.kind](_bench, task.job, lambda done: None)
+            result = kinds[task.kind](_bench, task.job)
     except Exception:
         traceback.print_exc()
         raise

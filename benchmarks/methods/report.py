@@ -1,14 +1,14 @@
-"""The summary as tables: on the terminal, and as the body of a page of docs/."""
+"""The summary as tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from benchmarks.report import table
 
 from .claims import shown, verdicts
 from .plan import DENSE_OUTER, DILOCO, KMEANS, RANDOM
@@ -29,40 +29,16 @@ CONTROLS = (DENSE_OUTER, DILOCO, RANDOM)
 Rows = list[list[str]]
 
 
-def print_summary(summary: Summary) -> None:
+def told(summary: Summary) -> list[Table | str]:
     """Methods, ways to route, ablations, claims and bars, as far as there are figures."""
-    console = Console()
-    for title, head, rows in _tables(summary):
-        if rows:
-            table = Table(*head, title=title, title_justify="left")
-            for row in rows:
-                table.add_row(*row)
-            console.print(table)
-    console.print(_last_line(summary))
+    tables = [table(title, head, rows, left=head) for title, head, rows in _tables(summary) if rows]
+    return [*tables, _last_line(summary)]
 
 
-def render_markdown(summary: Summary, *, heading: str = "##", claims: bool = True) -> str:
-    """The same as Markdown, without a title of the page; `heading` is the level of the tables' titles."""
-    corpus = summary["corpus"]
-    parts = ", ".join(
-        f"{name} {corpus['sequences'][name]} of {corpus['documents'][name]} documents" for name in corpus["sequences"]
-    )
-    lines = [
-        f"Text: {', '.join(corpus['domains'])}. Sequences of 256 tokens: {parts}. Seeds: {_seeds(summary)}.",
-        "Perplexities are per token of a vocabulary of 1024; the first 32 tokens of a sequence count for no method.",
-        "",
-    ]
-    for title, head, rows in _tables(summary, claims=claims):
-        if rows:
-            cells = [head, ["---"] * len(head), *rows]
-            lines += [f"{heading} {title}", "", *("| " + " | ".join(row) + " |" for row in cells), ""]
-    return "\n".join([*lines, _last_line(summary), ""])
-
-
-def _tables(summary: Summary, *, claims: bool = True) -> list[tuple[str, list[str], Rows]]:
+def _tables(summary: Summary) -> list[tuple[str, list[str], Rows]]:
     ppl = [f"ppl {seed}" for seed in summary["seeds"]]
     to = [f"to {control}" for control in CONTROLS]
-    found: list[tuple[str, list[str], Rows]] = [
+    return [
         ("Bars", ["to show", "found", ""], _bar_rows(summary)),
         (
             "Methods, routed once",
@@ -84,11 +60,12 @@ def _tables(summary: Summary, *, claims: bool = True) -> list[tuple[str, list[st
             ["change", *ppl, f"to {KMEANS}"],
             [[name, *_ppls(summary, name), shown(gaps(summary, name, KMEANS))] for name in summary["ablations"]],
         ),
+        (
+            "The paper's claims",
+            ["", "claim", "here", "figures"],
+            [[str(v.number), v.claim, v.verdict, v.figures] for v in verdicts(summary)],
+        ),
     ]
-    if claims:
-        rows = [[str(v.number), v.claim, v.verdict, v.figures] for v in verdicts(summary)]
-        found.append(("The paper's claims", ["", "claim", "here", "figures"], rows))
-    return found
 
 
 def _bar_rows(summary: Summary) -> Rows:
@@ -132,11 +109,6 @@ def _ppls(summary: Summary, name: str) -> list[str]:
     return [
         "-" if value is None else "diverged" if value > DIVERGED_NATS else f"{math.exp(value):.2f}" for value in values
     ]
-
-
-def _seeds(summary: Summary) -> str:
-    seeds: Sequence[int] = summary["seeds"]
-    return ", ".join(map(str, seeds))
 
 
 def _last_line(summary: Summary) -> str:

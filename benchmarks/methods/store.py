@@ -22,7 +22,7 @@ from dipaco_p2p.core.arrays import Array, Floats
 from dipaco_p2p.core.routing.router import Router, decode_router, encode_router
 from dipaco_p2p.errors import ConfigError
 
-from .data import PARTS
+from .data import PARTS, save_arrays
 from .grid import WarmStart
 from .jobs import Job
 
@@ -79,13 +79,6 @@ class Folder:
         """Add a finished task."""
         with self.results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-
-
-def save_arrays(path: Path, **arrays: Array) -> None:
-    """An .npz file that appears whole."""
-    partial = path.with_name(f"partial-{path.name}")
-    np.savez(partial, **arrays)  # type: ignore[arg-type]  # numpy's stub knows of no arrays by name
-    partial.replace(path)
 
 
 def save_warm(path: Path, start: WarmStart, features: Mapping[str, Floats]) -> None:

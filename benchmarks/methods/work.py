@@ -18,7 +18,7 @@ import numpy as np
 
 from dipaco_p2p.config import PREFIX_TOKENS, InnerConfig
 from dipaco_p2p.core.arrays import Array, Floats
-from dipaco_p2p.core.model.inner import InnerLoop, StepReport
+from dipaco_p2p.core.model.inner import InnerLoop
 from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.model.transformer import PathModel, initial_modules, load_modules
@@ -41,12 +41,12 @@ from dipaco_p2p.core.routing.router import Doubles, Paths
 from dipaco_p2p.core.routing.unigram import fit_on_best
 
 from .comparisons import OverlappedGrid
-from .data import PARTS, Data, Ints, Part
+from .data import PARTS, Data, Ints, Part, save_arrays
 from .every_step import EveryStep
 from .grid import Grid, WarmStart, untrained_path
 from .jobs import SIZES, STEPS, WARMUP_STEPS, Job, path_model
 from .routing import Routes, first_routes, rerouted, router_features, shards
-from .store import Folder, load_model, load_warm, save_arrays, save_model, save_warm
+from .store import Folder, load_model, load_warm, save_model, save_warm
 
 HOLDOUT_SEQUENCES = 32
 FIT_SEQUENCES = 200
@@ -55,9 +55,6 @@ BOOTSTRAP_SEED = 0
 
 EVERY = (128, 64, 32, 16)
 """W: tokens between two choices of a path."""
-
-OnProgress = Callable[[int], None]
-"""Hears how many inner steps are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +100,7 @@ class Bench:
         return load_warm(self.folder.warm(seed, width))
 
 
-def warm_up(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
+def warm_up(bench: Bench, job: Job) -> dict[str, Any]:
     """Train the one-path model that all jobs of this seed and width start from, and route by it."""
     model, began_s = job.one_path, time.perf_counter()
     start = initial_modules(model, seed=job.seed)
@@ -114,7 +111,6 @@ def warm_up(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
         Shard(tokens=bench.data.train.tokens),
         first_step=0,
         steps=WARMUP_STEPS,
-        on_step=_step_counter(on_progress),
     )
     frozen = PathModel(model).to(bench.device)
     load_modules(frozen, result.flats)
@@ -128,20 +124,20 @@ def warm_up(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
     return {"report": evaluation(nats, bench.data.report), "wall_s": time.perf_counter() - began_s}
 
 
-def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
+def train(bench: Bench, job: Job) -> dict[str, Any]:
     """All rounds of a job; its curve, its losses, and its modules as a file."""
     began_s = time.perf_counter()
     start, _ = bench.warm(job.seed, job.width)
     data, routes = bench.data, bench.first_routes(job)
-    cut, first = _cut(job, routes, data.train), routes.router
+    (cut, holdouts), first = _cut(job, routes, data.train), routes.router
     grid: Grid | EveryStep
     if job.outer == "every step":
-        grid = EveryStep(job, start, cut.shards, fast=bench.fast)
+        grid = EveryStep(job, start, cut, fast=bench.fast)
     else:
         kind = OverlappedGrid if job.estimate else Grid
-        grid = kind(job, start, cut.shards, fast=bench.fast, device=bench.device)
+        grid = kind(job, start, cut, fast=bench.fast, device=bench.device)
     best: dict[int, tuple[float, list[Floats]]] = {}
-    curve, moved, on_step = [], [], _step_counter(on_progress)
+    curve, moved = [], []
     for number in range(job.rounds):
         if number in job.reshard:
             nats = np.stack(
@@ -149,16 +145,16 @@ def train(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
             )
             before, routes = routes, rerouted(job, bench.router_features(job), nats, first)
             moved.append(float((before.once("train") != routes.once("train")).mean()))
-            cut = _cut(job, routes, data.train)
-            grid.shards, best = cut.shards, {}
-        grid.round(number, on_step)
+            cut, holdouts = _cut(job, routes, data.train)
+            grid.shards, best = cut, {}
+        grid.round(number)
         if job.early_stop:
-            _keep_best(job, grid, cut.holdouts, best)
+            _keep_best(job, grid, holdouts, best)
         if (number + 1) * job.points % job.rounds < job.points and number + 1 < job.rounds:
             nats = routed_nats(job, grid.flats, data.report, routes.once("report"), device=bench.device)
             curve.append([(number + 1) * job.round_steps, _mean(nats, data.report)])
     paths = [best[p][1] if best else grid.flats(p) for p in range(job.model.path_count)]
-    result = _result(bench, job, paths, routes, cut.shards)
+    result = _result(bench, job, paths, routes, cut)
     if job.untrained:
         result["elsewhere"] = _elsewhere(bench, job, paths, routes)
     save_model(bench.folder.model(job), paths, routes.once("report"), routes.router)
@@ -196,24 +192,18 @@ def evaluation(nats: Doubles, part: Part) -> dict[str, float | None]:
     return {"loss": found.loss, "low": found.low, "high": found.high, "bits_per_byte": found.bits_per_byte}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cut:
-    shards: list[Shard]
-    holdouts: list[Shard]
-    """What early stopping looks at; empty without it."""
-
-
-def _cut(job: Job, routes: Routes, train_part: Part) -> _Cut:
+def _cut(job: Job, routes: Routes, train_part: Part) -> tuple[list[Shard], list[Shard]]:
+    """The shards, and what early stopping looks at: none without it."""
     whole = shards(job, routes, train_part)
     if not job.early_stop:
-        return _Cut(shards=whole, holdouts=[])
+        return whole, []
     kept, held = [], []
     for number, shard in enumerate(whole):
         drawn = np.random.default_rng([job.seed, number]).permutation(len(shard.tokens))
         count = min(HOLDOUT_SEQUENCES, len(drawn) // 4)
         held.append(Shard(tokens=shard.tokens[drawn[:count]]))
         kept.append(Shard(tokens=shard.tokens[np.sort(drawn[count:])]))
-    return _Cut(shards=kept, holdouts=held)
+    return kept, held
 
 
 def _keep_best(
@@ -285,20 +275,7 @@ def _mean(nats: Doubles, part: Part) -> float:
     return float(nats.mean() / counted_tokens(part.tokens.shape[1]))
 
 
-def _step_counter(on_progress: OnProgress) -> Callable[[StepReport], bool]:
-    done = 0
-
-    def on_step(report: StepReport) -> bool:
-        nonlocal done
-        done += 1
-        if done % 10 == 0:
-            on_progress(done)
-        return True
-
-    return on_step
-
-
-def score(bench: Bench, job: Job, on_progress: OnProgress) -> dict[str, Any]:
+def score(bench: Bench, job: Job) -> dict[str, Any]:
     """Losses by way of routing, and how the routers starve rare paths."""
     began_s = time.perf_counter()
     data = bench.data

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -12,6 +13,7 @@ from benchmarks.report import Corpus
 CODES = "2 a wrong flag or corpus; 5 this machine cannot; 130 stopped. docs/churn.md defines every figure and bound."
 Out = Annotated[Path, typer.Option(help="A new folder for logs, histories, homes and the result.")]
 Seed = Annotated[int, typer.Option(min=0, help="Decides weights, shards, batches, and the schedule of faults.")]
+Away = Annotated[tuple[float, float], typer.Option(help="A victim starts again after this many seconds.")]
 Peers = Annotated[int, typer.Option(min=2, max=32, help="Volunteers.")]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=__doc__)
@@ -21,13 +23,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_
 def churn(
     peers: Peers = 8,
     minutes: Annotated[float, typer.Option(min=0.2, help="How long there are kills.")] = 10.0,
-    kills_per_minute: Annotated[float, typer.Option(min=0, max=6, help="SIGKILLs, one after the other.")] = 1.0,
-    away: Annotated[tuple[float, float], typer.Option(help="A victim starts again after this many seconds.")] = (
-        15.0,
-        25.0,
-    ),
+    away: Away = (15.0, 25.0),
     never_back: Annotated[float, typer.Option(min=0, max=1, help="Share of the victims that stay away.")] = 0.0,
-    heartbeat_ttl: Annotated[float, typer.Option(min=1, help="Seconds until a silent peer is given up.")] = 10.0,
     steps: Annotated[int, typer.Option(min=1, help="Inner steps per round.")] = 100,
     corpus: Corpus = "found",
     seed: Seed = 0,
@@ -36,29 +33,19 @@ def churn(
     at_once: Annotated[bool, typer.Option("--at-once", help="Both runs at the same time.")] = False,
 ) -> None:
     """Run a swarm without faults and one whose volunteers are killed; show what the kills cost and what was kept."""
-    from dipaco_p2p.program.console import run_program
-
     from .churn import Options, run_churn
 
     options = Options(
         peers=4 if quick else peers,
         minutes=2.0 if quick else minutes,
-        kills_per_minute=kills_per_minute,
         away_s=away,
         never_back=never_back,
         seed=seed,
-        heartbeat_ttl_s=heartbeat_ttl,
         steps=steps,
         corpus=corpus,
         at_once=at_once,
     )
-    kept: list[bool] = []
-
-    async def run() -> None:
-        kept.append(await run_churn(options, out))
-
-    code = run_program(run)
-    raise typer.Exit(code or (0 if kept == [True] else 1))
+    _run(lambda: run_churn(options, out))
 
 
 @app.command(epilog=f"Exit codes: 0 nothing grows beyond its bound; 1 something does; {CODES}")
@@ -77,8 +64,6 @@ def soak(
     out: Out = Path("soak"),
 ) -> None:
     """Run a swarm under mild churn, sample what its processes hold, and show what grows."""
-    from dipaco_p2p.program.console import run_program
-
     from .soak import Options, run_soak
 
     options = Options(
@@ -90,13 +75,18 @@ def soak(
         corpus=corpus,
         is_alone=not shared,
     )
-    grown: list[str] = []
+    _run(lambda: run_soak(options, out))
+
+
+def _run(work: Callable[[], Awaitable[bool]]) -> NoReturn:
+    from dipaco_p2p.program.console import run_program
+
+    held: list[bool] = []
 
     async def run() -> None:
-        grown.extend(await run_soak(options, out))
+        held.append(await work())
 
-    code = run_program(run)
-    raise typer.Exit(code or (1 if grown else 0))
+    raise typer.Exit(run_program(run) or int(held != [True]))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,11 @@ from .schedule import SEED_NODE, Action, Plan, Verb, actions, draw
 from .swarm import LocalSwarm, Span, copy_prepared, require_new, stoppable
 
 TWIN, FAULTS = "twin", "faults"
-ROUNDS_MAX = 100_000
-"""Neither run ends by itself: both are stopped after the same time."""
+HEARTBEAT_TTL_S = 10.0
+CALM_S = 45.0
+"""After the last fault both go on this long: an interrupted failover is not a lost contribution."""
+STEPS = 100
+"""A round then takes about as long as a heartbeat lives: in real runs it takes many times as long."""
 KEPT = {True: "kept", False: "MISSED", None: "not tested"}
 VERBS = {Verb.KILL: "killed", Verb.START: "started again"}
 RUN = """\
@@ -62,7 +65,7 @@ batch = 4
 warmup_steps = 4
 
 [rounds]
-rounds = {rounds_max}
+rounds = 100000
 min_paths = {min_paths}
 deadline_s = 20.0
 grace_s = 1.0
@@ -90,28 +93,18 @@ class Options:
 
     peers: int = 8
     minutes: float = 10.0
-    kills_per_minute: float = 1.0
     away_s: tuple[float, float] = (15.0, 25.0)
     never_back: float = 0.0
     seed: int = 0
-    heartbeat_ttl_s: float = 10.0
-    steps: int = 100
-    """A round then takes about as long as a heartbeat lives: in real runs it takes many times as long."""
+    steps: int = STEPS
     corpus: str = "found"
     at_once: bool = False
     """Both swarms at the same time."""
-    calm_s: float = 45.0
-    """After the last fault both go on this long: an interrupted failover is not a lost contribution."""
 
     @property
     def plan(self) -> Plan:
         """The schedule of the run under faults."""
-        return Plan(
-            duration_s=60 * self.minutes,
-            faults_per_minute=self.kills_per_minute,
-            away_s=self.away_s,
-            never_back=self.never_back,
-        )
+        return Plan(duration_s=60 * self.minutes, away_s=self.away_s, never_back=self.never_back)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,18 +121,11 @@ class Outcome:
         return Evaluator(run, store, SeedArchive(run, store)).evaluate(version).routed.loss
 
 
-def write_run_file(path: Path, *, peers: int, seed: int, corpus: str, steps: int, heartbeat_ttl_s: float) -> None:
+def write_run_file(path: Path, *, peers: int, seed: int, corpus: str, steps: int = STEPS) -> None:
     """The run file that the swarms of both benchmarks train."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = RUN.format(
-        seed=seed,
-        steps=steps,
-        rounds_max=ROUNDS_MAX,
-        min_paths=min(peers, 4),
-        heartbeat_ttl_s=heartbeat_ttl_s,
-        source=json.dumps(corpus),
-    )
-    path.write_text(text)
+    values = {"heartbeat_ttl_s": HEARTBEAT_TTL_S, "min_paths": min(peers, 4), "source": json.dumps(corpus)}
+    path.write_text(RUN.format(seed=seed, steps=steps, **values))
 
 
 async def run_churn(options: Options, out: Path) -> bool:
@@ -152,8 +138,8 @@ async def run_churn(options: Options, out: Path) -> bool:
 
 async def run_twins(options: Options, work: Path) -> list[Outcome]:
     """The fault-free twin, and the run under faults. Raises DipacoError."""
-    run_file, shared = work / "run.toml", ("peers", "seed", "corpus", "steps", "heartbeat_ttl_s")
-    write_run_file(run_file, **{name: getattr(options, name) for name in shared})
+    run_file = work / "run.toml"
+    write_run_file(run_file, peers=options.peers, seed=options.seed, corpus=options.corpus, steps=options.steps)
     prepared = LocalSwarm(work / "prepared", run_file)
     with stage("Preparing the run"):
         try:
@@ -168,7 +154,7 @@ async def run_twins(options: Options, work: Path) -> list[Outcome]:
 async def _run(options: Options, prepared: LocalSwarm, work: Path, schedule: tuple[Action, ...]) -> Outcome:
     copy_prepared(prepared.folder, work / SEED_NODE)
     swarm = LocalSwarm(work, prepared.run_file)
-    duration_s = options.plan.duration_s + options.calm_s
+    duration_s = options.plan.duration_s + CALM_S
     span = await swarm.live(
         options.peers, schedule, duration_s=duration_s, title=f"Training, {work.name}", on_done=_tell
     )
@@ -199,7 +185,7 @@ def report(options: Options, outcomes: dict[str, Outcome], out: Path) -> bool:
         "last_loss": {name: outcome.loss(runs[name].versions) for name, outcome in outcomes.items()},
         "busy": {name: outcome.span.busy for name, outcome in outcomes.items()},
     }
-    found = bars(runs[TWIN], runs[FAULTS], loss=more["loss"], ttl_s=options.heartbeat_ttl_s)
+    found = bars(runs[TWIN], runs[FAULTS], loss=more["loss"], ttl_s=HEARTBEAT_TTL_S)
     told = {
         "options": asdict(options),
         **more,
@@ -207,7 +193,7 @@ def report(options: Options, outcomes: dict[str, Outcome], out: Path) -> bool:
         "bars": [asdict(bar) for bar in found],
     }
     write_json(out / "churn.json", told)
-    show(runs_table(runs, more), kills_table(runs[FAULTS], options.heartbeat_ttl_s), bars_table(found))
+    show(runs_table(runs, more), kills_table(runs[FAULTS], HEARTBEAT_TTL_S), bars_table(found))
     print(f"everything is in {out}")
     return all(bar.is_kept is not False for bar in found)
 

@@ -27,7 +27,7 @@ from .observer import OBSERVER, observe
 from .schedule import SEED_NODE, Action, Verb, volunteers
 
 POLL_S = 0.1
-OPEN_S = 120.0
+OPEN_S = 300.0
 """Until a seed node is open: imports, and preparing the run."""
 START_S = 240.0
 """Until every volunteer has had its first receipt."""
@@ -35,6 +35,8 @@ START_PAUSE_S = 0.5
 """Between two starts: all at once they would only wait for each other's imports."""
 LEAVE_S = 30.0
 """A member that should end has this long before it is killed."""
+# Exact: eight compilers at once on two cores would be most of a short run, and only of the first.
+OPTIONS = ("--device", "cpu", "--threads", "1", "--engine", "exact", "--listen", "/ip4/127.0.0.1/tcp/0")
 SIGNALS = {Verb.KILL: signal.SIGKILL, Verb.TERM: signal.SIGTERM, Verb.FREEZE: signal.SIGSTOP, Verb.THAW: signal.SIGCONT}
 STAT = Path("/proc/stat")
 
@@ -102,8 +104,8 @@ class LocalSwarm:
         finally:
             await self.end()
 
-    async def open(self) -> str:
-        """Start the seed node and wait until it is open; the address to join with. Raises DipacoError."""
+    async def open(self) -> None:
+        """Start the seed node and wait until it is open. Raises DipacoError."""
         (self.folder / "address.json").unlink(missing_ok=True)
         await self.start(SEED_NODE)
         deadline_s = time.monotonic() + OPEN_S
@@ -113,7 +115,6 @@ class LocalSwarm:
                 raise DipacoError(f"the seed node was not open within {OPEN_S:.0f} s", hint=f"see {self.work}")
             await asyncio.sleep(POLL_S)
         self.address = json.loads((self.folder / "address.json").read_text())["address"]
-        return self.address
 
     async def begin(self, names: Sequence[str]) -> None:
         """Start these volunteers, and wait for each one's first receipt. Raises DipacoError."""
@@ -148,14 +149,13 @@ class LocalSwarm:
             on_tick()
             await asyncio.sleep(POLL_S)
 
-    async def start(self, name: str) -> None:
-        """Start a member, for the first time or again, with what is on its disk."""
+    async def start(self, name: str, *options: str) -> None:
+        """Start a member, for the first time or again, with what is on its disk; `options` are a volunteer's."""
         if name == SEED_NODE:
             program, arguments = "bootstrap.cli", ["start", str(self.run_file), "--dir", str(self.folder)]
         else:
-            # Exact: eight compilers at once on two cores would be most of a short run, and only of the first.
-            options = ["--device", "cpu", "--threads", "1", "--engine", "exact", "--listen", "/ip4/127.0.0.1/tcp/0"]
-            program, arguments = "peers.cli", ["join", self.address, "--home", str(self.home(name)), *options]
+            arguments = ["join", self.address, "--home", str(self.home(name)), *(options or OPTIONS)]
+            program = "peers.cli"
         self.members[name] = await self._children.start(name, program, *arguments, log=self.work / f"{name}.log")
 
     async def act(self, verb: Verb, name: str) -> Done:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,18 +15,14 @@ from rich.table import Table
 
 from benchmarks.report import JsonFile, median_ratio, run_benchmark, show, table, write_json
 from dipaco_p2p.config import InnerConfig, ModelConfig
-from dipaco_p2p.core.model.shards import batch
 from peers.config import torch_device
 
-from .loops import FAST, PLAIN, Loop, loops, noise
+from .loops import FAST, PLAIN, Loop, loops
 from .rounds import whole_rounds
-from .utilisation import Utilisation, utilisation
 
 WANTED = {"volunteer, exact": 1.0, "volunteer, fast": 2.5}
 """Times the plain loop's speed."""
 ROUNDS_WANTED = 0.95
-UTILISATION_WANTED = 0.5
-BATCHES = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +42,7 @@ def main(
     runs: Annotated[int, typer.Option(min=1, help="Measurements of each loop, one after the other in turns.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of torch.")] = 1,
     rounds: Annotated[int, typer.Option(min=0, help="Also compare this many whole rounds with bare steps.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda; cuda: a 150M path too.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Three steps, two runs, no compiling: for trying.")] = False,
     json_file: JsonFile = None,
 ) -> None:
@@ -72,21 +68,12 @@ def run(wish: Wish, *, json_file: Path | None) -> dict[str, object]:
         loop(0, 3)
         show(f"{name}: the first three steps took {time.perf_counter() - began_s:.1f} s")
     steps_s = measure(found, steps=wish.steps, runs=wish.runs)
-    tokens, one_batch_s = inner.batch * model.context, batch_s(model, inner)
+    tokens = inner.batch * model.context
     title = f"{wish.steps} steps on {wish.device}, medians of {wish.runs}, {wish.threads} thread(s)"
-    quickest_s = min(map(statistics.median, steps_s.values()))
-    batches = f"assembling a batch: {1e6 * one_batch_s:.0f} us, {one_batch_s / quickest_s:.2%} of the quickest step"
-    show(speed_table(steps_s, tokens=tokens, title=title), batches)
-    figures: dict[str, object] = {
-        "device": wish.device,
-        "tokens_a_step": tokens,
-        "seconds_a_step": steps_s,
-        "seconds_a_batch": one_batch_s,
-    }
+    show(speed_table(steps_s, tokens=tokens, title=title))
+    figures: dict[str, object] = {"device": wish.device, "tokens_a_step": tokens, "seconds_a_step": steps_s}
     if wish.rounds:
         figures["whole_rounds"] = _rounds(wish, has_fast=FAST in found)
-    if torch.device(wish.device).type == "cuda":
-        figures["utilisation"] = _utilisation(wish)
     write_json(json_file, figures)
     return figures
 
@@ -100,14 +87,6 @@ def measure(found: Mapping[str, Loop], *, steps: int, runs: int) -> dict[str, li
             loop(3 + number * steps, steps)
             steps_s[name].append((time.perf_counter() - began_s) / steps)
     return steps_s
-
-
-def batch_s(model: ModelConfig, inner: InnerConfig) -> float:
-    """Seconds that it takes to assemble a batch, over some epochs."""
-    shard, began_s = noise(model), time.perf_counter()
-    for step in range(BATCHES):
-        batch(shard, seed=1, step=step, size=inner.batch)
-    return (time.perf_counter() - began_s) / BATCHES
 
 
 def ratios(steps_s: Mapping[str, list[float]]) -> dict[str, float]:
@@ -135,28 +114,6 @@ def _rounds(wish: Wish, *, has_fast: bool) -> dict[str, object]:
             told = f"{own['rounds']} rounds of {own['steps_a_round']} steps"
             show(f"{name}: {own['median']:.3f} of the bare steps' speed over {told}; wanted {ROUNDS_WANTED}")
     return figures
-
-
-def _utilisation(wish: Wish) -> dict[str, object]:
-    own = utilisation(wish.device, steps=wish.steps)
-    show(utilisation_table(own))
-    return asdict(own) | {"of_peak": own.of_peak, "of_nominal": own.of_nominal}
-
-
-def utilisation_table(own: Utilisation) -> Table:
-    """One device, top down."""
-    nominal = "not known" if own.nominal is None else f"{own.nominal / 1e12:.0f} TFLOP/s: {own.of_nominal:.1%} of it"
-    rows = {
-        "parameters": f"{own.parameters:,}",
-        "trained with": own.setup,
-        "a step": f"{1000 * own.step_s:.1f} ms, {own.tokens_per_s:,.0f} tokens/s",
-        "products a token": f"{own.flops_per_token / 1e6:.0f} MFLOP",
-        "most memory": f"{own.memory_bytes / 2**30:.1f} GiB",
-        "peak, nominal": nominal,
-        "peak, measured": f"{own.peak / 1e12:.0f} TFLOP/s: {own.of_peak:.1%} of it",
-        "wanted": f"{UTILISATION_WANTED:.0%}",
-    }
-    return table(f"model FLOPs utilisation on {own.device}", ("what", "value"), rows.items(), left=("value",))
 
 
 if __name__ == "__main__":

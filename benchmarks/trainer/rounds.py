@@ -11,7 +11,6 @@ import statistics
 import time
 from dataclasses import replace
 
-from benchmarks.manifests import sealed_manifest
 from dipaco_p2p.config import ModelConfig, RunConfig
 from dipaco_p2p.core.model.engine import EXACT, FAST
 from dipaco_p2p.core.model.inner import InnerLoop
@@ -19,6 +18,7 @@ from dipaco_p2p.core.model.transformer import initial_modules
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.protocol.signing import Signer
 from peers.path.trainer import Engines, PathTrainer
+from simulation.training import sealed_manifest
 
 from .loops import TOTAL_STEPS, noise
 

@@ -1,1 +1,1 @@
-"""How long a module takes from the first push until all have its next version, beside hivemind's averager."""
+"""How long a module takes from the first push until all have its next version."""

@@ -1,6 +1,8 @@
-"""The owner's process: a seed node of the program that leads every module, without text to evaluate versions on.
+"""A run without text, and its owner's process: a seed node that leads every module and evaluates no version.
 
-python -m benchmarks.transfer.owner FOLDER CONFIG HOST       CONFIG is the run's, as JSON
+python -m benchmarks.transfer.owner FOLDER CONFIG       CONFIG is the run's, as JSON
+
+Modules have a wanted size and random weights: the swarm is real, and nobody trains in it.
 """
 
 from __future__ import annotations
@@ -11,42 +13,94 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from benchmarks.processes import Handler, Values, serve
 from bootstrap.coordinator.stage import SeedStage
-from bootstrap.folder import GRID
+from bootstrap.folder import GRID, write_stage
 from dipaco_p2p import strict
 from dipaco_p2p.clock import SystemClock
-from dipaco_p2p.config import RunConfig
+from dipaco_p2p.config import (
+    CompressionConfig,
+    LevelConfig,
+    LivenessConfig,
+    ModelConfig,
+    RoundsConfig,
+    RunConfig,
+    WarmupConfig,
+)
+from dipaco_p2p.core.model.layout import encode_module, module_layout
+from dipaco_p2p.core.model.shards import Shard, encode_shard
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.program.files import listening
 from dipaco_p2p.program.history import read_history
+from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.addresses import best_address
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 from peers.joining.arrival import TTL_MAX_S
+from simulation.training import NoEvaluator, no_text, sealed_manifest
 
-from .runs import make_run
-
+ROUNDS = 10_000
+"""More than any benchmark plays."""
+TTL_S = 30.0
+"""Of a heartbeat: a claim that lapses on a busy machine would close a round too early."""
+WEIGHT_STD = 0.02
+WIDE, NARROW = 512, 64
+WIDE_FROM = 10_000_000
+"""Values of a module from which on it is a wide model, so that it has as many tensors as a real one."""
+HEAD_WIDTH, CONTEXT, VOCAB_MIN = 32, 128, 258
+LISTEN = "/ip4/127.0.0.1/tcp/0"
 HISTORY = "history.jsonl"
 POLL_S = 0.1
 POINTS = "owner: "
 """What the names of the points begin with that a leader passes (program/files.py)."""
 
 
-class NoEvaluator:
-    """Judges nothing: there is no text. Takes the place of `bootstrap.archives.evaluator.Evaluator`."""
+def model_of(values: int) -> ModelConfig:
+    """A path of one module of `values` parameters, up to a row of its embedding; 9 of 10 are in decoder blocks."""
+    width = WIDE if values >= WIDE_FROM else NARROW
+    small = ModelConfig(
+        vocab_size=VOCAB_MIN,
+        width=width,
+        heads=width // HEAD_WIDTH,
+        ffn_width=width * 11 // 4,
+        context=CONTEXT,
+        levels=(LevelConfig(blocks=1, embedding=True, head=True),),
+    )
+    block = module_layout(small, 0).size - VOCAB_MIN * width - width
+    blocks = max(1, values * 9 // 10 // block)
+    vocab = max(VOCAB_MIN, (values - width - blocks * block) // width)
+    return replace(small, vocab_size=vocab, levels=(replace(small.levels[0], blocks=blocks),))
 
-    def __init__(self, run: Run, store: Store, archive: SeedArchive) -> None:
-        pass
 
-    def complete_version(self) -> int:
-        """None ever."""
-        return -1
+def config_of(model: ModelConfig, codec: str) -> RunConfig:
+    """What a run file with this model says, and else nothing; with `codec` both ways, int4 down beside top128."""
+    return RunConfig(
+        name="benchmark",
+        model=model,
+        warmup=WarmupConfig(rounds=0),
+        compression=CompressionConfig(uplink=codec, downlink="int8" if codec == "int8" else "int4"),
+        rounds=RoundsConfig(rounds=ROUNDS),
+        liveness=LivenessConfig(heartbeat_ttl_s=TTL_S),
+    )
+
+
+def make_run(store: Store, config: RunConfig, signer: Signer) -> Run:
+    """The run's only stage, its blobs in `store`; what only training reads is a placeholder."""
+    lots = np.random.default_rng(config.seed)
+    shard = store.put(encode_shard(Shard(tokens=np.zeros((1, config.model.context), dtype=np.int32))))
+    genesis = {}
+    for module in config.topology.modules():
+        layout = module_layout(config.model, module.level)
+        flat = lots.standard_normal(layout.size, dtype=np.float32) * np.float32(WEIGHT_STD)
+        genesis[module] = store.put(encode_module(flat, layout))
+    return write_stage(store, sealed_manifest(signer, config, shard=shard, genesis=genesis))
 
 
 class Leader:
@@ -75,16 +129,16 @@ class Leader:
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path, config: RunConfig, host: str) -> AsyncIterator[Handler]:
+async def opened(folder: Path, config: RunConfig) -> AsyncIterator[Handler]:
     """A run is made and served while the block runs."""
     clock, grid = SystemClock(), folder / GRID
     store = Store(grid)
-    swarm = await open_libp2p(folder / "identity.key", listen=f"/ip4/{host}/tcp/0", ttl_max_s=TTL_MAX_S, clock=clock)
+    swarm = await open_libp2p(folder / "identity.key", listen=LISTEN, ttl_max_s=TTL_MAX_S, clock=clock)
     try:
         run = await asyncio.to_thread(make_run, store, config, swarm.signer)
         Stages(swarm).add(run)
         stage = SeedStage(
-            run, swarm, store, grid, sequences=_no_text, clock=clock, make_evaluator=cast(Any, NoEvaluator)
+            run, swarm, store, grid, sequences=no_text, clock=clock, make_evaluator=cast(Any, NoEvaluator)
         )
         stage.begin()
         history = grid / HISTORY
@@ -107,11 +161,7 @@ async def _all_led(history: Path, modules: int) -> None:
         await asyncio.sleep(POLL_S)
 
 
-def _no_text() -> Any:
-    raise AssertionError("a run of a benchmark is never sharded anew")
-
-
 if __name__ == "__main__":
-    place, text, address = sys.argv[1:]
+    place, text = sys.argv[1:]
     loaded = strict.load(RunConfig, json.loads(text), where="the benchmark's run")
-    serve(lambda: opened(Path(place), loaded, address))
+    serve(lambda: opened(Path(place), loaded))

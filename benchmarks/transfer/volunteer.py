@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.line.network import line_bytes
 from benchmarks.processes import Handler, Values, serve
 from dipaco_p2p.canonical import Parts
 from dipaco_p2p.clock import SystemClock
@@ -65,9 +64,6 @@ class Turn:
     """By module, when its next version was applied."""
     kept_s: float
     """Its chain on its disk says so, too."""
-    up_bytes: int
-    """What the machine's line carried since everything was encoded, with all headers; 0 where there is no line."""
-    down_bytes: int
 
 
 class NotingChain(ModuleChain):
@@ -121,11 +117,10 @@ class IdleVolunteer:
         bases = {module: reader.version.version for module, reader in self._readers.items()}
         async with encoding:
             payloads = {module: await asyncio.to_thread(self._encode, module, gradients) for module in self.modules}
-        line, encoded_s = line_bytes(), time.time()
+        encoded_s = time.time()
         uploaded_s = await asyncio.gather(*(self._push(module, payload) for module, payload in payloads.items()))
         receipt_s = time.time()
         await asyncio.gather(*(self._readers[module].sync(after=after) for module, after in bases.items()))
-        up_bytes, down_bytes = (now - then for now, then in zip(line_bytes(), line, strict=True))
         return Turn(
             bytes=sum(map(len, payloads.values())),
             encoded_s=encoded_s,
@@ -133,8 +128,6 @@ class IdleVolunteer:
             receipt_s=receipt_s,
             applied_s={str(module): self._chains[module].applied_s for module in self.modules},
             kept_s=time.time(),
-            up_bytes=up_bytes,
-            down_bytes=down_bytes,
         )
 
     def _encode(self, module: ModuleId, gradients: dict[ModuleId, Floats]) -> bytes:
@@ -189,11 +182,7 @@ class Volunteers:
         """As many processes as cores: more than one at a time would only wait for each other."""
 
     async def handle(self, values: Values) -> Values:
-        """Tell who they are; prepare the next round's outer gradients, as the rival's tensors exist before its clock
-        starts; or play that round."""
-        if values["do"] == "open":
-            node = next(iter(self._volunteers.values())).node
-            return {"peer": node.peer, "run": node.run.id}
+        """Prepare the next round's outer gradients, or play that round."""
         if values["do"] == "prepare":
             await asyncio.to_thread(self._prepare)
             return {}

@@ -10,7 +10,6 @@ from tiny_run import MODEL, initial
 from benchmarks.methods.grid import WarmStart
 from benchmarks.methods.jobs import Job
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
-from dipaco_p2p.core.model.inner import StepReport
 from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.core.model.shards import Shard
 
@@ -51,7 +50,3 @@ def made_up_shards(job: TinyJob) -> list[Shard]:
     generator = np.random.default_rng(0)
     sizes = range(6, 6 + job.model.path_count)
     return [Shard(tokens=generator.integers(0, 99, (size, 72)).astype(np.int32)) for size in sizes]
-
-
-def on_step(report: StepReport) -> bool:
-    return True

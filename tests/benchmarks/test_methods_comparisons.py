@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from methods_harness import made_up_shards, on_step, start, tiny_job
+from methods_harness import made_up_shards, start, tiny_job
 from tiny_run import MODEL
 
 from benchmarks.methods import grid as methods_grid
@@ -47,7 +47,7 @@ def after(rounds: int, **changes: object) -> Grid:
     kind = OverlappedGrid if job.estimate else Grid
     grid = kind(job, start(), made_up_shards(job), fast=False)
     for number in range(rounds):
-        grid.round(number, on_step)
+        grid.round(number)
     return grid
 
 

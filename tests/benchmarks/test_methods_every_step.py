@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from methods_harness import PRIVATE, TinyJob, made_up_shards, on_step, start, tiny_job
+from methods_harness import PRIVATE, TinyJob, made_up_shards, start, tiny_job
 from tiny_run import MODEL, initial
 
 from benchmarks.methods.every_step import EveryStep
 from benchmarks.methods.grid import WarmStart
 from benchmarks.methods.jobs import WARMUP_STEPS
 from dipaco_p2p.core import tensor_file as codec
-from dipaco_p2p.core.model.inner import InnerLoop, StepReport, learning_rate
+from dipaco_p2p.core.model.inner import InnerLoop, learning_rate
 from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.core.model.shards import Shard, batch
 from dipaco_p2p.core.model.transformer import PathModel, load_modules
@@ -39,7 +39,7 @@ def warm() -> WarmStart:
 def trained(job: TinyJob, shards: list[Shard]) -> EveryStep:
     grid = EveryStep(job, warm(), shards, fast=False)
     for number in range(job.rounds):
-        grid.round(number, on_step)
+        grid.round(number)
     return grid
 
 
@@ -75,15 +75,12 @@ def test_weights_and_sharing_matter_here() -> None:
     assert np.array_equal(first[0], last[0]) and not np.array_equal(first[1], last[1])
 
 
-def test_a_report_for_each_path_and_step_and_a_loss_that_is_none_ends_it() -> None:
-    job, seen = tiny_job(outer="every step"), list[StepReport]()
-    grid = EveryStep(job, start(), made_up_shards(job), fast=False)
-    grid.round(1, lambda report: seen.append(report) is None)
-    assert [report.step for report in seen] == [WARMUP_STEPS + 2] * 4 + [WARMUP_STEPS + 3] * 4
+def test_a_loss_that_is_not_a_number_ends_it() -> None:
+    job = tiny_job(outer="every step")
     broken = EveryStep(job, start(), made_up_shards(job), fast=False)
     next(iter(broken._modules[ModuleId(2, 1)].values())).data.fill_(math.inf)
     with pytest.raises(DipacoError, match="path 1"):
-        broken.round(0, on_step)
+        broken.round(0)
 
 
 def by_hand(job: TinyJob, shards: list[Shard]) -> dict[ModuleId, np.ndarray]:

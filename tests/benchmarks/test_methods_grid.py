@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from methods_harness import PRIVATE, TinyJob, made_up_shards, on_step, start, tiny_job
+from methods_harness import PRIVATE, TinyJob, made_up_shards, start, tiny_job
 from tiny_run import MODEL, contribution_of, granted, initial, make_run, signer, tiny_config
 
 from benchmarks.methods.grid import Arrived, Contribution, Grid, Sender, next_state, received
@@ -33,7 +33,7 @@ def tiny_grid(job: TinyJob, shards: Sequence[Shard] | None = None) -> Grid:
 def rounds(job: TinyJob) -> list[np.ndarray]:
     grid = tiny_grid(job)
     for number in range(job.rounds):
-        grid.round(number, on_step)
+        grid.round(number)
     return [state.params for state in grid.states.values()]
 
 
@@ -79,7 +79,7 @@ def test_the_same_contributions_give_the_bytes_that_owners_make(tmp_path: Path):
     grid = tiny_grid(job, shards)
     made: dict[ModuleId, Made] = {}
     for number in range(2):
-        arrived = grid.train(number, on_step)
+        arrived = grid.train(number)
         made = made_by_owners(run, arrived, dict(made))
         grid.step(arrived, number)
         for module, version in made.items():
@@ -90,7 +90,7 @@ def test_the_same_contributions_give_the_bytes_that_owners_make(tmp_path: Path):
 
 
 def test_a_job_is_repeatable_and_its_settings_matter():
-    arrived = tiny_grid(tiny_job()).train(0, on_step)
+    arrived = tiny_grid(tiny_job()).train(0)
 
     def stepped(**changes: object) -> list[np.ndarray]:
         grid = tiny_grid(tiny_job(**changes))
@@ -109,7 +109,7 @@ def test_without_outer_step_a_dense_model_is_what_adamw_left():
     job = tiny_job(path_model=MODEL.one_path(), outer="none", codec="fp32")
     grid = tiny_grid(job)
     before = grid.flats(0)
-    arrived = grid.train(0, on_step)
+    arrived = grid.train(0)
     grid.step(arrived, 0)
     after = [old - received(arrived[m][0].gradient) for old, m in zip(before, arrived, strict=True)]
     assert all(same(after, grid.flats(0)))
@@ -121,7 +121,7 @@ def test_private_modules_can_be_left_to_adamw():
     # After one round, before private modules have acted on the shared ones, only they differ.
     one, other = (tiny_grid(tiny_job(path_model=PRIVATE, outer=outer)) for outer in ("all", "shared"))
     for grid in (one, other):
-        grid.round(0, on_step)
+        grid.round(0)
     differ = [not equal for equal in same(*([s.params for s in grid.states.values()] for grid in (one, other)))]
     assert differ == [module.level == 2 for module in one.states]
 
@@ -129,7 +129,7 @@ def test_private_modules_can_be_left_to_adamw():
 def test_lost_contributions_leave_modules_without_a_step():
     grid = tiny_grid(tiny_job(drop=0.999999))
     before = [state.params for state in grid.states.values()]
-    grid.round(0, on_step)
+    grid.round(0)
     assert all(same(before, [state.params for state in grid.states.values()]))
 
 
@@ -143,7 +143,7 @@ def test_the_norms_of_equal_outer_gradients_agree():
 
 def test_replicas_train_disjoint_parts_and_count_as_one_path():
     job = tiny_job(path_model=MODEL.one_path(), replicas=3, rule="mean")
-    arrived = tiny_grid(job).train(0, on_step)
+    arrived = tiny_grid(job).train(0)
     assert {len(contributions) for contributions in arrived.values()} == {3}
     contributions = arrived[ModuleId(0, 0)]
     state = OuterState.fresh(initial()[0][0])
@@ -153,8 +153,8 @@ def test_replicas_train_disjoint_parts_and_count_as_one_path():
 
 
 def test_an_attackers_contribution_is_clipped_to_twice_the_median():
-    attacked = tiny_grid(tiny_job(attack=True)).train(0, on_step)
-    honest = tiny_grid(tiny_job()).train(0, on_step)
+    attacked = tiny_grid(tiny_job(attack=True)).train(0)
+    honest = tiny_grid(tiny_job()).train(0)
     module = ModuleId(1, 0)
     sent, bad = received(honest[module][0].gradient), received(attacked[module][0].gradient)
     np.testing.assert_allclose(bad, -10 * sent, atol=np.abs(bad).max() / 100)

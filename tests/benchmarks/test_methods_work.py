@@ -41,7 +41,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     bench = Bench(folder, fast=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(work, "WARMUP_STEPS", 2)
-        warm_up(bench, TINY, lambda done: None)
+        warm_up(bench, TINY)
     return bench
 
 
@@ -54,7 +54,7 @@ def test_the_warm_up_leaves_a_model_an_optimizer_and_features_of_all_text(bench:
 
 
 def test_a_trained_job_gives_losses_of_all_parts_and_the_same_ones_again(bench: Bench):
-    first, again = (train(bench, TINY, lambda done: None) for _ in range(2))
+    first, again = (train(bench, TINY) for _ in range(2))
     assert {name: value for name, value in first.items() if name != "wall_s"} == {
         name: value for name, value in again.items() if name != "wall_s"
     }
@@ -69,20 +69,20 @@ def test_routers_of_a_job_that_tiny_models_route_count_tokens_too(bench: Bench):
     for part in PARTS:
         np.testing.assert_array_equal(both[part][:, :16], plain[part])
         assert (both[part][:, 16:].sum(axis=1) == 32).all()
-    train(bench, tiny, lambda done: None)
-    assert "once, likelihood router (matched)" in score(bench, tiny, lambda done: None)["routed"]
+    train(bench, tiny)
+    assert "once, likelihood router (matched)" in score(bench, tiny)["routed"]
 
 
 def test_scoring_agrees_with_the_loss_that_training_reported(bench: Bench):
-    trained = train(bench, TINY, lambda done: None)
-    scored = score(bench, TINY, lambda done: None)["routed"]
+    trained = train(bench, TINY)
+    scored = score(bench, TINY)["routed"]
     assert scored["once"]["loss"] == pytest.approx(trained["report"]["loss"], rel=1e-6)
     assert {f"every {every}" for every in EVERY} < scored.keys()
     assert all(scored["oracle once"]["loss"] <= scored[way]["loss"] for way in scored if way.startswith("once"))
 
 
 def test_a_table_of_scores_holds_what_each_path_says(bench: Bench):
-    train(bench, TINY, lambda done: None)
+    train(bench, TINY)
     paths, assigned, router = load_model(bench.folder.model(TINY), TINY)
     report = bench.data.report
     table = score_table(TINY, paths, report)
@@ -138,16 +138,14 @@ def test_a_shard_smaller_than_a_batch_trains_by_repeating_and_an_empty_one_is_re
     little = dataclasses.replace(TINY, train_share=0.1)
     cut = shards(little, first_routes(little, features, tokens), bench.data.train)
     assert 0 < min(len(shard.tokens) for shard in cut) < little.inner.batch
-    assert train(bench, little, lambda done: None)["path_steps"] == 8
+    assert train(bench, little)["path_steps"] == 8
     none = dataclasses.replace(TINY, train_share=0.01)
     with pytest.raises(CorpusError, match="nothing to train on"):
         shards(none, first_routes(none, features, tokens), bench.data.train)
 
 
 def test_a_job_at_every_step_gives_the_same_kinds_of_figures(bench: Bench) -> None:
-    rounds, steps = (
-        train(bench, dataclasses.replace(TINY, outer=how), lambda d: None) for how in ("all", "every step")
-    )
+    rounds, steps = (train(bench, dataclasses.replace(TINY, outer=how)) for how in ("all", "every step"))
     assert rounds.keys() == steps.keys() and rounds["path_steps"] == steps["path_steps"]
     assert rounds["report"]["loss"] != steps["report"]["loss"] and steps["agreement"] == {}
 
@@ -164,7 +162,7 @@ def test_re_sharding_sends_each_domain_to_the_path_that_is_best_at_it(bench: Ben
 
 
 def test_early_stopping_trains_on_what_it_does_not_look_at(bench: Bench):
-    plain, stopped = (train(bench, dataclasses.replace(TINY, early_stop=on), lambda done: None) for on in (False, True))
+    plain, stopped = (train(bench, dataclasses.replace(TINY, early_stop=on)) for on in (False, True))
     assert sum(stopped["shards"]) < sum(plain["shards"])
 
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from virtual_time import eventually
+
 from simulation.actors import Machine, VolunteerMachine
 from simulation.checks import broken
 from simulation.history import Event
 from simulation.outcome import outcome_of
 from simulation.plan import Plan, make_plan
 from simulation.speed import remembered_signatures
-from simulation.virtual_time import eventually
 from simulation.world import World, perform
 
 ROUNDS = 14

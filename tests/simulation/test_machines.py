@@ -7,12 +7,13 @@ import random
 from pathlib import Path
 
 import pytest
+from virtual_time import play
 
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.files import listening, write_atomically
 from simulation.disk import Crashed, SimulatedDisk, installed
 from simulation.faults import fault_points
-from simulation.virtual_time import Process, VirtualClock, play
+from simulation.virtual_time import Process, VirtualClock
 
 
 async def beat(beats: list[float]) -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from simulation import __main__ as command
-from simulation import played, runner
+from simulation import runner
 from simulation.checks import Broken
-from simulation.played import Played
-from simulation.runner import Result, Wish
+from simulation.runner import Played, Result, Wish
 
 
 def result(seed: int, *broken: Broken) -> Result:
@@ -31,7 +30,7 @@ def test_another_wish_or_other_code_is_another_record(tmp_path: Path, monkeypatc
     assert Played(tmp_path, Wish(peers=30)).of([7]) == []
     (tmp_path / "code" / "simulation").mkdir(parents=True)
     (tmp_path / "code" / "simulation" / "new.py").write_text("A_RULE = 1")
-    monkeypatch.setattr(played, "REPO", tmp_path / "code")
+    monkeypatch.setattr(runner, "REPO", tmp_path / "code")
     assert Played(tmp_path, Wish()).of([7]) == []
 
 

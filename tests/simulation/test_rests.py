@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from scenes import Scene, scene
+from virtual_time import eventually
 
 from simulation.checks import broken
 from simulation.faults import FAULTS, away_s, some
 from simulation.outcome import simulate
 from simulation.plan import make_plan
-from simulation.virtual_time import eventually
 from simulation.world import World
 
 

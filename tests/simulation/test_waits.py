@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from scenes import Scene, scene
+from virtual_time import eventually
 
 from dipaco_p2p.node.node import CALL_TIMEOUT_S
 from dipaco_p2p.node.watch import Watch
@@ -22,8 +23,7 @@ from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.topology import PathId
 from peers.path.contribute import TRIES_MIN
 from simulation.hostile import Stranger
-from simulation.virtual_time import eventually
-from simulation.waits import longest_rest_s
+from simulation.observe import longest_rest_s
 
 FIRST, SECOND = PathId((0, 0)), PathId((0, 1))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from virtual_time import VirtualClock, play
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import BlobMissing
@@ -26,7 +27,6 @@ from dipaco_p2p.swarm.blobs.blobs import (
 )
 from dipaco_p2p.swarm.blobs.fetch import HOLDERS_AT_ONCE, KEEP_EVERY_S, LATE_S, Holders, fetch_blob
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
-from simulation.virtual_time import VirtualClock, play
 
 BLOB = random.Random(3).randbytes(16 * RANGE_BYTES + 5)
 DELAY_S = 0.02

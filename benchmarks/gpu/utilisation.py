@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from benchmarks.trainer.loops import TOTAL_STEPS, noise
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
 from dipaco_p2p.core.model.engine import compile_hindrance, hindrance
 from dipaco_p2p.core.model.inner import InnerLoop, StepReport
 from dipaco_p2p.core.model.microbatch import MicroBatch
 from dipaco_p2p.core.model.transformer import PathModel, initial_modules
-
-from .loops import TOTAL_STEPS, noise
 
 PATH = ModelConfig(
     vocab_size=32_000,

@@ -34,7 +34,7 @@ from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from .config import PeerConfig
 from .decrees import ask_first
 from .display import show
-from .governor.governing import between_steps
+from .governor.governor import between_steps
 from .governor.machine import give_memory_back, trainer_settings
 from .path.trainer import PathTrainer
 from .status import Pauses, Status, in_words

@@ -19,7 +19,7 @@ from ..config import PeerConfig, check_engine, torch_device
 from ..control.control import Control, Request
 from ..decrees import check_ban
 from ..display import tell
-from ..governor.governing import check_before, governed
+from ..governor.governor import check_before, governed
 from ..governor.machine import use_threads
 from ..stages import Parts, StageRunner
 from .arrival import KnownPeers, arrive

@@ -19,8 +19,7 @@ from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.swarm.memory import MemorySwarm
 from peers.config import PeerConfig
-from peers.governor.governing import governed
-from peers.governor.governor import Senses
+from peers.governor.governor import Senses, governed
 from peers.preferences.keys import Limits, When
 from peers.preferences.schedule import Span
 from peers.stages import StageRunner

@@ -27,8 +27,7 @@ from dipaco_p2p.core.model.inner import InnerResult, StepReport
 from dipaco_p2p.node.stages import fetch_stages
 from peers.config import PeerConfig
 from peers.control.control import state
-from peers.governor.governing import governed
-from peers.governor.governor import Senses
+from peers.governor.governor import Senses, governed
 from peers.governor.nvml import Card
 from peers.governor.yielding import QUIET_S
 from peers.path.trainer import PathTrainer

@@ -36,11 +36,9 @@ from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 from ..archives.records import Checks, PublicRecords
-from ..control.control import Control
 from ..control.decrees import Decreeing, Order, decrees_in
-from ..control.metrics import metrics_served
-from ..control.requests import Request
-from ..control.view import Seen, View
+from ..control.requests import Control, Request
+from ..control.view import Seen, View, metrics_served
 from ..folder import GRID, WARMUP, RunFolder, require_caught_up
 from ..genesis.prepare import fork, prepare
 from ..processes import PublicPage

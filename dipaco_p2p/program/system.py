@@ -18,6 +18,12 @@ def output_of(*command: str, timeout_s: float = 10.0) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
+def is_clock_synchronised() -> bool | None:
+    """Whether the system's clock is in step with a time server; None where systemd does not say."""
+    said = output_of("timedatectl", "show", "--property=NTPSynchronized", "--value")
+    return {"yes": True, "no": False}.get((said or "").strip())
+
+
 def existing(folder: Path) -> Path:
     """`folder`, or the nearest one above it that is there."""
     return next((each for each in (folder, *folder.absolute().parents) if each.is_dir()), Path("/"))

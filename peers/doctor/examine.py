@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import tempfile
 import time
@@ -12,9 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from rich.console import Console
-from rich.text import Text
 
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError, Unreachable, WrongRun
 from dipaco_p2p.node.entry import Entry, read_entry
@@ -28,15 +24,13 @@ from dipaco_p2p.program.examination import (
     UNFIT,
     Finding,
     Level,
-    document,
-    exit_code,
     failure,
     fine,
     milder,
-    told,
+    show_findings,
     warning,
-    worst,
 )
+from dipaco_p2p.program.system import is_clock_synchronised
 from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S
 from dipaco_p2p.swarm.addresses import read_address, read_place
 from dipaco_p2p.swarm.api import Swarm
@@ -59,11 +53,9 @@ from .machine import (
     port_finding,
     probe_gpu,
     probe_home,
-    probe_ntp,
     remove,
 )
 
-STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 SCHEMA = "dipaco.doctor/1"
 
 
@@ -83,7 +75,7 @@ async def examine(text: str | None, config: PeerConfig, *, run: str | None, is_f
 
 async def _network(text: str | None, config: PeerConfig, *, run: str | None) -> tuple[Run | None, list[Finding]]:
     """The run, if a seed shows it, and what is to be said of clock, seeds, reach and line."""
-    is_synchronised = await probe_ntp()
+    is_synchronised = await asyncio.to_thread(is_clock_synchronised)
     if text is None:
         return None, [judge_clock([], is_synchronised=is_synchronised)]
     try:
@@ -131,24 +123,16 @@ async def _visitor(config: PeerConfig) -> AsyncIterator[Libp2pSwarm]:
             await swarm.close()
 
 
+VERDICTS = {
+    Level.OK: "This machine is fit.",
+    Level.WARN: "This machine can take part; the warnings say what it costs.",
+    Level.FAIL: "This machine cannot take part until the failures above are fixed.",
+}
+
+
 def show(findings: Sequence[Finding], *, is_json: bool) -> int:
     """Print them on the standard output; the exit code."""
-    if is_json:
-        print(json.dumps(document(findings, schema=SCHEMA), indent=2))
-        return exit_code(findings)
-    console = Console(highlight=False, soft_wrap=True)
-    for level, line in told(findings):
-        console.print(Text.assemble((f"{level or '':<5}", STYLES[level] if level else ""), line))
-    console.print(_verdict(worst(findings)))
-    return exit_code(findings)
-
-
-def _verdict(level: Level) -> str:
-    return {
-        Level.OK: "This machine is fit.",
-        Level.WARN: "This machine can take part; the warnings say what it costs.",
-        Level.FAIL: "This machine cannot take part until the failures above are fixed.",
-    }[level]
+    return show_findings(findings, schema=SCHEMA, verdicts=VERDICTS, is_json=is_json)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

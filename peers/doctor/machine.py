@@ -280,23 +280,12 @@ def judge_leftovers(left: Leftovers, *, is_fixed: bool = False) -> Finding:
     return warning("leftovers", f"{words} of dead processes", "dipaco-peer doctor --fix removes them")
 
 
-async def ask_command(*command: str) -> str | None:
-    """What a command of the system prints, without the space around it; None if it is not here, fails, or hangs."""
-    said = await asyncio.to_thread(output_of, *command)
-    return None if said is None else said.strip()
-
-
-async def probe_ntp() -> bool | None:
-    """Whether the system's clock is in step with a time server; None where systemd does not say."""
-    said = await ask_command("timedatectl", "show", "--property=NTPSynchronized", "--value")
-    return {"yes": True, "no": False}.get(said or "")
-
-
 async def probe_gpu() -> GpuFacts:
     """What the driver and torch say of graphics cards."""
     import torch
 
-    driver = await ask_command("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    said = await asyncio.to_thread(output_of, "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    drivers = (said or "").split()
     names, unsupported = [], []
     if torch.cuda.is_available():
         built_for = torch.cuda.get_arch_list()
@@ -306,7 +295,7 @@ async def probe_gpu() -> GpuFacts:
             if not _is_built_for(built_for, major, minor):
                 unsupported.append(f"{names[-1]} (sm_{major}{minor})")
     return GpuFacts(
-        driver=driver.splitlines()[0] if driver else None,
+        driver=drivers[0] if drivers else None,
         torch_cuda=torch.version.cuda,
         devices=tuple(names),
         unsupported=tuple(unsupported),

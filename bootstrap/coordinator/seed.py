@@ -193,14 +193,10 @@ class Seed:
     def _open(self, run: Run) -> SeedStage:
         if self._decrees is None:
             self._decrees = decrees_in(self._folder, run)
-        name = run.manifest.stage
-        store = self._folder.store(name)
-        folder = self._folder.stage(name)
         stage = SeedStage(
             run,
             self._swarm,
-            store,
-            folder,
+            self._folder.store(run.manifest.stage),
             sequences=self._sequences,
             clock=self._clock,
             on_failure=self.stop,

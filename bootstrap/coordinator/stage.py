@@ -14,7 +14,6 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.clock import Clock
@@ -59,7 +58,6 @@ class SeedStage:
         run: Run,
         swarm: Swarm,
         store: Store,
-        folder: Path,
         *,
         sequences: Callable[[], Sequences],
         clock: Clock,
@@ -71,7 +69,7 @@ class SeedStage:
         whole run; without, those that this stage's store keeps."""
         self.run = run
         self._on_failure = on_failure
-        self._folder = folder
+        self._folder = folder = store.folder
         scoped = ScopedSwarm(swarm, run.id)
         self._node = open_member(
             run,

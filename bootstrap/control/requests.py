@@ -34,7 +34,7 @@ class Request:
     ask: str = bounded()
     """The verb."""
     reason: str = ""
-    """Of a decree, as what follows (decreeing.py)."""
+    """Of a decree, as what follows (decrees.py)."""
     peer: str = ""
     module: str = ""
     version: int = 0

@@ -83,7 +83,7 @@ class SeedStage:
         )
         self._archive = SeedArchive(run, store)
         self._chains = ArchiveChains(self._node, self._archive, is_closed=lambda: self._catching_up.is_going_on)
-        self._catching_up = CatchingUp(self._chains, folder.parent, tell=_print)
+        self._catching_up = CatchingUp(self._chains, folder.parent, tell=partial(print, flush=True))
         self._terms = Terms(self._node, on_deposed=self._on_deposed, is_closed=lambda: self._catching_up.is_going_on)
         self._ownership = Leadership(self._chains, self._terms, may_take=lambda: not self._terms.is_catching_up)
         self._met = Met(folder.parent, scoped.peer)
@@ -265,10 +265,6 @@ class SeedStage:
         write_atomically(path, json.dumps(finished, indent=1).encode())
         for name, found in finished["routing"].items():
             print(f"finished model, {name}: validation perplexity {found['perplexity']:.1f}", flush=True)
-
-
-def _print(text: str) -> None:
-    print(text, flush=True)
 
 
 QUIET_HEARTBEATS = 2.0

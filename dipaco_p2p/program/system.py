@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from importlib import metadata
 from pathlib import Path
 
 
@@ -22,6 +23,14 @@ def is_clock_synchronised() -> bool | None:
     """Whether the system's clock is in step with a time server; None where systemd does not say."""
     said = output_of("timedatectl", "show", "--property=NTPSynchronized", "--value")
     return {"yes": True, "no": False}.get((said or "").strip())
+
+
+def installed_version(package: str) -> str | None:
+    """None for a package that is not here."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def existing(folder: Path) -> Path:

@@ -13,14 +13,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from dipaco_p2p.config import PACKAGE
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit
 from dipaco_p2p.node.sizes import Needs
 from dipaco_p2p.program.examination import DAMAGED, Finding, failure, fine, warning
-from dipaco_p2p.program.system import existing, free_disk, output_of
+from dipaco_p2p.program.system import existing, free_disk, installed_version, output_of
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.addresses import read_place
 from dipaco_p2p.swarm.hivemind.daemon import SOCKET_FOLDER, stale_sockets, wait_port_free
@@ -317,13 +316,7 @@ def _is_built_for(architectures: list[str], major: int, minor: int) -> bool:
 
 def probe_packages() -> dict[str, str | None]:
     """The versions of the packages that are known to matter."""
-    found: dict[str, str | None] = {}
-    for name in PINS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+    return {name: installed_version(name) for name in PINS}
 
 
 def probe_home(home: Path) -> HomeFacts:

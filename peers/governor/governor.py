@@ -78,7 +78,7 @@ def look_s(when: When, sight: Sight, zone: tzinfo | None = None, *, at_most_s: f
 
 LOOK_S = 5.0
 GPU_LOOK_S = 1.0
-"""Half of the time within which a GPU is yielded; the other half is for the step that is under way (brake.py)."""
+"""Half of the time within which a GPU is yielded; the other half is for the step that is under way (steps.py)."""
 IDLE_LOOK_S = 15.0
 """Between two questions whether anybody is there: each starts programs."""
 MONTH_END_SHARE = 1.03
@@ -87,7 +87,7 @@ IDLE_HINT = "no `loginctl` answers here and no terminal is open; leave `only_idl
 
 
 class Steered(Protocol):
-    """Who is paused: `StageRunner` of peers/joining/join.py."""
+    """Who is paused: `StageRunner` of peers/stages.py."""
 
     def pause(self, reason: str, *, until_s: float | None = None) -> None:
         """Take no steps, leave the path to others, stay; again with the same reason: a new time."""

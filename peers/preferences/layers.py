@@ -32,7 +32,6 @@ from .schedule import parse_spans
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 GPU = re.compile(r"auto|none|\d{1,3}|(GPU|MIG)-[0-9A-Za-z/-]{1,80}")
 PROGRAM_CHARS_MAX = 100
-LEAVE_OUT = "leave it out, and there is no limit"
 
 
 def check_value(name: str, value: Any, *, where: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dipaco_p2p.errors import ConfigError, CorpusError, DipacoError, EnvironmentUnfit, IntegrityError
+from dipaco_p2p.program.control.show import show_findings
 from dipaco_p2p.program.examination import (
     DAMAGED,
     WRONG,
@@ -21,7 +22,6 @@ from dipaco_p2p.program.examination import (
     Level,
     failure,
     fine,
-    show_findings,
     warning,
 )
 from dipaco_p2p.program.files import LOCK_NAME

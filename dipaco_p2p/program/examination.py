@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
-
-from rich.console import Console
-from rich.text import Text
 
 from ..errors import EXIT_OK, ConfigError, EnvironmentUnfit, IntegrityError, Unreachable, WrongRun
 
@@ -87,18 +83,3 @@ def document(findings: Sequence[Finding], *, schema: str) -> dict[str, Any]:
     """The JSON document."""
     checks = [{key: value for key, value in asdict(each).items() if key != "exit_code"} for each in findings]
     return {"schema": schema, "outcome": worst(findings), "exit_code": exit_code(findings), "checks": checks}
-
-
-STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
-
-
-def show_findings(findings: Sequence[Finding], *, schema: str, verdicts: Mapping[Level, str], is_json: bool) -> int:
-    """Print them on the standard output, for people with the verdict on the worst; the exit code."""
-    if is_json:
-        print(json.dumps(document(findings, schema=schema), indent=2))
-        return exit_code(findings)
-    console = Console(highlight=False, soft_wrap=True)
-    for level, line in told(findings):
-        console.print(Text.assemble((f"{level or '':<5}", STYLES[level] if level else ""), line))
-    console.print(verdicts[worst(findings)])
-    return exit_code(findings)

@@ -17,6 +17,7 @@ from dipaco_p2p.node.entry import Entry, read_entry
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.sizes import Needs, needs_of
 from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.program.control.show import show_findings
 from dipaco_p2p.program.examination import (
     DAMAGED,
     MISMATCH,
@@ -27,7 +28,6 @@ from dipaco_p2p.program.examination import (
     failure,
     fine,
     milder,
-    show_findings,
     warning,
 )
 from dipaco_p2p.program.system import is_clock_synchronised

@@ -324,9 +324,9 @@ def check(
     codes: list[int] = []
 
     async def main() -> None:
-        from .planning.examine import examine, show_findings
+        from .planning.examine import examine, show
 
-        codes.append(show_findings(await examine(run_file, folder), is_json=as_json))
+        codes.append(show(await examine(run_file, folder), is_json=as_json))
 
     _run(main, lambda: codes[0])
 

@@ -401,7 +401,7 @@ class Demo:
     def rounds_done(self) -> int:
         """The newest version that every module in the archive has."""
         newest: dict[str, int] = {}
-        for event in _events(self.grid_folder / "history.jsonl"):
+        for event in read_history(self.grid_folder / "history.jsonl"):
             if event["ev"] == "archived":
                 newest[event["module"]] = event["version"]
         return min(newest.values()) if len(newest) == self._module_count() else 0
@@ -411,7 +411,7 @@ class Demo:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The history of one volunteer, over all stages."""
-        events = [event for path in (self.work / name).glob("runs/*/history.jsonl") for event in _events(path)]
+        events = [event for path in (self.work / name).glob("runs/*/history.jsonl") for event in read_history(path)]
         return sorted(events, key=lambda event: float(event["t"]))
 
     def _last(self, name: str, ev: str) -> dict[str, Any]:
@@ -439,7 +439,3 @@ async def _print_rounds(stream: asyncio.StreamReader) -> None:
         # Not the line after the last round, which says how to stop it: that is ours to do.
         if any(words in text for words in TOLD):
             print(text, flush=True)
-
-
-def _events(path: Path) -> list[dict[str, Any]]:
-    return list(read_history(path))

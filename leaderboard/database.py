@@ -1,7 +1,7 @@
 """The database of a leaderboard: its tables, how an older one is brought up to date, and all SQL that is spoken to it.
 
 `records` holds signed documents and is the only source of every figure: all that is in it can be had again from a
-coordinator's folder (rebuild.py). The other tables hold what was observed: it cannot be had again, and no figure of a
+coordinator's folder (program.py). The other tables hold what was observed: it cannot be had again, and no figure of a
 version or of credit rests on it.
 
 One connection, used by one thread at a time; a batch of writes is one transaction. A database is believed no more than

@@ -11,7 +11,7 @@ from dipaco_p2p.program.control.options import Version
 
 from .control.cli import add_commands
 from .preferences.commands import ConfigFile, Home, RunId, config_app, preference_flags
-from .service.commands import service_app
+from .service import service_app
 
 EPILOG = """Exit codes: 0 finished; 1 a published loss is not what was measured here; 2 a wrong flag or value;
 3 no volunteer runs here; 4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version;

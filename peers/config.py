@@ -37,7 +37,7 @@ class PeerConfig:
     down_mbit: float | None = None
     """What blobs may take of the line; None is all of it."""
     evaluate: bool = False
-    """Whether to check the coordinator's losses between rounds (evaluating.py)."""
+    """Whether to check the coordinator's losses between rounds (evaluation/between_rounds.py)."""
     grace_s: float = 60.0
     """Time for finishing cleanly after the first Ctrl-C."""
     when: When = When()

@@ -30,7 +30,7 @@ STATE_SOURCES = {
     "lost": "{path} begins with the inner state of the stage's start: nobody alive gave its newest",
     "dropped": "{path} starts over: the inner state that was fetched is of no use",
 }
-"""By where the inner state of a path was found (states.py)."""
+"""By where the inner state of a path was found (path/kept.py)."""
 STEPS_LINE_S = 10.0
 """A plain line about training at most this often."""
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.clock import Clock
@@ -32,7 +33,7 @@ from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from .config import PeerConfig
 from .decrees import ask_first
 from .display import show
-from .governor.governing import between_steps
+from .governor.governor import between_steps
 from .governor.machine import give_memory_back, trainer_settings
 from .path.trainer import PathTrainer
 from .status import Pauses, Status, in_words
@@ -43,9 +44,6 @@ NEXT_STAGE_S = 1.0
 OTHERS_ASKED = 3
 """Volunteers that are asked whether it is, after a rest."""
 
-Dial = Callable[[], Awaitable[None]]
-Meet = Callable[[Run, Sequence[str]], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
@@ -53,10 +51,23 @@ class Parts:
 
     make_trainer: Callable[..., PathTrainer] = PathTrainer
     show: Callable[[Status, History], AbstractAsyncContextManager[None]] = show
-    log_to: Callable[..., None] = log_to
+    log_to: Callable[[Path], None] = partial(log_to, verbose=False)
 
 
-PARTS = Parts()
+async def _stay() -> None:
+    """For a swarm that is always connected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrance:
+    """How we came into the swarm, and come back."""
+
+    host: PeerId
+    """The peer that we joined through."""
+    dial: Callable[[], Awaitable[None]] = _stay
+    """Joins again. Raises DipacoError."""
+    meet: Callable[[Run, Sequence[str]], None] = lambda run, addresses: None
+    """Is told the addresses of the peers that we see."""
 
 
 class StageRunner:
@@ -68,23 +79,16 @@ class StageRunner:
         config: PeerConfig,
         clock: Clock,
         *,
+        entrance: Entrance,
         device: str,
-        verbose: bool,
-        dial: Dial,
-        coordinator: PeerId,
-        meet: Meet = lambda run, addresses: None,
-        parts: Parts = PARTS,
+        parts: Parts | None = None,
     ) -> None:
-        """`coordinator` is the peer that we joined through; `meet` is told the addresses of those that we see."""
         self._swarm = swarm
         self._config = config
         self._clock = clock
+        self._entrance = entrance
         self._device = device
-        self._verbose = verbose
-        self._dial = dial
-        self._coordinator = coordinator
-        self._meet = meet
-        self._parts = parts
+        self._parts = parts = parts or Parts()
         settings = trainer_settings(config)
         self.steps = between_steps(config, settings["micro"], device=device)
         """What goes on between inner steps, to keep its owner's limits."""
@@ -178,7 +182,7 @@ class StageRunner:
         To go on after a rest is to start anew on what the disk holds, as after a stop of the program: nothing that ran
         before still writes there, but perhaps a thread that ends its last blob."""
         folder = self._config.run_folder(run.id)
-        self._parts.log_to(folder / "peer.log", verbose=self._verbose)
+        self._parts.log_to(folder / "peer.log")
         history = History(folder / "history.jsonl", self._clock)
         status = self._new_status(run)
         scope = ScopedSwarm(self._swarm, run.id)
@@ -278,10 +282,10 @@ class StageRunner:
             await node.clock.sleep(every_s)
             watch = node.watch
             met = [best_address(beat.addresses) for beat in watch.heartbeats.values() if beat.addresses]
-            self._meet(node.run, sorted(met))
+            self._entrance.meet(node.run, sorted(met))
             if not watch.seeds():
                 with contextlib.suppress(DipacoError):
-                    await self._dial()
+                    await self._entrance.dial()
 
     # -- the stage after it
 
@@ -295,7 +299,7 @@ class StageRunner:
             if (opened := await self._opened(run, {})) is not None:
                 return opened
             with contextlib.suppress(DipacoError):
-                await self._dial()
+                await self._entrance.dial()
             await self._clock.sleep(NEXT_STAGE_S)
         return None
 
@@ -308,8 +312,8 @@ class StageRunner:
         return await self._opened(run, others)
 
     async def _opened(self, run: Run, others: Mapping[PeerId, Sequence[str]]) -> Run | None:
-        """The stage after `run`, if the coordinator, who we joined through or one of `others` says that it is open."""
-        for host in dict.fromkeys((run.manifest.author, self._coordinator, *others)):
+        """The stage after `run`, if the coordinator, our host or one of `others` says that it is open."""
+        for host in dict.fromkeys((run.manifest.author, self._entrance.host, *others)):
             with contextlib.suppress(SwarmError, WrongRun):
                 addresses = others.get(host, ())
                 stages = await fetch_stages(self._swarm, host, expected=run.origin, addresses=addresses)

@@ -28,7 +28,7 @@ from .evaluation.between_rounds import Evaluating, Scoring
 from .path.assignment import Assignment
 from .path.claiming import Claiming
 from .path.contribute import Contributor
-from .path.inner_states import InnerStates
+from .path.kept import InnerStates
 from .path.shard_source import ShardSource
 from .path.trainer import Engines, PathTrainer
 from .path.training import Training, Watchdog

@@ -29,7 +29,7 @@ from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from dipaco_p2p.topology import ModuleId
 from peers.config import PeerConfig
-from peers.stages import Parts, StageRunner
+from peers.stages import Entrance, Parts, StageRunner
 
 from .disk import Crashed, SimulatedDisk
 from .history import Event
@@ -254,17 +254,12 @@ class VolunteerMachine(Machine):
         stages = await self._stages(swarm)
         make_trainer = partial(FakeTrainer, clock=self.clock, step_s=self.step_s)
 
-        async def dial() -> None:
-            """The memory swarm is always connected."""
-
         self._tour = StageRunner(
             swarm,
             PeerConfig(home=self.folder, grace_s=GRACE_S),
             self.clock,
+            entrance=Entrance(host=self.world.seed.peer),
             device="cpu",
-            verbose=False,
-            dial=dial,
-            coordinator=self.world.seed.peer,
             parts=Parts(make_trainer=make_trainer, show=_show_nothing, log_to=_log_nowhere),
         )
         await self._tour.take_part(stages)
@@ -320,15 +315,13 @@ class SeedMachine(Machine):
         run = open_stage(store)
         assert run is not None, "the run was made before its seed node starts"
         Stages(swarm).add(run)
-        stage = SeedStage(
-            run, swarm, store, self.folder, sequences=no_text, clock=self.clock, make_evaluator=cast(Any, NoEvaluator)
-        )
+        stage = SeedStage(run, swarm, store, sequences=no_text, clock=self.clock, make_evaluator=cast(Any, NoEvaluator))
         stage.begin()
         self._open = self.process, stage
         await asyncio.Event().wait()
 
 
-def _log_nowhere(path: Path, *, verbose: bool) -> None:
+def _log_nowhere(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     logging.getLogger("dipaco_p2p")
 

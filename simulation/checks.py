@@ -14,7 +14,7 @@ from .history import Event, Look, Outcome
 
 HOLDERS_MIN = 2
 QUIET_S = 30.0
-"""How long a coordinator that was away waits for the last groups before it grants a module to others (terms.py)."""
+"""How long a coordinator that was away waits for the last groups before it grants a module to others (stage.py)."""
 PATIENCE = 3
 """Deadlines that a round without a quorum takes: somebody claims a path and never trains it (rounds.py)."""
 REASSIGNED_TTLS = 8.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from bootstrap.coordinator.terms import Terms
+from bootstrap.coordinator.stage import Terms
 from dipaco_p2p.core.outer import codec
 from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import Ledger

@@ -137,9 +137,7 @@ async def opened(folder: Path, config: RunConfig) -> AsyncIterator[Handler]:
     try:
         run = await asyncio.to_thread(make_run, store, config, swarm.signer)
         Stages(swarm).add(run)
-        stage = SeedStage(
-            run, swarm, store, grid, sequences=no_text, clock=clock, make_evaluator=cast(Any, NoEvaluator)
-        )
+        stage = SeedStage(run, swarm, store, sequences=no_text, clock=clock, make_evaluator=cast(Any, NoEvaluator))
         stage.begin()
         history = grid / HISTORY
         await _all_led(history, len(run.manifest.genesis))

@@ -15,6 +15,7 @@ import json
 import logging
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.core.routing.evaluate import Evaluation, counted_tokens
@@ -45,6 +46,8 @@ from dipaco_p2p.topology import ModuleId, PathId
 from .evaluator import Evaluator, RoundEvaluation
 
 log = logging.getLogger(__name__)
+
+D = TypeVar("D", Check, Judgement)
 
 
 class PublicRecords:
@@ -77,10 +80,7 @@ class PublicRecords:
             return None
 
     def _read(self, name: str) -> Sealed[Judgement]:
-        try:
-            return unseal(Judgement, json.loads(self._store.read_document(name) or b""))
-        except ValueError as error:
-            raise IntegrityError(f"{name}.json was damaged on disk: {error}") from None
+        return _read(self._store, Judgement, name)
 
     async def _on_judgements(self, sender: PeerId, request: GetJudgements) -> Page[Judgement]:
         begin = _name(request.from_)
@@ -238,11 +238,15 @@ class Checks:
         self._of_author[key] = self._of_author.get(key, 0) + 1
 
     def _read(self, number: int) -> Sealed[Check]:
-        try:
-            return unseal(Check, json.loads(self._store.read_document(_check_name(number)) or b""))
-        except ValueError as error:
-            raise IntegrityError(f"{_check_name(number)}.json was damaged on disk: {error}") from None
+        return _read(self._store, Check, _check_name(number))
 
 
 def _check_name(number: int) -> str:
     return f"check-{number:08d}"
+
+
+def _read(store: Store, kind: type[D], name: str) -> Sealed[D]:
+    try:
+        return unseal(kind, json.loads(store.read_document(name) or b""))
+    except ValueError as error:
+        raise IntegrityError(f"{name}.json was damaged on disk: {error}") from None

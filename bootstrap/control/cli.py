@@ -44,9 +44,9 @@ def peers(folder: Folder = None, is_json: Json = False) -> None:
 
     All of it is their own word. Example: dipaco-bootstrap peers my-run
     """
-    from . import commands, screen
+    from . import commands
 
-    end(lambda: commands.show_list(folder, "peers", screen.PEERS, is_json=is_json))
+    end(lambda: commands.show_list(folder, "peers", commands.PEERS, is_json=is_json))
 
 
 def paths(folder: Folder = None, is_json: Json = False) -> None:
@@ -54,9 +54,9 @@ def paths(folder: Folder = None, is_json: Json = False) -> None:
 
     Example: dipaco-bootstrap paths my-run
     """
-    from . import commands, screen
+    from . import commands
 
-    end(lambda: commands.show_list(folder, "paths", screen.PATHS, is_json=is_json))
+    end(lambda: commands.show_list(folder, "paths", commands.PATHS, is_json=is_json))
 
 
 def modules(folder: Folder = None, is_json: Json = False) -> None:
@@ -64,6 +64,6 @@ def modules(folder: Folder = None, is_json: Json = False) -> None:
 
     Example: dipaco-bootstrap modules my-run --json
     """
-    from . import commands, screen
+    from . import commands
 
-    end(lambda: commands.show_list(folder, "modules", screen.MODULES, is_json=is_json))
+    end(lambda: commands.show_list(folder, "modules", commands.MODULES, is_json=is_json))

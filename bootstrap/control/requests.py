@@ -1,10 +1,17 @@
-"""What a running coordinator may be asked for: verbs with a name (control.py knows them), and what they are about."""
+"""What a running coordinator may be asked for: verbs with a name, and what they are about.
+
+What only looks is answered from the start (view.py); whatever changes something is added with `Control.on`, by the part
+of the program that does it.
+"""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.program.control.messages import Program
 from dipaco_p2p.strict import bounded
 
@@ -27,7 +34,33 @@ class Request:
     ask: str = bounded()
     """The verb."""
     reason: str = ""
-    """Of a decree, as what follows (decreeing.py)."""
+    """Of a decree, as what follows (decrees.py)."""
     peer: str = ""
     module: str = ""
     version: int = 0
+
+
+Verb = Callable[[Request], dict[str, Any] | Awaitable[dict[str, Any]]]
+"""Does what its name says and answers; what takes time returns something to be awaited. Raises DipacoError."""
+ASK_CHARS_SHOWN = 40
+
+
+class Control:
+    """Of one running program; verbs may come when the run is open."""
+
+    def __init__(self) -> None:
+        self._verbs: dict[str, Verb] = {}
+
+    def on(self, ask: str, verb: Verb) -> None:
+        """Answer to this name from now on."""
+        assert ask not in self._verbs, f"`{ask}` is answered already"
+        self._verbs[ask] = verb
+
+    def answer(self, request: Request) -> dict[str, Any] | Awaitable[dict[str, Any]]:
+        """What the verb says; raises ConfigError for one that nobody answers."""
+        verb = self._verbs.get(request.ask)
+        if verb is None:
+            near = difflib.get_close_matches(request.ask, self._verbs, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"it knows {', '.join(sorted(self._verbs))}"
+            raise ConfigError(f"the coordinator cannot `{request.ask[:ASK_CHARS_SHOWN]}`", hint=hint)
+        return verb(request)

@@ -35,11 +35,9 @@ from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 from ..archives.records import Checks, PublicRecords
-from ..control.control import Control
 from ..control.decrees import Decreeing, Order, decrees_in
-from ..control.metrics import metrics_served
-from ..control.requests import Request
-from ..control.view import Seen, View
+from ..control.requests import Control, Request
+from ..control.view import Seen, View, metrics_served
 from ..folder import GRID, WARMUP, RunFolder, require_caught_up
 from ..genesis.prepare import fork, prepare
 from ..processes import PublicPage
@@ -194,14 +192,10 @@ class Seed:
     def _open(self, run: Run) -> SeedStage:
         if self._decrees is None:
             self._decrees = decrees_in(self._folder, run)
-        name = run.manifest.stage
-        store = self._folder.store(name)
-        folder = self._folder.stage(name)
         stage = SeedStage(
             run,
             self._swarm,
-            store,
-            folder,
+            self._folder.store(run.manifest.stage),
             sequences=self._sequences,
             clock=self._clock,
             on_failure=self.stop,

@@ -7,31 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
-
 from dipaco_p2p.errors import ConfigError, CorpusError, DipacoError, EnvironmentUnfit, IntegrityError
+from dipaco_p2p.program.control.show import show_findings
 from dipaco_p2p.program.examination import (
     DAMAGED,
     WRONG,
     Finding,
     Level,
-    document,
-    exit_code,
     failure,
     fine,
-    told,
     warning,
-    worst,
 )
-from dipaco_p2p.program.files import LOCK_NAME, existing, free_disk, output_of
+from dipaco_p2p.program.files import LOCK_NAME, existing, free_disk, is_clock_synchronised
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.hivemind.daemon import wait_port_free
 
@@ -54,7 +47,7 @@ async def examine(path: Path, folder: Path | None) -> list[Finding]:
     planned = plan(file.run, text_bytes=text or file.corpus.bytes_max, line=LINE)
     findings = [judge_file(planned), judge_folder(facts), *corpus]
     findings += [judge_text(planned)] if text is not None else []
-    return [*findings, judge_disk(facts, planned), *await _ports(file, facts), _clock()]
+    return [*findings, judge_disk(facts, planned), *await _ports(file, facts), judge_clock(is_clock_synchronised())]
 
 
 def text_bytes_of(file: RunFile) -> int:
@@ -210,11 +203,6 @@ async def _taken(host: str, port: int) -> tuple[str | None, str]:
     return None, ""
 
 
-def _clock() -> Finding:
-    said = output_of("timedatectl", "show", "--property=NTPSynchronized", "--value")
-    return judge_clock({"yes": True, "no": False}.get((said or "").strip()))
-
-
 PASSES_WELL = 4.0
 """Reading a text four times teaches nearly as much as four times the text; more of it does not (arXiv 2305.16264)."""
 DOCUMENTS_MIN, DOCUMENTS_A_PATH = 16, 4
@@ -348,7 +336,6 @@ def judge_clock(is_synchronised: bool | None) -> Finding:
 # -- what is printed
 
 SCHEMA = "dipaco.check/1"
-STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 VERDICTS = {
     Level.OK: "The run can start.",
     Level.WARN: "The run can start; the warnings say what it costs.",
@@ -356,13 +343,6 @@ VERDICTS = {
 }
 
 
-def show_findings(findings: Sequence[Finding], *, is_json: bool) -> int:
+def show(findings: Sequence[Finding], *, is_json: bool) -> int:
     """Print them on the standard output; the exit code."""
-    if is_json:
-        print(json.dumps(document(findings, schema=SCHEMA), indent=2))
-        return exit_code(findings)
-    console = Console(highlight=False, soft_wrap=True)
-    for level, line in told(findings):
-        console.print(Text.assemble((f"{level or '':<5}", STYLES[level] if level else ""), line))
-    console.print(VERDICTS[worst(findings)])
-    return exit_code(findings)
+    return show_findings(findings, schema=SCHEMA, verdicts=VERDICTS, is_json=is_json)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dipaco_p2p.clock import Clock, SystemClock
-from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, Unreachable
+from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, Unreachable
 from dipaco_p2p.node.entry import read_entry
 from dipaco_p2p.node.node import Member, fetch, open_member
 from dipaco_p2p.node.run import Run
@@ -26,7 +26,7 @@ from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.swarm.addresses import best_address, read_address
+from dipaco_p2p.swarm.addresses import best_address, is_address, read_address
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
@@ -141,12 +141,4 @@ def read_met(root: Path) -> list[str]:
         value = json.loads((root / NAME).read_bytes())
     except (OSError, ValueError):
         return []
-    return [text for text in value if _is_address(text)][:ADDRESSES_MAX] if isinstance(value, list) else []
-
-
-def _is_address(text: object) -> bool:
-    try:
-        read_address(str(text))
-    except ConfigError:
-        return False
-    return True
+    return [text for text in value if is_address(text)][:ADDRESSES_MAX] if isinstance(value, list) else []

@@ -56,8 +56,8 @@ ASKED_MAX = 8
 class StandbyStage:
     """One stage, copied and served."""
 
-    def __init__(self, run: Run, swarm: Swarm, store: Store, folder: Path, clock: Clock) -> None:
-        scoped = ScopedSwarm(swarm, run.id)
+    def __init__(self, run: Run, swarm: Swarm, store: Store, clock: Clock) -> None:
+        scoped, folder = ScopedSwarm(swarm, run.id), store.folder
         self.run = run
         self.node = open_member(
             run,
@@ -159,7 +159,7 @@ class Standby:
             store = self._folder.store(run.manifest.stage)
             if not self._folder.has(run.manifest.stage):
                 write_stage(store, run.sealed)
-            stage = StandbyStage(run, self._swarm, store, self._folder.stage(run.manifest.stage), self._clock)
+            stage = StandbyStage(run, self._swarm, store, self._clock)
             stage.begin()
             self.opened.append(stage)
             self._stages.add(run)

@@ -19,6 +19,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
@@ -192,6 +193,20 @@ def output_of(*command: str, timeout_s: float = 10.0) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def is_clock_synchronised() -> bool | None:
+    """Whether the system's clock is in step with a time server; None where systemd does not say."""
+    said = output_of("timedatectl", "show", "--property=NTPSynchronized", "--value")
+    return {"yes": True, "no": False}.get((said or "").strip())
+
+
+def installed_version(package: str) -> str | None:
+    """None for a package that is not here."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def existing(folder: Path) -> Path:

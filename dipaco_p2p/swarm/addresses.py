@@ -37,6 +37,15 @@ def read_address(text: str) -> Address:
     return Address(peer=PeerId(peer), place=place)
 
 
+def is_address(text: object) -> bool:
+    """Whether `read_address` would take it."""
+    try:
+        read_address(str(text))
+    except ConfigError:
+        return False
+    return True
+
+
 def read_place(text: str) -> tuple[str, int]:
     """Host and port of a multiaddr without a peer, /ip4/HOST/tcp/PORT; raises ConfigError."""
     parts = text.split("/")

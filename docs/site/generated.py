@@ -31,7 +31,7 @@ from dipaco_p2p.protocol.claims import CLAIM_TRANSITIONS
 from dipaco_p2p.protocol.reasons import PASSING, Reason
 from dipaco_p2p.protocol.rounds import ROUND_TRANSITIONS
 from dipaco_p2p.swarm.api import Reply
-from peers.preferences.text import template as preferences
+from peers.preferences.layers import template as preferences
 
 MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$(?:\n\*Made from the code.*\*$)?", re.MULTILINE)
 REPO = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -66,20 +66,11 @@ class Table:
         return f"dipaco-leaderboard/{self.name}/{VERSION}"
 
 
-def _text(name: str, about: str, get: Callable[[Any], Any] | None = None, *, null: bool = False) -> Column:
-    return Column(name, "string", about, get, null)
+def _column(kind: str, name: str, about: str, get: Callable[[Any], Any] | None = None, *, null: bool = False) -> Column:
+    return Column(name, kind, about, get, null)
 
 
-def _whole(name: str, about: str, get: Callable[[Any], Any] | None = None, *, null: bool = False) -> Column:
-    return Column(name, "integer", about, get, null)
-
-
-def _number(name: str, about: str, get: Callable[[Any], Any] | None = None, *, null: bool = False) -> Column:
-    return Column(name, "number", about, get, null)
-
-
-def _flag(name: str, about: str, get: Callable[[Any], Any] | None = None) -> Column:
-    return Column(name, "boolean", about, get)
+_text, _whole, _number, _flag = (partial(_column, kind) for kind in ("string", "integer", "number", "boolean"))
 
 
 def _checks(attribute: str) -> tuple[Column, ...]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
@@ -26,15 +26,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import ConfigError
-from dipaco_p2p.program.metrics import CONTENT_TYPE
+from dipaco_p2p.program.metrics import CONTENT_TYPE, Metric, counter, exposition, gauge, one
 
-from ..model import Snapshot
+from ..model import Mark, Snapshot
 from .api import API_TABLES, csv_document, json_document, pages_of, rows_of, schema_document
 from .book import Book
 from .links import Links
-from .metrics import metrics_text
 from .query import QUERY_BYTES_MAX, page_of
 from .site import STATIC, Site, empty_page, is_stale
+from .text import word
 
 POLL_S = 10.0
 """How often an open page asks whether there is something newer."""
@@ -294,3 +294,41 @@ class Base:
                 path = f"{self._base}{path}"
             scope = {**scope, "path": path, "root_path": self._base}
         await self._app(scope, receive, send)
+
+
+def metrics_text(book: Book) -> str:
+    """All metrics; those without a value are left out. Labels may be words of peers."""
+    return exposition(metrics(book), clean=word)
+
+
+def metrics(book: Book) -> Iterator[Metric]:
+    """What is told of the run."""
+    snapshot, stage = book.snapshot, book.snapshot.run.stage
+    info = {"run": snapshot.run.origin, "name": snapshot.run.name, "stage": stage.id, "stage_name": stage.name}
+    yield gauge("run_info", "The run and its open stage; always 1.", [(1, info)])
+    yield one("snapshot_timestamp_seconds", "When the figures were taken, Unix time.", snapshot.taken_s)
+    yield one("swarm_heard_timestamp_seconds", "When the swarm last answered, Unix time.", snapshot.heard_s)
+    yield one("peers_alive", "Peers that said lately that they are alive.", snapshot.peers_alive)
+    yield one("peers_training", "Peers that train.", snapshot.peers_training)
+    yield one("paths", "Paths of the open stage.", stage.paths)
+    yield one("paths_covered", "Paths that a live peer claims.", snapshot.paths_covered)
+    yield one("rounds", "Rounds of the open stage.", stage.rounds)
+    yield one("round", "The version that every module of the open stage has.", book.round)
+    yield one("loss_nats", "Loss of the newest judged round.", snapshot.rounds[-1].loss if snapshot.rounds else None)
+    yield one("best_loss_nats", "Loss of the best round.", book.best.loss if book.best else None)
+    yield one("contributors", "Peers with a share in a version.", book.workers)
+    yield counter("credit_tokens_total", "Credit of all contributors.", [(snapshot.credit_total, {})])
+    marks = Counter(row.mark for row in snapshot.versions)
+    yield gauge("versions", "Module versions, by who stands for them.", [(marks[m], {"mark": m}) for m in Mark])
+    lost = Counter(row.kind for row in snapshot.losses)
+    uncounted = [(lost[kind], {"kind": kind}) for kind in sorted(lost)]
+    yield gauge("contributions_uncounted", "Contributions that no version counts.", uncounted)
+    checks = Counter(row.agrees for row in snapshot.checks)
+    said = [(checks[is_same], {"result": name}) for is_same, name in ((True, "agrees"), (False, "differs"))]
+    yield gauge("loss_checks", "Losses measured again by others than the coordinator.", said)
+    refused = [(number, {"reason": reason}) for reason, number in sorted(snapshot.refused.items())]
+    yield counter("records_refused_total", "Records that were not believed, by reason.", refused)
+    versions = [(float(row.version), {"module": str(row.module)}) for row in snapshot.modules]
+    yield gauge("module_version", "The newest version of a module.", versions)
+    losses = [(row.loss, {"module": str(row.module)}) for row in snapshot.modules if row.loss is not None]
+    yield gauge("module_loss_nats", "Loss of a module's newest judged version.", losses)

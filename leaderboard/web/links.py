@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
-FORMATS = ("json", "csv")
-
 
 @dataclass(frozen=True, slots=True)
 class Links:

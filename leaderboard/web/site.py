@@ -67,7 +67,6 @@ class Pager:
     address: str
     """The list that it is of."""
     query: Mapping[str, str]
-    rows_page: int = ROWS
 
 
 class Site:

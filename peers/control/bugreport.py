@@ -1,6 +1,6 @@
 """One file to hand to whoever is asked for help: versions, settings, what the volunteer does, its last log lines.
 
-Every text goes through redact.py before it is written. What is in it: README.txt in the archive says it again.
+Every text goes through `Redactor` before it is written. What is in it: README.txt in the archive says it again.
 
     about.json      versions of this program, Python and the libraries; the machine's kind, cores and memory
     status.json     what `dipaco-peer status` says, or why it says nothing
@@ -22,13 +22,13 @@ import re
 import tarfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from dipaco_p2p import __version__
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit
 from dipaco_p2p.program.control.client import ask
+from dipaco_p2p.program.files import installed_version
 
 from .control import Request
 from .home import KEY_NAME, last_lines, newest_log, secrets_of
@@ -182,19 +182,12 @@ def about() -> dict[str, Any]:
         "schema": SCHEMA,
         "dipaco-p2p": __version__,
         "python": platform.python_version(),
-        "libraries": {name: _version(name) for name in LIBRARIES},
+        "libraries": {name: installed_version(name) for name in LIBRARIES},
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": os.cpu_count(),
         "memory_bytes": memory,
         "written_s": round(time.time()),
     }
-
-
-def _version(library: str) -> str | None:
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _asked(home: Path, what: str) -> dict[str, Any]:

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+import contextlib
+import os
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
-
-from dipaco_p2p.errors import EnvironmentUnfit, WrongRun
+from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError, Unreachable, WrongRun
 from dipaco_p2p.node.entry import Entry, read_entry
 from dipaco_p2p.node.run import Run
-from dipaco_p2p.node.sizes import needs_of
-from dipaco_p2p.program.examination import Finding, Level, document, exit_code, failure, told, worst
+from dipaco_p2p.node.sizes import Needs, needs_of
+from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.program.control.show import show_findings
+from dipaco_p2p.program.examination import (
+    DAMAGED,
+    MISMATCH,
+    SILENT,
+    UNFIT,
+    Finding,
+    Level,
+    failure,
+    fine,
+    milder,
+    warning,
+)
+from dipaco_p2p.program.files import is_clock_synchronised
+from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S
 from dipaco_p2p.swarm.addresses import read_address, read_place
+from dipaco_p2p.swarm.api import Swarm
+from dipaco_p2p.swarm.blobs.bandwidth import MBIT_BYTES
+from dipaco_p2p.swarm.calls import ReadBlob
+from dipaco_p2p.swarm.dialback import Reach, ask_reach, greets
 from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm
+from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 from ..config import PeerConfig
 from ..joining.arrival import open_swarm
@@ -33,12 +53,9 @@ from .machine import (
     port_finding,
     probe_gpu,
     probe_home,
-    probe_ntp,
     remove,
 )
-from .network import judge_clock, judge_reach, judge_seeds, judge_speed, probe_reach, probe_seeds, probe_speed
 
-STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 SCHEMA = "dipaco.doctor/1"
 
 
@@ -58,7 +75,7 @@ async def examine(text: str | None, config: PeerConfig, *, run: str | None, is_f
 
 async def _network(text: str | None, config: PeerConfig, *, run: str | None) -> tuple[Run | None, list[Finding]]:
     """The run, if a seed shows it, and what is to be said of clock, seeds, reach and line."""
-    is_synchronised = await probe_ntp()
+    is_synchronised = await asyncio.to_thread(is_clock_synchronised)
     if text is None:
         return None, [judge_clock([], is_synchronised=is_synchronised)]
     try:
@@ -106,21 +123,178 @@ async def _visitor(config: PeerConfig) -> AsyncIterator[Libp2pSwarm]:
             await swarm.close()
 
 
+VERDICTS = {
+    Level.OK: "This machine is fit.",
+    Level.WARN: "This machine can take part; the warnings say what it costs.",
+    Level.FAIL: "This machine cannot take part until the failures above are fixed.",
+}
+
+
 def show(findings: Sequence[Finding], *, is_json: bool) -> int:
     """Print them on the standard output; the exit code."""
-    if is_json:
-        print(json.dumps(document(findings, schema=SCHEMA), indent=2))
-        return exit_code(findings)
-    console = Console(highlight=False, soft_wrap=True)
-    for level, line in told(findings):
-        console.print(Text.assemble((f"{level or '':<5}", STYLES[level] if level else ""), line))
-    console.print(_verdict(worst(findings)))
-    return exit_code(findings)
+    return show_findings(findings, schema=SCHEMA, verdicts=VERDICTS, is_json=is_json)
 
 
-def _verdict(level: Level) -> str:
-    return {
-        Level.OK: "This machine is fit.",
-        Level.WARN: "This machine can take part; the warnings say what it costs.",
-        Level.FAIL: "This machine cannot take part until the failures above are fixed.",
-    }[level]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedFacts:
+    """What one seed said when it was asked alone."""
+
+    address: str
+    problem: DipacoError | None = None
+    """Why it does not open the run."""
+    latency_s: float | None = None
+    """Of one small question."""
+    ahead_s: float | None = None
+    """How far its clock is ahead of ours."""
+    run: Run | None = None
+    """The newest stage that it shows, and that passed all checks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedFacts:
+    """What the line to one seed carried for a moment, in bytes per second; None: nothing could be moved."""
+
+    up: float | None
+    down: float | None
+
+
+SLOW_LATENCY_S = 1.0
+CLOCK_REMEDY = "set the clock: timedatectl set-ntp true, or an NTP service of your system"
+
+
+def judge_clock(seeds: Sequence[SeedFacts], *, is_synchronised: bool | None) -> Finding:
+    """Our clock against those of the seeds that told theirs, and by the word of the system's NTP."""
+    ahead = [-seed.ahead_s for seed in seeds if seed.ahead_s is not None]
+    near = [value for value in ahead if abs(value) <= CLOCK_SKEW_MAX_S]
+    if near:
+        best = min(near, key=abs)
+        return fine("clock", f"within {abs(best):.1f} s of {len(near)} of {len(ahead)} seeds")
+    if ahead:
+        off = min(ahead, key=abs)
+        words = (
+            f"{abs(off):,.0f} s {'ahead of' if off > 0 else 'behind'} every seed ({CLOCK_SKEW_MAX_S:g} s are allowed)"
+        )
+        if is_synchronised:
+            return failure("clock", f"{words}, though NTP is in step here", "tell the coordinator: its clock is wrong")
+        return failure("clock", words, CLOCK_REMEDY)
+    if is_synchronised is False:
+        return warning("clock", "NTP is not in step, and no seed to compare with", CLOCK_REMEDY)
+    return fine("clock", "NTP is in step" if is_synchronised else "no seed to compare with, and nobody says of NTP")
+
+
+def judge_seeds(seeds: Sequence[SeedFacts]) -> list[Finding]:
+    """One finding for each; as long as one of them opens the run, the others are warnings."""
+    findings = [_judge_seed(seed) for seed in seeds]
+    is_open = any(finding.level is not Level.FAIL for finding in findings)
+    return list(map(milder, findings)) if is_open else findings
+
+
+def _judge_seed(seed: SeedFacts) -> Finding:
+    check = f"seed {seed.address}"
+    if seed.problem is not None:
+        kinds = ((WrongRun, MISMATCH), (IntegrityError, DAMAGED), (EnvironmentUnfit, UNFIT))
+        code = next((code for kind, code in kinds if isinstance(seed.problem, kind)), SILENT)
+        remedy = seed.problem.hint or "try another seed, or ask the coordinator for a newer ticket"
+        return failure(check, " ".join(str(seed.problem).split()), remedy, code=code)
+    if seed.ahead_s is not None and abs(seed.ahead_s) > CLOCK_SKEW_MAX_S:
+        words = f"its clock is {abs(seed.ahead_s):,.0f} s {'ahead of' if seed.ahead_s > 0 else 'behind'} this one"
+        return failure(check, words, "see `clock` for whose is wrong; nobody joins through it")
+    parts = [seed.run.name] if seed.run is not None else []
+    parts += [f"{seed.latency_s * 1000:,.0f} ms"] if seed.latency_s is not None else []
+    parts += [f"clock {seed.ahead_s:+.1f} s"] if seed.ahead_s is not None else []
+    words = ", ".join(parts) or "answers"
+    if seed.latency_s is not None and seed.latency_s > SLOW_LATENCY_S:
+        return warning(check, words, "its answers are slow: see whether the line is busy with something else")
+    return fine(check, words)
+
+
+def judge_reach(reach: Reach, *, port: int | None) -> Finding:
+    """Whether peers can dial this machine; `port` is None for one that does not listen."""
+    if port is None:
+        return fine("reach", "does not listen: trains, leads no module")
+    if reach is Reach.YES:
+        return fine("reach", "can be reached from outside, and may lead modules")
+    if reach is Reach.NO:
+        remedy = "to lead modules, open a TCP port and name it with --listen; training works without"
+        return warning("reach", f"nobody reaches port {port} from outside: goes on as a client", remedy)
+    return fine("reach", "no seed could say; join asks again")
+
+
+def judge_speed(speed: SpeedFacts, needs: Needs, *, deadline_s: float) -> Finding:
+    """Whether the line to a seed carries a round's bytes within the longest time that a round waits."""
+    if not speed.up or not speed.down:
+        return warning("line", "nothing could be moved to measure it", "try again when the seed is less busy")
+    words = f"{speed.up / MBIT_BYTES:,.1f} Mbit/s up, {speed.down / MBIT_BYTES:,.1f} Mbit/s down to the seed"
+    takes_s = needs.round_up / speed.up + needs.round_down / speed.down
+    if takes_s > deadline_s:
+        found = f"{words}: a round's bytes take {takes_s:,.0f} s, and rounds wait {deadline_s:g} s"
+        return warning("line", found, "free the line, or rounds may close without this volunteer's work")
+    return fine("line", f"{words}; a round's bytes take {takes_s:,.1f} s")
+
+
+CONNECT_TIMEOUT_S = 10.0
+RANGE_BYTES = 256 * 1024
+RANGES_MAX = 16
+SPEED_S = 4.0
+"""Per direction; and no more than `RANGES_MAX` ranges."""
+CALL_S = 10.0
+
+
+async def probe_seeds(swarm: Libp2pSwarm, entry: Entry) -> list[SeedFacts]:
+    """All seeds of the entry, at the same time."""
+    return list(await asyncio.gather(*(_probe_seed(swarm, entry, address) for address in entry.addresses)))
+
+
+async def _probe_seed(swarm: Libp2pSwarm, entry: Entry, address: str) -> SeedFacts:
+    run, latency_s, ahead_s, peer = None, None, None, read_address(address).peer
+    try:
+        # Apart from the swarm, which would not dial a second address of a peer that it knows.
+        if not await greets(*read_place(read_address(address).place)):
+            raise Unreachable("no libp2p answers there", hint="check that it is running, and that its port is open")
+        await swarm.connect(address, timeout_s=CONNECT_TIMEOUT_S)
+        with contextlib.suppress(Unreachable):
+            ahead_s, latency_s = await swarm.clock_ahead_s(peer)
+        stages = await fetch_stages(swarm, peer, expected=entry.run, author=entry.coordinator, addresses=[address])
+        run = stages[-1]
+    except DipacoError as error:
+        return SeedFacts(address=address, problem=error, latency_s=latency_s, ahead_s=ahead_s)
+    return SeedFacts(address=address, latency_s=latency_s, ahead_s=ahead_s, run=run)
+
+
+async def probe_reach(swarm: Swarm, seeds: list[SeedFacts]) -> Reach:
+    """What the seeds that answer say when they dial us back."""
+    answering = {read_address(seed.address).peer: [seed.address] for seed in seeds if seed.problem is None}
+    return await ask_reach(swarm, list(answering.items())[:3])
+
+
+async def probe_speed(swarm: Swarm, seed: SeedFacts, run: Run) -> SpeedFacts:
+    """What one seed sends and takes within some seconds: a blob of the run down, zeros that it forgets up."""
+    peer, scoped = read_address(seed.address).peer, ScopedSwarm(swarm, run.id)
+    blobs = [*(ref.blob for ref in run.manifest.genesis), *(ref.blob for ref in run.manifest.shards)]
+    blob = max(blobs, key=lambda ref: ref.size)
+
+    async def down(number: int) -> int:
+        offset = number * RANGE_BYTES % max(blob.size - RANGE_BYTES, 1)
+        header = {"digest": blob.digest, "offset": offset, "length": RANGE_BYTES}
+        return len((await scoped.call(peer, ReadBlob.METHOD, header, timeout_s=CALL_S, addresses=[seed.address])).body)
+
+    async def up(number: int) -> int:
+        # Asking for the size of a blob needs no body, and one that is there is read and forgotten.
+        header = {"digest": blob.digest, "offset": 0, "length": 0}
+        await scoped.call(
+            peer, ReadBlob.METHOD, header, os.urandom(RANGE_BYTES), timeout_s=CALL_S, addresses=[seed.address]
+        )
+        return RANGE_BYTES
+
+    return SpeedFacts(down=await _rate(down), up=await _rate(up))
+
+
+async def _rate(move: Callable[[int], Awaitable[int]]) -> float | None:
+    """Bytes per second of one move after the other, until the time or the ranges are over; None if none succeeds."""
+    start_s, moved = time.monotonic(), 0
+    with contextlib.suppress(DipacoError):
+        for number in range(RANGES_MAX):
+            moved += await move(number)
+            if time.monotonic() - start_s > SPEED_S:
+                break
+    return moved / max(time.monotonic() - start_s, 1e-6) if moved else None

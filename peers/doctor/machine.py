@@ -13,14 +13,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from dipaco_p2p.config import PACKAGE
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit
 from dipaco_p2p.node.sizes import Needs
 from dipaco_p2p.program.examination import DAMAGED, Finding, failure, fine, warning
-from dipaco_p2p.program.files import existing, free_disk, output_of
+from dipaco_p2p.program.files import existing, free_disk, installed_version, output_of
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.addresses import read_place
 from dipaco_p2p.swarm.hivemind.daemon import SOCKET_FOLDER, stale_sockets, wait_port_free
@@ -280,23 +279,12 @@ def judge_leftovers(left: Leftovers, *, is_fixed: bool = False) -> Finding:
     return warning("leftovers", f"{words} of dead processes", "dipaco-peer doctor --fix removes them")
 
 
-async def ask_command(*command: str) -> str | None:
-    """What a command of the system prints, without the space around it; None if it is not here, fails, or hangs."""
-    said = await asyncio.to_thread(output_of, *command)
-    return None if said is None else said.strip()
-
-
-async def probe_ntp() -> bool | None:
-    """Whether the system's clock is in step with a time server; None where systemd does not say."""
-    said = await ask_command("timedatectl", "show", "--property=NTPSynchronized", "--value")
-    return {"yes": True, "no": False}.get(said or "")
-
-
 async def probe_gpu() -> GpuFacts:
     """What the driver and torch say of graphics cards."""
     import torch
 
-    driver = await ask_command("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    said = await asyncio.to_thread(output_of, "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    drivers = (said or "").split()
     names, unsupported = [], []
     if torch.cuda.is_available():
         built_for = torch.cuda.get_arch_list()
@@ -306,7 +294,7 @@ async def probe_gpu() -> GpuFacts:
             if not _is_built_for(built_for, major, minor):
                 unsupported.append(f"{names[-1]} (sm_{major}{minor})")
     return GpuFacts(
-        driver=driver.splitlines()[0] if driver else None,
+        driver=drivers[0] if drivers else None,
         torch_cuda=torch.version.cuda,
         devices=tuple(names),
         unsupported=tuple(unsupported),
@@ -328,13 +316,7 @@ def _is_built_for(architectures: list[str], major: int, minor: int) -> bool:
 
 def probe_packages() -> dict[str, str | None]:
     """The versions of the packages that are known to matter."""
-    found: dict[str, str | None] = {}
-    for name in PINS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+    return {name: installed_version(name) for name in PINS}
 
 
 def probe_home(home: Path) -> HomeFacts:

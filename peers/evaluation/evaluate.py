@@ -90,7 +90,7 @@ async def evaluate(
     """The run, the round, and its paths: the newest stage's newest judged round, unless one is named."""
     wanted = PathId.parse(path) if path is not None else None
     for run in reversed(await fetch_stages(swarm, host, expected=expected)):
-        node = _node(run, swarm, clock, folder)
+        node = open_reader(run, ScopedSwarm(swarm, run.id), clock, Store(folder / run.id[:16]))
         await node.watch.refresh()
         judgement = await _judgement(node, round_number)
         if judgement is not None:
@@ -151,7 +151,3 @@ def table_of(run: Run, version: int, rows: list[Compared]) -> Table:
         verdict = "agrees" if row.is_same else "DIFFERS"
         table.add_row(str(row.path), f"{row.published:.4f}", measured, difference, f"{row.tokens:,}", verdict)
     return table
-
-
-def _node(run: Run, swarm: Swarm, clock: Clock, folder: Path) -> Reader:
-    return open_reader(run, ScopedSwarm(swarm, run.id), clock, Store(folder / run.id[:16]))

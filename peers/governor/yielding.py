@@ -31,7 +31,7 @@ ANOTHER = "another program"
 
 
 class Programs(Protocol):
-    """Who processes are: programs.py; a test has its own."""
+    """Who processes are: machine.py; a test has its own."""
 
     def ours(self) -> frozenset[int]: ...
 

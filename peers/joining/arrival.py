@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dipaco_p2p.clock import SystemClock
-from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
+from dipaco_p2p.errors import EnvironmentUnfit
 from dipaco_p2p.node.dial import Enter, Opened, doors, knock
 from dipaco_p2p.node.entry import Entry
 from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.swarm.addresses import read_address, read_place
+from dipaco_p2p.swarm.addresses import is_address, read_address, read_place
 from dipaco_p2p.swarm.blobs.bandwidth import Line
 from dipaco_p2p.swarm.dialback import Reach, ask_reach
 from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm, open_libp2p
@@ -49,7 +49,7 @@ class KnownPeers:
         if not isinstance(entry, dict) or not isinstance(entry.get("run"), str):
             return None, []
         found = entry.get("addresses")
-        others = [text for text in found if _is_address(text)] if isinstance(found, list) else []
+        others = [text for text in found if is_address(text)] if isinstance(found, list) else []
         return entry["run"], others[:ADDRESSES_MAX]
 
     def remember(self, key: str, *, run: str, addresses: Sequence[str]) -> None:
@@ -74,14 +74,6 @@ class KnownPeers:
 
 def _run_of(entry: object) -> object:
     return entry.get("run") if isinstance(entry, dict) else None
-
-
-def _is_address(text: object) -> bool:
-    try:
-        read_address(str(text))
-    except ConfigError:
-        return False
-    return True
 
 
 TTL_MAX_S = 3600.0

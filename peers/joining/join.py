@@ -19,9 +19,9 @@ from ..config import PeerConfig, check_engine, torch_device
 from ..control.control import Control, Request
 from ..decrees import check_ban
 from ..display import tell
-from ..governor.governing import check_before, governed
+from ..governor.governor import check_before, governed
 from ..governor.machine import use_threads
-from ..stages import Parts, StageRunner
+from ..stages import Entrance, Parts, StageRunner
 from .arrival import KnownPeers, arrive
 from .preview import take_preview
 
@@ -40,7 +40,7 @@ async def join(
 ) -> None:
     """Take part in the run that `text` leads to (node/entry.py) until it is complete or a signal says stop; with
     `is_dry` only say what that would take. Raises DipacoError."""
-    parts = Parts(log_to=partial(log_to, kind=log_format))
+    parts = Parts(log_to=partial(log_to, kind=log_format, verbose=verbose))
     check_before(config, SystemClock())
     device = torch_device(config.device)
     check_engine(config.engine)
@@ -49,12 +49,10 @@ async def join(
     control = Control(config, SystemClock())
     with folder_lock(config.home, hint=LOCKED_HINT):
         async with listening(config.home, Request, control.answer):
-            await _join(entry, config, control, parts, device=device, verbose=verbose, is_dry=is_dry)
+            await _join(entry, config, control, parts, device=device, is_dry=is_dry)
 
 
-async def _join(
-    entry: Entry, config: PeerConfig, control: Control, parts: Parts, *, device: str, verbose: bool, is_dry: bool
-) -> None:
+async def _join(entry: Entry, config: PeerConfig, control: Control, parts: Parts, *, device: str, is_dry: bool) -> None:
     friends = KnownPeers(config.home)
     arrival = await arrive(entry, config, friends, tell=tell)
     swarm, opened = arrival.swarm, arrival.opened
@@ -78,17 +76,8 @@ async def _join(
         meet(opened.stages[-1], friends.of(entry.key)[1])
         if swarm.addresses:  # others can join through us, should the coordinator's address not answer
             tell_address(config.home, swarm, opened.stages[-1])
-        runner = StageRunner(
-            swarm,
-            config,
-            SystemClock(),
-            device=device,
-            verbose=verbose,
-            dial=dial,
-            coordinator=opened.host,
-            meet=meet,
-            parts=parts,
-        )
+        entrance = Entrance(host=opened.host, dial=dial, meet=meet)
+        runner = StageRunner(swarm, config, SystemClock(), entrance=entrance, device=device, parts=parts)
         for address in dict.fromkeys([opened.address, *entry.addresses]):
             peer = read_address(address).peer
             runner.typed[peer] = (*runner.typed.get(peer, ()), address)

@@ -22,7 +22,7 @@ from dipaco_p2p.protocol.machine import follow
 from dipaco_p2p.protocol.rounds import PathClaims, Standing
 from dipaco_p2p.topology import PathId
 
-from .inner_states import InnerStates
+from .kept import InnerStates
 
 
 def first_round(progress: int, *, others: int) -> int:

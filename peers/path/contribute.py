@@ -22,8 +22,7 @@ from dipaco_p2p.topology import ModuleId
 
 from ..status import Status
 from .assignment import Assignment, Base, Work
-from .inner_states import InnerStates
-from .outbox import Outbox, Receipts
+from .kept import InnerStates, Outbox, Receipts
 from .trainer import OuterGradient
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from .ahead import Ahead, HeadStart
 from .assignment import Assignment, Base, Work
 from .claiming import Claiming
 from .contribute import Contributor
-from .inner_states import InnerStates
+from .kept import InnerStates
 from .trainer import Flat
 
 log = logging.getLogger(__name__)

@@ -91,8 +91,7 @@ Takes the flags of `join`, to see what they change. Exit codes: 0 shown; 2 a wro
 @preference_flags
 def show(config: ConfigFile = None, is_json: Json = False, **flags: Any) -> None:
     """Show every preference, and where its value comes from: flag, environment, file or default."""
-    from .layers import resolve
-    from .text import as_json, as_text
+    from .layers import as_json, as_text, resolve
 
     def work() -> None:
         found = resolve(flags, config=config)
@@ -112,8 +111,7 @@ def path(config: ConfigFile = None) -> None:
 @config_app.command(epilog="Example: dipaco-peer config init. Exit codes: 0 written; 2 it is there already.")
 def init(config: ConfigFile = None) -> None:
     """Write a commented file of preferences, in which every key is at its default."""
-    from .layers import config_path
-    from .text import write_template
+    from .layers import config_path, write_template
 
     def work() -> None:
         target = config_path(config)

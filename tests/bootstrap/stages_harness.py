@@ -28,7 +28,7 @@ from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.swarm.memory import MemoryNetwork
 from peers.config import PeerConfig
-from peers.stages import StageRunner
+from peers.stages import Entrance, StageRunner
 
 MODEL = ModelConfig(
     vocab_size=300,
@@ -98,12 +98,7 @@ class Home:
         stages = await fetch_stages(swarm, self.coordinator, expected=None)
         config = PeerConfig(home=self.homes / f"volunteer-{number}", **settings)
 
-        async def dial() -> None:
-            """The memory swarm is always connected."""
-
-        tour = StageRunner(
-            swarm, config, self.clock, device="cpu", verbose=False, dial=dial, coordinator=self.coordinator
-        )
+        tour = StageRunner(swarm, config, self.clock, entrance=Entrance(host=self.coordinator), device="cpu")
         self._tours.append(asyncio.create_task(tour.take_part(stages)))
 
     async def volunteers_done(self) -> None:

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from view_harness import beat, seen_with
 
 from bootstrap.cli import app
-from bootstrap.control.metrics import metrics_served, metrics_text
-from bootstrap.control.view import View
+from bootstrap.control.view import View, metrics_served, metrics_text
 from bootstrap.runfile import Place, load_run_file, read_place
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit

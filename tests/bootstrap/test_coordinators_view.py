@@ -15,9 +15,8 @@ import pytest
 from rich.console import Console
 from view_harness import SEED, SILENT, WORKER, answering, beat, run, seen_with
 
-from bootstrap.control import commands, screen, view
-from bootstrap.control.control import Control
-from bootstrap.control.requests import COORDINATOR, Request
+from bootstrap.control import commands, view
+from bootstrap.control.requests import COORDINATOR, Control, Request
 from bootstrap.control.view import Seen, View, list_modules, list_paths, list_peers, summary
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.errors import DipacoError
@@ -217,9 +216,9 @@ def test_on_a_terminal_all_of_it_fits(seen: Seen, tmp_path: Path, columns: int, 
     console = Console(file=out, force_terminal=True, width=columns, no_color=no_color, color_system=color)
     shown = View(tmp_path, ManualClock())
     shown.stage = lambda: seen
-    show.show(screen.SCREEN, asyncio.run(shown.status()), console)
+    show.show(commands.SCREEN, asyncio.run(shown.status()), console)
     assert out.getvalue().startswith("╭")
-    for rows, drawn in ((list_peers(seen)["peers"], screen.PEERS), (list_modules(seen)["modules"], screen.MODULES)):
+    for rows, drawn in ((list_peers(seen)["peers"], commands.PEERS), (list_modules(seen)["modules"], commands.MODULES)):
         show.show_list(rows, drawn, console, left_out=0)
     lines = out.getvalue().splitlines()
     if no_color:  # a table where there is room, else names and values below one another, with whole words
@@ -237,7 +236,7 @@ def test_words_of_others_move_no_cursor(seen: Seen, capsys: pytest.CaptureFixtur
     claim = {"peer": HOSTILE, "round": 0, "since_s": 0.0, "is_alive": False}
     path = {**list_paths(seen)["paths"][0], "claimants": [claim]}
     module = {**list_modules(seen)["modules"][0], "leader": HOSTILE, "mirrors": [HOSTILE]}
-    for rows, columns in (([row], screen.PEERS), ([path], screen.PATHS), ([module], screen.MODULES)):
+    for rows, columns in (([row], commands.PEERS), ([path], commands.PATHS), ([module], commands.MODULES)):
         for is_terminal in (False, True):
             out = io.StringIO()
             show.show_list(

@@ -16,9 +16,15 @@ import pyarrow.parquet
 import pytest
 
 from bootstrap.runfile import CorpusConfig
-from bootstrap.text import installed_text as found
-from bootstrap.text.corpus import PARAGRAPHS_CHARS_MIN, load_corpus, require_documents
-from bootstrap.text.installed_text import DOCUMENT_BYTES_MAX, DOMAINS, found_documents
+from bootstrap.text import corpus as found
+from bootstrap.text.corpus import (
+    DOCUMENT_BYTES_MAX,
+    DOMAINS,
+    PARAGRAPHS_CHARS_MIN,
+    found_documents,
+    load_corpus,
+    require_documents,
+)
 from bootstrap.text.samples import Document, balanced
 from dipaco_p2p.errors import CorpusError
 
@@ -243,7 +249,7 @@ def test_the_same_seed_gives_the_same_and_another_gives_other_documents(document
 
 def test_the_same_seed_gives_the_same_in_another_process(documents: list[Document]) -> None:
     program = (
-        "import sys; from bootstrap.text.installed_text import found_documents\n"
+        "import sys; from bootstrap.text.corpus import found_documents\n"
         f"print(*[d.source for d in found_documents(bytes_max={BYTES_MAX}, seed=3)], sep='\\n')\n"
         "print([name for name in ('torch', 'numpy', 'pandas', 'scipy') if name in sys.modules])"
     )
@@ -310,7 +316,7 @@ def test_c_and_cpp_headers_are_told_apart(tmp_path: Path) -> None:
 def test_a_file_that_is_not_what_its_name_says_is_passed_over(tmp_path: Path, content: bytes) -> None:
     source = tmp_path / "module.py"
     source.write_bytes(content)
-    assert list(found._texts(DOMAINS["docs"], source)) == []
+    assert list(found._texts_of(DOMAINS["docs"], source)) == []
 
 
 def test_a_long_file_is_cut_after_a_whole_line(tmp_path: Path) -> None:

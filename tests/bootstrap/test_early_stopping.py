@@ -241,7 +241,7 @@ class Swarm:
     async def open(self) -> SeedStage:
         run, store = self.served.open().run, self.served.store
         swarm = self.network.join(COORDINATOR)
-        stage = SeedStage(run, swarm, store, store.folder, sequences=_no_sequences, clock=self.clock)
+        stage = SeedStage(run, swarm, store, sequences=_no_sequences, clock=self.clock)
         stage.begin()
         Stages(swarm).add(run)
         await asyncio.sleep(1.0)

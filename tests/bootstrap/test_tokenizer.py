@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootstrap import runfile
-from bootstrap.text import installed_text as found
+from bootstrap.text import corpus as found
 from bootstrap.text import samples as documents
 from bootstrap.text import tokenizer as prepare_text
 from bootstrap.text.samples import Document

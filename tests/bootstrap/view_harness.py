@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from virtual_time import VirtualClock, play
 
 from bootstrap.cli import app
-from bootstrap.control.control import Control
-from bootstrap.control.requests import Request
+from bootstrap.control.requests import Control, Request
 from bootstrap.control.view import Seen, View
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.node.authority import Decrees, Mandates

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,6 +98,36 @@ def test_a_compiler_that_fails_does_not_end_the_training(monkeypatch: pytest.Mon
     assert fast.has_failed()
     fast._compiled.cache_clear()
     assert not fast.has_failed()
+
+
+@pytest.mark.parametrize("kind", ["dynamo", "import"])
+def test_a_backward_pass_that_does_not_compile_does_not_end_the_training(kind: str, monkeypatch: pytest.MonkeyPatch):
+    from torch._dynamo.exc import TorchDynamoException
+
+    words = "ImportError: /cache/main.so: file too short"
+    error = TorchDynamoException(f"backend raised:\n{words}") if kind == "dynamo" else ImportError(words)
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, loss: torch.Tensor) -> torch.Tensor:
+            return loss.clone()
+
+        @staticmethod
+        def backward(context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            raise error
+
+    monkeypatch.setattr(torch, "compile", lambda loss, **settings: lambda *inputs: Broken.apply(loss(*inputs)))
+    fast._compiled.cache_clear()
+    flats = list(initial_modules(TIED, seed=0).values())
+    loops = [InnerLoop(InnerConfig(batch=4), 30, TIED, device="cpu", seed=5) for _ in range(2)]
+    for loop, is_compiled in zip(loops, (True, False), strict=True):
+        loop.use(fast=True, compiled=is_compiled)
+    with pytest.warns(RuntimeWarning, match=f"without: {words}$"):
+        broken = loops[0].run(flats, SHARD, first_step=0, steps=3)
+    plain = loops[1].run(flats, SHARD, first_step=0, steps=3)
+    assert all((one == other).all() for one, other in zip(broken.flats, plain.flats, strict=True))
+    assert "not compiled after all" in loops[0].described()
+    fast._compiled.cache_clear()
 
 
 def test_a_checkpointed_path_compiles_too(monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ from typing import Any
 from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 from virtual_time import VirtualClock, end, play
 
-from bootstrap.coordinator.terms import Terms
+from bootstrap.coordinator.stage import Terms
 from bootstrap.folder import write_stage
 from dipaco_p2p.config import RunConfig
 from dipaco_p2p.node.node import Member, open_member, send, serve_store

@@ -20,7 +20,7 @@ from leaderboard.collector import Collector
 from leaderboard.database import Database
 from leaderboard.ledger import Stage
 from leaderboard.model import Mark, PathState, Snapshot
-from leaderboard.rebuild import rebuild
+from leaderboard.program import rebuild
 from leaderboard.refusals import Refusals
 from leaderboard.rows import StageRows, stage_rows
 

@@ -18,8 +18,8 @@ from web_harness import SMALL, site
 
 from benchmarks.leaderboard.synthetic import Shape, snapshot_of
 from leaderboard.web.api import API_TABLES, ROWS_MAX, schema_document
+from leaderboard.web.app import metrics_text
 from leaderboard.web.book import Book
-from leaderboard.web.metrics import metrics_text
 
 MANY = snapshot_of(3, Shape(rounds=160, rounds_done=150, contributors=40))
 """More contributions than one document holds."""

@@ -20,7 +20,7 @@ from dipaco_p2p.protocol.rounds import Standing
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.path.claiming import Claiming
 from peers.path.contribute import Contributor, push
-from peers.path.inner_states import InnerStates
+from peers.path.kept import InnerStates
 from peers.path.trainer import PathTrainer
 from peers.path.training import ROUNDS_SILENT_MAX, Watchdog
 

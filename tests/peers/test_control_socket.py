@@ -16,9 +16,8 @@ import pytest
 from control_harness import answered
 
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, NotRunning, Unreachable, WrongRun
-from dipaco_p2p.program.control import client, credentials, place
-from dipaco_p2p.program.control.client import ask, wait_end
-from dipaco_p2p.program.control.credentials import Credentials
+from dipaco_p2p.program.control import client, place
+from dipaco_p2p.program.control.client import Credentials, ask, wait_end
 from dipaco_p2p.program.control.messages import (
     ANSWER_BYTES_MAX,
     REQUEST_BYTES_MAX,
@@ -145,7 +144,7 @@ def test_another_user_is_not_answered(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_kernel_says_who_is_at_the_other_end() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
-        found = credentials.credentials_of(ours)
+        found = client.credentials_of(ours)
     assert (found.pid, found.uid, found.is_ours) == (os.getpid(), os.geteuid(), True)
     assert not Credentials(1, os.geteuid() + 1).is_ours
 

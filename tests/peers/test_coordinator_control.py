@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from control_harness import answered
 
-from bootstrap.control.control import Control
-from bootstrap.control.requests import Request
+from bootstrap.control.requests import Control, Request
 from dipaco_p2p.errors import ConfigError, IntegrityError, NotRunning, Refused, WrongRun
 from dipaco_p2p.program.control import server
 from dipaco_p2p.program.control.client import ask

@@ -18,7 +18,7 @@ from dipaco_p2p.node.sizes import PROGRAM_BYTES, Needs
 from dipaco_p2p.program.examination import Finding, Level, document, exit_code, failure, fine, warning, worst
 from dipaco_p2p.swarm.blobs.bandwidth import MBIT_BYTES
 from dipaco_p2p.swarm.dialback import Reach
-from peers.doctor.examine import show
+from peers.doctor.examine import SeedFacts, SpeedFacts, judge_clock, judge_reach, judge_seeds, judge_speed, show
 from peers.doctor.machine import (
     PINS,
     GpuFacts,
@@ -38,7 +38,6 @@ from peers.doctor.machine import (
     probe_home,
     remove,
 )
-from peers.doctor.network import SeedFacts, SpeedFacts, judge_clock, judge_reach, judge_seeds, judge_speed
 from peers.joining.preview import Machine
 
 GIB = 2**30

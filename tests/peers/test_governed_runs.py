@@ -19,11 +19,10 @@ from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.swarm.memory import MemorySwarm
 from peers.config import PeerConfig
-from peers.governor.governing import governed
-from peers.governor.governor import Senses
+from peers.governor.governor import Senses, governed
 from peers.preferences.keys import Limits, When
 from peers.preferences.schedule import Span
-from peers.stages import StageRunner
+from peers.stages import Entrance, StageRunner
 
 QUIET = Senses(on_battery=lambda: False, idle_min=lambda: None)
 START = datetime.fromtimestamp(BASE_S, UTC)
@@ -42,12 +41,7 @@ async def join(home: Home, number: int, *, when: When, limits: Limits) -> None:
     config = PeerConfig(home=home.homes / f"volunteer-{number}", when=when, limits=limits)
     config.home.mkdir(parents=True)
 
-    async def dial() -> None:
-        """The memory swarm is always connected."""
-
-    runner = StageRunner(
-        swarm, config, home.clock, device="cpu", verbose=False, dial=dial, coordinator=home.coordinator
-    )
+    runner = StageRunner(swarm, config, home.clock, entrance=Entrance(host=home.coordinator), device="cpu")
     async with governed(runner, config, swarm, home.clock, device="cpu", senses=QUIET, zone=UTC):
         await runner.take_part(stages)
 

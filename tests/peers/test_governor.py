@@ -15,8 +15,7 @@ from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.errors import EnvironmentUnfit
 from peers.config import PeerConfig
 from peers.governor.allowances import FILE_NAME, MonthAccount
-from peers.governor.governing import check_before
-from peers.governor.governor import IDLE_LOOK_S, LOOK_S, Governor, Senses, Sight, beside, holds, look_s
+from peers.governor.governor import IDLE_LOOK_S, LOOK_S, Governor, Senses, Sight, beside, check_before, holds, look_s
 from peers.preferences.keys import Limits, When
 from peers.preferences.schedule import parse_spans
 

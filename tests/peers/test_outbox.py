@@ -20,9 +20,8 @@ from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Receipt, Sealed, Share, seal
 from dipaco_p2p.swarm.identity import load_or_create
 from dipaco_p2p.topology import ModuleId, PathId
-from peers.path import outbox as kept
-from peers.path.inner_states import KEPT, InnerStates
-from peers.path.outbox import Outbox, Receipts, read_checked, write_checked
+from peers.path import kept
+from peers.path.kept import KEPT, InnerStates, Outbox, Receipts, read_checked, write_checked
 from peers.path.trainer import PathTrainer
 
 MODULE = ModuleId(1, 0)

@@ -15,8 +15,7 @@ from dipaco_p2p.errors import ConfigError
 from peers.cli import app
 from peers.config import PeerConfig
 from peers.preferences.keys import ENGINES, SETTINGS, Preferences
-from peers.preferences.layers import Origin, config_path, resolve, unknown_variables
-from peers.preferences.text import template
+from peers.preferences.layers import Origin, config_path, resolve, template, unknown_variables
 
 
 def write(folder: Path, text: str) -> Path:

@@ -22,7 +22,7 @@ from dipaco_p2p.protocol.documents import BlobRef, Contribution, Share
 from dipaco_p2p.protocol.pace import notice_s
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.path.contribute import Contributor
-from peers.path.inner_states import InnerStates
+from peers.path.kept import InnerStates
 from peers.path.trainer import PathTrainer
 from peers.status import Status
 

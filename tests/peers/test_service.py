@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, Refused, WrongRun
 from dipaco_p2p.protocol.signing import Signer
 from peers.cli import app
-from peers.service.unit import LEAVING_S, NOT_AGAIN, Service, quoted, unit
+from peers.service import LEAVING_S, NOT_AGAIN, Service, quoted, unit
 
 ADDRESS = f"/ip4/127.0.0.1/tcp/1/p2p/{Signer(bytes([9]) * 32).peer}"
 NEW_IN_254 = ("RestartSteps", "RestartMaxDelaySec")

@@ -11,7 +11,7 @@ from fake_nvml import GIB, LOST, OURS, FakeNvml, FakePrograms
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.errors import EnvironmentUnfit
 from peers.governor import nvml
-from peers.governor.governing import FAILURES_MAX, CardWatch
+from peers.governor.governor import FAILURES_MAX, CardWatch
 from peers.governor.nvml import Card, open_card
 from peers.governor.yielding import ANOTHER, COOLER_C, GROWTH_S, QUIET_S, REST_S
 from peers.preferences.keys import When

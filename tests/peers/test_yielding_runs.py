@@ -27,13 +27,12 @@ from dipaco_p2p.core.model.inner import InnerResult, StepReport
 from dipaco_p2p.node.stages import fetch_stages
 from peers.config import PeerConfig
 from peers.control.control import state
-from peers.governor.governing import governed
-from peers.governor.governor import Senses
+from peers.governor.governor import Senses, governed
 from peers.governor.nvml import Card
 from peers.governor.yielding import QUIET_S
 from peers.path.trainer import PathTrainer
 from peers.preferences.keys import When
-from peers.stages import Parts, StageRunner
+from peers.stages import Entrance, Parts, StageRunner
 from peers.status import in_words
 
 YIELD_S = 2.0
@@ -103,12 +102,9 @@ class Gamer:
         config = PeerConfig(home=home.homes / f"volunteer-{number}", when=self.when)
         config.home.mkdir(parents=True)
 
-        async def dial() -> None:
-            """The memory swarm is always connected."""
-
         parts = Parts(make_trainer=partial(SlowTrainer, clock=home.clock, busy_s=self.busy_s))
         runner = self.runner = StageRunner(
-            swarm, config, home.clock, device="cpu", verbose=False, dial=dial, coordinator=home.coordinator, parts=parts
+            swarm, config, home.clock, entrance=Entrance(host=home.coordinator), device="cpu", parts=parts
         )
         senses = Senses(on_battery=lambda: False, idle_min=lambda: None, open_card=self.open_card, programs=self.who)
         async with governed(runner, config, swarm, home.clock, device=device, senses=senses):

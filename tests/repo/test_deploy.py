@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from peers.service.unit import LEAVING_S
+from peers.service import LEAVING_S
 
 sys.path.insert(0, str(Path(__file__).parent))
 commands = importlib.import_module("test_docs_commands")

@@ -194,6 +194,15 @@ def has_failed() -> bool:
     return _compiled.cache_info().currsize > 0 and _compiled().has_failed
 
 
+def gives_up_compiling(error: Exception) -> bool:
+    """Whether `error`, of a backward pass, is one of compiling it, as over a file in the cache of torch that a killed
+    process left half-written. If so, this process goes on without, with a warning, and the pass can be repeated."""
+    is_ours = _compiled.cache_info().currsize > 0 and isinstance(error, _compiled().failures)
+    if is_ours:
+        _compiled().give_up(error)
+    return is_ours
+
+
 class _Compiled:
     """`_loss` compiled when it is first called; as it is, with a warning, from when that failed."""
 
@@ -201,17 +210,21 @@ class _Compiled:
         from torch._dynamo.exc import TorchDynamoException  # takes seconds to import
 
         self.has_failed = False
-        self._failure = TorchDynamoException
+        self.failures = (TorchDynamoException, ImportError)
         self._call = cast(Callable[[PathModel, Tensor, Rope], Tensor], torch.compile(_loss, dynamic=False))
 
     def __call__(self, model: PathModel, tokens_BT: Tensor, rope: Rope) -> Tensor:
         try:
             return self._call(model, tokens_BT, rope)
-        except self._failure as error:  # a toolchain can be broken in more ways than can be looked for
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warnings.warn(f"compiling failed, training goes on without: {reason}", RuntimeWarning, 2)
-            self.has_failed, self._call = True, _loss
+        except self.failures as error:  # a toolchain can be broken in more ways than can be looked for
+            self.give_up(error)
             return _loss(model, tokens_BT, rope)
+
+    def give_up(self, error: Exception) -> None:
+        lines = (str(error).strip() or type(error).__name__).splitlines()
+        reason = next((line for line in lines if not line.endswith(":")), lines[0])
+        warnings.warn(f"compiling failed, training goes on without: {reason}", RuntimeWarning, 3)
+        self.has_failed, self._call = True, _loss
 
 
 @functools.cache

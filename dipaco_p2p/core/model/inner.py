@@ -35,7 +35,7 @@ from ...config import InnerConfig, ModelConfig
 from ...errors import DipacoError, IntegrityError
 from ..arrays import Array, Floats
 from ..tensor_file import decode, encode
-from .engine import Loss, attention_of, eager_loss, fast_loss, has_failed, training_loss
+from .engine import Loss, attention_of, eager_loss, fast_loss, gives_up_compiling, has_failed, training_loss
 from .microbatch import Fit, MicroBatch, accumulate, measure, within_memory
 from .shards import Shard, batch
 from .transformer import PathModel, load_modules, read_module
@@ -221,7 +221,12 @@ class InnerLoop:
         """The batch's mean loss, its gradient left with the parameters; None as in `accumulate`."""
         self._model.model.is_checkpointed = fit.is_checkpointed
         self._optimizer.zero_grad(set_to_none=True)
-        return accumulate(tokens_BT, fit.size, partial(loss_of, self._model), goes_on=goes_on)
+        try:
+            return accumulate(tokens_BT, fit.size, partial(loss_of, self._model), goes_on=goes_on)
+        except Exception as error:  # the backward pass is compiled when it is first needed, which may fail by itself
+            if loss_of is not fast_loss or not gives_up_compiling(error):
+                raise
+        return self._gradient(tokens_BT, eager_loss, goes_on, fit)
 
     def _tokens(self, shard: Shard, step: int) -> Tensor:
         # Not made ahead in a thread: it takes far less than 1 % of a step (benchmarks/trainer), and a GPU is busy then.

@@ -6,13 +6,13 @@ import contextlib
 import os
 import select
 import socket
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from ...errors import EnvironmentUnfit, IntegrityError, NotRunning, Unreachable
-from .credentials import credentials_of
 from .messages import ANSWER_BYTES_MAX, Asking, Program, encode_request, read_answer
 from .place import find_socket
 
@@ -104,3 +104,29 @@ def not_running(home: Path, program: Program) -> NotRunning:
 
 def _ended(home: Path, program: Program, why: str = "") -> NotRunning:
     return NotRunning(f"the {program.noun} in `{home}` has just ended{why}", hint=program.start_hint)
+
+
+_FORMAT = struct.Struct("iII")
+
+
+class Socket(Protocol):
+    """A socket, or what asyncio shows of one."""
+
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
+
+
+class Credentials(NamedTuple):
+    """Of the process that connected or listens; `pid` is 0 for one of another container."""
+
+    pid: int
+    uid: int
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is of this very user; root needs no socket."""
+        return self.uid == os.geteuid()
+
+
+def credentials_of(connection: Socket) -> Credentials:
+    pid, uid, _ = _FORMAT.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _FORMAT.size))
+    return Credentials(pid, uid)

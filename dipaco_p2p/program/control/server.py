@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ...errors import DipacoError, EnvironmentUnfit, IntegrityError, Unreachable
-from .credentials import Socket, credentials_of
+from .client import Socket, credentials_of
 from .messages import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX, Asking, encode_answer, encode_error, read_request
 from .place import open_socket, remove_socket
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import NotRunning
+from ..examination import Finding, Level, document, exit_code, told, worst
 from ..text import duration, printable
 
 PANEL_COLUMNS = 78
@@ -178,3 +179,18 @@ def _aligned(cells: list[list[str]], columns: Sequence[Column]) -> list[str]:
 
 def _padded(text: str, column: Column, width: int) -> str:
     return text.rjust(width) if column.is_number else text.ljust(width)
+
+
+STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+
+
+def show_findings(findings: Sequence[Finding], *, schema: str, verdicts: Mapping[Level, str], is_json: bool) -> int:
+    """Print them on the standard output, for people with the verdict on the worst; the exit code."""
+    if is_json:
+        print(json.dumps(document(findings, schema=schema), indent=2))
+        return exit_code(findings)
+    console = Console(highlight=False, soft_wrap=True)
+    for level, line in told(findings):
+        console.print(Text.assemble((f"{level or '':<5}", STYLES[level] if level else ""), line))
+    console.print(verdicts[worst(findings)])
+    return exit_code(findings)

@@ -1,6 +1,6 @@
 """What a volunteer keeps on its disk of its own, so that after any end it goes on where it stood.
 
-    state-<path>.json      the path's inner states: moments and error feedback (states.py)
+    state-<path>.json      the path's inner states: moments and error feedback (`InnerStates`)
     version-, open-*.json  the chains of the modules that it trains, mirrors or leads, and the newest parameters;
                            so that a restart fetches only what is newer (owner/chain.py)
     outbox/                contributions whose push has begun and has not ended: a restart pushes them again, which is
@@ -10,21 +10,32 @@
 There is no data cursor: a round's batches follow from the path, the round and the part of the shard alone. Everything
 is written before it is needed, whole or not at all, and bounded. Whatever the disk has changed is found by a digest or
 a signature, said in one line, and then is as if it had never been there.
+
+Which of a path's inner states is the newest stands in the chain: the newest version of its modules that counts the path
+names the state after that work, and who has it. The last two of each path are kept, since the newest may not be counted
+yet; whoever trains the path next fetches it from here.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from dipaco_p2p import strict
-from dipaco_p2p.canonical import canonical_bytes, digest
-from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, IntegrityError
-from dipaco_p2p.node.node import Member
+from dipaco_p2p.canonical import canonical_bytes, digest, is_digest
+from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, IntegrityError, SwarmError
+from dipaco_p2p.node.node import Member, fetch
+from dipaco_p2p.node.sizes import state_bytes_max
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.files import disk, write_atomically
-from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, unseal
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Receipt, Sealed, Share, unseal
+from dipaco_p2p.protocol.signing import PeerId, short
+from dipaco_p2p.topology import PathId
+
+from .trainer import PathTrainer
 
 log = logging.getLogger(__name__)
 
@@ -157,3 +168,81 @@ def _receipt(line: bytes) -> Sealed[Receipt] | None:
         return unseal(Receipt, json.loads(line))
     except (ValueError, DipacoError):
         return None
+
+
+KEPT = 2
+PREFIX = "state-"
+
+
+class InnerStates:
+    """The states that are in this peer's store; anyone may read them there, like all its blobs."""
+
+    def __init__(self, node: Member) -> None:
+        self._node = node
+
+    def held(self) -> set[PathId]:
+        """The paths of which there is a state here."""
+        return {PathId.parse(name.removeprefix(PREFIX)) for name in self._node.store.documents(PREFIX)}
+
+    def keep(self, path: PathId, data: bytes) -> BlobRef:
+        """Keep the newest state of `path`, and drop what is older than the last two."""
+        ref = self._node.store.put(data)
+        names = [name for name in self._names(path) if name != ref.digest] + [ref.digest]
+        write_checked(self._node.store, f"{PREFIX}{path}", names[-KEPT:])
+        for name in names[:-KEPT]:
+            self._node.store.drop(name)
+        return ref
+
+    async def restore(self, trainer: PathTrainer, shares: Iterable[Share]) -> bool:
+        """Bring `trainer` to its path's newest state; whether that is another volunteer's word.
+
+        `shares` are what the newest versions count of the path. If nobody who is named there gives its state, the
+        newest on this disk must do, and else the start; a history event says which.
+        """
+        named = sorted((share for share in shares if share.state is not None), key=self._preference)
+        for share in named:
+            if share.state is not None and await self._try(trainer, share.state, share.peer):
+                self._say(trainer.path, "ours" if share.peer == self._node.peer else "fetched", peer=share.peer)
+                return share.peer != self._node.peer
+        if named and await self._from_disk(trainer):
+            self._say(trainer.path, "older")
+        else:
+            self._say(trainer.path, "lost" if named else "start")
+        return False
+
+    def _preference(self, share: Share) -> tuple[int, bool, int, str]:
+        """The newest first; of replicas our own, then the one that trained most."""
+        return -share.base_version, share.peer != self._node.peer, -share.tokens, share.contribution
+
+    async def _try(self, trainer: PathTrainer, ref: BlobRef, peer: PeerId) -> bool:
+        limit = state_bytes_max(self._node.run.config, trainer.path)
+        holders = [peer] if peer in self._node.watch.heartbeats else []
+        try:
+            if ref.size > limit:
+                raise IntegrityError(f"a state of {ref.size} bytes, limit {limit}")
+            data = await fetch(self._node, ref, holders=holders)
+            await asyncio.to_thread(trainer.load_state, data)
+        except (SwarmError, IntegrityError) as error:
+            log.info("%s: no state from ...%s: %s", trainer.path, short(peer), error)
+            return False
+        await asyncio.to_thread(self.keep, trainer.path, data)
+        return True
+
+    async def _from_disk(self, trainer: PathTrainer) -> bool:
+        for name in reversed(self._names(trainer.path)):
+            try:
+                data = self._node.store.get(name)
+                if data is not None:
+                    await asyncio.to_thread(trainer.load_state, data)
+                    return True
+            except IntegrityError as error:
+                log.info("%s: the state %s on this disk is of no use: %s", trainer.path, name[:8], error)
+        return False
+
+    def _names(self, path: PathId) -> list[str]:
+        """Digests of the states that are kept, the newest last."""
+        names = read_checked(self._node.store, f"{PREFIX}{path}")
+        return [name for name in names if is_digest(name)] if isinstance(names, list) else []
+
+    def _say(self, path: PathId, source: str, *, peer: str = "") -> None:
+        self._node.history.add("state", path=str(path), source=source, peer=peer)

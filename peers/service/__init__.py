@@ -1,1 +1,0 @@
-"""`dipaco-peer service`: the volunteer as a systemd user unit."""

@@ -234,7 +234,7 @@ class RoundsConfig:
     """Share of the claimed paths through a module that must have contributed before a deadline may close its round."""
     deadline_s: float = bounded(120.0, low=0.1)
     """Seconds after the last path that came until a round may close with a quorum: at the most, and at first. Leaders
-    learn from earlier rounds how long volunteers take, and wait about twice that (protocol/pace.py)."""
+    learn from earlier rounds how long volunteers take, and wait about twice that (protocol/rounds.py)."""
     grace_s: float = bounded(5.0, low=0.0)
     """Seconds that a round which reached its deadline still waits for the slowest; longer while bytes of an upload
     arrive, at most one more deadline."""

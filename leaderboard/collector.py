@@ -34,11 +34,11 @@ from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.calls import Request
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId, PathId
+from leaderboard.chains import Refusals
 
 from .database import Database
 from .ledger import Stage, Write
 from .model import Snapshot
-from .refusals import Refusals
 from .rows import StageRows, stage_rows
 from .snapshot import Inputs, Live, path_states, read_live, take_snapshot
 

@@ -25,9 +25,9 @@ from dipaco_p2p.node.stages import check_next_stage
 from dipaco_p2p.protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Rejection
 from dipaco_p2p.protocol.judgement import Check, Judgement
 from dipaco_p2p.topology import ModuleId
+from leaderboard.chains import Refusals
 
 from .ledger import Stage, Write
-from .refusals import Refusals
 
 BUSY_TIMEOUT_S = 10.0
 

@@ -31,9 +31,9 @@ from dipaco_p2p.protocol.documents import (
 from dipaco_p2p.protocol.judgement import IN_ALL_MAX, OF_PATH_MAX, Check, Judgement
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
+from leaderboard.chains import Reason, Refusals
 
 from .chains import Chain, Published
-from .refusals import Reason, Refusals
 
 RECEIPTS_MAX = 100_000
 """Per stage; older rounds are forgotten first."""

@@ -30,13 +30,13 @@ from dipaco_p2p.program.web import listening, serve_app
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed
 from dipaco_p2p.protocol.judgement import Check, Judgement
 from dipaco_p2p.protocol.signing import PeerId
+from leaderboard.chains import Refusals
 
 from .collector import collect
 from .database import Database
 from .ledger import Stage
 from .model import Snapshot
 from .places import FILE, IN_RUN_FOLDER, LOG, SAID
-from .refusals import Refusals
 from .snapshot import Inputs, Live, take_snapshot
 from .web.app import make_app
 from .web.export import export_site

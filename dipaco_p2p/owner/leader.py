@@ -26,9 +26,8 @@ from ..program.files import reach
 from ..program.tasks import changed_or_later, repeat
 from ..protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Sealed, seal
 from ..protocol.grants import Mandate
-from ..protocol.pace import Arrivals
 from ..protocol.reasons import Reason
-from ..protocol.rounds import Entry, OpenRound, Round
+from ..protocol.rounds import Arrivals, Entry, OpenRound, Round
 from ..protocol.signing import PeerId
 from ..protocol.versions import Branch, Known
 from .chain import ModuleChain

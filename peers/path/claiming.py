@@ -18,8 +18,7 @@ from dipaco_p2p.protocol.claims import (
     should_rotate,
     should_yield,
 )
-from dipaco_p2p.protocol.machine import follow
-from dipaco_p2p.protocol.rounds import PathClaims, Standing
+from dipaco_p2p.protocol.rounds import PathClaims, Standing, follow
 from dipaco_p2p.topology import PathId
 
 from .kept import InnerStates

@@ -21,8 +21,8 @@ from dipaco_p2p.core.model.inner import StepReport
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.watch import Watch
-from dipaco_p2p.protocol.pace import within_bounds
 from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.rounds import within_bounds
 from dipaco_p2p.topology import ModuleId, PathId
 
 from ..status import Status

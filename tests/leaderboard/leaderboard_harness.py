@@ -17,9 +17,9 @@ from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Receipt, 
 from dipaco_p2p.protocol.judgement import Judgement, ModuleLoss, PathLoss
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.topology import ModuleId, PathId
+from leaderboard.chains import Refusals
 from leaderboard.ledger import Stage
 from leaderboard.model import Snapshot, VersionRow
-from leaderboard.refusals import Refusals
 from leaderboard.rows import StageRows, stage_rows
 from leaderboard.snapshot import Inputs, take_snapshot
 

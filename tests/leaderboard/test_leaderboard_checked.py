@@ -30,8 +30,8 @@ from dipaco_p2p.protocol.judgement import OF_PATH_MAX, TOLERANCE_NATS, Check, Mo
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import PathId
+from leaderboard.chains import Reason, Refusals
 from leaderboard.model import LossChecks, Mark
-from leaderboard.refusals import Reason, Refusals
 
 LOSS, TOKENS = 3.0, 40
 

@@ -33,8 +33,8 @@ from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import PathId
 from leaderboard import collector as collector_module
+from leaderboard.chains import Reason
 from leaderboard.model import Mark, PathState
-from leaderboard.refusals import Reason
 
 SCRIPT = "<script>alert(1)</script>"
 

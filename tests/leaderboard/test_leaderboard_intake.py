@@ -27,10 +27,10 @@ from dipaco_p2p.protocol.documents import DOCUMENT_BYTES_MAX, Contribution, Modu
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
+from leaderboard.chains import REMEMBERED_MAX, Reason, Refusals
 from leaderboard.database import Database
 from leaderboard.ledger import Stage
 from leaderboard.model import Mark
-from leaderboard.refusals import REMEMBERED_MAX, Reason, Refusals
 
 SCRIPT = "<script>alert(1)</script>"
 

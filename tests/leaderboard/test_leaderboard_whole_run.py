@@ -16,12 +16,12 @@ from virtual_time import end, eventually, play
 from bootstrap.folder import GRID, WARMUP, RunFolder
 from dipaco_p2p.config import RoundsConfig, RoutingConfig, WarmupConfig
 from dipaco_p2p.node.run import Run
+from leaderboard.chains import Refusals
 from leaderboard.collector import Collector
 from leaderboard.database import Database
 from leaderboard.ledger import Stage
 from leaderboard.model import Mark, PathState, Snapshot
 from leaderboard.program import rebuild
-from leaderboard.refusals import Refusals
 from leaderboard.rows import StageRows, stage_rows
 
 ROUNDS = 8

@@ -16,8 +16,8 @@ from dipaco_p2p.config import LivenessConfig, RoundsConfig
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.protocol.documents import Contribution, Receipt, seal
-from dipaco_p2p.protocol.pace import notice_s
 from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.rounds import notice_s
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.path.contribute import BEHIND_TTLS, push

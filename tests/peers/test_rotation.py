@@ -19,7 +19,7 @@ from dipaco_p2p.core.model.inner import InnerResult
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Share
-from dipaco_p2p.protocol.pace import notice_s
+from dipaco_p2p.protocol.rounds import notice_s
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.path.contribute import Contributor
 from peers.path.kept import InnerStates

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dipaco_p2p.config import LivenessConfig, RoundsConfig
-from dipaco_p2p.protocol.pace import MULTIPLE, ROUNDS_REMEMBERED, Arrivals, notice_s, within_bounds
+from dipaco_p2p.protocol.rounds import MULTIPLE, ROUNDS_REMEMBERED, Arrivals, notice_s, within_bounds
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import PathId
 

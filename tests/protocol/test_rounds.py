@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from dipaco_p2p.config import RoundsConfig
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.protocol.liveness import Claim
-from dipaco_p2p.protocol.machine import IllegalTransition
 from dipaco_p2p.protocol.rounds import (
     PATIENCE,
     ROUND_TRANSITIONS,
     UPLOAD_SILENCE_S,
     Entry,
+    IllegalTransition,
     OpenRound,
     PathClaims,
     Round,

@@ -8,8 +8,7 @@ import pytest
 
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.claims import CLAIM_TRANSITIONS, ClaimEvent, ClaimState
-from dipaco_p2p.protocol.machine import IllegalTransition, follow
-from dipaco_p2p.protocol.rounds import ROUND_TRANSITIONS, RoundEvent, RoundState
+from dipaco_p2p.protocol.rounds import ROUND_TRANSITIONS, IllegalTransition, RoundEvent, RoundState, follow
 
 TABLES = pytest.mark.parametrize(
     ("table", "start", "events"),

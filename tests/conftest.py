@@ -1,4 +1,4 @@
-"""What every test runs under: one thread, repeatable hypothesis examples, no sync, and nothing left behind.
+"""What every test runs under: virtual time, one thread, repeatable hypothesis examples, no sync, nothing left behind.
 
 `make test` runs two tests at a time (pytest-xdist, each worker takes the next one when it is through). Those that start
 real peers come last, two at a time as well: none may count what belongs to the machine, or wait by a tight clock.
@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import inspect
 import os
 import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -39,6 +41,8 @@ hypothesis.settings.load_profile("repeatable")
 
 MARK = "DIPACO_TEST_SESSION"
 POLL_S = 0.05
+LIMIT_S = 7200.0
+"""The virtual time of one test."""
 PROC = Path("/proc")
 
 
@@ -53,6 +57,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("libp2p") is not None)
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """An `async def` test plays in virtual time (tests/swarm has a rule of its own)."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    from virtual_time import play
+
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    play(partial(pyfuncitem.obj, **arguments), limit_s=LIMIT_S)
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)

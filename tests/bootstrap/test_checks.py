@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -197,17 +198,15 @@ class Keeper:
                 return found
 
 
-def with_keeper(played: Played, folder: Path, scenario: Callable[[Keeper], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await scenario(Keeper(played, folder))
-
-    play(run)
+@asynccontextmanager
+async def a_keeper(played: Played, folder: Path) -> AsyncIterator[Keeper]:
+    yield Keeper(played, folder)
 
 
-def test_a_disagreement_is_kept_like_any_other_and_the_same_again_changes_nothing(
+async def test_a_disagreement_is_kept_like_any_other_and_the_same_again_changes_nothing(
     played: Played, tmp_path: Path
 ) -> None:
-    async def scenario(keeper: Keeper) -> None:
+    async with a_keeper(played, tmp_path) as keeper:
         nats = keeper.honest.nats * 2
         for _ in range(2):
             await keeper.send(signer(2), nats=nats)
@@ -219,8 +218,6 @@ def test_a_disagreement_is_kept_like_any_other_and_the_same_again_changes_nothin
             await keeper.send(signer(2))
         await keeper.send(signer(1))
         assert len(await keeper.kept()) == 2
-
-    with_keeper(played, tmp_path, scenario)
 
 
 FORGERIES: dict[str, dict[str, Any]] = {
@@ -237,32 +234,28 @@ FORGERIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_what_is_about_something_else_is_refused(played: Played, tmp_path: Path, forgery: str) -> None:
-    async def scenario(keeper: Keeper) -> None:
+async def test_what_is_about_something_else_is_refused(played: Played, tmp_path: Path, forgery: str) -> None:
+    async with a_keeper(played, tmp_path) as keeper:
         with pytest.raises(Refused):
             await keeper.send(signer(2), **FORGERIES[forgery])
         assert await keeper.kept() == []
-
-    with_keeper(played, tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
     "changes",
     [{"nats": float("nan")}, {"nats": float("inf")}, {"nats": -1.0}, {"tokens": 0}, {"tokens": 2**41}, {"more": 1}],
 )
-def test_what_is_no_figure_is_refused(played: Played, tmp_path: Path, changes: dict[str, Any]) -> None:
-    async def scenario(keeper: Keeper) -> None:
+async def test_what_is_no_figure_is_refused(played: Played, tmp_path: Path, changes: dict[str, Any]) -> None:
+    async with a_keeper(played, tmp_path) as keeper:
         value = keeper.check(signer(2)).to_dict()
         value["document"].update(changes)
         with pytest.raises((Refused, ValueError, IntegrityError)):
             await keeper.send(signer(2), value)
         assert await keeper.kept() == []
 
-    with_keeper(played, tmp_path, scenario)
 
-
-def test_a_check_counts_for_its_author_only(played: Played, tmp_path: Path) -> None:
-    async def scenario(keeper: Keeper) -> None:
+async def test_a_check_counts_for_its_author_only(played: Played, tmp_path: Path) -> None:
+    async with a_keeper(played, tmp_path) as keeper:
         theirs = keeper.check(signer(2)).to_dict()
         with pytest.raises(Refused, match="by its author"):
             await keeper.send(signer(1), theirs)
@@ -271,11 +264,9 @@ def test_a_check_counts_for_its_author_only(played: Played, tmp_path: Path) -> N
             await keeper.send(signer(1), theirs)
         assert await keeper.kept() == []
 
-    with_keeper(played, tmp_path, scenario)
 
-
-def test_strangers_take_few_places_and_nobody_takes_all(played: Played, tmp_path: Path) -> None:
-    async def scenario(keeper: Keeper) -> None:
+async def test_strangers_take_few_places_and_nobody_takes_all(played: Played, tmp_path: Path) -> None:
+    async with a_keeper(played, tmp_path) as keeper:
         with pytest.raises(Refused, match="no heartbeat and no work"):
             await keeper.send(signer(20))
         strangers = [signer(number) for number in range(20, 20 + OF_STRANGERS_MAX + 1)]
@@ -286,8 +277,6 @@ def test_strangers_take_few_places_and_nobody_takes_all(played: Played, tmp_path
             await keeper.send(strangers[-1])
         await keeper.send(signer(1))  # whose work the versions count
         assert len(await keeper.kept()) == OF_STRANGERS_MAX + 1 <= min(OF_PATH_MAX, OF_AUTHOR_MAX)
-
-    with_keeper(played, tmp_path, scenario)
 
 
 # -- how much of a volunteer's time it takes
@@ -304,16 +293,13 @@ class Slow(Evaluating):
         raise Unreachable("nobody is there")
 
 
-def test_evaluating_takes_no_more_than_its_share_of_the_time(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        clock = VirtualClock()
-        run, swarm = make_run(Store(tmp_path), tiny_config()), MemoryNetwork(0, clock).join(signer(1))
-        node = node_of(run, swarm, tmp_path / "volunteer", clock, Heartbeat())
-        evaluating, began_s = Slow(node, device="cpu"), clock.now_s()
-        for _ in range(300):
-            await clock.sleep(1.0)
-            await evaluating.between_rounds(say=lambda path: None)
-        lived_s = clock.now_s() - began_s
-        assert 2 <= evaluating.looks <= 1 + SHARE_MAX * lived_s / 9.0
-
-    play(scenario)
+async def test_evaluating_takes_no_more_than_its_share_of_the_time(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    run, swarm = make_run(Store(tmp_path), tiny_config()), MemoryNetwork(0, clock).join(signer(1))
+    node = node_of(run, swarm, tmp_path / "volunteer", clock, Heartbeat())
+    evaluating, began_s = Slow(node, device="cpu"), clock.now_s()
+    for _ in range(300):
+        await clock.sleep(1.0)
+        await evaluating.between_rounds(say=lambda path: None)
+    lived_s = clock.now_s() - began_s
+    assert 2 <= evaluating.looks <= 1 + SHARE_MAX * lived_s / 9.0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from group_harness import MODULE, Group, make_versions, of_group
-from runtime_harness import World, finished_run
+from group_harness import MODULE, make_versions, of_group
+from runtime_harness import finished_run
 from tiny_run import SEED_NUMBER, signer
 from typer.testing import CliRunner
 
@@ -18,7 +19,6 @@ from bootstrap.folder import RunFolder, write_stage
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.node.authority import Decrees
-from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.files import folder_lock
@@ -31,20 +31,18 @@ BOB, TWIN = PeerId("12D3KooWBob1abcd"), PeerId("12D3KooWBob2abcd")
 """Who is alive; the commands never look into an abbreviated id that they know."""
 
 
-def in_a_run(folder: Path, check: Callable[[Decreeing, Decrees, PeerId], None]) -> None:
-    """`check` gets a run whose module is at version 3 of 30, its author's id, and who may decree."""
-
-    async def scene(world: World, group: Group, author: Member) -> None:
+@asynccontextmanager
+async def in_a_run(folder: Path) -> AsyncIterator[tuple[Decreeing, Decrees, PeerId]]:
+    """Who may decree in a run whose module is at version 3 of 30, what was decreed, and the id of the run's author."""
+    async with of_group(folder) as (world, group, author):
         await make_versions(world, group.leader, author, 3)
         decrees = Decrees(world.run, Store(folder / "decrees"))
         alive = [author.peer, signer(71).peer, BOB, TWIN]
-        check(Decreeing(decrees, COORDINATOR, world.run, world.seed.archive.ledgers, alive), decrees, author.peer)
-
-    of_group(folder, scene)
+        yield Decreeing(decrees, COORDINATOR, world.run, world.seed.archive.ledgers, alive), decrees, author.peer
 
 
-def test_each_act_is_signed_logged_and_listed(tmp_path: Path) -> None:
-    def check(decreeing: Decreeing, decrees: Decrees, author: PeerId) -> None:
+async def test_each_act_is_signed_logged_and_listed(tmp_path: Path) -> None:
+    async with in_a_run(tmp_path) as (decreeing, decrees, author):
         orders = [
             Order(act="ban", peer=f"...{author[-6:]}", reason="noise"),
             Order(act="freeze", reason="a bad shard"),
@@ -64,10 +62,8 @@ def test_each_act_is_signed_logged_and_listed(tmp_path: Path) -> None:
         assert "from 3 to 1 (not carried out yet): diverged" in said[2] and "banned: ..." in said[-1]
         assert [sealed.document.author for sealed in decrees.log] == [COORDINATOR.peer] * len(orders)
 
-    in_a_run(tmp_path, check)
 
-
-def test_what_makes_no_sense_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+async def test_what_makes_no_sense_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     wrong = [
         (Order(act="ban", peer="nobody", reason="x"), "neither a peer id"),
         (Order(act="ban", peer="ab", reason="x"), "neither a peer id"),
@@ -86,8 +82,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_written(tmp_path: Path) -
         (Order(act="rollback", module=str(MODULE), version=99, reason="x"), "is at version 3"),
         (Order(act="rollback", module=str(MODULE), version=1), "needs a reason"),
     ]
-
-    def check(decreeing: Decreeing, decrees: Decrees, author: PeerId) -> None:
+    async with in_a_run(tmp_path) as (decreeing, decrees, author):
         for order, why in wrong:
             with pytest.raises(ConfigError, match=why):
                 decreeing.issue(order, at_s=1.0)
@@ -101,8 +96,6 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_written(tmp_path: Path) -
             with pytest.raises(ConfigError, match=why):
                 decreeing.issue(order, at_s=1.0)
         assert decrees.count == 2
-
-    in_a_run(tmp_path, check)
 
 
 # -- without a coordinator that runs

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 from serving_harness import COORDINATOR, LEADER, PRIVATE, PROMPT, ROUNDS, Served, make_served
 from typer.testing import CliRunner
-from virtual_time import VirtualClock, eventually, play
+from virtual_time import VirtualClock, eventually
 
 from bootstrap import cli
 from bootstrap.archives import evaluator
@@ -52,8 +53,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
 
 
 @pytest.fixture(scope="module")
-def unjudged(tmp_path_factory: pytest.TempPathFactory) -> Served:
+def never_judged(tmp_path_factory: pytest.TempPathFactory) -> Served:
     return make_served(tmp_path_factory.mktemp("unjudged"))
+
+
+@pytest.fixture
+def unjudged(never_judged: Served) -> Iterator[Served]:
+    yield never_judged
+    (never_judged.store.folder / "evaluations.jsonl").unlink(missing_ok=True)
 
 
 async def written(run: ServedRun, request: Request) -> tuple[str, list[str]]:
@@ -255,27 +262,24 @@ def _no_sequences() -> Any:
     raise AssertionError("a finished grid is not sharded again")
 
 
-def with_swarm(served: Served, folder: Path, scenario: Callable[[Swarm], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await scenario(Swarm(served, folder))
-
-    play(run)
+@asynccontextmanager
+async def a_swarm(served: Served, folder: Path) -> AsyncIterator[Swarm]:
+    yield Swarm(served, folder)
 
 
 @pytest.mark.parametrize("request_", [BESTS, replace(BESTS, every=16), replace(BESTS, path="P0-0-1")])
-def test_a_seed_node_tells_the_best_rounds_of_its_evaluator(served: Served, tmp_path: Path, request_: Request) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_a_seed_node_tells_the_best_rounds_of_its_evaluator(
+    served: Served, tmp_path: Path, request_: Request
+) -> None:
+    async with a_swarm(served, tmp_path) as swarm:
         stage = await swarm.open()
         assert await written(await swarm.read(), request_) == await written(served.open(), request_)
         stage.cancel()
 
-    with_swarm(served, tmp_path, scenario)
 
-
-def test_what_a_seed_node_judges_itself_is_what_it_tells(unjudged: Served, tmp_path: Path) -> None:
+async def test_what_a_seed_node_judges_itself_is_what_it_tells(unjudged: Served, tmp_path: Path) -> None:
     path = unjudged.store.folder / "evaluations.jsonl"
-
-    async def scenario(swarm: Swarm) -> None:
+    async with a_swarm(unjudged, tmp_path) as swarm:
         stage = await swarm.open()
         await eventually(lambda: len(read_evaluations(path)) == ROUNDS + 1)
         run, rows = await swarm.read(), read_evaluations(path)
@@ -286,13 +290,8 @@ def test_what_a_seed_node_judges_itself_is_what_it_tells(unjudged: Served, tmp_p
         assert any(best.loss is not None for best in found.values())
         stage.cancel()
 
-    try:
-        with_swarm(unjudged, tmp_path, scenario)
-    finally:
-        path.unlink(missing_ok=True)
 
-
-def test_a_loss_beyond_any_number_is_judged_and_so_are_the_rounds_after_it(
+async def test_a_loss_beyond_any_number_is_judged_and_so_are_the_rounds_after_it(
     unjudged: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, measure, measured = unjudged.store.folder / "evaluations.jsonl", evaluator.losses, [0]
@@ -302,8 +301,7 @@ def test_a_loss_beyond_any_number_is_judged_and_so_are_the_rounds_after_it(
         return measure(model, tokens) + (1e6 if measured[0] == 1 else 0.0)  # e to this power is no float
 
     monkeypatch.setattr(evaluator, "losses", losses)
-
-    async def scenario(swarm: Swarm) -> None:
+    async with a_swarm(unjudged, tmp_path) as swarm:
         stage = await swarm.open()
         await eventually(lambda: len(read_evaluations(path)) == ROUNDS + 1)
         rows = read_evaluations(path)
@@ -311,13 +309,8 @@ def test_a_loss_beyond_any_number_is_judged_and_so_are_the_rounds_after_it(
         assert rows[0]["perplexity"] == math.inf and all(math.isfinite(row["perplexity"]) for row in rows[1:])
         stage.cancel()
 
-    try:
-        with_swarm(unjudged, tmp_path, scenario)
-    finally:
-        path.unlink(missing_ok=True)
 
-
-def test_a_round_that_cannot_be_judged_does_not_keep_later_ones_from_it(
+async def test_a_round_that_cannot_be_judged_does_not_keep_later_ones_from_it(
     unjudged: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, judge = unjudged.store.folder / "evaluations.jsonl", evaluator.Evaluator.evaluate
@@ -328,25 +321,17 @@ def test_a_round_that_cannot_be_judged_does_not_keep_later_ones_from_it(
         return judge(self, version, **named)
 
     monkeypatch.setattr(evaluator.Evaluator, "evaluate", evaluate)
-
-    async def scenario(swarm: Swarm) -> None:
+    async with a_swarm(unjudged, tmp_path) as swarm:
         stage = await swarm.open()
         await eventually(lambda: [row["version"] for row in read_evaluations(path)] == [0, *range(2, ROUNDS + 1)])
         stage.cancel()
 
-    try:
-        with_swarm(unjudged, tmp_path, scenario)
-    finally:
-        path.unlink(missing_ok=True)
 
-
-def test_a_live_export_says_the_round_and_its_loss(served: Served, tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_a_live_export_says_the_round_and_its_loss(served: Served, tmp_path: Path) -> None:
+    async with a_swarm(served, tmp_path / "reader") as swarm:
         stage = await swarm.open()
         await export_path(await swarm.read(), PathId((0, 0, 1)), tmp_path / "out", best=True)
         stage.cancel()
-
-    with_swarm(served, tmp_path / "reader", scenario)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "- round: 1 of 3, this path's best on held-out text" in card
     assert "sequences that are routed to it: 4.5000 nats" in card
@@ -365,29 +350,25 @@ async def serve_only(swarm: Swarm, header: dict[str, Any] | None) -> None:
         ScopedSwarm(seed, swarm.served.run.id).serve("run.serving", serving)
 
 
-def test_a_run_that_was_not_judged_yet_says_so(served: Served, tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_a_run_that_was_not_judged_yet_says_so(served: Served, tmp_path: Path) -> None:
+    async with a_swarm(served, tmp_path) as swarm:
         await serve_only(swarm, {"rounds": {}, "losses": {}})
         with pytest.raises(ConfigError, match="no round of run:.* has been judged yet"):
             await (await swarm.read()).best(PathId((0, 0, 0)))
 
-    with_swarm(served, tmp_path, scenario)
 
-
-def test_a_coordinator_that_talks_nonsense_is_refused(served: Served, tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_a_coordinator_that_talks_nonsense_is_refused(served: Served, tmp_path: Path) -> None:
+    async with a_swarm(served, tmp_path) as swarm:
         await serve_only(swarm, {"rounds": BEST | {"P0-0-0": 99}})
         with pytest.raises(IntegrityError, match="P0-0-0 cannot be served with round `99` of 3"):
             await (await swarm.read()).best(PathId((0, 0, 0)))
 
-    with_swarm(served, tmp_path, scenario)
 
-
-def test_nobody_but_the_coordinator_is_asked(served: Served, tmp_path: Path) -> None:
+async def test_nobody_but_the_coordinator_is_asked(served: Served, tmp_path: Path) -> None:
     async def lying(sender: str, question: dict[str, Any], body: bytes) -> Reply:
         raise AssertionError("asked")
 
-    async def scenario(swarm: Swarm) -> None:
+    async with a_swarm(served, tmp_path) as swarm:
         leader = swarm.network.join(LEADER)
         Stages(leader).add(swarm.served.run)
         ScopedSwarm(leader, swarm.served.run.id).serve("run.serving", lying)
@@ -396,5 +377,3 @@ def test_nobody_but_the_coordinator_is_asked(served: Served, tmp_path: Path) -> 
         with pytest.raises(Unreachable, match="the coordinator, which judges the rounds, does not answer") as caught:
             await run.best(PathId((0, 0, 0)))
         assert "leave --version and --best out" in caught.value.hint
-
-    with_swarm(served, tmp_path, scenario)

@@ -13,7 +13,7 @@ from runtime_harness import World
 from stages_harness import Home, run_file
 from test_stages import corpus  # noqa: F401  (a fixture)
 from tiny_run import tiny_config
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from bootstrap.folder import WARMUP
 from dipaco_p2p.errors import EnvironmentUnfit, Refused
@@ -34,39 +34,32 @@ class FullBelow(Disk):
         super().write(file, data)
 
 
-def test_a_volunteer_that_has_no_room_for_what_others_upload_leaves_and_says_so(
+async def test_a_volunteer_that_has_no_room_for_what_others_upload_leaves_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with World(tmp_path, config=tiny_config(min_paths=2)) as world:
-            volunteer, caller = world.join(1), world.peer(2)
-            await eventually(lambda: bool(volunteer.said("claimed")))  # from here on it waits for a second path
-            monkeypatch.setattr(files, "disk", FullBelow(volunteer.folder))
-            with pytest.raises(Refused, match="failed at the other side"):
-                await send(caller, volunteer.peer, b"bytes of a contribution")
-            with pytest.raises(EnvironmentUnfit, match="no space left") as caught:
-                await asyncio.wait_for(volunteer.done(), 30.0)
-            assert "free some space" in caught.value.hint and volunteer.said("left")
-            await world.seed.node.watch.refresh()
-            assert not any(world.seed.node.watch.claims.values())
-
-    play(scenario)
+    async with World(tmp_path, config=tiny_config(min_paths=2)) as world:
+        volunteer, caller = world.join(1), world.peer(2)
+        await eventually(lambda: bool(volunteer.said("claimed")))  # from here on it waits for a second path
+        monkeypatch.setattr(files, "disk", FullBelow(volunteer.folder))
+        with pytest.raises(Refused, match="failed at the other side"):
+            await send(caller, volunteer.peer, b"bytes of a contribution")
+        with pytest.raises(EnvironmentUnfit, match="no space left") as caught:
+            await asyncio.wait_for(volunteer.done(), 30.0)
+        assert "free some space" in caught.value.hint and volunteer.said("left")
+        await world.seed.node.watch.refresh()
+        assert not any(world.seed.node.watch.claims.values())
 
 
-def test_a_seed_node_that_cannot_archive_ends_and_says_so(
+async def test_a_seed_node_that_cannot_archive_ends_and_says_so(
     tmp_path: Path,
     corpus: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     home = Home(tmp_path, run_file(corpus))
-
-    async def scenario() -> None:
-        home.start()
-        await home.join(1)
-        await eventually(lambda: any(home.heads(WARMUP).values()))
-        monkeypatch.setattr(files, "disk", FullBelow(home.folder))
-        with pytest.raises(EnvironmentUnfit, match="no space left"):
-            await asyncio.wait_for(home.seed_done(), 120.0)
-        await home.close()
-
-    play(scenario)
+    home.start()
+    await home.join(1)
+    await eventually(lambda: any(home.heads(WARMUP).values()))
+    monkeypatch.setattr(files, "disk", FullBelow(home.folder))
+    with pytest.raises(EnvironmentUnfit, match="no space left"):
+        await asyncio.wait_for(home.seed_done(), 120.0)
+    await home.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from runtime_harness import World
 from tiny_run import tiny_config
-from virtual_time import end, eventually, play
+from virtual_time import end, eventually
 
 from bootstrap.archives.evaluator import Evaluator
 from bootstrap.coordinator.resharding import Resharding
@@ -103,21 +104,19 @@ class Desk:
         await node.swarm.call(self.world.seed.node.peer, "run.scores", header, timeout_s=5.0)
 
 
-def at_the_desk(folder: Path, scenario: Callable[[Desk], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with World(folder, config=CONFIG) as world:
-            desk = Desk(world)
-            await desk.open()
-            try:
-                await scenario(desk)
-            finally:
-                await desk.close()
-
-    play(run)
+@asynccontextmanager
+async def at_the_desk(folder: Path) -> AsyncIterator[Desk]:
+    async with World(folder, config=CONFIG) as world:
+        desk = Desk(world)
+        await desk.open()
+        try:
+            yield desk
+        finally:
+            await desk.close()
 
 
-def test_every_path_is_given_out_once_the_askers_own_first(tmp_path: Path) -> None:
-    async def scenario(desk: Desk) -> None:
+async def test_every_path_is_given_out_once_the_askers_own_first(tmp_path: Path) -> None:
+    async with at_the_desk(tmp_path) as desk:
         own = desk.world.run.topology.path(2)
         given = [await ask_work(desk.scorer, own) for _ in range(5)]
         paths = [work.path for work, _ in given[:4] if work is not None]
@@ -127,11 +126,9 @@ def test_every_path_is_given_out_once_the_askers_own_first(tmp_path: Path) -> No
         again, _ = await ask_work(desk.scorer, own)
         assert again is not None, "who did not deliver in time loses its work"
 
-    at_the_desk(tmp_path, scenario)
 
-
-def test_volunteers_score_and_the_sharding_follows_from_it(tmp_path: Path) -> None:
-    async def scenario(desk: Desk) -> None:
+async def test_volunteers_score_and_the_sharding_follows_from_it(tmp_path: Path) -> None:
+    async with at_the_desk(tmp_path) as desk:
         scoring, said = Scoring(desk.scorer, device="cpu"), []
         assert is_scoring_due(desk.scorer, 1) and not is_scoring_due(desk.scorer, 0)
         for _ in range(4):
@@ -148,11 +145,9 @@ def test_volunteers_score_and_the_sharding_follows_from_it(tmp_path: Path) -> No
         for ref, width in ((sharding.router, 16), (sharding.token_router, 32)):
             decode_router(desk.evaluator.blob(ref.digest), path_count=4, width=width)
 
-    at_the_desk(tmp_path, scenario)
 
-
-def test_made_up_scores_are_refused_and_the_path_is_given_out_again(tmp_path: Path) -> None:
-    async def scenario(desk: Desk) -> None:
+async def test_made_up_scores_are_refused_and_the_path_is_given_out_again(tmp_path: Path) -> None:
+    async with at_the_desk(tmp_path) as desk:
         work, _ = await ask_work(desk.scorer, None)
         assert work is not None
         honest = np.frombuffer(desk.honest(work)[-12 * 3 * 4 :], dtype="<f4").reshape(12, 3)
@@ -171,22 +166,18 @@ def test_made_up_scores_are_refused_and_the_path_is_given_out_again(tmp_path: Pa
             await desk.offer(other, work, desk.honest(work), sharding=2)
         await desk.offer(other, work, desk.honest(work))
 
-    at_the_desk(tmp_path, scenario)
 
-
-def test_without_volunteers_the_seed_node_scores_itself(tmp_path: Path) -> None:
-    async def scenario(desk: Desk) -> None:
+async def test_without_volunteers_the_seed_node_scores_itself(tmp_path: Path) -> None:
+    async with at_the_desk(tmp_path) as desk:
         await end(desk.beating)
         await desk.scorer.presence.leave()
         await desk.world.seed.node.watch.refresh()
         await eventually(desk.resharding.done.is_set, limit_s=5.0)
         assert len(desk.world.run.shardings) == 1
 
-    at_the_desk(tmp_path, scenario)
 
-
-def test_volunteers_that_never_deliver_hold_it_up_for_one_deadline_only(tmp_path: Path) -> None:
-    async def scenario(desk: Desk) -> None:
+async def test_volunteers_that_never_deliver_hold_it_up_for_one_deadline_only(tmp_path: Path) -> None:
+    async with at_the_desk(tmp_path) as desk:
         began_s = desk.world.clock.now_s()
 
         async def ask() -> None:
@@ -198,5 +189,3 @@ def test_volunteers_that_never_deliver_hold_it_up_for_one_deadline_only(tmp_path
         await eventually(desk.resharding.done.is_set)
         await end(asking)
         assert desk.world.clock.now_s() - began_s <= CONFIG.rounds.deadline_s + 2
-
-    at_the_desk(tmp_path, scenario)

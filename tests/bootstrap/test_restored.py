@@ -14,7 +14,7 @@ import pytest
 from e2e_harness import write_corpus
 from stages_harness import RESHARDED_ONCE, Home, run_file
 from tiny_run import SEED_NUMBER, signer
-from virtual_time import end, eventually, play
+from virtual_time import end, eventually
 
 from bootstrap.archives.verify import verify_stages
 from bootstrap.control.requests import Request
@@ -135,44 +135,40 @@ def is_one_each(found: dict[tuple[str, int], set[str]]) -> bool:
 
 
 @pytest.mark.parametrize("has_second", [True, False])
-def test_after_a_restore_the_run_goes_on_and_nothing_is_signed_twice(lost: Lost, has_second: bool) -> None:
+async def test_after_a_restore_the_run_goes_on_and_nothing_is_signed_twice(lost: Lost, has_second: bool) -> None:
     reached: dict[str, int] = {}
-
-    async def scenario() -> None:
-        lost.start()
-        if has_second:
-            await lost.stand_by()
-        await lost.join(1)
-        await lost.join(2)
-        await eventually(lambda: lost.head() >= 1)
-        if has_second:
-            standby = lost.standby
-            assert standby is not None
-            await eventually(lambda: len(standby.opened) == 2 and standby.opened[1].run.sharding(1) is not None)
-            await eventually(lambda: standby.opened[1].missing == 0)
-        await lost.decree(11)
-        lost.save()
-        await lost.decree(12)
-        before = lost.head()
-        await eventually(lambda: lost.head() >= before + 2)
-        reached["lost"] = lost.head()
-        await lost.lose()
-        await asyncio.to_thread(restore, lost.saved, lost.folder)
-        reached["restored"] = lost.head()
-        assert read_marker(lost.folder) is not None
-        lost.start()
-        with pytest.raises(EnvironmentUnfit, match="restored from a backup"):
-            await lost.decree(13)
-        await eventually(lambda: bool(lost.events("caught_up")))
-        assert await lost.decree(13) == 3, "decree 2 came after the backup"
-        known = lost.head()
-        assert known >= reached["lost"]
-        await eventually(lambda: lost.head() >= known + 2)
-        if has_second:
-            await eventually(lambda: read_marker(lost.folder) is None)
-        await lost.close()
-
-    play(scenario)
+    lost.start()
+    if has_second:
+        await lost.stand_by()
+    await lost.join(1)
+    await lost.join(2)
+    await eventually(lambda: lost.head() >= 1)
+    if has_second:
+        standby = lost.standby
+        assert standby is not None
+        await eventually(lambda: len(standby.opened) == 2 and standby.opened[1].run.sharding(1) is not None)
+        await eventually(lambda: standby.opened[1].missing == 0)
+    await lost.decree(11)
+    lost.save()
+    await lost.decree(12)
+    before = lost.head()
+    await eventually(lambda: lost.head() >= before + 2)
+    reached["lost"] = lost.head()
+    await lost.lose()
+    await asyncio.to_thread(restore, lost.saved, lost.folder)
+    reached["restored"] = lost.head()
+    assert read_marker(lost.folder) is not None
+    lost.start()
+    with pytest.raises(EnvironmentUnfit, match="restored from a backup"):
+        await lost.decree(13)
+    await eventually(lambda: bool(lost.events("caught_up")))
+    assert await lost.decree(13) == 3, "decree 2 came after the backup"
+    known = lost.head()
+    assert known >= reached["lost"]
+    await eventually(lambda: lost.head() >= known + 2)
+    if has_second:
+        await eventually(lambda: read_marker(lost.folder) is None)
+    await lost.close()
     assert 1 <= reached["restored"] < reached["lost"]
     assert is_one_each(lost.finals()) and is_one_each(lost.grants())
     problems = [report.problem for report in verify_stages(RunFolder(lost.folder)) if report.problem]
@@ -182,35 +178,31 @@ def test_after_a_restore_the_run_goes_on_and_nothing_is_signed_twice(lost: Lost,
         assert problems and all("is not in the archive" in problem or "missing" in problem for problem in problems)
 
 
-def test_before_it_has_caught_up_it_grants_nothing_and_signs_nothing(lost: Lost) -> None:
+async def test_before_it_has_caught_up_it_grants_nothing_and_signs_nothing(lost: Lost) -> None:
     said: list[str] = []
-
-    async def scenario() -> None:
-        lost.start()
-        await lost.join(1)
-        await lost.join(2)
-        await eventually(lambda: lost.head() >= 1)
-        lost.save()
-        await eventually(lambda: lost.head() >= 3)
-        await lost.lose()
-        await asyncio.to_thread(restore, lost.saved, lost.folder)
-        lost.start()
-        await asyncio.sleep(0.5)
-        other = lost.network.join(signer(STANDBY))
-        grid = RunFolder(lost.folder).open(GRID)
-        assert grid is not None
-        scoped = ScopedSwarm(other, grid.id)
-        for method, header in (
-            ("archive.adopt", {"module": "L1.M0", "term": 90, "mirrors": []}),
-            ("mirror.version", {"module": "L1.M0", "version": newest_version(lost), "final": 0}),
-        ):
-            with pytest.raises(Refused) as caught:
-                await scoped.call(lost.coordinator, method, header, timeout_s=20.0)
-            said.append(caught.value.reason)
-        assert read_marker(lost.folder) is not None and not lost.events("caught_up")
-        await lost.close()
-
-    play(scenario)
+    lost.start()
+    await lost.join(1)
+    await lost.join(2)
+    await eventually(lambda: lost.head() >= 1)
+    lost.save()
+    await eventually(lambda: lost.head() >= 3)
+    await lost.lose()
+    await asyncio.to_thread(restore, lost.saved, lost.folder)
+    lost.start()
+    await asyncio.sleep(0.5)
+    other = lost.network.join(signer(STANDBY))
+    grid = RunFolder(lost.folder).open(GRID)
+    assert grid is not None
+    scoped = ScopedSwarm(other, grid.id)
+    for method, header in (
+        ("archive.adopt", {"module": "L1.M0", "term": 90, "mirrors": []}),
+        ("mirror.version", {"module": "L1.M0", "version": newest_version(lost), "final": 0}),
+    ):
+        with pytest.raises(Refused) as caught:
+            await scoped.call(lost.coordinator, method, header, timeout_s=20.0)
+        said.append(caught.value.reason)
+    assert read_marker(lost.folder) is not None and not lost.events("caught_up")
+    await lost.close()
     assert said == ["busy", "busy"]
 
 
@@ -220,58 +212,53 @@ def newest_version(lost: Lost) -> Any:
 
 
 @pytest.mark.parametrize("has_second", [True, False])
-def test_a_backup_of_the_warm_up_takes_the_grid_over_or_says_what_is_missing(lost: Lost, has_second: bool) -> None:
-    async def scenario() -> None:
-        lost.start()
-        if has_second:
-            await lost.stand_by()
-        lost.save()
-        await lost.join(1)
-        await lost.join(2)
-        await eventually(lambda: lost.head() >= 1)
-        if has_second:
-            standby = lost.standby
-            assert standby is not None
-            await eventually(lambda: len(standby.opened) == 2 and standby.opened[1].missing == 0)
-        grid = RunFolder(lost.folder).open(GRID)
-        assert grid is not None
-        await lost.lose()
-        await asyncio.to_thread(restore, lost.saved, lost.folder)
-        folder, swarm = RunFolder(lost.folder), lost.network.join(signer(SEED_NUMBER))
-        host = STANDBY if has_second else 1
-        address = f"/ip4/127.0.0.1/tcp/1/p2p/{signer(host).peer}"
-        if has_second:
-            await learn_stages(swarm, folder, [address], lost.clock)
-            found = RunFolder(lost.folder).open(GRID)
-            assert found is not None and found.id == grid.id
-            assert min(lost.heads(WARMUP).values()) == 1
-        else:
-            with pytest.raises(Unreachable, match="cannot be found") as caught:
-                await learn_stages(swarm, folder, [address], lost.clock)
-            assert "--through" in caught.value.hint and not folder.has(GRID)
-        await lost.close()
-
-    play(scenario)
-
-
-def test_a_second_seed_that_comes_late_has_everything_and_keeps_it(short: Lost) -> None:
-    lost = short
-
-    async def scenario() -> None:
-        lost.start()
-        await lost.join(1)
-        await lost.join(2)
-        await eventually(lambda: lost.head() >= 3)
+async def test_a_backup_of_the_warm_up_takes_the_grid_over_or_says_what_is_missing(
+    lost: Lost, has_second: bool
+) -> None:
+    lost.start()
+    if has_second:
         await lost.stand_by()
+    lost.save()
+    await lost.join(1)
+    await lost.join(2)
+    await eventually(lambda: lost.head() >= 1)
+    if has_second:
         standby = lost.standby
         assert standby is not None
-        await lost.volunteers_done()
-        await eventually(lost.is_over)
-        await eventually(lambda: standby.opened[-1].missing == 0 and is_whole(lost))
-        await eventually(lambda: finals_of(lost.second) == {SHORT.rounds})
-        await lost.close()
+        await eventually(lambda: len(standby.opened) == 2 and standby.opened[1].missing == 0)
+    grid = RunFolder(lost.folder).open(GRID)
+    assert grid is not None
+    await lost.lose()
+    await asyncio.to_thread(restore, lost.saved, lost.folder)
+    folder, swarm = RunFolder(lost.folder), lost.network.join(signer(SEED_NUMBER))
+    host = STANDBY if has_second else 1
+    address = f"/ip4/127.0.0.1/tcp/1/p2p/{signer(host).peer}"
+    if has_second:
+        await learn_stages(swarm, folder, [address], lost.clock)
+        found = RunFolder(lost.folder).open(GRID)
+        assert found is not None and found.id == grid.id
+        assert min(lost.heads(WARMUP).values()) == 1
+    else:
+        with pytest.raises(Unreachable, match="cannot be found") as caught:
+            await learn_stages(swarm, folder, [address], lost.clock)
+        assert "--through" in caught.value.hint and not folder.has(GRID)
+    await lost.close()
 
-    play(scenario)
+
+async def test_a_second_seed_that_comes_late_has_everything_and_keeps_it(short: Lost) -> None:
+    lost = short
+    lost.start()
+    await lost.join(1)
+    await lost.join(2)
+    await eventually(lambda: lost.head() >= 3)
+    await lost.stand_by()
+    standby = lost.standby
+    assert standby is not None
+    await lost.volunteers_done()
+    await eventually(lost.is_over)
+    await eventually(lambda: standby.opened[-1].missing == 0 and is_whole(lost))
+    await eventually(lambda: finals_of(lost.second) == {SHORT.rounds})
+    await lost.close()
     reports = verify_stages(RunFolder(lost.second))
     assert [report.problem for report in reports if report.problem] == []
     versions = {(report.stage, str(report.module)): report.versions for report in reports}
@@ -289,29 +276,25 @@ def is_whole(lost: Lost) -> bool:
     return len(found) == 3 * SHORT.rounds
 
 
-def test_a_second_seed_grants_nothing_and_keeps_nobody_from_going_on(lost: Lost) -> None:
+async def test_a_second_seed_grants_nothing_and_keeps_nobody_from_going_on(lost: Lost) -> None:
     """While the coordinator is away its group grants terms, though another seed node answers."""
+    lost.start()
+    await lost.stand_by()
+    await lost.join(1)
+    await lost.join(2)
+    await lost.join(3)
+    standby = lost.standby
+    assert standby is not None
+    await eventually(lambda: lost.head() >= 1 and len(standby.opened) == 2)
+    await lost.die()
+    grid = RunFolder(lost.folder).open(GRID)
+    assert grid is not None
 
-    async def scenario() -> None:
-        lost.start()
-        await lost.stand_by()
-        await lost.join(1)
-        await lost.join(2)
-        await lost.join(3)
-        standby = lost.standby
-        assert standby is not None
-        await eventually(lambda: lost.head() >= 1 and len(standby.opened) == 2)
-        await lost.die()
-        grid = RunFolder(lost.folder).open(GRID)
-        assert grid is not None
+    def grants() -> list[Grant]:
+        paths = lost.homes.glob("volunteer-*/**/mandate-L1.M0.json")
+        found = [unseal(Grant, item).document for path in paths for item in json.loads(path.read_bytes())]
+        return sorted((grant for grant in found if grant.run == grid.id), key=lambda grant: grant.term)
 
-        def grants() -> list[Grant]:
-            paths = lost.homes.glob("volunteer-*/**/mandate-L1.M0.json")
-            found = [unseal(Grant, item).document for path in paths for item in json.loads(path.read_bytes())]
-            return sorted((grant for grant in found if grant.run == grid.id), key=lambda grant: grant.term)
-
-        lost.network.kill(grants()[-1].leader)
-        await eventually(lambda: grants()[-1].author != lost.coordinator)
-        await lost.close()
-
-    play(scenario)
+    lost.network.kill(grants()[-1].leader)
+    await eventually(lambda: grants()[-1].author != lost.coordinator)
+    await lost.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from serving_harness import (
     serve_archive,
 )
 from typer.testing import CliRunner
-from virtual_time import VirtualClock, play
+from virtual_time import VirtualClock
 
 from bootstrap import cli
 from bootstrap.use.export import export_path
@@ -112,11 +113,9 @@ class Swarm:
         return await read_swarm(self.reader, host, self.clock, folder=self.folder, expected=expected)
 
 
-def with_swarm(served: Served, folder: Path, scenario: Callable[[Swarm], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await scenario(Swarm(served, folder))
-
-    play(run)
+@asynccontextmanager
+async def a_swarm(served: Served, folder: Path) -> AsyncIterator[Swarm]:
+    yield Swarm(served, folder)
 
 
 async def text_of(run: ServedRun, request: Request) -> str:
@@ -126,47 +125,38 @@ async def text_of(run: ServedRun, request: Request) -> str:
 
 
 @pytest.mark.parametrize("request_", [GREEDY, replace(GREEDY, every=16), replace(GREEDY, path="P0-1-0", version=1)])
-def test_a_swarm_gives_the_text_that_its_archive_gives(served: Served, tmp_path: Path, request_: Request) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_a_swarm_gives_the_text_that_its_archive_gives(served: Served, tmp_path: Path, request_: Request) -> None:
+    async with a_swarm(served, tmp_path) as swarm:
         run = await swarm.read(await swarm.add_seed())
         assert await text_of(run, request_) == await text_of(served.open(), request_) != ""
 
-    with_swarm(served, tmp_path, scenario)
 
-
-def test_the_coordinator_need_not_live(served: Served, tmp_path: Path) -> None:
+async def test_the_coordinator_need_not_live(served: Served, tmp_path: Path) -> None:
     request = replace(GREEDY, path=str(PATH))
-
-    async def scenario(swarm: Swarm) -> None:
+    async with a_swarm(served, tmp_path) as swarm:
         run = await swarm.read(await swarm.add_leader(), expected=served.run.id[:12])
         assert await text_of(run, request) == await text_of(served.open(), request) != ""
 
-    with_swarm(served, tmp_path, scenario)
 
-
-def test_a_reader_leaves_no_trace(served: Served, tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_a_reader_leaves_no_trace(served: Served, tmp_path: Path) -> None:
+    async with a_swarm(served, tmp_path) as swarm:
         await swarm.add_leader()
         await text_of(await swarm.read(await swarm.add_seed()), GREEDY)
         assert swarm.reader.statistics().records_put == 0
         assert swarm.reader.statistics().calls_served == 0
 
-    with_swarm(served, tmp_path, scenario)
 
-
-def test_only_one_path_is_fetched(served: Served, tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_only_one_path_is_fetched(served: Served, tmp_path: Path) -> None:
+    async with a_swarm(served, tmp_path) as swarm:
         run = await swarm.read(await swarm.add_seed())
         await text_of(run, replace(GREEDY, path=str(PATH)))
         fetched = {path.name for path in (tmp_path / "blobs").rglob("*") if path.is_file()}
         versions = await run.path_versions(PATH)
         assert fetched == {version.digest for version in versions} | {served.run.manifest.tokenizer.digest}
 
-    with_swarm(served, tmp_path, scenario)
 
-
-def test_a_path_is_exported_from_a_swarm(served: Served, tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_a_path_is_exported_from_a_swarm(served: Served, tmp_path: Path) -> None:
+    async with a_swarm(served, tmp_path) as swarm:
         await export_path(await swarm.read(await swarm.add_seed()), PATH, tmp_path / "from-swarm")
         await export_path(served.open(), PATH, tmp_path / "from-folder")
         one, other = (
@@ -175,29 +165,23 @@ def test_a_path_is_exported_from_a_swarm(served: Served, tmp_path: Path) -> None
         )
         assert one == other
 
-    with_swarm(served, tmp_path, scenario)
 
-
-def test_a_swarm_that_dies_ends_in_an_error(served: Served, tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_a_swarm_that_dies_ends_in_an_error(served: Served, tmp_path: Path) -> None:
+    async with a_swarm(served, tmp_path) as swarm:
         seed = await swarm.add_seed()
         run = await swarm.read(seed)
         swarm.network.kill(seed)
         with pytest.raises(SwarmError):
             await text_of(run, replace(GREEDY, path=str(PATH)))
 
-    with_swarm(served, tmp_path, scenario)
 
-
-def test_another_run_is_not_taken_for_it(served: Served, tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_another_run_is_not_taken_for_it(served: Served, tmp_path: Path) -> None:
+    async with a_swarm(served, tmp_path) as swarm:
         seed, leader = await swarm.add_seed(), await swarm.add_leader()
         with pytest.raises(WrongRun):
             await swarm.read(seed, expected="abcdef01")
         with pytest.raises(WrongRun):
             await swarm.read(leader)
-
-    with_swarm(served, tmp_path, scenario)
 
 
 def refuse(versions: Versions) -> Versions:
@@ -214,18 +198,17 @@ endless: Versions = []
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_leader_that_lies_is_passed_over_and_alone_is_an_error(served: Served, tmp_path: Path, lie: str) -> None:
+async def test_a_leader_that_lies_is_passed_over_and_alone_is_an_error(
+    served: Served, tmp_path: Path, lie: str
+) -> None:
     request = replace(GREEDY, path=str(PATH))
     endless[:] = SeedArchive(served.run, served.store).ledgers[PATH.modules()[0]].versions
-
-    async def scenario(swarm: Swarm) -> None:
+    async with a_swarm(served, tmp_path) as swarm:
         leader = await swarm.add_leader(LIES[lie])
         with pytest.raises((IntegrityError, Refused)):
             await text_of(await swarm.read(leader, expected=served.run.id), request)
         run = await swarm.read(await swarm.add_seed())
         assert await text_of(run, request) == await text_of(served.open(), request)
-
-    with_swarm(served, tmp_path, scenario)
 
 
 # -- a run that is still in its warm-up: one path, and nothing to route
@@ -280,18 +263,15 @@ def test_what_only_a_grid_has_is_one_line(warming: Served, flags: tuple[str, ...
     assert result.exit_code == 2 and words in first and hint in second
 
 
-def test_a_live_warm_up_is_read_too(warming: Served, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        clock = VirtualClock()
-        network = MemoryNetwork(0, clock)
-        seed = network.join(COORDINATOR)
-        Stages(seed).add(warming.run)
-        scoped = ScopedSwarm(seed, warming.run.id)
-        serve_store(scoped, warming.store)
-        serve_archive(warming, scoped, clock)
-        await Presence(warming.run, scoped, clock, Heartbeat(role="seed", owns=True)).beat()
-        reader = network.join(Signer(bytes([9]) * 32))
-        run = await read_swarm(reader, seed.peer, clock, folder=tmp_path, expected=None)
-        assert await written(run, GREEDY) == await written(warming.open(), GREEDY)
-
-    play(scenario)
+async def test_a_live_warm_up_is_read_too(warming: Served, tmp_path: Path) -> None:
+    clock = VirtualClock()
+    network = MemoryNetwork(0, clock)
+    seed = network.join(COORDINATOR)
+    Stages(seed).add(warming.run)
+    scoped = ScopedSwarm(seed, warming.run.id)
+    serve_store(scoped, warming.store)
+    serve_archive(warming, scoped, clock)
+    await Presence(warming.run, scoped, clock, Heartbeat(role="seed", owns=True)).beat()
+    reader = network.join(Signer(bytes([9]) * 32))
+    run = await read_swarm(reader, seed.peer, clock, folder=tmp_path, expected=None)
+    assert await written(run, GREEDY) == await written(warming.open(), GREEDY)

@@ -88,24 +88,20 @@ def test_a_run_can_be_routed_by_tiny_models_from_its_first_shards_to_what_it_wri
     assert finished["routing"]["routed once"]["perplexity"] < 300
 
 
-def test_contributions_say_which_sharding_they_were_trained_on(tmp_path: Path, corpus: Path) -> None:
+async def test_contributions_say_which_sharding_they_were_trained_on(tmp_path: Path, corpus: Path) -> None:
     home = Home(tmp_path, run_file(corpus, rounds=RoundsConfig(rounds=4, min_paths=2), routing=RESHARDED_ONCE))
-
-    async def scenario() -> None:
-        home.start()
-        await home.join(1)
-        await home.join(2)
-        await home.volunteers_done()
-        await home.close()
-
-    play(scenario)
+    home.start()
+    await home.join(1)
+    await home.join(2)
+    await home.volunteers_done()
+    await home.close()
     archive = RunFolder(home.folder).store(GRID)
     found = [json.loads(archive.read_document(name) or b"")["document"] for name in archive.documents("contribution-")]
     assert {document["sharding"] for document in found if document["base_version"] == 0} == {0}
     assert {document["sharding"] for document in found if document["base_version"] == 3} == {1}
 
 
-def test_the_coordinator_dies_after_the_warm_up_and_the_volunteers_wait_for_it(
+async def test_the_coordinator_dies_after_the_warm_up_and_the_volunteers_wait_for_it(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Home(tmp_path, run_file(corpus))
@@ -113,41 +109,34 @@ def test_the_coordinator_dies_after_the_warm_up_and_the_volunteers_wait_for_it(
     def struck(*_: Any) -> Any:
         raise Died
 
-    async def scenario() -> None:
-        monkeypatch.setattr("bootstrap.coordinator.seed.fork", struck)
-        home.start()
-        await home.join(1)
-        await home.join(2)
-        await eventually(lambda: set(home.heads(WARMUP).values()) == {2})
-        await asyncio.sleep(10)
-        await home.die()
-        assert home.heads(GRID) == {}
-        monkeypatch.undo()
-        await asyncio.sleep(30)
-        home.start()
-        await home.volunteers_done()
-        await home.close()
-
-    play(scenario)
+    monkeypatch.setattr("bootstrap.coordinator.seed.fork", struck)
+    home.start()
+    await home.join(1)
+    await home.join(2)
+    await eventually(lambda: set(home.heads(WARMUP).values()) == {2})
+    await asyncio.sleep(10)
+    await home.die()
+    assert home.heads(GRID) == {}
+    monkeypatch.undo()
+    await asyncio.sleep(30)
+    home.start()
+    await home.volunteers_done()
+    await home.close()
     assert set(home.heads(GRID).values()) == {3}
 
 
-def test_the_coordinator_dies_before_a_re_sharding_and_training_goes_on(tmp_path: Path, corpus: Path) -> None:
+async def test_the_coordinator_dies_before_a_re_sharding_and_training_goes_on(tmp_path: Path, corpus: Path) -> None:
     home = Home(tmp_path, run_file(corpus, routing=RESHARDED_ONCE))
-
-    async def scenario() -> None:
-        home.start()
-        await home.join(1)
-        await home.join(2)
-        await eventually(lambda: set(home.heads(GRID).values()) == {1})
-        await home.die()
-        await asyncio.sleep(60)
-        home.start()
-        await home.volunteers_done()
-        await eventually(home.is_over)
-        await home.close()
-
-    play(scenario)
+    home.start()
+    await home.join(1)
+    await home.join(2)
+    await eventually(lambda: set(home.heads(GRID).values()) == {1})
+    await home.die()
+    await asyncio.sleep(60)
+    home.start()
+    await home.volunteers_done()
+    await eventually(home.is_over)
+    await home.close()
     assert set(home.heads(GRID).values()) == {3}
     grid = RunFolder(home.folder).open(GRID)
     assert grid is not None and len(grid.shardings) == 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from runtime_harness import World, finished_run
 from tiny_run import MODEL, tiny_config
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from bootstrap.archives.evaluator import Evaluator
 from bootstrap.use.serving import ServedRun, _Folder
@@ -61,7 +61,7 @@ def test_what_a_missing_path_would_get_goes_to_the_next_best(missing: int) -> No
     assert (found[~is_its] == order[~is_its, 0]).all()
 
 
-def test_a_path_that_failed_everywhere_is_neither_judged_nor_served(
+async def test_a_path_that_failed_everywhere_is_neither_judged_nor_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hopeless = PathId((0, 0, 1))
@@ -73,32 +73,27 @@ def test_a_path_that_failed_everywhere_is_neither_judged_nor_served(
         return await honest(self, *args, **changes)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PathTrainer, "train", train)
-
-    async def scenario() -> None:
-        # Its last level is private, so that the path has a module that nobody has ever trained.
-        levels = (MODEL.levels[0], MODEL.levels[1], LevelConfig(modules=2, blocks=1))
-        config = replace(tiny_config(rounds=2, min_paths=2), model=replace(MODEL, levels=levels))
-        async with World(tmp_path, config=config) as world:
-            ledgers = world.seed.archive.ledgers
-            while any(ledger.head.version < 2 for ledger in ledgers.values()):
-                for number in (1, 2, 3):
-                    if not any(v.number == number and v.task and not v.task.done() for v in world.volunteers):
-                        world.join(number)
-                before = [ledger.head.version for ledger in ledgers.values()]
-                await eventually(
-                    lambda before=before: (
-                        [ledger.head.version for ledger in ledgers.values()] != before
-                        or all(v.task is not None and v.task.done() for v in world.volunteers)
-                    )
+    levels = (MODEL.levels[0], MODEL.levels[1], LevelConfig(modules=2, blocks=1))
+    config = replace(tiny_config(rounds=2, min_paths=2), model=replace(MODEL, levels=levels))
+    async with World(tmp_path, config=config) as world:
+        ledgers = world.seed.archive.ledgers
+        while any(ledger.head.version < 2 for ledger in ledgers.values()):
+            for number in (1, 2, 3):
+                if not any(v.number == number and v.task and not v.task.done() for v in world.volunteers):
+                    world.join(number)
+            before = [ledger.head.version for ledger in ledgers.values()]
+            await eventually(
+                lambda before=before: (
+                    [ledger.head.version for ledger in ledgers.values()] != before
+                    or all(v.task is not None and v.task.done() for v in world.volunteers)
                 )
-            evaluator = Evaluator(world.run, world.seed.node.store, world.seed.archive)
-            assert evaluator.usable(2) == [0, 2, 3] and evaluator.usable(0) == [0, 1, 2, 3]
-            judged = evaluator.evaluate(2).paths
-            assert judged[hopeless].validation is None
-            served = ServedRun(world.run, _Folder(world.run, world.seed.node.store))
-            assert await served.usable() == [0, 2, 3]
-
-    play(scenario, limit_s=3600)
+            )
+        evaluator = Evaluator(world.run, world.seed.node.store, world.seed.archive)
+        assert evaluator.usable(2) == [0, 2, 3] and evaluator.usable(0) == [0, 1, 2, 3]
+        judged = evaluator.evaluate(2).paths
+        assert judged[hopeless].validation is None
+        served = ServedRun(world.run, _Folder(world.run, world.seed.node.store))
+        assert await served.usable() == [0, 2, 3]
 
 
 def test_a_run_in_which_every_path_was_trained_uses_all(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from runtime_harness import TinyLeader, World, offer
 from tiny_run import contribution_of, gradient_bytes, tiny_config
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from bootstrap.archives.verify import verify_run
 from dipaco_p2p.errors import Refused, Unreachable
@@ -121,24 +122,16 @@ class Group:
         await eventually(lambda: not any(member.node.watch.seeds() for member in self.members))
 
 
-def of_group(
-    folder: Path,
-    scene: Callable[[World, Group, Member], Awaitable[None]],
-    *,
-    numbers: Sequence[int] = (50, 51, 52),
-    rounds: int = 30,
-    **faults: Any,
-) -> None:
+@asynccontextmanager
+async def of_group(
+    folder: Path, *, numbers: Sequence[int] = (50, 51, 52), rounds: int = 30, **faults: Any
+) -> AsyncIterator[tuple[World, Group, Member]]:
     """`scene` gets a group that has formed, and an author that may contribute."""
-
-    async def scenario() -> None:
-        async with World(folder, config=tiny_config(rounds=rounds), **faults) as world:
-            group = await Group(world, numbers).formed(mirrors=min(len(numbers), 3) - 1)
-            author = world.peer(60)
-            await author.watch.refresh()
-            await scene(world, group, author)
-
-    play(scenario)
+    async with World(folder, config=tiny_config(rounds=rounds), **faults) as world:
+        group = await Group(world, numbers).formed(mirrors=min(len(numbers), 3) - 1)
+        author = world.peer(60)
+        await author.watch.refresh()
+        yield world, group, author
 
 
 def document(world: World, ledger: Ledger, author: Member, payload: bytes, *, path: PathId = PATH) -> Contribution:

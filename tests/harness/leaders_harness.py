@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from group_harness import MODULE
 from runtime_harness import TinyLeader, World
 from tiny_run import tiny_config
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from dipaco_p2p.node.node import Member
 
 
-def on_stage(
-    folder: Path, scene: Callable[[World, TinyLeader, TinyLeader, Member], Awaitable[None]], **changes: int
-) -> None:
+@asynccontextmanager
+async def on_stage(folder: Path, **changes: int) -> AsyncIterator[tuple[World, TinyLeader, TinyLeader, Member]]:
     """`scene` gets two peers that lead when they are told to; by default in groups of one."""
-
-    async def scenario() -> None:
-        config = tiny_config(**({"rounds": 30, "owners": 1} | changes))
-        async with World(folder, config=config) as world:
-            author = world.peer(60)
-            await author.watch.refresh()
-            await scene(world, world.leader(50), world.leader(51), author)
-
-    play(scenario)
+    config = tiny_config(**({"rounds": 30, "owners": 1} | changes))
+    async with World(folder, config=config) as world:
+        author = world.peer(60)
+        await author.watch.refresh()
+        yield world, world.leader(50), world.leader(51), author
 
 
 async def seed_away(world: World, *leaders: TinyLeader) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runtime_harness import World
 from tiny_run import contribution_of, gradient_bytes, granted, signer, tiny_config, version_of
-from virtual_time import play
 
 from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.node.ledger import Ledger
@@ -78,24 +78,15 @@ class Shelf:
         return await self.chain.keep_version(sender.peer, sealed)
 
 
-def on_shelf(
-    folder: Path,
-    scene: Callable[[Shelf], Awaitable[None]],
-    *,
-    keeps_everything: bool,
-    rounds: int = 5,
-) -> None:
+@asynccontextmanager
+async def on_shelf(folder: Path, *, keeps_everything: bool, rounds: int = 5) -> AsyncIterator[Shelf]:
     """In a world whose seed node leads nothing."""
-
-    async def scenario() -> None:
-        async with World(folder, config=tiny_config(rounds=rounds)) as world:
-            world.seed.ownership._may_take = lambda: False
-            assert world.seed.term(MODULE) == 0
-            shelf = Shelf(world, keeps_everything=keeps_everything)
-            await shelf.node.watch.refresh()
-            await scene(shelf)
-
-    play(scenario)
+    async with World(folder, config=tiny_config(rounds=rounds)) as world:
+        world.seed.ownership._may_take = lambda: False
+        assert world.seed.term(MODULE) == 0
+        shelf = Shelf(world, keeps_everything=keeps_everything)
+        await shelf.node.watch.refresh()
+        yield shelf
 
 
 async def refusal(work: Awaitable[object]) -> str:

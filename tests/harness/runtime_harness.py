@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,16 @@ class World:
         self.volunteers.append(volunteer)
         return volunteer.start()
 
+    def join_all(self, numbers: Iterable[int] = (1, 2, 3, 4)) -> None:
+        """By default one for every path."""
+        for number in numbers:
+            self.join(number)
+
+    async def done(self) -> None:
+        """Wait until every volunteer has finished the run."""
+        for volunteer in self.volunteers:
+            await volunteer.done()
+
     async def kill(self, volunteer: TinyVolunteer) -> None:
         """As SIGKILL would: nothing that it does from now on reaches anybody."""
         self.network.kill(volunteer.peer)
@@ -251,10 +262,8 @@ def finished_run(folder: Path, *, rounds: int = 2) -> Run:
 
     async def scenario() -> None:
         async with World(folder, config=tiny_config(rounds=rounds)) as world:
-            for number in (1, 2, 3, 4):
-                world.join(number)
-            for volunteer in world.volunteers:
-                await volunteer.done()
+            world.join_all()
+            await world.done()
             found.append(world.run)
 
     play(scenario)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from leaderboard_harness import COORDINATOR, LEADER, MODULE, Bench, page
 from tiny_run import signer
-from virtual_time import VirtualClock, play
+from virtual_time import VirtualClock
 
 from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.node.watch import Presence
@@ -99,15 +100,13 @@ class Swarm:
         return snapshot
 
 
-def with_swarm(folder: Path, scenario: Callable[[Swarm], Awaitable[None]]) -> None:
-    async def run() -> None:
-        swarm = Swarm(folder)
-        try:
-            await scenario(swarm)
-        finally:
-            swarm.database.close()
-
-    play(run)
+@asynccontextmanager
+async def a_swarm(folder: Path) -> AsyncIterator[Swarm]:
+    swarm = Swarm(folder)
+    try:
+        yield swarm
+    finally:
+        swarm.database.close()
 
 
 def shown(snapshot: Snapshot) -> list[tuple[int, Mark]]:

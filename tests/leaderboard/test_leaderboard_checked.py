@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collector_harness import Swarm, with_swarm
+from collector_harness import a_swarm
 from leaderboard_harness import (
     COORDINATOR,
     LEADER,
@@ -242,8 +242,8 @@ def test_a_leaders_notes_are_bounded(judged: Judged) -> None:
 # -- over the network, and kept
 
 
-def test_a_collector_asks_for_both_and_finds_them_again_in_its_database(tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_a_collector_asks_for_both_and_finds_them_again_in_its_database(tmp_path: Path) -> None:
+    async with a_swarm(tmp_path) as swarm:
         judged = Judged(tmp_path / "judged")
         bench = judged.bench
         leader = await swarm.begin()
@@ -267,5 +267,3 @@ def test_a_collector_asks_for_both_and_finds_them_again_in_its_database(tmp_path
         [stage] = swarm.database.load(Refusals())
         assert stage.checks == swarm.collector.stages[0].checks
         assert stage.rejections == swarm.collector.stages[0].rejections != {}
-
-    with_swarm(tmp_path, scenario)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collector_harness import Peer, Swarm, shown, with_swarm
+from collector_harness import Peer, a_swarm, shown
 from leaderboard_harness import (
     COORDINATOR,
     LEADER,
@@ -39,8 +39,8 @@ from leaderboard.model import Mark, PathState
 SCRIPT = "<script>alert(1)</script>"
 
 
-def test_a_chain_is_followed_as_it_grows_and_is_signed(tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_a_chain_is_followed_as_it_grows_and_is_signed(tmp_path: Path) -> None:
+    async with a_swarm(tmp_path) as swarm:
         leader = await swarm.begin()
         [one, two, three], _ = swarm.bench.chain(3)
         await leader.lead(2, two.document.digest)
@@ -50,11 +50,9 @@ def test_a_chain_is_followed_as_it_grows_and_is_signed(tmp_path: Path) -> None:
         leader.tell_chain("module.next", signed_by(one, MIRROR, COORDINATOR), signed_by(two, MIRROR), three)
         assert shown(await swarm.look()) == [(1, Mark.VERIFIED), (2, Mark.RECEIPTED), (3, Mark.CLAIMED)]
 
-    with_swarm(tmp_path, scenario)
 
-
-def test_what_is_final_is_asked_for_once(tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_what_is_final_is_asked_for_once(tmp_path: Path) -> None:
+    async with a_swarm(tmp_path) as swarm:
         leader = await swarm.begin()
         versions, _ = swarm.bench.chain(3)
         signed = [signed_by(sealed, COORDINATOR) for sealed in versions]
@@ -72,8 +70,6 @@ def test_what_is_final_is_asked_for_once(tmp_path: Path) -> None:
         for _ in range(3):
             await swarm.look()
         assert set(asked) <= {3}
-
-    with_swarm(tmp_path, scenario)
 
 
 LIES: dict[str, Callable[[Bench], list[Any]]] = {
@@ -93,8 +89,8 @@ def scripted(bench: Bench) -> Any:
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_leaders_lie_is_counted_and_the_seed_nodes_chain_is_shown(tmp_path: Path, lie: str) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_a_leaders_lie_is_counted_and_the_seed_nodes_chain_is_shown(tmp_path: Path, lie: str) -> None:
+    async with a_swarm(tmp_path) as swarm:
         leader = await swarm.begin()
         versions, _ = swarm.bench.chain(2, seed=500)
         leader.tell_chain("module.next", *LIES[lie](swarm.bench))
@@ -107,11 +103,9 @@ def test_a_leaders_lie_is_counted_and_the_seed_nodes_chain_is_shown(tmp_path: Pa
         text = repr([swarm.database.dump(table) for table in ("records", "witnessed", "heartbeats")])
         assert SCRIPT not in text and STRANGER.peer not in text
 
-    with_swarm(tmp_path, scenario)
 
-
-def test_who_only_says_that_it_is_a_seed_node_cannot_make_versions(tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_who_only_says_that_it_is_a_seed_node_cannot_make_versions(tmp_path: Path) -> None:
+    async with a_swarm(tmp_path) as swarm:
         await swarm.seed.presence.beat()
         liar = Peer(swarm, STRANGER, Heartbeat(role="seed", owns=True))
         await liar.presence.beat()
@@ -123,13 +117,10 @@ def test_who_only_says_that_it_is_a_seed_node_cannot_make_versions(tmp_path: Pat
         assert snapshot.refused == {Reason.LEADER: 1, Reason.AUTHOR: 1}
         assert STRANGER.peer not in {row.peer for row in snapshot.contributors}
 
-    with_swarm(tmp_path, scenario)
 
-
-def test_a_mandate_that_was_missed_is_asked_for(tmp_path: Path) -> None:
+async def test_a_mandate_that_was_missed_is_asked_for(tmp_path: Path) -> None:
     """Versions of a former leader, not final yet, are believed once somebody shows its grant."""
-
-    async def scenario(swarm: Swarm) -> None:
+    async with a_swarm(tmp_path) as swarm:
         leader = await swarm.begin()
         swarm.bench.stage.grants.clear()
         [sealed], _ = swarm.bench.chain(1)
@@ -141,11 +132,9 @@ def test_a_mandate_that_was_missed_is_asked_for(tmp_path: Path) -> None:
         assert leader.answers == {}  # it does not say that it leads, any more
         assert shown(await swarm.look()) == [(1, Mark.CLAIMED)]
 
-    with_swarm(tmp_path, scenario)
 
-
-def test_a_leader_that_is_silent_does_not_keep_the_others_from_being_heard(tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_a_leader_that_is_silent_does_not_keep_the_others_from_being_heard(tmp_path: Path) -> None:
+    async with a_swarm(tmp_path) as swarm:
         leader = await swarm.begin()
         versions, _ = swarm.bench.chain(1)
 
@@ -161,13 +150,10 @@ def test_a_leader_that_is_silent_does_not_keep_the_others_from_being_heard(tmp_p
         assert shown(await swarm.look()) == [(1, Mark.VERIFIED)]
         assert swarm.clock.now_s() - before_s < collector_module.POLL_MAX_S
 
-    with_swarm(tmp_path, scenario)
 
-
-def test_a_poll_ends_in_time_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_poll_ends_in_time_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector_module, "POLL_MAX_S", 3.0)
-
-    async def scenario(swarm: Swarm) -> None:
+    async with a_swarm(tmp_path) as swarm:
         await swarm.begin()
         await swarm.look()
         swarm.network.freeze(COORDINATOR.peer)
@@ -175,11 +161,9 @@ def test_a_poll_ends_in_time_whatever_happens(tmp_path: Path, monkeypatch: pytes
         await swarm.collector.poll()
         assert 2.9 < swarm.clock.now_s() - before_s < 3.1
 
-    with_swarm(tmp_path, scenario)
 
-
-def test_receipts_contributions_and_judgements_come_in(tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_receipts_contributions_and_judgements_come_in(tmp_path: Path) -> None:
+    async with a_swarm(tmp_path) as swarm:
         bench, leader = swarm.bench, await swarm.begin()
         [sealed], _ = bench.chain(1)
         share = sealed.document.shares[0]
@@ -198,11 +182,9 @@ def test_receipts_contributions_and_judgements_come_in(tmp_path: Path) -> None:
         assert row.loss_after == 3.0 and row.shares[0].has_receipt and row.shares[0].bytes and row.shares[0].steps
         assert [(found.peer, found.contributions) for found in snapshot.contributors] == [(share.peer, 1)]
 
-    with_swarm(tmp_path, scenario)
 
-
-def test_what_nobody_has_is_asked_for_less_and_less_often(tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_what_nobody_has_is_asked_for_less_and_less_often(tmp_path: Path) -> None:
+    async with a_swarm(tmp_path) as swarm:
         leader = await swarm.begin()
         [sealed], _ = swarm.bench.chain(1)
         leader.tell_chain("module.next", signed_by(sealed, COORDINATOR))
@@ -218,11 +200,9 @@ def test_what_nobody_has_is_asked_for_less_and_less_often(tmp_path: Path) -> Non
             await swarm.look()
         assert 3 <= len(asked) <= 8
 
-    with_swarm(tmp_path, scenario)
 
-
-def test_who_is_there_is_shown_without_where_it_is(tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_who_is_there_is_shown_without_where_it_is(tmp_path: Path) -> None:
+    async with a_swarm(tmp_path) as swarm:
         leader = await swarm.begin()
         path = PathId((0, 0, 0))
         await leader.presence.claim(path, since_s=swarm.clock.now_s())
@@ -238,21 +218,17 @@ def test_who_is_there_is_shown_without_where_it_is(tmp_path: Path) -> None:
         tables = [swarm.database.dump(table) for table in ("heartbeats", "path_states")]
         assert "203.0.113.7" not in repr([first, second, tables])
 
-    with_swarm(tmp_path, scenario)
 
-
-def test_nothing_is_said_while_all_is_read(tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_nothing_is_said_while_all_is_read(tmp_path: Path) -> None:
+    async with a_swarm(tmp_path) as swarm:
         await swarm.begin()
         await swarm.look()
         counts = swarm.reader.statistics()
         assert counts.records_put == counts.calls_served == 0 and counts.calls_made > 0
 
-    with_swarm(tmp_path, scenario)
 
-
-def test_a_disk_that_refuses_for_a_while_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_a_disk_that_refuses_for_a_while_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_swarm(tmp_path) as swarm:
         leader = await swarm.begin()
         [sealed], _ = swarm.bench.chain(1)
         leader.tell_chain("module.next", signed_by(sealed, COORDINATOR))
@@ -268,11 +244,9 @@ def test_a_disk_that_refuses_for_a_while_loses_nothing(tmp_path: Path, monkeypat
         await swarm.look()
         assert [row[0] for row in swarm.database.dump("records")] == ["manifest", "version"]
 
-    with_swarm(tmp_path, scenario)
 
-
-def test_it_starts_from_its_database_while_nobody_is_there(tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_it_starts_from_its_database_while_nobody_is_there(tmp_path: Path) -> None:
+    async with a_swarm(tmp_path) as swarm:
         leader = await swarm.begin()
         [sealed], _ = swarm.bench.chain(1)
         leader.tell_chain("module.next", sealed)
@@ -286,20 +260,16 @@ def test_it_starts_from_its_database_while_nobody_is_there(tmp_path: Path) -> No
         assert shown(after) == [(1, Mark.CLAIMED)] and after.versions == before.versions
         assert after.heard_s == before.heard_s and after.peers_alive == 0
 
-    with_swarm(tmp_path, scenario)
 
-
-def test_before_the_run_is_known_nothing_is_shown(tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_before_the_run_is_known_nothing_is_shown(tmp_path: Path) -> None:
+    async with a_swarm(tmp_path) as swarm:
         swarm.network.kill(COORDINATOR.peer)
         await swarm.collector.poll()
         assert await swarm.collector.snapshot() is None
 
-    with_swarm(tmp_path, scenario)
 
-
-def test_another_run_at_the_same_address_is_not_taken_for_it(tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_another_run_at_the_same_address_is_not_taken_for_it(tmp_path: Path) -> None:
+    async with a_swarm(tmp_path) as swarm:
         await swarm.begin()
         await swarm.look()
         other = Bench(tmp_path / "other", rounds=3)
@@ -312,11 +282,9 @@ def test_another_run_at_the_same_address_is_not_taken_for_it(tmp_path: Path) -> 
         with pytest.raises(WrongRun):
             swarm.database.require_run(other.run)
 
-    with_swarm(tmp_path, scenario)
 
-
-def test_snapshots_come_every_few_seconds(tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_snapshots_come_every_few_seconds(tmp_path: Path) -> None:
+    async with a_swarm(tmp_path) as swarm:
         await swarm.begin()
         work = asyncio.create_task(swarm.collector.run())
         await asyncio.sleep(31)
@@ -325,11 +293,9 @@ def test_snapshots_come_every_few_seconds(tmp_path: Path) -> None:
         times = [snapshot.taken_s for snapshot in swarm.shown]
         assert len(times) >= 10 and times == sorted(times)
 
-    with_swarm(tmp_path, scenario)
 
-
-def test_a_grant_of_a_stranger_makes_no_leader(tmp_path: Path) -> None:
-    async def scenario(swarm: Swarm) -> None:
+async def test_a_grant_of_a_stranger_makes_no_leader(tmp_path: Path) -> None:
+    async with a_swarm(tmp_path) as swarm:
         await swarm.begin()
         liar = Peer(swarm, STRANGER, Heartbeat(owns=True))
         await liar.presence.beat()
@@ -340,5 +306,3 @@ def test_a_grant_of_a_stranger_makes_no_leader(tmp_path: Path) -> None:
         liar.tell_chain("module.next", sealed)
         snapshot = await swarm.look()
         assert shown(snapshot) == [] and all(row.leader != STRANGER.peer for row in snapshot.modules)
-
-    with_swarm(tmp_path, scenario)

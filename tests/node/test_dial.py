@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runtime_harness import World
 from tiny_run import make_run, signer, tiny_config
-from virtual_time import play
 
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError, Unreachable, WrongRun
 from dipaco_p2p.node.dial import FRIENDS_AFTER_S, Opened, doors, knock
@@ -103,44 +103,36 @@ class Street:
 BAD = ["dead", "frozen", "of_another_run", "nonsense", "forger", "with_another_clock", "of_no_run"]
 
 
-def on_a_street(folder: Path, scenario: Callable[[Street], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with World(folder) as world:
-            await scenario(Street(world))
-
-    play(run)
+@asynccontextmanager
+async def on_a_street(folder: Path) -> AsyncIterator[Street]:
+    async with World(folder) as world:
+        yield Street(world)
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_seed_before_a_good_one_does_not_matter(tmp_path: Path, kind: str) -> None:
-    async def scenario(street: Street) -> None:
+async def test_a_bad_seed_before_a_good_one_does_not_matter(tmp_path: Path, kind: str) -> None:
+    async with on_a_street(tmp_path) as street:
         opened = await street.knock(street.entry(getattr(street, kind)(), street.seed))
         assert (opened.host, opened.stages[-1].id) == (street.seed, street.world.run.id)
         assert street.entered == [at(street.seed)]
 
-    on_a_street(tmp_path, scenario)
 
-
-def test_all_bad_ones_together_do_not_matter_either(tmp_path: Path) -> None:
-    async def scenario(street: Street) -> None:
+async def test_all_bad_ones_together_do_not_matter_either(tmp_path: Path) -> None:
+    async with on_a_street(tmp_path) as street:
         bad = [getattr(street, kind)() for kind in BAD]
         start_s = street.world.clock.now_s()
         assert (await street.knock(street.entry(*bad, street.seed))).host == street.seed
         assert street.world.clock.now_s() - start_s < 5.0, "it waited for the one that is silent"
 
-    on_a_street(tmp_path, scenario)
 
-
-def test_when_all_fail_each_is_told_and_the_most_telling_decides(tmp_path: Path) -> None:
-    async def scenario(street: Street) -> None:
+async def test_when_all_fail_each_is_told_and_the_most_telling_decides(tmp_path: Path) -> None:
+    async with on_a_street(tmp_path) as street:
         dead, other = street.dead(), street.of_another_run()
         with pytest.raises(WrongRun, match="none of 2 addresses") as failed:
             await street.knock(street.entry(dead, other))
         assert at(dead) in str(failed.value) and at(other) in str(failed.value)
         assert "nobody is there" in str(failed.value) or "no answer" in str(failed.value)
         assert failed.value.hint
-
-    on_a_street(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -153,35 +145,29 @@ def test_when_all_fail_each_is_told_and_the_most_telling_decides(tmp_path: Path)
         ("with_another_clock", EnvironmentUnfit),
     ],
 )
-def test_alone_it_is_told_as_what_it_is(tmp_path: Path, kind: str, error: type[DipacoError]) -> None:
-    async def scenario(street: Street) -> None:
+async def test_alone_it_is_told_as_what_it_is(tmp_path: Path, kind: str, error: type[DipacoError]) -> None:
+    async with on_a_street(tmp_path) as street:
         with pytest.raises(error) as failed:
             await street.knock(street.entry(getattr(street, kind)()))
         assert failed.value.exit_code == error.exit_code and "\n" not in str(failed.value)
 
-    on_a_street(tmp_path, scenario)
 
-
-def test_a_ticket_that_names_another_coordinator_than_signed_the_run_is_refused(tmp_path: Path) -> None:
-    async def scenario(street: Street) -> None:
+async def test_a_ticket_that_names_another_coordinator_than_signed_the_run_is_refused(tmp_path: Path) -> None:
+    async with on_a_street(tmp_path) as street:
         with pytest.raises(IntegrityError, match="another coordinator"):
             await street.knock(street.entry(street.seed, coordinator=signer(70).peer))
 
-    on_a_street(tmp_path, scenario)
 
-
-def test_friends_open_when_all_seeds_are_gone_and_only_their_run(tmp_path: Path) -> None:
-    async def scenario(street: Street) -> None:
+async def test_friends_open_when_all_seeds_are_gone_and_only_their_run(tmp_path: Path) -> None:
+    async with on_a_street(tmp_path) as street:
         friend, stranger = street.serving(67, street.world.run), street.of_another_run()
         gone = street.entry(street.dead(), run=None, coordinator=None)
         known = {"friends": [at(stranger), at(friend)], "known_run": street.world.run.id}
         assert (await street.knock(gone, **known)).host == friend
 
-    on_a_street(tmp_path, scenario)
 
-
-def test_friends_leave_the_seeds_their_time_and_a_silent_one_gets_no_more(tmp_path: Path) -> None:
-    async def scenario(street: Street) -> None:
+async def test_friends_leave_the_seeds_their_time_and_a_silent_one_gets_no_more(tmp_path: Path) -> None:
+    async with on_a_street(tmp_path) as street:
         friend = at(street.serving(67, street.world.run))
         assert (await street.knock(street.entry(street.seed), friends=[friend])).host == street.seed
         start_s = street.world.clock.now_s()
@@ -189,12 +175,8 @@ def test_friends_leave_the_seeds_their_time_and_a_silent_one_gets_no_more(tmp_pa
         assert at(opened.host) == friend
         assert street.world.clock.now_s() - start_s >= FRIENDS_AFTER_S
 
-    on_a_street(tmp_path, scenario)
 
-
-def test_nobody_knocks_at_his_own_door(tmp_path: Path) -> None:
-    async def scenario(street: Street) -> None:
+async def test_nobody_knocks_at_his_own_door(tmp_path: Path) -> None:
+    async with on_a_street(tmp_path) as street:
         with pytest.raises(Unreachable, match="nobody to ask"):
             await street.knock(street.entry(street.me.peer))
-
-    on_a_street(tmp_path, scenario)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from runtime_harness import World
 from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
-from virtual_time import play
 
 from dipaco_p2p.config import WarmupConfig
 from dipaco_p2p.core.outer.compress import compress, encode_compressed
@@ -70,48 +69,39 @@ def test_bounds_hold_every_honest_payload(run: Run) -> None:
         ) <= run.payload_bytes_max(module)
 
 
-def test_a_newcomer_gets_the_run_of_the_address(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with World(tmp_path) as world:
-            newcomer = world.network.join(signer(9))
-            [found] = await fetch_stages(newcomer, world.seed.node.peer, expected=None)
-            assert found.id == world.run.id
-            with pytest.raises(WrongRun, match="00000000"):
-                await fetch_stages(newcomer, world.seed.node.peer, expected="run:00000000")
-
-    play(scenario)
+async def test_a_newcomer_gets_the_run_of_the_address(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        newcomer = world.network.join(signer(9))
+        [found] = await fetch_stages(newcomer, world.seed.node.peer, expected=None)
+        assert found.id == world.run.id
+        with pytest.raises(WrongRun, match="00000000"):
+            await fetch_stages(newcomer, world.seed.node.peer, expected="run:00000000")
 
 
-def test_without_the_runs_name_only_its_author_is_believed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with World(tmp_path) as world:
-            other, newcomer = world.network.join(signer(8)), world.network.join(signer(9))
-            Stages(other).add(world.run)
-            with pytest.raises(WrongRun, match="another peer"):
-                await fetch_stages(newcomer, other.peer, expected=None)
-            assert [run.id for run in await fetch_stages(newcomer, other.peer, expected=world.run.id[:12])] == [
-                world.run.id
-            ]
-
-    play(scenario)
+async def test_without_the_runs_name_only_its_author_is_believed(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        other, newcomer = world.network.join(signer(8)), world.network.join(signer(9))
+        Stages(other).add(world.run)
+        with pytest.raises(WrongRun, match="another peer"):
+            await fetch_stages(newcomer, other.peer, expected=None)
+        assert [run.id for run in await fetch_stages(newcomer, other.peer, expected=world.run.id[:12])] == [
+            world.run.id
+        ]
 
 
-def test_an_address_of_something_else_is_told(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with World(tmp_path) as world:
-            silent, odd = world.network.join(signer(7)), world.network.join(signer(8))
-            newcomer = world.network.join(signer(9))
+async def test_an_address_of_something_else_is_told(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        silent, odd = world.network.join(signer(7)), world.network.join(signer(8))
+        newcomer = world.network.join(signer(9))
 
-            async def answer(*_: Any) -> Reply:
-                return Reply({}, b"hello")
+        async def answer(*_: Any) -> Reply:
+            return Reply({}, b"hello")
 
-            odd.serve("run.manifest", answer)
-            with pytest.raises(WrongRun, match="another program"):
-                await fetch_stages(newcomer, silent.peer, expected=None)
-            with pytest.raises(WrongRun, match="no run"):
-                await fetch_stages(newcomer, odd.peer, expected=None)
-
-    play(scenario)
+        odd.serve("run.manifest", answer)
+        with pytest.raises(WrongRun, match="another program"):
+            await fetch_stages(newcomer, silent.peer, expected=None)
+        with pytest.raises(WrongRun, match="no run"):
+            await fetch_stages(newcomer, odd.peer, expected=None)
 
 
 # -- stages
@@ -145,20 +135,16 @@ def test_the_warm_up_is_one_path_and_the_grid_goes_on_in_its_schedule(tmp_path: 
     check_next_stage(warmup, grid)
 
 
-def test_a_newcomer_is_sent_to_the_newest_stage_by_the_name_of_any(tmp_path: Path) -> None:
+async def test_a_newcomer_is_sent_to_the_newest_stage_by_the_name_of_any(tmp_path: Path) -> None:
     warmup, grid = stages_of(Store(tmp_path / "seed"))
-
-    async def scenario() -> None:
-        async with World(tmp_path / "world") as world:
-            other, newcomer = world.network.join(signer(8)), world.network.join(signer(9))
-            known = Stages(other)
-            for run in (warmup, grid, grid):
-                known.add(run)
-            for name in (warmup.id, grid.id[:16], warmup.name):
-                found = await fetch_stages(newcomer, other.peer, expected=name)
-                assert [run.id for run in found] == [warmup.id, grid.id]
-
-    play(scenario)
+    async with World(tmp_path / "world") as world:
+        other, newcomer = world.network.join(signer(8)), world.network.join(signer(9))
+        known = Stages(other)
+        for run in (warmup, grid, grid):
+            known.add(run)
+        for name in (warmup.id, grid.id[:16], warmup.name):
+            found = await fetch_stages(newcomer, other.peer, expected=name)
+            assert [run.id for run in found] == [warmup.id, grid.id]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from runtime_harness import World, offer
 from tiny_run import contribution_of, gradient_bytes, granted, signer
-from virtual_time import end, eventually, play
+from virtual_time import end, eventually
 
 from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.node import Member
@@ -25,12 +26,10 @@ MODULE = ModuleId(1, 0)
 PATH = PathId((0, 0, 1))
 
 
-def between_two(folder: Path, scene: Callable[[World, Member, Member], Awaitable[None]]) -> None:
-    async def scenario() -> None:
-        async with World(folder) as world:
-            await scene(world, world.peer(40), world.peer(41))
-
-    play(scenario)
+@asynccontextmanager
+async def between_two(folder: Path) -> AsyncIterator[tuple[World, Member, Member]]:
+    async with World(folder) as world:
+        yield world, world.peer(40), world.peer(41)
 
 
 def head(world: World, leader: Member, *, module: ModuleId = MODULE, version: int = 0, term: int = 1) -> Head:
@@ -45,8 +44,8 @@ def head(world: World, leader: Member, *, module: ModuleId = MODULE, version: in
     )
 
 
-def test_what_is_said_is_seen(tmp_path: Path) -> None:
-    async def scene(world: World, one: Member, other: Member) -> None:
+async def test_what_is_said_is_seen(tmp_path: Path) -> None:
+    async with between_two(tmp_path) as (world, one, other):
         await one.presence.say(doing="training", path=PATH)
         await one.presence.claim(PATH, since_s=5.0, round_number=2)
         await one.presence.lead(MODULE, head(world, one, version=3))
@@ -58,11 +57,9 @@ def test_what_is_said_is_seen(tmp_path: Path) -> None:
         assert other.watch.leader(MODULE) == one.peer
         assert world.seed.node.peer in other.watch.seeds() and one.peer not in other.watch.seeds()
 
-    between_two(tmp_path, scene)
 
-
-def test_a_heartbeat_is_as_old_as_the_newest_that_came(tmp_path: Path) -> None:
-    async def scene(world: World, one: Member, other: Member) -> None:
+async def test_a_heartbeat_is_as_old_as_the_newest_that_came(tmp_path: Path) -> None:
+    async with between_two(tmp_path) as (world, one, other):
         assert other.watch.beaten_s(one.peer) is None
         await one.presence.say(doing="training")
         said_s = other.clock.now_s()
@@ -77,11 +74,9 @@ def test_a_heartbeat_is_as_old_as_the_newest_that_came(tmp_path: Path) -> None:
         await other.watch.read_peers()
         assert other.watch.beaten_s(one.peer) is None
 
-    between_two(tmp_path, scene)
 
-
-def test_a_note_waits_for_the_next_heartbeat(tmp_path: Path) -> None:
-    async def scene(world: World, one: Member, other: Member) -> None:
+async def test_a_note_waits_for_the_next_heartbeat(tmp_path: Path) -> None:
+    async with between_two(tmp_path) as (world, one, other):
         await one.presence.say(doing="training")
         one.presence.note(doing="pushing")
         await other.watch.refresh()
@@ -90,11 +85,9 @@ def test_a_note_waits_for_the_next_heartbeat(tmp_path: Path) -> None:
         await other.watch.refresh()
         assert other.watch.heartbeats[one.peer].doing == "pushing"
 
-    between_two(tmp_path, scene)
 
-
-def test_all_is_repeated_before_it_expires_and_gone_after_silence(tmp_path: Path) -> None:
-    async def scene(world: World, one: Member, other: Member) -> None:
+async def test_all_is_repeated_before_it_expires_and_gone_after_silence(tmp_path: Path) -> None:
+    async with between_two(tmp_path) as (world, one, other):
         ttl_s = world.run.config.liveness.heartbeat_ttl_s
         await one.presence.claim(PATH, since_s=5.0)
         await one.presence.lead(MODULE, head(world, one))
@@ -110,11 +103,9 @@ def test_all_is_repeated_before_it_expires_and_gone_after_silence(tmp_path: Path
         assert one.peer not in other.watch.heartbeats
         assert not other.watch.claims[PATH] and one.peer not in other.watch.heads[MODULE]
 
-    between_two(tmp_path, scene)
 
-
-def test_leaving_is_seen_at_once(tmp_path: Path) -> None:
-    async def scene(world: World, one: Member, other: Member) -> None:
+async def test_leaving_is_seen_at_once(tmp_path: Path) -> None:
+    async with between_two(tmp_path) as (world, one, other):
         await one.presence.say()
         await one.presence.claim(PATH, since_s=5.0)
         await one.presence.lead(MODULE, head(world, one))
@@ -125,11 +116,9 @@ def test_leaving_is_seen_at_once(tmp_path: Path) -> None:
         await one.presence.release()  # nothing is left to release
         await one.presence.resign(MODULE)
 
-    between_two(tmp_path, scene)
 
-
-def test_junk_under_a_key_is_left_out(tmp_path: Path) -> None:
-    async def scene(world: World, one: Member, other: Member) -> None:
+async def test_junk_under_a_key_is_left_out(tmp_path: Path) -> None:
+    async with between_two(tmp_path) as (world, one, other):
         run = world.run.id
         junk: list[dict[str, object]] = [{}, {"doing": 5}, {"digest": "x", "version": -1, "term": 0}]
         for body in junk:
@@ -142,21 +131,17 @@ def test_junk_under_a_key_is_left_out(tmp_path: Path) -> None:
         await other.watch.read_claims([PATH])
         assert not other.watch.claims[PATH], "a claim of another path under this path's key"
 
-    between_two(tmp_path, scene)
 
-
-def test_the_round_of_a_path_is_that_of_its_slowest_module(tmp_path: Path) -> None:
-    async def scene(world: World, one: Member, other: Member) -> None:
+async def test_the_round_of_a_path_is_that_of_its_slowest_module(tmp_path: Path) -> None:
+    async with between_two(tmp_path) as (world, one, other):
         for module, version in zip(PATH.modules(), (3, 1, 2), strict=True):
             await one.presence.lead(module, head(world, one, module=module, version=version, term=50))
         await other.watch.refresh()
         assert other.watch.round(PATH) == 1
 
-    between_two(tmp_path, scene)
 
-
-def test_how_far_a_path_is_the_leaders_say(tmp_path: Path) -> None:
-    async def scene(world: World, one: Member, other: Member) -> None:
+async def test_how_far_a_path_is_the_leaders_say(tmp_path: Path) -> None:
+    async with between_two(tmp_path) as (world, one, other):
         modules = PATH.modules()
         for number, module in enumerate(modules):
             leader = world.leader(50 + number)
@@ -176,11 +161,9 @@ def test_how_far_a_path_is_the_leaders_say(tmp_path: Path) -> None:
         await other.watch.read_rounds(modules)
         assert other.watch.standing(PATH) is None and set(other.watch.rounds) >= set(modules[1:])
 
-    between_two(tmp_path, scene)
 
-
-def test_the_round_of_a_claim_goes_out_with_its_next_repetition(tmp_path: Path) -> None:
-    async def scene(world: World, one: Member, other: Member) -> None:
+async def test_the_round_of_a_claim_goes_out_with_its_next_repetition(tmp_path: Path) -> None:
+    async with between_two(tmp_path) as (world, one, other):
         one.presence.note_round(7)  # without a claim it says nothing
         await one.presence.claim(PATH, since_s=5.0, round_number=2)
         one.presence.note_round(3)
@@ -190,11 +173,9 @@ def test_the_round_of_a_claim_goes_out_with_its_next_repetition(tmp_path: Path) 
         await other.watch.read_claims([PATH])
         assert other.watch.claims[PATH][one.peer] == Claim(path=PATH, since_s=5.0, round=3)
 
-    between_two(tmp_path, scene)
 
-
-def test_the_newest_term_leads(tmp_path: Path) -> None:
-    async def scene(world: World, one: Member, other: Member) -> None:
+async def test_the_newest_term_leads(tmp_path: Path) -> None:
+    async with between_two(tmp_path) as (world, one, other):
         await one.presence.lead(MODULE, head(world, one, version=5, term=50))
         await other.presence.lead(MODULE, head(world, other, version=4, term=51))
         for node in (one, other):
@@ -204,21 +185,17 @@ def test_the_newest_term_leads(tmp_path: Path) -> None:
         await one.watch.read_heads(MODULE)
         assert one.watch.leader(MODULE) == one.peer
 
-    between_two(tmp_path, scene)
 
-
-def test_a_seed_node_leads_only_until_a_volunteer_can(tmp_path: Path) -> None:
-    async def scene(world: World, one: Member, other: Member) -> None:
+async def test_a_seed_node_leads_only_until_a_volunteer_can(tmp_path: Path) -> None:
+    async with between_two(tmp_path) as (world, one, other):
         await eventually(lambda: len(world.seed.ownership.modules) == 5)
         await one.presence.say(owns=True)
         await other.watch.refresh()
         assert {tuple(other.watch.successors(module)) for module in other.watch.heads} == {(one.peer,)}
 
-    between_two(tmp_path, scene)
 
-
-def test_who_leads_is_the_coordinators_word(tmp_path: Path) -> None:
-    async def scene(world: World, one: Member, other: Member) -> None:
+async def test_who_leads_is_the_coordinators_word(tmp_path: Path) -> None:
+    async with between_two(tmp_path) as (world, one, other):
         granted = head(world, one, term=50)
         await one.presence.lead(MODULE, granted)
         for claim in (replace(granted, term=99), replace(granted, term=99, grant=""), granted):
@@ -226,13 +203,10 @@ def test_who_leads_is_the_coordinators_word(tmp_path: Path) -> None:
             await one.watch.read_heads(MODULE)
             assert set(one.watch.heads[MODULE]) == {one.peer}
 
-    between_two(tmp_path, scene)
 
-
-def test_a_stranger_that_grants_itself_a_term_is_believed_by_nobody(tmp_path: Path) -> None:
+async def test_a_stranger_that_grants_itself_a_term_is_believed_by_nobody(tmp_path: Path) -> None:
     """Neither by its head nor by the mandate that it shows; who really leads still does."""
-
-    async def scene(world: World, one: Member, other: Member) -> None:
+    async with between_two(tmp_path) as (world, one, other):
         await one.presence.lead(MODULE, head(world, one, term=50))
         await other.watch.refresh()
         own = [
@@ -256,5 +230,3 @@ def test_a_stranger_that_grants_itself_a_term_is_believed_by_nobody(tmp_path: Pa
                 await node.watch.refresh()
                 assert set(node.watch.heads[MODULE]) == {one.peer} and node.watch.leader(MODULE) == one.peer
                 assert node.mandates.term(MODULE) == 50
-
-    between_two(tmp_path, scene)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,7 @@ from dipaco_p2p.topology import ModuleId
 SEED = signer(SEED_NUMBER)
 
 
-def on_archive(folder: Path, scene: Callable[[Shelf], Awaitable[None]], *, rounds: int = 5) -> None:
-    on_shelf(folder, scene, keeps_everything=True, rounds=rounds)
+on_archive = partial(on_shelf, keeps_everything=True)
 
 
 def newest(shelf: Shelf) -> tuple[int, PeerId, tuple[PeerId, ...]]:
@@ -51,8 +50,8 @@ async def adopt(world: World, number: int, **header: Any) -> Reply:
 # -- terms
 
 
-def test_a_term_is_granted_to_one_group_only(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_a_term_is_granted_to_one_group_only(tmp_path: Path) -> None:
+    async with on_archive(tmp_path) as shelf:
         await grant(shelf.world, ONE.peer, 1)
         await grant(shelf.world, ONE.peer, 1)  # the answer was lost: the same question again
         assert await refusal(grant(shelf.world, OTHER.peer, 1)) == Reason.NOT_LEADER
@@ -61,29 +60,23 @@ def test_a_term_is_granted_to_one_group_only(tmp_path: Path) -> None:
         assert await refusal(grant(shelf.world, ONE.peer, 1)) == Reason.NOT_LEADER
         assert newest(shelf) == (2, OTHER.peer, (ONE.peer,))
 
-    on_archive(tmp_path, scene)
 
-
-def test_terms_follow_each_other_one_by_one(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_terms_follow_each_other_one_by_one(tmp_path: Path) -> None:
+    async with on_archive(tmp_path) as shelf:
         for term in (0, 2, 2**41):  # a term that no document can carry would end the module for ever
             assert await refusal(grant(shelf.world, ONE.peer, term)) == Reason.NOT_LEADER
         assert shelf.world.seed.term(MODULE) == 0
 
-    on_archive(tmp_path, scene)
 
-
-def test_of_many_that_ask_for_a_term_at_once_one_gets_it(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_of_many_that_ask_for_a_term_at_once_one_gets_it(tmp_path: Path) -> None:
+    async with on_archive(tmp_path) as shelf:
         asks = [grant(shelf.world, signer(number).peer, 1) for number in range(1, 9)]
         answers = await asyncio.gather(*asks, return_exceptions=True)
         assert sum(not isinstance(answer, Refused) for answer in answers) == 1
 
-    on_archive(tmp_path, scene)
 
-
-def test_a_grant_that_was_given_survives_a_restart(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_a_grant_that_was_given_survives_a_restart(tmp_path: Path) -> None:
+    async with on_archive(tmp_path) as shelf:
         await grant(shelf.world, ONE.peer, 1, (OTHER.peer,))
         await shelf.world.kill_seed()
         seed = shelf.world.start_seed()
@@ -91,13 +84,10 @@ def test_a_grant_that_was_given_survives_a_restart(tmp_path: Path) -> None:
         assert await refusal(grant(shelf.world, OTHER.peer, 1)) == Reason.NOT_LEADER
         assert seed.term(MODULE) == 1
 
-    on_archive(tmp_path, scene)
 
-
-def test_a_term_that_a_group_granted_itself_counts_as_any_other(tmp_path: Path) -> None:
+async def test_a_term_that_a_group_granted_itself_counts_as_any_other(tmp_path: Path) -> None:
     """While the seed node was away: whoever asks shows it."""
-
-    async def scene(shelf: Shelf) -> None:
+    async with on_archive(tmp_path) as shelf:
         world = shelf.world
         first = granted(world.run, MODULE, term=1, leader=ONE.peer, mirrors=(signer(3).peer,))
         second = seal(
@@ -110,11 +100,9 @@ def test_a_term_that_a_group_granted_itself_counts_as_any_other(tmp_path: Path) 
         assert (sealed.document.term, sealed.document.leader, sealed.document.author) == (3, signer(3).peer, SEED.peer)
         assert newest(shelf) == (3, signer(3).peer, (ONE.peer,))
 
-    on_archive(tmp_path, scene)
 
-
-def test_a_stranger_cannot_lift_the_term(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_a_stranger_cannot_lift_the_term(tmp_path: Path) -> None:
+    async with on_archive(tmp_path) as shelf:
         world = shelf.world
         await grant(world, ONE.peer, 1)
         stranger = signer(3)
@@ -125,8 +113,6 @@ def test_a_stranger_cannot_lift_the_term(tmp_path: Path) -> None:
         with pytest.raises(Exception):  # noqa: B017, PT011 - refused, or it cannot show more than that
             await adopt(world, 3, term=3, mandate=[own.to_dict()])
         assert newest(shelf) == (1, ONE.peer, ())
-
-    on_archive(tmp_path, scene)
 
 
 @pytest.mark.parametrize(
@@ -148,19 +134,17 @@ def test_a_stranger_cannot_lift_the_term(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_malformed_question_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_a_malformed_question_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
+    async with on_archive(tmp_path) as shelf:
         with pytest.raises(Refused):
             await adopt(shelf.world, 3, **odd)
         assert shelf.world.seed.term(MODULE) == 0
         await adopt(shelf.world, 3)
         assert newest(shelf)[:2] == (1, signer(3).peer)
 
-    on_archive(tmp_path, scene)
 
-
-def test_a_leader_whose_head_lives_is_not_displaced(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_a_leader_whose_head_lives_is_not_displaced(tmp_path: Path) -> None:
+    async with on_archive(tmp_path) as shelf:
         world = shelf.world
         leader = world.leader(50)
         await leader.lead(MODULE)
@@ -176,14 +160,12 @@ def test_a_leader_whose_head_lives_is_not_displaced(tmp_path: Path) -> None:
         await grant(world, OTHER.peer, term + 2)
         assert newest(shelf)[:2] == (term + 2, OTHER.peer)
 
-    on_archive(tmp_path, scene)
-
 
 # -- versions
 
 
-def test_what_it_has_signed_is_never_given_up(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_what_it_has_signed_is_never_given_up(tmp_path: Path) -> None:
+    async with on_archive(tmp_path) as shelf:
         shelf.adopt(ONE, term=1)
         first, _ = shelf.version(1)
         second, _ = shelf.version(2)
@@ -202,11 +184,9 @@ def test_what_it_has_signed_is_never_given_up(tmp_path: Path) -> None:
                 await shelf.keep(sealed, sender=member.swarm.signer)
         assert shelf.ledger.branch.final == 2
 
-    on_archive(tmp_path, scene)
 
-
-def test_it_makes_all_versions_again_that_it_has_missed(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_it_makes_all_versions_again_that_it_has_missed(tmp_path: Path) -> None:
+    async with on_archive(tmp_path) as shelf:
         member = shelf.world.leader(50)
         leader: Signer = member.swarm.signer
         shelf.adopt(leader, term=1)
@@ -228,11 +208,9 @@ def test_it_makes_all_versions_again_that_it_has_missed(tmp_path: Path) -> None:
         for share in version.document.shares:
             assert shelf.node.store.get(archive.contribution(share.contribution).document.payload.digest) is not None
 
-    on_archive(tmp_path, scene)
 
-
-def test_a_restart_goes_on_from_the_disk(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_a_restart_goes_on_from_the_disk(tmp_path: Path) -> None:
+    async with on_archive(tmp_path) as shelf:
         shelf.adopt(ONE, term=1)
         version, _ = shelf.version(1)
         waiting = shelf.contribution(2, base=0)[0]
@@ -246,11 +224,9 @@ def test_a_restart_goes_on_from_the_disk(tmp_path: Path) -> None:
         assert archive.contribution(counted.id) == counted, "what was counted is kept for who verifies"
         assert archive.contribution(waiting.id) == waiting
 
-    on_archive(tmp_path, scene)
 
-
-def test_a_crash_between_a_version_and_its_signature_leaves_nothing_twice(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_a_crash_between_a_version_and_its_signature_leaves_nothing_twice(tmp_path: Path) -> None:
+    async with on_archive(tmp_path) as shelf:
         member = shelf.world.leader(50)
         shelf.adopt(member.swarm.signer, term=1)
         version, made = shelf.version(1, leader=member.swarm.signer)
@@ -269,30 +245,24 @@ def test_a_crash_between_a_version_and_its_signature_leaves_nothing_twice(tmp_pa
         assert shelf.ledger.final == 1 and not shelf.ledger.kept
         assert len(shelf.ledger.versions) == 1 and not shelf.node.store.documents("open-")
 
-    on_archive(tmp_path, scene)
 
-
-def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    async with on_archive(tmp_path) as shelf:
         shelf.adopt(ONE, term=1)
         await shelf.keep(shelf.version(1)[0])
         shelf.node.store.write_document(f"version-{MODULE}-00000001", b"{")
         with pytest.raises(IntegrityError, match="damaged"):
             SeedArchive(shelf.run, shelf.node.store)
 
-    on_archive(tmp_path, scene)
 
-
-def test_an_unknown_contribution_is_told(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_an_unknown_contribution_is_told(tmp_path: Path) -> None:
+    async with on_archive(tmp_path) as shelf:
         with pytest.raises(IntegrityError, match="not in the archive"):
             shelf.world.seed.archive.contribution("0" * 64)
 
-    on_archive(tmp_path, scene)
 
-
-def test_a_long_chain_comes_over_the_network_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_a_long_chain_comes_over_the_network_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_archive(tmp_path, rounds=9) as shelf:
         monkeypatch.setattr(items, "ITEMS_BYTES_MAX", 5000)  # two or three items
         shelf.adopt(ONE, term=1)
         for number in range(1, 7):
@@ -311,5 +281,3 @@ def test_a_long_chain_comes_over_the_network_in_pages(tmp_path: Path, monkeypatc
         assert {sealed.id for sealed in await remote.kept()} == {sealed.id for sealed in opened}
         assert await remote.branch() == shelf.ledger.branch
         assert await RemoteLedger(node, SEED.peer, ModuleId(2, 1)).chain(after=0) == []
-
-    on_archive(tmp_path, scene, rounds=9)

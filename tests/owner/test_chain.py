@@ -22,8 +22,8 @@ both = pytest.mark.parametrize("keeps_everything", [False, True], ids=["mirror",
 
 
 @both
-def test_an_honest_version_is_made_again_kept_and_cosigned(tmp_path: Path, keeps_everything: bool) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_an_honest_version_is_made_again_kept_and_cosigned(tmp_path: Path, keeps_everything: bool) -> None:
+    async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
         shelf.adopt(ONE, term=1)
         for number in (1, 2, 3):
             version, made = shelf.version(number)
@@ -35,19 +35,15 @@ def test_an_honest_version_is_made_again_kept_and_cosigned(tmp_path: Path, keeps
         assert Ledger(shelf.run, shelf.node.store, MODULE).versions == shelf.ledger.versions
         assert shelf.ledger.final == (3 if keeps_everything else 0)
 
-    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
-
 
 @both
-def test_the_same_version_twice_changes_nothing(tmp_path: Path, keeps_everything: bool) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_the_same_version_twice_changes_nothing(tmp_path: Path, keeps_everything: bool) -> None:
+    async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
         shelf.adopt(ONE, term=1)
         version, _ = shelf.version(1)
         signatures = await asyncio.gather(shelf.keep(version), shelf.keep(version))
         assert len(set(signatures)) == 1 and await shelf.keep(version) == signatures[0]
         assert len(shelf.ledger.versions) == 1
-
-    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
 
 
 Lie = Callable[[Shelf, ModuleVersion], ModuleVersion]
@@ -139,8 +135,8 @@ LIES: tuple[Lie, ...] = (
 
 @both
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
-def test_a_lying_leader_is_not_cosigned(tmp_path: Path, lie: Lie, keeps_everything: bool) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_a_lying_leader_is_not_cosigned(tmp_path: Path, lie: Lie, keeps_everything: bool) -> None:
+    async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
         shelf.adopt(ONE, term=1)
         first, _ = shelf.version(1)
         await shelf.keep(first)
@@ -152,12 +148,12 @@ def test_a_lying_leader_is_not_cosigned(tmp_path: Path, lie: Lie, keeps_everythi
         signature = await shelf.keep(honest)
         assert is_cosigned(honest, shelf.node.peer, signature), "and the honest one is taken still"
 
-    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
-
 
 @both
-def test_a_version_that_counts_what_is_not_here_is_refused_until_it_is(tmp_path: Path, keeps_everything: bool) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_a_version_that_counts_what_is_not_here_is_refused_until_it_is(
+    tmp_path: Path, keeps_everything: bool
+) -> None:
+    async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
         shelf.adopt(ONE, term=1)
         version, _ = shelf.version(1, is_handed_in=False)
         assert await refusal(shelf.keep(version)) == "contribution-missing"
@@ -166,14 +162,11 @@ def test_a_version_that_counts_what_is_not_here_is_refused_until_it_is(tmp_path:
         await shelf.keep(version)
         assert shelf.ledger.head.version == 1
 
-    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
-
 
 @both
-def test_an_invented_contribution_is_not_counted(tmp_path: Path, keeps_everything: bool) -> None:
+async def test_an_invented_contribution_is_not_counted(tmp_path: Path, keeps_everything: bool) -> None:
     """It is here and signed, but its base is none of this chain."""
-
-    async def scene(shelf: Shelf) -> None:
+    async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
         shelf.adopt(ONE, term=1)
         first, _ = shelf.version(1)
         await shelf.keep(first)
@@ -188,12 +181,10 @@ def test_an_invented_contribution_is_not_counted(tmp_path: Path, keeps_everythin
         assert await refusal(shelf.keep(seal(ONE, document))) == Reason.UNKNOWN_BASE
         await shelf.keep(honest)
 
-    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
-
 
 @both
-def test_only_the_leader_of_the_newest_term_hands_in(tmp_path: Path, keeps_everything: bool) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_only_the_leader_of_the_newest_term_hands_in(tmp_path: Path, keeps_everything: bool) -> None:
+    async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
         version, _ = shelf.version(1)
         contribution, _ = shelf.contribution(2, base=0)
         assert await refusal(shelf.keep(version)) == Reason.NOT_LEADER, "nobody was granted anything yet"
@@ -209,14 +200,12 @@ def test_only_the_leader_of_the_newest_term_hands_in(tmp_path: Path, keeps_every
         shelf.chain.keep_contribution(OTHER.peer, contribution)
         assert contribution.id in shelf.ledger.open
 
-    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
-
 
 @both
-def test_who_took_over_while_a_version_was_made_again_finds_the_chain_as_it_was(
+async def test_who_took_over_while_a_version_was_made_again_finds_the_chain_as_it_was(
     tmp_path: Path, keeps_everything: bool
 ) -> None:
-    async def scene(shelf: Shelf) -> None:
+    async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
         shelf.adopt(ONE, term=1)
         versions = [shelf.version(1)[0], shelf.version(2)[0]]
         async with shelf.node.averaging:  # the first waits here, the second for the first
@@ -226,24 +215,19 @@ def test_who_took_over_while_a_version_was_made_again_finds_the_chain_as_it_was(
         assert [await refusal(kept) for kept in keeping] == [Reason.NOT_LEADER] * 2
         assert shelf.ledger.versions == [] and len(shelf.ledger.open) == 4, "as the new leader found it"
 
-    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
 
-
-def test_who_is_not_in_the_group_takes_nothing(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_who_is_not_in_the_group_takes_nothing(tmp_path: Path) -> None:
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
         sealed = granted(shelf.run, MODULE, term=1, leader=ONE.peer, mirrors=(OTHER.peer,))
         assert shelf.node.mandates.believes(MODULE, sealed)
         version, _ = shelf.version(1)
         assert await refusal(shelf.keep(version)) == Reason.NOT_LEADER
 
-    on_shelf(tmp_path, scene, keeps_everything=False)
-
 
 @both
-def test_a_leader_hands_in_what_it_made_in_an_earlier_term(tmp_path: Path, keeps_everything: bool) -> None:
+async def test_a_leader_hands_in_what_it_made_in_an_earlier_term(tmp_path: Path, keeps_everything: bool) -> None:
     """Its group changed before the version came over."""
-
-    async def scene(shelf: Shelf) -> None:
+    async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
         first, _ = shelf.version(1, term=1)
         second, _ = shelf.version(2, term=2)
         shelf.adopt(ONE, term=1)
@@ -252,12 +236,10 @@ def test_a_leader_hands_in_what_it_made_in_an_earlier_term(tmp_path: Path, keeps
             await shelf.keep(version)
         assert [sealed.document.term for sealed in shelf.ledger.versions] == [1, 2]
 
-    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
-
 
 @both
-def test_a_contribution_needs_its_run_module_and_payload(tmp_path: Path, keeps_everything: bool) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_a_contribution_needs_its_run_module_and_payload(tmp_path: Path, keeps_everything: bool) -> None:
+    async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
         shelf.adopt(ONE, term=1)
         contribution, _ = shelf.contribution(1)
         odd: dict[str, Any]
@@ -275,11 +257,9 @@ def test_a_contribution_needs_its_run_module_and_payload(tmp_path: Path, keeps_e
         shelf.chain.keep_contribution(ONE.peer, contribution)
         assert list(Ledger(shelf.run, shelf.node.store, MODULE).open) == [contribution.id], "it is on disk"
 
-    on_shelf(tmp_path, scene, keeps_everything=keeps_everything)
 
-
-def test_payloads_leave_the_disk_of_a_mirror_when_they_are_final_and_old_blobs_as_well(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_payloads_leave_the_disk_of_a_mirror_when_they_are_final_and_old_blobs_as_well(tmp_path: Path) -> None:
+    async with on_shelf(tmp_path, keeps_everything=False, rounds=9) as shelf:
         shelf.adopt(ONE, term=1)
         made: list[Sealed[ModuleVersion]] = []
         for number in range(1, 6):
@@ -294,11 +274,9 @@ def test_payloads_leave_the_disk_of_a_mirror_when_they_are_final_and_old_blobs_a
         here = [shelf.node.store.size(sealed.document.digest) is not None for sealed in made]
         assert here == [False, False, True, True, True]
 
-    on_shelf(tmp_path, scene, keeps_everything=False, rounds=9)
 
-
-def test_a_trainer_keeps_the_chain_and_its_newest_snapshot(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_a_trainer_keeps_the_chain_and_its_newest_snapshot(tmp_path: Path) -> None:
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
         mirror, store = shelf.chain, shelf.node.store
         found = [shelf.version(number, is_handed_in=False) for number in (1, 2, 3)]
         versions = [sealed for sealed, _ in found]
@@ -310,21 +288,17 @@ def test_a_trainer_keeps_the_chain_and_its_newest_snapshot(tmp_path: Path) -> No
         assert store.get(versions[2].document.digest) == b"".join(found[2][1].snapshot)
         assert all(shelf.node.peer not in sealed.cosignatures for sealed in again.versions), "it made nothing again"
 
-    on_shelf(tmp_path, scene, keeps_everything=False)
 
-
-def test_an_owner_knows_better_than_what_it_reads(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_an_owner_knows_better_than_what_it_reads(tmp_path: Path) -> None:
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
         shelf.adopt(ONE, term=1)
         version, made = shelf.version(1)
         shelf.chain.note([version], made.snapshot)
         assert shelf.ledger.versions == []
 
-    on_shelf(tmp_path, scene, keeps_everything=False)
 
-
-def test_a_trainer_follows_to_another_branch_but_not_away_from_what_is_final(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_a_trainer_follows_to_another_branch_but_not_away_from_what_is_final(tmp_path: Path) -> None:
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
         first, _ = shelf.version(1, is_handed_in=False)
         second, made = shelf.version(2, is_handed_in=False)
         shelf.chain.note([first, second], made.snapshot)
@@ -335,13 +309,9 @@ def test_a_trainer_follows_to_another_branch_but_not_away_from_what_is_final(tmp
         shelf.chain.note([first, second], made.snapshot)
         assert shelf.ledger.head == branch.document
 
-    on_shelf(tmp_path, scene, keeps_everything=False)
 
-
-def test_the_same_work_gives_the_same_bytes_whoever_led(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_the_same_work_gives_the_same_bytes_whoever_led(tmp_path: Path) -> None:
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
         one, _ = shelf.version(1)
         other, _ = shelf.version(1, leader=OTHER, term=2)
         assert one.document.digest == other.document.digest and one.id != other.id
-
-    on_shelf(tmp_path, scene, keeps_everything=False)

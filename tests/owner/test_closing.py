@@ -20,10 +20,10 @@ from group_harness import (
     of_group,
     require_safe,
 )
-from mirror_harness import ONE, Shelf, on_shelf
+from mirror_harness import ONE, on_shelf
 from runtime_harness import World, flip, offer
 from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, signer, tiny_config
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from dipaco_p2p.core.arrays import Floats, tree_norm
 from dipaco_p2p.core.outer import outer_step as outer
@@ -71,8 +71,8 @@ def expiries(member: GroupMember) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("is_missing", [False, True], ids=["damaged", "missing"])
-def test_a_payload_that_its_leader_has_lost_comes_from_another_holder(tmp_path: Path, is_missing: bool) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_payload_that_its_leader_has_lost_comes_from_another_holder(tmp_path: Path, is_missing: bool) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader, name = group.leader, payload_name(world, seed=1)
         receipt = await contribute(world, leader, author, seed=1)
         rot(leader.node.store, name)
@@ -84,11 +84,9 @@ def test_a_payload_that_its_leader_has_lost_comes_from_another_holder(tmp_path: 
         assert counted(leader).count(receipt.document.contribution) == 1 and not expiries(leader)
         await require_safe(world, group, versions=1)
 
-    of_group(tmp_path, scene)
 
-
-def test_what_all_holders_have_lost_is_reported_and_the_round_closes_without_it(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_what_all_holders_have_lost_is_reported_and_the_round_closes_without_it(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader, receipt = group.leader, await lost_everywhere(world, group, author)
         await contribute(world, leader, author, seed=2, path=OTHER_PATH)
         await eventually(lambda: leader.ledger.head.version == 1)
@@ -97,11 +95,9 @@ def test_what_all_holders_have_lost_is_reported_and_the_round_closes_without_it(
         await make_versions(world, leader, author, seed=3)
         await require_safe(world, group, versions=2)
 
-    of_group(tmp_path, scene)
 
-
-def test_a_round_of_which_nothing_is_left_goes_on_waiting(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_round_of_which_nothing_is_left_goes_on_waiting(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader, receipt = group.leader, await lost_everywhere(world, group, author)
         await eventually(lambda: receipt.document.contribution in expiries(leader))
         assert leader.ledger.head.version == 0 and leader.leads
@@ -112,11 +108,9 @@ def test_a_round_of_which_nothing_is_left_goes_on_waiting(tmp_path: Path) -> Non
         await eventually(lambda: leader.ledger.head.version == 1)
         assert counted(leader).count(receipt.document.contribution) == 1
 
-    of_group(tmp_path, scene)
 
-
-def test_a_disk_that_loses_it_again_and_again_does_not_hold_the_round_up(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_disk_that_loses_it_again_and_again_does_not_hold_the_round_up(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader, name = group.leader, payload_name(world, seed=1)
         receipt = await contribute(world, leader, author, seed=1)
         read = leader.node.store.get
@@ -129,10 +123,8 @@ def test_a_disk_that_loses_it_again_and_again_does_not_hold_the_round_up(tmp_pat
         await eventually(lambda: leader.ledger.head.version == 1)
         assert expiries(leader) == {receipt.document.contribution: "payload-lost"}
 
-    of_group(tmp_path, scene)
 
-
-def test_what_makes_no_finite_step_expires_and_the_round_closes_without_it(
+async def test_what_makes_no_finite_step_expires_and_the_round_closes_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two outer gradients whose sum is no float32: this leader and every later one would fail at it for ever."""
@@ -145,8 +137,7 @@ def test_what_makes_no_finite_step_expires_and_the_round_closes_without_it(
         return step(state, gradient, **named)
 
     monkeypatch.setattr(outer, "outer_step", outer_step)
-
-    async def scene(world: World, group: Group, author: Member) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader = group.leader
         huge = await contribute(world, leader, author, seed=1, size=2e33)
         await contribute(world, leader, author, seed=2, path=OTHER_PATH)
@@ -156,11 +147,9 @@ def test_what_makes_no_finite_step_expires_and_the_round_closes_without_it(
         await make_versions(world, leader, author, seed=3)
         await require_safe(world, group, versions=2)
 
-    of_group(tmp_path, scene)
 
-
-def test_a_mirror_that_has_lost_a_payload_gets_it_with_the_version(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_mirror_that_has_lost_a_payload_gets_it_with_the_version(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader, (mirror, _), name = group.leader, group.mirrors, payload_name(world, seed=1)
         await contribute(world, leader, author, seed=1)
         await everywhere(world, group, name)
@@ -172,11 +161,9 @@ def test_a_mirror_that_has_lost_a_payload_gets_it_with_the_version(tmp_path: Pat
         assert not expiries(leader)
         await require_safe(world, group, versions=1)
 
-    of_group(tmp_path, scene)
 
-
-def test_who_takes_over_gets_what_its_own_disk_has_lost_from_the_others(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_who_takes_over_gets_what_its_own_disk_has_lost_from_the_others(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader, name = group.leader, payload_name(world, seed=1)
         receipt = await contribute(world, leader, author, seed=1)
         await everywhere(world, group, name)
@@ -188,11 +175,9 @@ def test_who_takes_over_gets_what_its_own_disk_has_lost_from_the_others(tmp_path
         assert counted(group.leader) == [receipt.document.contribution]
         assert not expiries(group.leader)
 
-    of_group(tmp_path, scene)
 
-
-def test_versions_are_made_one_at_a_time(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_versions_are_made_one_at_a_time(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader = group.leader
         async with leader.node.averaging:  # as while another module's is made
             await contribute(world, leader, author, seed=1)
@@ -201,11 +186,9 @@ def test_versions_are_made_one_at_a_time(tmp_path: Path) -> None:
             assert leader.ledger.head.version == 0
         await eventually(lambda: leader.ledger.head.version == 1)
 
-    of_group(tmp_path, scene)
 
-
-def test_versions_are_made_again_one_at_a_time(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_versions_are_made_again_one_at_a_time(tmp_path: Path) -> None:
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
         shelf.adopt(ONE, term=1)
         version, _ = shelf.version(1)
         async with shelf.node.averaging:
@@ -215,13 +198,10 @@ def test_versions_are_made_again_one_at_a_time(tmp_path: Path) -> None:
         await keeping
         assert shelf.ledger.head == version.document
 
-    on_shelf(tmp_path, scene, keeps_everything=False)
 
-
-def test_a_payload_stays_while_another_contribution_names_it(tmp_path: Path) -> None:
+async def test_a_payload_stays_while_another_contribution_names_it(tmp_path: Path) -> None:
     """Anybody can send another's payload once more: the first to be final must not take it from the second."""
-
-    async def scene(shelf: Shelf) -> None:
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
         shelf.adopt(ONE, term=1)
         (first, payload), copier = shelf.contribution(1), signer(77)
         version, _ = shelf.version(1)
@@ -232,25 +212,19 @@ def test_a_payload_stays_while_another_contribution_names_it(tmp_path: Path) -> 
         assert first.id not in shelf.ledger.kept
         assert shelf.node.store.get(BlobRef.of(payload).digest) == payload
 
-    on_shelf(tmp_path, scene, keeps_everything=False)
 
-
-def test_the_last_contribution_that_a_round_waits_for_closes_it_at_once(
+async def test_the_last_contribution_that_a_round_waits_for_closes_it_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dipaco_p2p.owner.leader.TICK_S", 1000.0)
-
-    async def scenario() -> None:
-        async with World(tmp_path, config=tiny_config(rounds=9)) as world:
-            leader = world.leader(50)
-            led = await leader.lead(MODULE)
-            node = world.peer(60)
-            await node.watch.refresh()
-            base = {"module": MODULE, "base_digest": led.head.digest}
-            for seed, path in enumerate(world.run.topology.paths_through(MODULE)):
-                payload = gradient_bytes(world.run, MODULE, seed=seed)
-                document = contribution_of(world.run, node.swarm.signer, payload, path=path, **base)
-                await offer(node, leader.peer, document, payload)
-            await eventually(lambda: led.head.version == 1)
-
-    play(scenario)
+    async with World(tmp_path, config=tiny_config(rounds=9)) as world:
+        leader = world.leader(50)
+        led = await leader.lead(MODULE)
+        node = world.peer(60)
+        await node.watch.refresh()
+        base = {"module": MODULE, "base_digest": led.head.digest}
+        for seed, path in enumerate(world.run.topology.paths_through(MODULE)):
+            payload = gradient_bytes(world.run, MODULE, seed=seed)
+            document = contribution_of(world.run, node.swarm.signer, payload, path=path, **base)
+            await offer(node, leader.peer, document, payload)
+        await eventually(lambda: led.head.version == 1)

@@ -58,10 +58,9 @@ async def refusal(world: World, leader: GroupMember, author: Member, *, seed: in
 # -- bans
 
 
-def test_the_banned_are_refused_and_what_had_a_receipt_counts(tmp_path: Path) -> None:
+async def test_the_banned_are_refused_and_what_had_a_receipt_counts(tmp_path: Path) -> None:
     """Also after a takeover: the next leader was not there when the receipt was given."""
-
-    async def scene(world: World, group: Group, author: Member) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader = group.leader
         receipt = await contribute(world, leader, author)
         await decree(world, group, "ban", peer=author.peer)
@@ -76,14 +75,13 @@ def test_the_banned_are_refused_and_what_had_a_receipt_counts(tmp_path: Path) ->
         await make_versions(world, group.leader, author, seed=3)
         await require_safe(world, group, versions=2)
 
-    of_group(tmp_path, scene)
-
 
 @pytest.mark.parametrize("with_seed", [True, False])
-def test_a_banned_leader_is_replaced_and_loses_nothing_that_has_a_receipt(tmp_path: Path, with_seed: bool) -> None:
+async def test_a_banned_leader_is_replaced_and_loses_nothing_that_has_a_receipt(
+    tmp_path: Path, with_seed: bool
+) -> None:
     """It is honest, alive and does not go: nobody obeys it, and it gets no new term, from anybody."""
-
-    async def scene(world: World, group: Group, author: Member) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader, others = group.leader, group.mirrors
         receipt, before = await contribute(world, leader, author), leader.node.mandates.newest(MODULE)
         decrees = world.seed.node.decrees
@@ -111,11 +109,9 @@ def test_a_banned_leader_is_replaced_and_loses_nothing_that_has_a_receipt(tmp_pa
         group.members.remove(leader)
         await leader.die(world)
 
-    of_group(tmp_path, scene)
 
-
-def test_who_led_before_the_banned_one_leads_again_in_a_new_term_only(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_who_led_before_the_banned_one_leads_again_in_a_new_term_only(tmp_path: Path) -> None:
+    async with of_group(tmp_path, numbers=(50, 51)) as (world, group, author):
         first = group.leader
         first.freeze()
         await eventually(lambda: any(member.leads for member in group.members if member is not first))
@@ -132,14 +128,14 @@ def test_who_led_before_the_banned_one_leads_again_in_a_new_term_only(tmp_path: 
         group.members.remove(second)
         await second.die(world)
 
-    of_group(tmp_path, scene, numbers=(50, 51))
-
 
 # -- freezes
 
 
-def test_while_frozen_there_are_no_receipts_and_no_versions_and_afterwards_nothing_is_lost(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_while_frozen_there_are_no_receipts_and_no_versions_and_afterwards_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader, deadline_s = group.leader, world.run.config.rounds.deadline_s
         receipt = await contribute(world, leader, author)
         await decree(world, group, "freeze")
@@ -156,8 +152,6 @@ def test_while_frozen_there_are_no_receipts_and_no_versions_and_afterwards_nothi
         assert set(counted(group.leader)) == {receipt.document.contribution, late.document.contribution}
         await require_safe(world, group, versions=1)
 
-    of_group(tmp_path, scene)
-
 
 # -- rollbacks
 
@@ -169,8 +163,10 @@ async def undone(group: Group, *, to: int, version: int) -> None:
 
 
 @pytest.mark.parametrize("to", [0, 1])
-def test_a_rollback_is_a_version_with_earlier_parameters_that_anybody_can_make_again(tmp_path: Path, to: int) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_rollback_is_a_version_with_earlier_parameters_that_anybody_can_make_again(
+    tmp_path: Path, to: int
+) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author, 3)
         reader = Follower(author, MODULE)
         await author.watch.refresh()
@@ -184,11 +180,9 @@ def test_a_rollback_is_a_version_with_earlier_parameters_that_anybody_can_make_a
         assert (reader.version.version, group.leader.ledger.rolled_back_by) == (6, 1)
         await require_safe(world, group, versions=6)
 
-    of_group(tmp_path, scene)
 
-
-def test_what_began_before_a_rollback_expires_with_a_reason_everywhere(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_what_began_before_a_rollback_expires_with_a_reason_everywhere(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author, 2)
         receipt = await contribute(world, group.leader, author, seed=70)
         payload = gradient_bytes(world.run, MODULE, seed=71)
@@ -207,11 +201,11 @@ def test_what_began_before_a_rollback_expires_with_a_reason_everywhere(tmp_path:
         await eventually(lambda: not any(member.ledger.open for member in group.members))
         assert receipt.document.contribution not in counted(group.leader)
 
-    of_group(tmp_path, scene)
 
-
-def test_a_rollback_is_carried_out_while_frozen_and_by_the_next_leader_if_the_last_one_dies(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_rollback_is_carried_out_while_frozen_and_by_the_next_leader_if_the_last_one_dies(
+    tmp_path: Path,
+) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author, 2)
         await decree(world, group, "freeze")
         leader = group.leader
@@ -236,11 +230,9 @@ def test_a_rollback_is_carried_out_while_frozen_and_by_the_next_leader_if_the_la
         await make_versions(world, group.leader, author, seed=4)
         await require_safe(world, group, versions=4)
 
-    of_group(tmp_path, scene)
 
-
-def test_of_two_rollbacks_the_newest_is_carried_out_and_the_coordinator_may_be_away(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_of_two_rollbacks_the_newest_is_carried_out_and_the_coordinator_may_be_away(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author, 3)
         decrees = world.seed.node.decrees
         for to in (2, 1):
@@ -253,5 +245,3 @@ def test_of_two_rollbacks_the_newest_is_carried_out_and_the_coordinator_may_be_a
         await seed_back(world, group)
         await require_safe(world, group, versions=4)
         require_verified(world, versions=4)
-
-    of_group(tmp_path, scene)

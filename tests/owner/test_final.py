@@ -12,8 +12,8 @@ from tiny_run import SEED_NUMBER, granted, signer
 from dipaco_p2p.protocol.documents import cosign
 
 
-def test_what_the_leader_says_is_final_is_looked_at(tmp_path: Path) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_what_the_leader_says_is_final_is_looked_at(tmp_path: Path) -> None:
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
         shelf.adopt(ONE, term=1)
         version, _ = shelf.version(1)
         await shelf.keep(version)
@@ -32,12 +32,10 @@ def test_what_the_leader_says_is_final_is_looked_at(tmp_path: Path) -> None:
         payload = shelf.contribution(1)[0].document.payload
         shelf.node.store.drop(payload.digest)  # the harness has put it there once more
 
-    on_shelf(tmp_path, scene, keeps_everything=False)
-
 
 @pytest.mark.parametrize("is_same", [True, False])
-def test_who_is_no_owner_any_more_looks_at_what_became_final(tmp_path: Path, is_same: bool) -> None:
-    async def scene(shelf: Shelf) -> None:
+async def test_who_is_no_owner_any_more_looks_at_what_became_final(tmp_path: Path, is_same: bool) -> None:
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
         archive = Shelf(shelf.world, keeps_everything=True)
         for each, variant in ((shelf, 0), (archive, 0 if is_same else 1)):
             each.adopt(ONE, term=1)
@@ -52,14 +50,11 @@ def test_who_is_no_owner_any_more_looks_at_what_became_final(tmp_path: Path, is_
         else:
             assert shelf.ledger.head.version == 0 and shelf.chain.lost == counted == set(shelf.ledger.open)
 
-    on_shelf(tmp_path, scene, keeps_everything=False)
 
-
-def test_a_mirror_that_follows_has_final_versions_as_they_were_signed(tmp_path: Path) -> None:
+async def test_a_mirror_that_follows_has_final_versions_as_they_were_signed(tmp_path: Path) -> None:
     """Two leaders made the same step; the coordinator signed the document of the other. Else the leader would tell us
     for ever that it is final."""
-
-    async def scene(shelf: Shelf) -> None:
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
         archive = Shelf(shelf.world, keeps_everything=True)
         shelf.adopt(ONE, term=1)
         await shelf.keep(shelf.version(1)[0])
@@ -70,13 +65,10 @@ def test_a_mirror_that_follows_has_final_versions_as_they_were_signed(tmp_path: 
         await shelf.chain.follow(archive.node.peer)
         assert shelf.ledger.final == 1 and shelf.ledger.head == theirs.document and not shelf.ledger.kept
 
-    on_shelf(tmp_path, scene, keeps_everything=False)
 
-
-def test_that_a_version_is_final_says_nothing_of_those_before_it(tmp_path: Path) -> None:
+async def test_that_a_version_is_final_says_nothing_of_those_before_it(tmp_path: Path) -> None:
     """The coordinator may have signed other documents of the same parameters, that count other contributions."""
-
-    async def scene(shelf: Shelf) -> None:
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
         shelf.adopt(ONE, term=1)
         first, second = [shelf.version(number)[0] for number in (1, 2)]
         for each in (first, second):
@@ -87,15 +79,12 @@ def test_that_a_version_is_final_says_nothing_of_those_before_it(tmp_path: Path)
             shelf.chain.note_final(number, cosign(signer(SEED_NUMBER), each))
             assert shelf.ledger.final == number
 
-    on_shelf(tmp_path, scene, keeps_everything=False)
 
-
-def test_what_a_final_document_of_the_same_parameters_does_not_count_is_open_again(
+async def test_what_a_final_document_of_the_same_parameters_does_not_count_is_open_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both halves of a partition trained the path: the same bytes, by other authors."""
-
-    async def scene(shelf: Shelf) -> None:
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
         archive = Shelf(shelf.world, keeps_everything=True)
         shelf.adopt(ONE, term=1)
         await shelf.keep(shelf.version(1)[0])
@@ -109,5 +98,3 @@ def test_what_a_final_document_of_the_same_parameters_does_not_count_is_open_aga
         await shelf.chain.follow(archive.node.peer)
         assert shelf.ledger.head == theirs.document and shelf.ledger.final == 1
         assert set(shelf.ledger.open) == shelf.chain.lost == counted
-
-    on_shelf(tmp_path, scene, keeps_everything=False)

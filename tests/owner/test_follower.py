@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from runtime_harness import TinyLeader, World, offer
 from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.core.model.layout import decode_module, encode_module
@@ -33,32 +34,27 @@ PATH = PathId((0, 0, 0))
 Scene = Callable[[World, TinyLeader, Follower, Callable[[int], Awaitable[None]]], Awaitable[None]]
 
 
-def on_stage(folder: Path, scene: Scene) -> None:
+@asynccontextmanager
+async def on_stage(folder: Path) -> AsyncIterator[tuple[World, TinyLeader, Follower, Callable[[int], Awaitable[None]]]]:
     """`scene` gets a leader of MODULE, a reader of it, and a way to let the leader make versions."""
+    async with World(folder, config=tiny_config(rounds=16)) as world:
+        leader = world.leader(50)
+        owner = await leader.lead(MODULE)
+        author, node = world.peer(60), world.peer(61)
+        for peer in (author, node):
+            await peer.watch.refresh()
 
-    async def scenario() -> None:
-        async with World(folder, config=tiny_config(rounds=16)) as world:
-            leader = world.leader(50)
-            owner = await leader.lead(MODULE)
-            author, node = world.peer(60), world.peer(61)
-            for peer in (author, node):
-                await peer.watch.refresh()
+        async def advance(count: int) -> None:
+            for _ in range(count):
+                head = owner.head
+                payload = gradient_bytes(world.run, MODULE, seed=head.version)
+                base = {"base_version": head.version, "base_digest": head.digest}
+                signer = author.swarm.signer
+                document = contribution_of(world.run, signer, payload, module=MODULE, path=PATH, **base)
+                await offer(author, leader.peer, document, payload)
+                await eventually(lambda head=head: owner.head.version > head.version and owner._replication.is_final)
 
-            async def advance(count: int) -> None:
-                for _ in range(count):
-                    head = owner.head
-                    payload = gradient_bytes(world.run, MODULE, seed=head.version)
-                    base = {"base_version": head.version, "base_digest": head.digest}
-                    signer = author.swarm.signer
-                    document = contribution_of(world.run, signer, payload, module=MODULE, path=PATH, **base)
-                    await offer(author, leader.peer, document, payload)
-                    await eventually(
-                        lambda head=head: owner.head.version > head.version and owner._replication.is_final
-                    )
-
-            await scene(world, leader, Follower(node, MODULE), advance)
-
-    play(scenario)
+        yield world, leader, Follower(node, MODULE), advance
 
 
 def require_bits(world: World, reader: Follower) -> None:
@@ -71,14 +67,11 @@ def require_bits(world: World, reader: Follower) -> None:
 
 
 @pytest.mark.parametrize("change", [{"weight": 1}, {"term": 1_000}])
-def test_another_leaders_document_of_the_same_parameters_is_left_for_the_chain_that_goes_on(
+async def test_another_leaders_document_of_the_same_parameters_is_left_for_the_chain_that_goes_on(
     tmp_path: Path, change: dict[str, int]
 ) -> None:
     """Both halves of a partition trained a path: the same bytes, of other contributions, in another term."""
-
-    async def scene(
-        world: World, leader: TinyLeader, reader: Follower, advance: Callable[[int], Awaitable[None]]
-    ) -> None:
+    async with on_stage(tmp_path) as (world, leader, reader, advance):
         await advance(2)
         await reader.sync()
         reader.version = replace(reader.version, **change)
@@ -86,8 +79,6 @@ def test_another_leaders_document_of_the_same_parameters_is_left_for_the_chain_t
         await asyncio.wait_for(reader.sync(after=2), 60)
         assert reader.version == leader.owner(MODULE).head
         require_bits(world, reader)
-
-    on_stage(tmp_path, scene)
 
 
 @pytest.fixture
@@ -104,17 +95,15 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_the_first_sync_brings_the_genesis(tmp_path: Path) -> None:
-    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
+async def test_the_first_sync_brings_the_genesis(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, reader, advance):
         await reader.sync()
         assert reader.version.version == 0 and not reader.is_complete
         require_bits(world, reader)
 
-    on_stage(tmp_path, scene)
 
-
-def test_near_by_updates_and_far_by_snapshot_give_the_same_bits(tmp_path: Path, fetched: list[str]) -> None:
-    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
+async def test_near_by_updates_and_far_by_snapshot_give_the_same_bits(tmp_path: Path, fetched: list[str]) -> None:
+    async with on_stage(tmp_path) as (world, leader, reader, advance):
         await reader.sync()
         await advance(3)
         fetched.clear()
@@ -138,11 +127,9 @@ def test_near_by_updates_and_far_by_snapshot_give_the_same_bits(tmp_path: Path, 
         assert reader.version == head and fetched == [head.snapshot.digest]
         require_bits(world, reader)
 
-    on_stage(tmp_path, scene)
 
-
-def test_waiting_ends_with_the_next_version(tmp_path: Path) -> None:
-    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
+async def test_waiting_ends_with_the_next_version(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, reader, advance):
         await reader.sync()
         waiting = asyncio.create_task(reader.sync(after=0))
         await asyncio.sleep(30.0)  # virtual: longer than one question may wait
@@ -151,11 +138,9 @@ def test_waiting_ends_with_the_next_version(tmp_path: Path) -> None:
         await waiting
         assert reader.version.version == 1
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_holder_that_changes_bytes_is_passed_over(tmp_path: Path) -> None:
-    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
+async def test_a_holder_that_changes_bytes_is_passed_over(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, reader, advance):
         await reader.sync()
         await advance(1)
         update = leader.owner(MODULE).head.update
@@ -166,11 +151,9 @@ def test_a_holder_that_changes_bytes_is_passed_over(tmp_path: Path) -> None:
         assert reader.version.version == 1
         require_bits(world, reader)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_dead_leader_is_passed_over_for_the_archive(tmp_path: Path) -> None:
-    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
+async def test_a_dead_leader_is_passed_over_for_the_archive(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, reader, advance):
         await reader.sync()
         await advance(2)
         await leader.die(world)
@@ -178,13 +161,10 @@ def test_a_dead_leader_is_passed_over_for_the_archive(tmp_path: Path) -> None:
         assert reader.version.version == 2
         require_bits(world, reader)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_chain_of_lies_moves_nobody(tmp_path: Path) -> None:
+async def test_a_chain_of_lies_moves_nobody(tmp_path: Path) -> None:
     """A leader that answers with a version that does not follow: the archive's chain is taken instead."""
-
-    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
+    async with on_stage(tmp_path) as (world, leader, reader, advance):
         await reader.sync()
         await advance(2)
         second = leader.owner(MODULE)._ledger.versions[1]
@@ -197,31 +177,25 @@ def test_a_chain_of_lies_moves_nobody(tmp_path: Path) -> None:
         assert reader.version.version == 2
         require_bits(world, reader)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_complete_module_is_not_waited_for(tmp_path: Path) -> None:
-    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
+async def test_a_complete_module_is_not_waited_for(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, reader, advance):
         await advance(16)
         await reader.sync()
         assert reader.is_complete
         await reader.sync(after=9)
 
-    on_stage(tmp_path, scene)
 
-
-def test_params_are_those_of_the_genesis_blob(tmp_path: Path) -> None:
-    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
+async def test_params_are_those_of_the_genesis_blob(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, reader, advance):
         await reader.sync()
         data = world.seed.node.store.get(reader.version.digest)
         assert data is not None and reader.params is not None
         assert np.array_equal(decode_module(data, world.run.layout(MODULE)), reader.params)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_trainer_keeps_what_others_may_ask_it_for(tmp_path: Path) -> None:
-    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
+async def test_a_trainer_keeps_what_others_may_ask_it_for(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, reader, advance):
         store = reader._node.store
         trainer = Follower(reader._node, MODULE, Chains(reader._node)[MODULE])
         await trainer.sync()
@@ -232,11 +206,9 @@ def test_a_trainer_keeps_what_others_may_ask_it_for(tmp_path: Path) -> None:
         held = [[store.size(ref.digest) == ref.size for ref in refs if ref] for refs in blobs]
         assert held == [[False, False], [True, True]]
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_few_who_train_from_a_version_are_asked_for_it_before_the_archive(tmp_path: Path) -> None:
-    async def scene(world: World, leader: TinyLeader, reader: Follower, advance: Any) -> None:
+async def test_a_few_who_train_from_a_version_are_asked_for_it_before_the_archive(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, reader, advance):
         await advance(1)
         await reader.sync()
         watch, elsewhere = reader._node.watch, PathId((0, 1, 0))
@@ -251,13 +223,9 @@ def test_a_few_who_train_from_a_version_are_asked_for_it_before_the_archive(tmp_
         assert (first, last) == (leader.peer, world.seed.node.peer)
         assert len(asked) == TRAINERS_MAX and {rounds[peer] for peer in asked} <= {1, 2} and set(asked) <= set(here)
 
-    on_stage(tmp_path, scene)
 
-
-def test_who_has_another_version_of_a_number_is_told_so_at_once(tmp_path: Path) -> None:
-    async def scene(
-        world: World, leader: TinyLeader, reader: Follower, advance: Callable[[int], Awaitable[None]]
-    ) -> None:
+async def test_who_has_another_version_of_a_number_is_told_so_at_once(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, reader, advance):
         await advance(1)
         head = leader.owner(MODULE).head
 
@@ -275,5 +243,3 @@ def test_who_has_another_version_of_a_number_is_told_so_at_once(tmp_path: Path) 
             with pytest.raises(Refused) as refused:
                 await ask(**malformed)
             assert refused.value.reason == Reason.MALFORMED
-
-    on_stage(tmp_path, scene)

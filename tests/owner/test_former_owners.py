@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from group_harness import MODULE, OTHER_PATH, Group, contribute, of_group
-from runtime_harness import World
+from group_harness import MODULE, OTHER_PATH, contribute, of_group
 from virtual_time import eventually
 
-from dipaco_p2p.node.node import Member
 
-
-def test_a_former_mirror_is_not_done_until_what_it_keeps_is_final_though_nobody_leads(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_former_mirror_is_not_done_until_what_it_keeps_is_final_though_nobody_leads(tmp_path: Path) -> None:
+    async with of_group(tmp_path, rounds=2) as (world, group, author):
         leader, former = group.leader, group.mirrors[0]
         world.seed.ownership._may_take = lambda: False
         world.network.partition([{world.seed.node.peer}])
@@ -33,5 +30,3 @@ def test_a_former_mirror_is_not_done_until_what_it_keeps_is_final_though_nobody_
         await eventually(lambda: not former.ledger.kept)
         assert former.ledger.final == 1
         assert former.ownership._is_settled(MODULE) and not former.chain.is_owner
-
-    of_group(tmp_path, scene, rounds=2)

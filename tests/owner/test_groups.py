@@ -10,7 +10,6 @@ from group_harness import (
     MODULE,
     OTHER_PATH,
     PATH,
-    Group,
     contribute,
     counted,
     expired,
@@ -21,11 +20,9 @@ from group_harness import (
     seed_back,
     sees,
 )
-from runtime_harness import World
 from virtual_time import eventually
 
 from dipaco_p2p.errors import Refused
-from dipaco_p2p.node.node import Member
 from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.protocol.reasons import Reason
 
@@ -33,8 +30,8 @@ from dipaco_p2p.protocol.reasons import Reason
 
 
 @pytest.mark.parametrize("with_seed", [True, False])
-def test_a_mirror_takes_over_with_all_that_has_a_receipt(tmp_path: Path, with_seed: bool) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_mirror_takes_over_with_all_that_has_a_receipt(tmp_path: Path, with_seed: bool) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         if not with_seed:
             await group.seed_away()
         leader, mirrors = group.leader, group.mirrors
@@ -52,13 +49,10 @@ def test_a_mirror_takes_over_with_all_that_has_a_receipt(tmp_path: Path, with_se
             await seed_back(world, group)
         await require_safe(world, group, versions=4)
 
-    of_group(tmp_path, scene)
 
-
-def test_readers_believe_a_mirror_that_granted_itself_the_next_term(tmp_path: Path) -> None:
+async def test_readers_believe_a_mirror_that_granted_itself_the_next_term(tmp_path: Path) -> None:
     """One that knows the last mandate, and one that comes later and is shown all of it."""
-
-    async def scene(world: World, group: Group, author: Member) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         old = world.peer(70)
         await old.watch.refresh()
         await make_versions(world, group.leader, author)
@@ -74,11 +68,9 @@ def test_readers_believe_a_mirror_that_granted_itself_the_next_term(tmp_path: Pa
             assert reader.version == group.leader.ledger.head
         await make_versions(world, group.leader, author, seed=3)
 
-    of_group(tmp_path, scene)
 
-
-def test_two_leaders_may_die_one_after_the_other_while_the_seed_is_away(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_two_leaders_may_die_one_after_the_other_while_the_seed_is_away(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         seen = []
@@ -93,11 +85,9 @@ def test_two_leaders_may_die_one_after_the_other_while_the_seed_is_away(tmp_path
         await eventually(lambda: set(seen) <= set(counted(group.leader)))
         await sees(world.peer(71), group.leader)
 
-    of_group(tmp_path, scene)
 
-
-def test_the_group_is_refilled_in_a_new_term(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_the_group_is_refilled_in_a_new_term(tmp_path: Path) -> None:
+    async with of_group(tmp_path, numbers=(50, 51, 52, 53)) as (world, group, author):
         leader = group.leader
         term = leader.owner(MODULE).grant.term
         await make_versions(world, leader, author)
@@ -110,11 +100,9 @@ def test_the_group_is_refilled_in_a_new_term(tmp_path: Path) -> None:
         await make_versions(world, leader, author, seed=5)
         await group.formed()
 
-    of_group(tmp_path, scene, numbers=(50, 51, 52, 53))
 
-
-def test_a_newcomer_fills_a_gap_and_displaces_nobody(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_newcomer_fills_a_gap_and_displaces_nobody(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader, mirrors = group.leader, group.mirrors
         term = leader.owner(MODULE).grant.term
         newcomers = [group.join(number) for number in (53, 54, 55)]
@@ -127,15 +115,13 @@ def test_a_newcomer_fills_a_gap_and_displaces_nobody(tmp_path: Path) -> None:
         assert mirrors[1] in group.mirrors and group.leader is leader
         assert len(set(newcomers) & set(group.mirrors)) == 1
 
-    of_group(tmp_path, scene)
-
 
 # -- frozen leaders
 
 
 @pytest.mark.parametrize("with_seed", [True, False])
-def test_a_leader_that_froze_and_woke_steps_down(tmp_path: Path, with_seed: bool) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_leader_that_froze_and_woke_steps_down(tmp_path: Path, with_seed: bool) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author)
         if not with_seed:
             await group.seed_away()
@@ -155,11 +141,9 @@ def test_a_leader_that_froze_and_woke_steps_down(tmp_path: Path, with_seed: bool
         await group.formed()
         assert [sealed.document.version for sealed in old.ledger.versions] == [1, 2, 3]
 
-    of_group(tmp_path, scene)
 
-
-def test_what_a_frozen_leader_had_in_its_round_is_in_the_next_version_of_its_successor(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_what_a_frozen_leader_had_in_its_round_is_in_the_next_version_of_its_successor(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         old = group.leader
@@ -175,16 +159,13 @@ def test_what_a_frozen_leader_had_in_its_round_is_in_the_next_version_of_its_suc
         for member in group.members:
             assert counted(member).count(receipt.document.contribution) == 1
 
-    of_group(tmp_path, scene)
-
 
 # -- leaving and restarts
 
 
-def test_a_leader_that_returns_after_its_successor_died_leads_in_a_newer_term(tmp_path: Path) -> None:
+async def test_a_leader_that_returns_after_its_successor_died_leads_in_a_newer_term(tmp_path: Path) -> None:
     """What it has on disk says that it leads, but a later term was given to one whose head has expired by now."""
-
-    async def scene(world: World, group: Group, author: Member) -> None:
+    async with of_group(tmp_path, numbers=(50,)) as (world, group, author):
         first = group.leader
         await make_versions(world, first, author)
         await group.kill(first)
@@ -200,25 +181,20 @@ def test_a_leader_that_returns_after_its_successor_died_leads_in_a_newer_term(tm
         await make_versions(world, again, author, seed=6)
         require_verified(world, versions=3)
 
-    of_group(tmp_path, scene, numbers=(50,))
 
-
-def test_a_mirror_has_what_the_first_version_is_made_from(tmp_path: Path) -> None:
+async def test_a_mirror_has_what_the_first_version_is_made_from(tmp_path: Path) -> None:
     """The seed node and the leader are gone before there is any version."""
-
-    async def scene(world: World, group: Group, author: Member) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await group.seed_away()
         receipt = await contribute(world, group.leader, author)
         await group.kill(group.leader)
         await eventually(lambda: len(group.leading) == 1 and group.leader.ledger.head.version == 1)
         assert counted(group.leader) == [receipt.document.contribution]
 
-    of_group(tmp_path, scene)
-
 
 @pytest.mark.parametrize("with_seed", [True, False])
-def test_a_leader_that_leaves_hands_over_and_loses_nothing(tmp_path: Path, with_seed: bool) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_leader_that_leaves_hands_over_and_loses_nothing(tmp_path: Path, with_seed: bool) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         if not with_seed:
             await group.seed_away()
         leader, mirrors = group.leader, group.mirrors
@@ -239,12 +215,10 @@ def test_a_leader_that_leaves_hands_over_and_loses_nothing(tmp_path: Path, with_
             await seed_back(world, group)
         await require_safe(world, group, versions=3)
 
-    of_group(tmp_path, scene)
-
 
 @pytest.mark.parametrize("with_seed", [True, False])
-def test_a_whole_group_goes_on_from_its_disks(tmp_path: Path, with_seed: bool) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_whole_group_goes_on_from_its_disks(tmp_path: Path, with_seed: bool) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         if not with_seed:
             await group.seed_away()
         await make_versions(world, group.leader, author, 2)
@@ -263,11 +237,9 @@ def test_a_whole_group_goes_on_from_its_disks(tmp_path: Path, with_seed: bool) -
             await seed_back(world, group)
         await require_safe(world, group, versions=4)
 
-    of_group(tmp_path, scene)
 
-
-def test_a_mirror_that_was_away_for_some_rounds_has_all_of_them_again(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_mirror_that_was_away_for_some_rounds_has_all_of_them_again(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         mirror = group.mirrors[0]
         await make_versions(world, group.leader, author)
         await group.kill(mirror)
@@ -280,13 +252,10 @@ def test_a_mirror_that_was_away_for_some_rounds_has_all_of_them_again(tmp_path: 
         assert again.ledger.head.version == 5
         assert again.peer in again.ledger.versions[-1].cosignatures
 
-    of_group(tmp_path, scene)
 
-
-def test_a_whole_group_that_is_lost_goes_on_from_what_a_trainer_kept(tmp_path: Path) -> None:
+async def test_a_whole_group_that_is_lost_goes_on_from_what_a_trainer_kept(tmp_path: Path) -> None:
     """Not even the seed has the last versions: their outer state is gone, and the next version says so."""
-
-    async def scene(world: World, group: Group, author: Member) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author)
         await eventually(lambda: world.seed.archive.ledgers[MODULE].head.version == 1)
         await group.seed_away()
@@ -312,13 +281,10 @@ def test_a_whole_group_that_is_lost_goes_on_from_what_a_trainer_kept(tmp_path: P
         await make_versions(world, newcomer, author, 2, seed=9)
         await require_safe(world, group, versions=3)
 
-    of_group(tmp_path, scene)
 
-
-def test_the_receipt_of_a_lost_round_is_kept_by_who_gave_it(tmp_path: Path) -> None:
+async def test_the_receipt_of_a_lost_round_is_kept_by_who_gave_it(tmp_path: Path) -> None:
     """Both paths of a round are in, its leader dies before it closes: the mirror closes it at once."""
-
-    async def scene(world: World, group: Group, author: Member) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader = group.leader
         receipts = [
             await contribute(world, leader, author, seed=number, path=path)
@@ -329,5 +295,3 @@ def test_the_receipt_of_a_lost_round_is_kept_by_who_gave_it(tmp_path: Path) -> N
         assert sorted(counted(group.leader)) == sorted(receipt.document.contribution for receipt in receipts)
         await asyncio.sleep(1.0)
         assert group.leader.ledger.head.version == 1
-
-    of_group(tmp_path, scene)

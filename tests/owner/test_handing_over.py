@@ -8,14 +8,11 @@ from typing import Any
 
 from group_harness import MODULE, make_versions, require_verified
 from leaders_harness import is_safe, on_stage, seed_away, seed_back
-from runtime_harness import TinyLeader, World
 from virtual_time import eventually
 
-from dipaco_p2p.node.node import Member
 
-
-def test_leaving_hands_over_at_once(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+async def test_leaving_hands_over_at_once(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         await first.lead(MODULE)
         await make_versions(world, first, author)
         await second.node.watch.refresh()
@@ -27,11 +24,9 @@ def test_leaving_hands_over_at_once(tmp_path: Path) -> None:
         await make_versions(world, second, author, seed=9)
         require_verified(world, versions=2)
 
-    on_stage(tmp_path, scene)
 
-
-def test_leaving_hands_over_what_it_was_just_taking(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+async def test_leaving_hands_over_what_it_was_just_taking(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         await second.node.watch.refresh()
         await first.node.watch.refresh()
         read, may_read = first.chain.state.read_patiently, asyncio.Event()
@@ -50,11 +45,9 @@ def test_leaving_hands_over_what_it_was_just_taking(tmp_path: Path) -> None:
         assert second.ownership.modules == [MODULE] and first.ownership.modules == []
         assert [event["ev"] for event in first.events if event["ev"] in ("leads", "handed_over")][-1] == "handed_over"
 
-    on_stage(tmp_path, scene)
 
-
-def test_leaving_hands_over_without_the_seed_as_well(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+async def test_leaving_hands_over_without_the_seed_as_well(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         await first.lead(MODULE)
         await make_versions(world, first, author)
         await seed_away(world, first, second)
@@ -66,16 +59,12 @@ def test_leaving_hands_over_without_the_seed_as_well(tmp_path: Path) -> None:
         await eventually(lambda: is_safe(second))
         require_verified(world, versions=2)
 
-    on_stage(tmp_path, scene)
 
-
-def test_leaving_hands_over_though_no_heartbeat_came_in_time(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+async def test_leaving_hands_over_though_no_heartbeat_came_in_time(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         await first.lead(MODULE)
         await make_versions(world, first, author)
         first.node.watch.heartbeats.clear()
         await first.ownership.leave()
         assert [event["to"] for event in first.events if event["ev"] == "handed_over"] == [world.seed.node.peer]
         assert MODULE in world.seed.ownership.modules
-
-    on_stage(tmp_path, scene)

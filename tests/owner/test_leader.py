@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from runtime_harness import TinyLeader, World, offer
 from tiny_run import MODEL, contribution_of, gradient_bytes, signer, tiny_config
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from dipaco_p2p.config import CompressionConfig
 from dipaco_p2p.core.model.layout import module_layout
@@ -69,17 +70,15 @@ class Stage:
         await self.leader.node.watch.refresh()
 
 
-def on_stage(folder: Path, scene: Callable[[Stage], Awaitable[None]], *, rounds: int = 9, **faults: Any) -> None:
-    async def scenario() -> None:
-        config = replace(tiny_config(rounds=rounds), compression=CompressionConfig(uplink=INT8))
-        async with World(folder, config=config, **faults) as world:
-            leader = world.leader(50)
-            owner = await leader.lead(MODULE)
-            node = world.peer(60)
-            await node.watch.refresh()
-            await scene(Stage(world, leader, owner, node))
-
-    play(scenario)
+@asynccontextmanager
+async def on_stage(folder: Path, *, rounds: int = 9, **faults: Any) -> AsyncIterator[Stage]:
+    config = replace(tiny_config(rounds=rounds), compression=CompressionConfig(uplink=INT8))
+    async with World(folder, config=config, **faults) as world:
+        leader = world.leader(50)
+        owner = await leader.lead(MODULE)
+        node = world.peer(60)
+        await node.watch.refresh()
+        yield Stage(world, leader, owner, node)
 
 
 def payload_with(codes: np.ndarray[Any, Any], scales: np.ndarray[Any, Any]) -> bytes:
@@ -102,18 +101,16 @@ BAD_PAYLOADS = {
 
 
 @pytest.mark.parametrize("name", BAD_PAYLOADS)
-def test_a_bad_payload_is_refused_and_honest_work_goes_on(tmp_path: Path, name: str) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_bad_payload_is_refused_and_honest_work_goes_on(tmp_path: Path, name: str) -> None:
+    async with on_stage(tmp_path) as stage:
         reason = await stage.refusal(BAD_PAYLOADS[name])
         assert reason == (Reason.NORM if name in ("all zeros", "far beyond the parameters") else Reason.MALFORMED)
         await stage.honest_round(1)
         assert len(stage.owner.head.shares) == 1
 
-    on_stage(tmp_path, scene)
 
-
-def test_every_other_run_module_path_base_or_author_is_refused_by_name(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_every_other_run_module_path_base_or_author_is_refused_by_name(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         payload = gradient_bytes(stage.world.run, MODULE)
         odd = {
             Reason.WRONG_RUN: {"run": "0" * 64},
@@ -131,11 +128,9 @@ def test_every_other_run_module_path_base_or_author_is_refused_by_name(tmp_path:
         assert caught.value.reason == Reason.NOT_AUTHOR
         await stage.honest_round(1)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_forged_signature_is_refused(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_forged_signature_is_refused(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         payload = gradient_bytes(stage.world.run, MODULE)
         sealed = seal(stage.node.swarm.signer, stage.document(payload))
         with pytest.raises(Refused, match="signature"):
@@ -145,11 +140,9 @@ def test_a_forged_signature_is_refused(tmp_path: Path) -> None:
             await offer(stage.node, stage.leader.peer, changed, payload)
         await stage.honest_round(1)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_payload_that_was_not_uploaded_is_asked_for(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_payload_that_was_not_uploaded_is_asked_for(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         payload = gradient_bytes(stage.world.run, MODULE)
         sealed = seal(stage.node.swarm.signer, stage.document(payload))
         header = {"contribution": sealed.to_dict()}
@@ -157,11 +150,9 @@ def test_a_payload_that_was_not_uploaded_is_asked_for(tmp_path: Path) -> None:
             await stage.node.swarm.call(stage.leader.peer, "module.contribute", header, timeout_s=5.0)
         assert caught.value.reason == "payload-missing"
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_payload_that_rotted_on_disk_is_asked_for_again(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_payload_that_rotted_on_disk_is_asked_for_again(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         payload = gradient_bytes(stage.world.run, MODULE)
         await send(stage.node, stage.leader.peer, payload)
         name = BlobRef.of(payload).digest
@@ -173,11 +164,9 @@ def test_a_payload_that_rotted_on_disk_is_asked_for_again(tmp_path: Path) -> Non
         assert caught.value.reason == "payload-missing"
         assert (await offer(stage.node, stage.leader.peer, sealed, payload)).document.contribution == sealed.id
 
-    on_stage(tmp_path, scene)
 
-
-def test_too_large_a_payload_is_refused_before_it_is_kept(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_too_large_a_payload_is_refused_before_it_is_kept(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         limit = max(map(stage.world.run.payload_bytes_max, stage.world.run.topology.modules()))
         huge = bytes(limit + 1)
         with pytest.raises(Refused) as caught:
@@ -191,11 +180,9 @@ def test_too_large_a_payload_is_refused_before_it_is_kept(tmp_path: Path) -> Non
             await offer(stage.node, stage.leader.peer, document, small)
         assert caught.value.reason == Reason.OVERSIZED
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_base_one_version_old_counts_and_one_of_two_does_not(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_base_one_version_old_counts_and_one_of_two_does_not(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         genesis = {"base_version": 0, "base_digest": stage.owner.head.digest}
         other = stage.world.peer(62)
         payload = gradient_bytes(stage.world.run, MODULE, seed=8)
@@ -206,11 +193,9 @@ def test_a_base_one_version_old_counts_and_one_of_two_does_not(tmp_path: Path) -
         too_late = gradient_bytes(stage.world.run, MODULE, seed=9)
         assert await stage.refusal(too_late, **genesis) == Reason.STALE_BASE
 
-    on_stage(tmp_path, scene)
 
-
-def test_the_same_contribution_gets_the_same_receipt_and_counts_once(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_the_same_contribution_gets_the_same_receipt_and_counts_once(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         payload = gradient_bytes(stage.world.run, MODULE)
         sealed = seal(stage.node.swarm.signer, stage.document(payload))
         first = await offer(stage.node, stage.leader.peer, sealed, payload)
@@ -222,11 +207,9 @@ def test_the_same_contribution_gets_the_same_receipt_and_counts_once(tmp_path: P
         ledger = stage.world.seed.archive.ledgers[MODULE]
         assert [sealed.id in {s.contribution for s in v.document.shares} for v in ledger.versions] == [True, False]
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_second_contribution_to_the_same_base_is_refused_also_in_the_next_round(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_second_contribution_to_the_same_base_is_refused_also_in_the_next_round(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         base = {"base_version": 0, "base_digest": stage.owner.head.digest}
         await stage.hold_round_open()
         await offer(stage.node, stage.leader.peer, stage.document(one := gradient_bytes(stage.world.run, MODULE)), one)
@@ -235,11 +218,9 @@ def test_a_second_contribution_to_the_same_base_is_refused_also_in_the_next_roun
         await eventually(lambda: stage.owner.head.version == 1)
         assert await stage.refusal(other, **base) == Reason.ALREADY_CONTRIBUTED
 
-    on_stage(tmp_path, scene)
 
-
-def test_of_two_that_come_at_once_one_gets_a_receipt(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_of_two_that_come_at_once_one_gets_a_receipt(tmp_path: Path) -> None:
+    async with on_stage(tmp_path, delay_s=(0.01, 0.1)) as stage:
         payloads = [gradient_bytes(stage.world.run, MODULE, seed=seed) for seed in (1, 2)]
         offers = [offer(stage.node, stage.leader.peer, stage.document(payload), payload) for payload in payloads]
         found = await asyncio.gather(*offers, return_exceptions=True)
@@ -248,22 +229,18 @@ def test_of_two_that_come_at_once_one_gets_a_receipt(tmp_path: Path) -> None:
         await eventually(lambda: ledger.head.version == 1)
         assert len(ledger.head.shares) == 1 and ledger.open == {}
 
-    on_stage(tmp_path, scene, delay_s=(0.01, 0.1))
 
-
-def test_a_norm_far_above_the_usual_is_refused_once_the_usual_is_known(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_norm_far_above_the_usual_is_refused_once_the_usual_is_known(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         loud = gradient_bytes(stage.world.run, MODULE, seed=9, size=2e-2)
         for number in range(3):
             await stage.honest_round(number)
         assert await stage.refusal(loud) == Reason.NORM
         await stage.honest_round(4)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_norm_somewhat_above_the_usual_is_clipped(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_norm_somewhat_above_the_usual_is_clipped(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         for number in range(3):
             await stage.honest_round(number)
         assert stage.owner.head.clip_norm is None
@@ -271,32 +248,26 @@ def test_a_norm_somewhat_above_the_usual_is_clipped(tmp_path: Path) -> None:
         usual = np.sqrt(SIZE) * 1e-3
         assert stage.owner.head.clip_norm == pytest.approx(3 * usual, rel=0.05)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_complete_module_takes_no_more(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_complete_module_takes_no_more(tmp_path: Path) -> None:
+    async with on_stage(tmp_path, rounds=2) as stage:
         await stage.honest_round(1)
         await stage.honest_round(2)
         assert stage.owner.is_complete
         assert await stage.refusal(gradient_bytes(stage.world.run, MODULE, seed=3)) == Reason.COMPLETE
 
-    on_stage(tmp_path, scene, rounds=2)
 
-
-def test_a_round_waits_for_all_paths_until_its_deadline(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_round_waits_for_all_paths_until_its_deadline(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         rounds = stage.world.run.config.rounds
         await stage.hold_round_open()
         began_s = stage.world.clock.now_s()
         await stage.honest_round(1)
         assert stage.world.clock.now_s() - began_s >= rounds.deadline_s + rounds.grace_s
 
-    on_stage(tmp_path, scene)
 
-
-def test_without_the_archive_receipts_name_the_leader_alone_and_versions_follow_later(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_without_the_archive_receipts_name_the_leader_alone_and_versions_follow_later(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         await stage.world.kill_seed()
         payload = gradient_bytes(stage.world.run, MODULE)
         assert await stage.refusal(payload) == "no-mirror", "it counts as alive until its heartbeat expires"
@@ -314,11 +285,9 @@ def test_without_the_archive_receipts_name_the_leader_alone_and_versions_follow_
         assert stage.world.seed.node.store.get(BlobRef.of(payload).digest) == payload
         assert not stage.leader.node.store.documents("open-"), "nothing is kept here that the archive has"
 
-    on_stage(tmp_path, scene)
 
-
-def test_old_versions_leave_the_leaders_disk_when_the_archive_has_them(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_old_versions_leave_the_leaders_disk_when_the_archive_has_them(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         for number in range(6):
             await stage.honest_round(number)
         versions = stage.world.seed.archive.ledgers[MODULE].versions
@@ -326,11 +295,9 @@ def test_old_versions_leave_the_leaders_disk_when_the_archive_has_them(tmp_path:
         there = [stage.world.seed.node.store.size(sealed.document.digest) is not None for sealed in versions]
         assert here == [False] * 3 + [True] * 3 and all(there)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_new_version_wakes_those_who_wait_for_it(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_new_version_wakes_those_who_wait_for_it(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         header = {"module": str(MODULE), "after": 0, "wait_s": 2.0}
         reply = await stage.node.swarm.call(stage.leader.peer, "module.next", header, timeout_s=20.0)
         assert read_items(ModuleVersion, reply) == []
@@ -338,11 +305,10 @@ def test_a_new_version_wakes_those_who_wait_for_it(tmp_path: Path) -> None:
         reply = await stage.node.swarm.call(stage.leader.peer, "module.next", header, timeout_s=20.0)
         assert [sealed.document.version for sealed in read_items(ModuleVersion, reply)] == [1]
 
-    on_stage(tmp_path, scene)
 
+async def test_a_leader_tells_what_is_in_its_open_round(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
 
-def test_a_leader_tells_what_is_in_its_open_round(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
         async def told() -> OpenRound:
             header = {"module": str(MODULE)}
             reply = await stage.node.swarm.call(stage.leader.peer, "module.round", header, timeout_s=20.0)
@@ -366,11 +332,9 @@ def test_a_leader_tells_what_is_in_its_open_round(tmp_path: Path) -> None:
         await asyncio.sleep(0.1)
         assert await told() == OpenRound(version=1, deadline_s=deadline_s)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_round_waits_for_both_claimants_of_a_path(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_round_waits_for_both_claimants_of_a_path(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         other = stage.world.peer(62)
         for path in stage.world.run.topology.paths_through(MODULE):
             if path != PATH:
@@ -389,18 +353,14 @@ def test_a_round_waits_for_both_claimants_of_a_path(tmp_path: Path) -> None:
         await eventually(lambda: stage.owner.head.version == 1, limit_s=3.0)
         assert [share.path for share in stage.owner.head.shares].count(PATH) == 2
 
-    on_stage(tmp_path, scene)
-
 
 @pytest.mark.parametrize("odd", [{"after": -1}, {"after": "0"}, {"wait_s": 1e9}, {"wait_s": None}, {"module": "L9"}])
-def test_a_malformed_question_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_malformed_question_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
+    async with on_stage(tmp_path) as stage:
         header = {"module": str(MODULE), "after": 0, "wait_s": 0.0} | odd
         with pytest.raises(Refused) as caught:
             await stage.node.swarm.call(stage.leader.peer, "module.next", header, timeout_s=20.0)
         assert caught.value.reason == Reason.MALFORMED
-
-    on_stage(tmp_path, scene)
 
 
 # -- what it says of what it refused: signed, in bounds, and nothing of what it took
@@ -413,8 +373,8 @@ async def notes(stage: Stage, after: str = "") -> list[Sealed[Rejection]]:
     return read_items(Rejection, reply)
 
 
-def test_a_refused_contribution_is_noted_with_its_reason_and_its_authors_signature(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_refused_contribution_is_noted_with_its_reason_and_its_authors_signature(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         payload = gradient_bytes(stage.world.run, MODULE)
         assert await stage.refusal(payload, base_version=7) == Reason.UNKNOWN_BASE
         assert await stage.refusal(payload, base_version=7) == Reason.UNKNOWN_BASE  # once more, and noted once
@@ -430,11 +390,9 @@ def test_a_refused_contribution_is_noted_with_its_reason_and_its_authors_signatu
             await stage.honest_round(number)
         assert await notes(stage) == []
 
-    on_stage(tmp_path, scene)
 
-
-def test_nobody_gets_more_notes_than_a_few_and_none_about_what_is_not_its_own(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_nobody_gets_more_notes_than_a_few_and_none_about_what_is_not_its_own(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         payload = gradient_bytes(stage.world.run, MODULE)
         for number in range(OF_AUTHOR_MAX + 3):
             await stage.refusal(payload, base_version=7, tokens=10 + number)
@@ -456,11 +414,9 @@ def test_nobody_gets_more_notes_than_a_few_and_none_about_what_is_not_its_own(tm
         assert await stage.refusal(payload, run="0" * 64) == Reason.WRONG_RUN
         assert all(sealed.document.contribution.run == stage.world.run.id for sealed in await notes(stage))
 
-    on_stage(tmp_path, scene)
 
-
-def test_what_expires_is_noted(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_what_expires_is_noted(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         await stage.hold_round_open()
         payload = gradient_bytes(stage.world.run, MODULE)
         document = stage.document(payload, path=PATH)
@@ -469,5 +425,3 @@ def test_what_expires_is_noted(tmp_path: Path) -> None:
         stage.leader.chain.expire(sealed, "payload-lost")
         [note] = await notes(stage)
         assert (note.document.reason, rejected(note.document).id) == ("payload-lost", sealed.id)
-
-    on_stage(tmp_path, scene)

@@ -15,7 +15,7 @@ from tiny_run import contribution_of, gradient_bytes, granted
 from virtual_time import eventually
 
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
-from dipaco_p2p.node.node import CALL_TIMEOUT_S, Member
+from dipaco_p2p.node.node import CALL_TIMEOUT_S
 from dipaco_p2p.node.store import UNUSED_UPLOADS_MAX
 from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.owner.replication import LOST_TTLS
@@ -24,8 +24,8 @@ from dipaco_p2p.protocol.versions import Known
 from dipaco_p2p.swarm.api import Reply
 
 
-def test_a_new_leader_goes_on_with_a_new_term(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+async def test_a_new_leader_goes_on_with_a_new_term(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         term = (await first.lead(MODULE)).grant.term
         await make_versions(world, first, author, 2)
         await first.die(world)
@@ -35,13 +35,10 @@ def test_a_new_leader_goes_on_with_a_new_term(tmp_path: Path) -> None:
         await make_versions(world, second, author, seed=9)
         require_verified(world, versions=3)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_leader_that_returns_asks_for_a_new_term(tmp_path: Path) -> None:
+async def test_a_leader_that_returns_asks_for_a_new_term(tmp_path: Path) -> None:
     """Its disk says that it leads; a later leader is gone already, so that no head tells it otherwise."""
-
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         world.seed.ownership._may_take = lambda: False
         await first.lead(MODULE)
         await make_versions(world, first, author)
@@ -57,24 +54,19 @@ def test_a_leader_that_returns_asks_for_a_new_term(tmp_path: Path) -> None:
         await make_versions(world, again, author, seed=5)
         require_verified(world, versions=3)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_leader_that_is_alive_is_not_displaced(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+async def test_a_leader_that_is_alive_is_not_displaced(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         await first.lead(MODULE)
         with pytest.raises(Refused, match="which is alive"):
             await second.lead(MODULE)
         assert second.ownership.modules == []
         await make_versions(world, first, author)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_new_term_is_no_reason_to_be_patient_anew(tmp_path: Path) -> None:
+async def test_a_new_term_is_no_reason_to_be_patient_anew(tmp_path: Path) -> None:
     """Peers that take turns in waiting for a version that is lost would never come to lead."""
-
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         ttl_s, began_s = world.run.config.liveness.heartbeat_ttl_s, world.clock.now_s()
         for each in (first, second, world.seed):
             each.ownership._may_take = lambda: False
@@ -89,11 +81,9 @@ def test_a_new_term_is_no_reason_to_be_patient_anew(tmp_path: Path) -> None:
             world.seed.node.watch.is_taking_over(MODULE)  # from here on it counts how long
             await asyncio.sleep(1.2 * ttl_s)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_receipt_outlives_its_leader(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+async def test_a_receipt_outlives_its_leader(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         await first.lead(MODULE)
         receipt = await contribute(world, first, author)
         assert set(receipt.document.holders) == {first.peer, world.seed.node.peer}
@@ -103,11 +93,9 @@ def test_a_receipt_outlives_its_leader(tmp_path: Path) -> None:
         await eventually(lambda: owner.head.version == 1)
         assert [share.contribution for share in owner.head.shares] == [receipt.document.contribution]
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_deposed_leader_takes_nothing_more_and_resigns(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+async def test_a_deposed_leader_takes_nothing_more_and_resigns(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         old = await first.lead(MODULE)
         world.network.freeze(first.peer)
         await expired(world)
@@ -125,8 +113,6 @@ def test_a_deposed_leader_takes_nothing_more_and_resigns(tmp_path: Path) -> None
         assert set(second.node.watch.heads[MODULE]) == {second.peer}
         await make_versions(world, second, author)
 
-    on_stage(tmp_path, scene)
-
 
 def depose(world: World, leader: TinyLeader, other: TinyLeader) -> None:
     """The coordinator grants the next term to `other`, and `leader` knows."""
@@ -135,8 +121,8 @@ def depose(world: World, leader: TinyLeader, other: TinyLeader) -> None:
     assert mandates.believes(MODULE, sealed)
 
 
-def test_who_is_deposed_while_it_makes_a_version_publishes_none(tmp_path: Path) -> None:
-    async def scene(world: World, leader: TinyLeader, other: TinyLeader, author: Member) -> None:
+async def test_who_is_deposed_while_it_makes_a_version_publishes_none(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, other, author):
         await leader.lead(MODULE)
         async with leader.node.averaging:  # the round closes, and its version has to wait
             await contribute(world, leader, author, seed=1)
@@ -146,11 +132,9 @@ def test_who_is_deposed_while_it_makes_a_version_publishes_none(tmp_path: Path) 
         ledger = leader.chain.ledger
         assert (ledger.head.version, len(ledger.open)) == (0, 1), "whoever leads now counts it"
 
-    on_stage(tmp_path, scene)
 
-
-def test_who_is_deposed_while_it_takes_over_never_leads(tmp_path: Path) -> None:
-    async def scene(world: World, leader: TinyLeader, other: TinyLeader, author: Member) -> None:
+async def test_who_is_deposed_while_it_takes_over_never_leads(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, other, author):
         await leader.node.watch.refresh()
         read = leader.chain.state.read_patiently
 
@@ -163,21 +147,17 @@ def test_who_is_deposed_while_it_takes_over_never_leads(tmp_path: Path) -> None:
             await leader.ownership.take(MODULE)
         assert MODULE not in leader.ownership.modules and not leader.node.presence._heads
 
-    on_stage(tmp_path, scene)
 
-
-def test_nobody_leads_without_a_grant(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+async def test_nobody_leads_without_a_grant(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         await seed_away(world, first, second)
         with pytest.raises(IntegrityError, match="nobody who may has granted"):
             await first.lead(MODULE)
         assert first.ownership.modules == []
 
-    on_stage(tmp_path, scene)
 
-
-def test_versions_that_the_archive_never_got_are_handed_in_after_a_restart(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+async def test_versions_that_the_archive_never_got_are_handed_in_after_a_restart(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         await first.lead(MODULE)
         await seed_away(world, first)
         await make_versions(world, first, author, 2)
@@ -190,13 +170,10 @@ def test_versions_that_the_archive_never_got_are_handed_in_after_a_restart(tmp_p
         await eventually(lambda: is_safe(again))
         require_verified(world, versions=3)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_long_outage_of_the_archive_loses_no_payload(tmp_path: Path) -> None:
+async def test_a_long_outage_of_the_archive_loses_no_payload(tmp_path: Path) -> None:
     """Longer than a sender's uploads are kept that nothing came of."""
-
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         await first.lead(MODULE)
         await seed_away(world, first)
         count = UNUSED_UPLOADS_MAX // 2 + 1
@@ -207,11 +184,9 @@ def test_a_long_outage_of_the_archive_loses_no_payload(tmp_path: Path) -> None:
         require_verified(world, versions=count + 1)
         assert not first.node.store.documents(f"open-{MODULE}"), "nothing is kept here that the archive has"
 
-    on_stage(tmp_path, scene)
 
-
-def test_versions_that_the_archive_went_on_without_are_forgotten(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+async def test_versions_that_the_archive_went_on_without_are_forgotten(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         await first.lead(MODULE)
         await make_versions(world, first, author)
         await seed_away(world, first)
@@ -230,11 +205,9 @@ def test_versions_that_the_archive_went_on_without_are_forgotten(tmp_path: Path)
         await eventually(lambda: is_safe(again))
         require_verified(world, versions=3)
 
-    on_stage(tmp_path, scene)
 
-
-def test_an_author_counts_once_per_base_also_under_a_new_leader(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+async def test_an_author_counts_once_per_base_also_under_a_new_leader(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         genesis = (await first.lead(MODULE)).head
         await make_versions(world, first, author)
         await first.die(world)
@@ -248,11 +221,9 @@ def test_an_author_counts_once_per_base_also_under_a_new_leader(tmp_path: Path) 
             await offer(author, second.peer, document, payload)
         assert caught.value.reason == Reason.ALREADY_CONTRIBUTED
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_reader_leaves_a_branch_that_was_lost_with_its_leader(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+async def test_a_reader_leaves_a_branch_that_was_lost_with_its_leader(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         await first.lead(MODULE)
         await make_versions(world, first, author)
         await seed_away(world, first)
@@ -272,11 +243,9 @@ def test_a_reader_leaves_a_branch_that_was_lost_with_its_leader(tmp_path: Path) 
         await reader.sync(after=lost.version)  # not for ever: that version will never come
         assert reader.version == world.seed.archive.ledgers[MODULE].head and reader.version.version == 2
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_version_is_shown_after_another_has_made_it_again(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+async def test_a_version_is_shown_after_another_has_made_it_again(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
         owner = await first.lead(MODULE)
         shown: list[int] = []
         publish = owner._replication.publish
@@ -290,17 +259,15 @@ def test_a_version_is_shown_after_another_has_made_it_again(tmp_path: Path) -> N
         [sealed] = await owner.versions_after(Known(version=0), wait_s=0.0)
         assert shown == [0] and set(sealed.cosignatures) == {world.seed.node.peer}
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_seed_that_leads_and_is_slow_to_answer_is_not_deposed(tmp_path: Path) -> None:
+async def test_a_seed_that_leads_and_is_slow_to_answer_is_not_deposed(tmp_path: Path) -> None:
     """Two halves that each granted themselves a term would have made two chains."""
 
     async def never(*_: object) -> Reply:
         await asyncio.sleep(CALL_TIMEOUT_S)
         raise Refused("too late", reason="busy")
 
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+    async with on_stage(tmp_path, owners=2) as (world, first, second, author):
         await world.seed.ownership.take(MODULE)
         await eventually(lambda: first.peer in world.seed.ownership._leaders[MODULE].grant.mirrors)
         term, handlers = world.seed.term(MODULE), world.seed.swarm._dispatcher._handlers
@@ -312,11 +279,9 @@ def test_a_seed_that_leads_and_is_slow_to_answer_is_not_deposed(tmp_path: Path) 
         handlers["archive.adopt"] = adopt
         assert (await lead_at_last(world, first)).grant.term > term
 
-    on_stage(tmp_path, scene, owners=2)
 
-
-def test_when_a_seed_that_led_is_gone_a_mirror_goes_on(tmp_path: Path) -> None:
-    async def scene(world: World, first: TinyLeader, second: TinyLeader, author: Member) -> None:
+async def test_when_a_seed_that_led_is_gone_a_mirror_goes_on(tmp_path: Path) -> None:
+    async with on_stage(tmp_path, owners=3) as (world, first, second, author):
         await world.seed.ownership.take(MODULE)
         await eventually(lambda: first.peer in world.seed.ownership._leaders[MODULE].grant.mirrors)
         term = world.seed.term(MODULE)
@@ -324,5 +289,3 @@ def test_when_a_seed_that_led_is_gone_a_mirror_goes_on(tmp_path: Path) -> None:
         await seed_away(world, first)
         await eventually(lambda: first.node.watch.leader(MODULE) is None)
         assert (await first.lead(MODULE)).grant.term == term + 1
-
-    on_stage(tmp_path, scene, owners=3)

@@ -58,8 +58,10 @@ async def healed(world: World, group: Group) -> None:
     await eventually(lambda: len(group.leading) == 1 and len(group.mirrors) == 2)
 
 
-def test_of_two_branches_the_longer_is_kept_and_the_other_ones_work_counts_once_or_is_reported(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_of_two_branches_the_longer_is_kept_and_the_other_ones_work_counts_once_or_is_reported(
+    tmp_path: Path,
+) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author)
         await group.seed_away()
         leader, others, second = split(world, group, author)
@@ -80,13 +82,10 @@ def test_of_two_branches_the_longer_is_kept_and_the_other_ones_work_counts_once_
         await seed_back(world, group)
         await require_safe(world, group, versions=group.leader.ledger.head.version)
 
-    of_group(tmp_path, scene)
 
-
-def test_the_work_of_a_short_partition_counts_once(tmp_path: Path) -> None:
+async def test_the_work_of_a_short_partition_counts_once(tmp_path: Path) -> None:
     """One version each: the bases of what the losing branch counted are still young enough."""
-
-    async def scene(world: World, group: Group, author: Member) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         leader, other, second = await both_lead(world, group, author)
@@ -96,11 +95,9 @@ def test_the_work_of_a_short_partition_counts_once(tmp_path: Path) -> None:
         await eventually(lambda: set(ids) <= set(counted(group.leader)))
         assert sorted(counted(group.leader)[2:]) == sorted(ids)
 
-    of_group(tmp_path, scene)
 
-
-def test_the_branch_with_the_seed_wins_however_short_it_is(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_the_branch_with_the_seed_wins_however_short_it_is(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author)
         leader, others, second = split(world, group, author)
         await eventually(lambda: any(member.leads for member in others))
@@ -119,13 +116,10 @@ def test_the_branch_with_the_seed_wins_however_short_it_is(tmp_path: Path) -> No
         await accounted(group, lone)
         await require_safe(world, group, versions=group.leader.ledger.head.version)
 
-    of_group(tmp_path, scene)
 
-
-def test_after_healing_the_mirrors_have_the_branch_that_goes_on(tmp_path: Path) -> None:
+async def test_after_healing_the_mirrors_have_the_branch_that_goes_on(tmp_path: Path) -> None:
     """Before another version is made: until then nobody else might have it."""
-
-    async def scene(world: World, group: Group, author: Member) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         leader, other, second = await both_lead(world, group, author)
@@ -135,11 +129,9 @@ def test_after_healing_the_mirrors_have_the_branch_that_goes_on(tmp_path: Path) 
         await group.formed()
         assert {member.ledger.head.version for member in group.members} == {3}
 
-    of_group(tmp_path, scene)
 
-
-def test_a_reader_on_the_losing_side_comes_to_the_one_head(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_reader_on_the_losing_side_comes_to_the_one_head(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         leader, other, second = await both_lead(world, group, author)
@@ -153,13 +145,10 @@ def test_a_reader_on_the_losing_side_comes_to_the_one_head(tmp_path: Path) -> No
         await reader.sync(after=group.leader.ledger.head.version - 1)
         assert reader.version == group.leader.ledger.head
 
-    of_group(tmp_path, scene)
 
-
-def test_who_waits_on_the_losing_one_of_two_heads_of_one_number_comes_to_the_other(tmp_path: Path) -> None:
+async def test_who_waits_on_the_losing_one_of_two_heads_of_one_number_comes_to_the_other(tmp_path: Path) -> None:
     """Before another version is made: if all trainers were on the other one, nobody would make it."""
-
-    async def scene(world: World, group: Group, author: Member) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         leader, other, second = await both_lead(world, group, author)
@@ -175,5 +164,3 @@ def test_who_waits_on_the_losing_one_of_two_heads_of_one_number_comes_to_the_oth
         [loser] = [reader for reader in readers if reader.version != head]
         await loser.sync(after=2)
         assert loser.version == head and head.version == 2
-
-    of_group(tmp_path, scene)

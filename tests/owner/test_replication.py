@@ -14,7 +14,7 @@ from virtual_time import eventually
 
 from dipaco_p2p.errors import Refused, Unreachable
 from dipaco_p2p.node.ledger import Ledger
-from dipaco_p2p.node.node import CONTROL_TIMEOUT_S, Member
+from dipaco_p2p.node.node import CONTROL_TIMEOUT_S
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import BlobRef, is_cosigned, seal
 from dipaco_p2p.protocol.reasons import Reason
@@ -54,8 +54,8 @@ def slow(member: GroupMember, method: str, may_answer: asyncio.Event, begun: lis
 
 
 @pytest.mark.parametrize("with_seed", [True, False])
-def test_every_holder_of_a_receipt_has_the_contribution_on_disk(tmp_path: Path, with_seed: bool) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_every_holder_of_a_receipt_has_the_contribution_on_disk(tmp_path: Path, with_seed: bool) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author, seed=99)
         if not with_seed:
             await group.seed_away()
@@ -70,11 +70,9 @@ def test_every_holder_of_a_receipt_has_the_contribution_on_disk(tmp_path: Path, 
             store, ledger = on_disk(world, group, holder)
             assert ledger.kept[sealed.id] == sealed and store.get(BlobRef.of(payload).digest) == payload
 
-    of_group(tmp_path, scene)
 
-
-def test_no_receipt_while_mirrors_live_that_do_not_take_it(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_no_receipt_while_mirrors_live_that_do_not_take_it(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         for mirror in group.mirrors:
@@ -85,11 +83,9 @@ def test_no_receipt_while_mirrors_live_that_do_not_take_it(tmp_path: Path) -> No
         assert caught.value.reason == Reason.NO_MIRROR
         assert len(group.leader.said("receipt_signed")) == signed
 
-    of_group(tmp_path, scene)
 
-
-def test_one_mirror_that_takes_it_is_enough(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_one_mirror_that_takes_it_is_enough(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author, seed=99)
         await group.seed_away()
         silent, other = group.mirrors
@@ -97,22 +93,18 @@ def test_one_mirror_that_takes_it_is_enough(tmp_path: Path) -> None:
         receipt = await contribute(world, group.leader, author, seed=1)
         assert receipt.document.holders == (group.leader.peer, other.peer)
 
-    of_group(tmp_path, scene)
 
-
-def test_the_seed_is_a_holder_when_no_mirror_takes_it(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_the_seed_is_a_holder_when_no_mirror_takes_it(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         for mirror in group.mirrors:
             deaf(mirror, "mirror.contribution")
         receipt = await contribute(world, group.leader, author, seed=1)
         assert receipt.document.holders == (group.leader.peer, world.seed.node.peer)
         assert receipt.document.contribution in on_disk(world, group, world.seed.node.peer)[1].open
 
-    of_group(tmp_path, scene)
 
-
-def test_a_leader_that_is_alone_names_itself_alone(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_leader_that_is_alone_names_itself_alone(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader = group.leader
         await make_versions(world, leader, author, seed=99)
         await group.seed_away()
@@ -123,24 +115,19 @@ def test_a_leader_that_is_alone_names_itself_alone(tmp_path: Path) -> None:
         assert receipt.document.holders == (leader.peer,)
         await eventually(lambda: leader.ledger.head.version == 2)
 
-    of_group(tmp_path, scene)
 
-
-def test_the_receipt_of_a_contribution_stays_the_same_however_often_it_is_asked_for(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_the_receipt_of_a_contribution_stays_the_same_however_often_it_is_asked_for(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         payload = gradient_bytes(world.run, MODULE, seed=1)
         sealed = seal(author.swarm.signer, document(world, group.leader.ledger, author, payload))
         first = await offer(author, group.leader.peer, sealed, payload)
         assert await offer(author, group.leader.peer, sealed, payload) == first
         assert [event["id"] for event in group.leader.said("receipt_signed")] == [sealed.id] * 2
 
-    of_group(tmp_path, scene)
 
-
-def test_what_is_on_its_way_to_a_holder_is_not_sent_once_more(tmp_path: Path) -> None:
+async def test_what_is_on_its_way_to_a_holder_is_not_sent_once_more(tmp_path: Path) -> None:
     """On a slow line that takes longer than a call lasts, and the author asks again and again."""
-
-    async def scene(world: World, group: Group, author: Member) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         await group.seed_away()
         may_arrive, begun = asyncio.Event(), list[str]()
         for mirror in group.mirrors:
@@ -155,11 +142,9 @@ def test_what_is_on_its_way_to_a_holder_is_not_sent_once_more(tmp_path: Path) ->
         receipt = await offer(author, group.leader.peer, sealed, payload)
         assert len(receipt.document.holders) == 2 and receipt.document.contribution == sealed.id
 
-    of_group(tmp_path, scene)
 
-
-def test_a_mirror_that_never_answers_holds_up_no_receipt_no_round_and_no_successor(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_mirror_that_never_answers_holds_up_no_receipt_no_round_and_no_successor(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader, clock = group.leader, world.network.clock
         never, begun = asyncio.Event(), list[str]()
         slow(group.mirrors[0], "mirror.version", never, begun)
@@ -172,22 +157,18 @@ def test_a_mirror_that_never_answers_holds_up_no_receipt_no_round_and_no_success
         await leader.ownership.drop(MODULE)
         assert clock.now_s() - began_s < CONTROL_TIMEOUT_S
 
-    of_group(tmp_path, scene)
 
-
-def test_the_other_holders_get_it_as_well_though_the_receipt_does_not_wait(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_the_other_holders_get_it_as_well_though_the_receipt_does_not_wait(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         receipt = await contribute(world, group.leader, author, seed=1)
         everybody = [*(member.peer for member in group.members), world.seed.node.peer]
         await eventually(
             lambda: all(receipt.document.contribution in on_disk(world, group, peer)[1].open for peer in everybody)
         )
 
-    of_group(tmp_path, scene)
 
-
-def test_a_version_is_shown_when_one_has_cosigned_it_and_all_cosign_in_the_end(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_version_is_shown_when_one_has_cosigned_it_and_all_cosign_in_the_end(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader = group.leader
         await make_versions(world, leader, author)
         [shown] = await leader.owner(MODULE).versions_after(Known(version=0), wait_s=0.0)
@@ -197,11 +178,9 @@ def test_a_version_is_shown_when_one_has_cosigned_it_and_all_cosign_in_the_end(t
         [sealed] = leader.ledger.versions
         assert all(is_cosigned(sealed, peer, signature) for peer, signature in sealed.cosignatures.items())
 
-    of_group(tmp_path, scene)
 
-
-def test_a_mirror_that_signs_something_else_is_not_believed(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_mirror_that_signs_something_else_is_not_believed(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         liar, honest = group.mirrors
 
         async def lie(*_: object) -> Reply:
@@ -214,11 +193,9 @@ def test_a_mirror_that_signs_something_else_is_not_believed(tmp_path: Path) -> N
         await expired(world)
         assert set(group.leader.ledger.versions[0].cosignatures) == others
 
-    of_group(tmp_path, scene)
 
-
-def test_a_mirror_that_missed_a_contribution_is_given_it_with_the_version(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_mirror_that_missed_a_contribution_is_given_it_with_the_version(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader, (mirror, _) = group.leader, group.mirrors
         handlers = mirror.swarm._dispatcher._handlers
         keep = handlers["mirror.contribution"]
@@ -230,11 +207,9 @@ def test_a_mirror_that_missed_a_contribution_is_given_it_with_the_version(tmp_pa
         await eventually(lambda: mirror.peer in leader.ledger.versions[0].cosignatures)
         assert mirror.ledger.head == leader.ledger.head
 
-    of_group(tmp_path, scene)
 
-
-def test_a_leader_that_hears_of_a_newer_one_from_a_mirror_stops(tmp_path: Path) -> None:
-    async def scene(world: World, group: Group, author: Member) -> None:
+async def test_a_leader_that_hears_of_a_newer_one_from_a_mirror_stops(tmp_path: Path) -> None:
+    async with of_group(tmp_path) as (world, group, author):
         leader, (mirror, other) = group.leader, group.mirrors
         owner = leader.owner(MODULE)
         await make_versions(world, leader, author, seed=99)
@@ -248,5 +223,3 @@ def test_a_leader_that_hears_of_a_newer_one_from_a_mirror_stops(tmp_path: Path) 
         with pytest.raises(Refused) as caught:
             await contribute(world, leader, author, seed=1)
         assert caught.value.reason == Reason.NOT_LEADER and not owner.is_leading
-
-    of_group(tmp_path, scene)

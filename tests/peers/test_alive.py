@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runtime_harness import World
 from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
-from virtual_time import end, eventually, play
+from virtual_time import end, eventually
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.node.node import Member
@@ -102,18 +103,16 @@ def test_an_upload_that_gets_on_however_slowly_is_progress() -> None:
 # -- the claim
 
 
-def on_stage(folder: Path, scene: Callable[[World, Member, Claiming, list[dict[str, Any]]], Awaitable[None]]) -> None:
-    async def scenario() -> None:
-        async with World(folder) as world:
-            node = world.peer(60)
-            events: list[dict[str, Any]] = []
-            node.history.listen(events.append)
-            await node.watch.refresh()
-            claiming = Claiming(node, InnerStates(node), is_ready=lambda path: True)
-            await claiming.claim()
-            await scene(world, node, claiming, events)
-
-    play(scenario)
+@asynccontextmanager
+async def on_stage(folder: Path) -> AsyncIterator[tuple[World, Member, Claiming, list[dict[str, Any]]]]:
+    async with World(folder) as world:
+        node = world.peer(60)
+        events: list[dict[str, Any]] = []
+        node.history.listen(events.append)
+        await node.watch.refresh()
+        claiming = Claiming(node, InnerStates(node), is_ready=lambda path: True)
+        await claiming.claim()
+        yield world, node, claiming, events
 
 
 async def claimants(world: World) -> frozenset[str]:
@@ -125,12 +124,11 @@ def released(events: list[dict[str, Any]]) -> list[str]:
     return [event["why"] for event in events if event["ev"] == "released"]
 
 
-def test_a_claim_whose_release_was_cut_off_is_released_on_leaving_and_said_so(
+async def test_a_claim_whose_release_was_cut_off_is_released_on_leaving_and_said_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGTERM comes while the claim is being given up for another reason."""
-
-    async def scene(world: World, node: Member, claiming: Claiming, events: list[dict[str, Any]]) -> None:
+    async with on_stage(tmp_path) as (world, node, claiming, events):
         saying = asyncio.Event()
 
         async def stuck(key: str, body: object) -> None:
@@ -149,13 +147,12 @@ def test_a_claim_whose_release_was_cut_off_is_released_on_leaving_and_said_so(
         await claiming.release(ClaimEvent.RELEASED)
         assert released(events) == ["released"], "once is enough"
 
-    on_stage(tmp_path, scene)
 
-
-def test_the_heartbeat_says_a_half_released_claim_only_as_released(
+async def test_the_heartbeat_says_a_half_released_claim_only_as_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scene(world: World, node: Member, claiming: Claiming, events: list[dict[str, Any]]) -> None:
+    async with on_stage(tmp_path) as (world, node, claiming, events):
+
         async def lost(key: str, body: object) -> None:
             raise asyncio.CancelledError
 
@@ -167,13 +164,10 @@ def test_the_heartbeat_says_a_half_released_claim_only_as_released(
         await node.presence.beat()
         assert not await claimants(world)
 
-    on_stage(tmp_path, scene)
 
-
-def test_who_was_stopped_comes_after_who_took_its_path(tmp_path: Path) -> None:
+async def test_who_was_stopped_comes_after_who_took_its_path(tmp_path: Path) -> None:
     """A process that is stopped and wakes up must not drive out who went on with its path meanwhile."""
-
-    async def scene(world: World, node: Member, claiming: Claiming, events: list[dict[str, Any]]) -> None:
+    async with on_stage(tmp_path) as (world, node, claiming, events):
         ttl_s = world.run.config.liveness.heartbeat_ttl_s
         path = next(path for path, peers in node.watch.claims.items() if node.peer in peers)
         before_s = node.watch.claims[path][node.peer].since_s
@@ -191,11 +185,9 @@ def test_who_was_stopped_comes_after_who_took_its_path(tmp_path: Path) -> None:
         assert list(ranking(path, node.watch.claims[path])) == [taker.peer, node.peer]
         assert await claiming.should_move(path, Standing()) is ClaimEvent.YIELDED
 
-    on_stage(tmp_path, scene)
 
-
-def test_who_was_stopped_keeps_a_path_that_nobody_took(tmp_path: Path) -> None:
-    async def scene(world: World, node: Member, claiming: Claiming, events: list[dict[str, Any]]) -> None:
+async def test_who_was_stopped_keeps_a_path_that_nobody_took(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, node, claiming, events):
         path = next(path for path, peers in node.watch.claims.items() if node.peer in peers)
         await asyncio.sleep(3 * world.run.config.liveness.heartbeat_ttl_s)
         assert not await claimants(world)
@@ -204,11 +196,9 @@ def test_who_was_stopped_keeps_a_path_that_nobody_took(tmp_path: Path) -> None:
         await node.watch.refresh()
         assert await claiming.should_move(path, Standing(is_due=True)) is None and not released(events)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_claim_that_the_watchdog_gave_up_is_noticed(tmp_path: Path) -> None:
-    async def scene(world: World, node: Member, claiming: Claiming, events: list[dict[str, Any]]) -> None:
+async def test_a_claim_that_the_watchdog_gave_up_is_noticed(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, node, claiming, events):
         path = next(path for path, peers in node.watch.claims.items() if node.peer in peers)
         await claiming.release(ClaimEvent.EXPIRED)
         assert released(events) == ["expired"] and not await claimants(world)
@@ -217,13 +207,11 @@ def test_a_claim_that_the_watchdog_gave_up_is_noticed(tmp_path: Path) -> None:
         assert await claiming.should_move(path, Standing()) is ClaimEvent.EXPIRED
         assert await claiming.claim() is not None and node.presence.has_claim
 
-    on_stage(tmp_path, scene)
-
 
 # -- whole volunteers
 
 
-def test_a_volunteer_that_hangs_is_alive_and_takes_no_part_until_it_gets_on(
+async def test_a_volunteer_that_hangs_is_alive_and_takes_no_part_until_it_gets_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = PathTrainer.train
@@ -237,36 +225,31 @@ def test_a_volunteer_that_hangs_is_alive_and_takes_no_part_until_it_gets_on(
         return await honest(self, *args, **changes)
 
     monkeypatch.setattr(PathTrainer, "train", train)
-
-    async def scenario() -> None:
-        async with World(tmp_path, config=tiny_config(rounds=40)) as world:
-            for number in (1, 2, 3, 4):
-                world.join(number)
-            await eventually(lambda: all(len(volunteer.said("round")) > 1 for volunteer in world.volunteers))
-            victim, others = world.volunteers[0], world.volunteers[1:]
-            assert victim.status.path is not None
-            frozen.append(victim.status.path)
-            await eventually(lambda: bool(waking))
-            began_s, limit_s = world.clock.now_s(), victim.volunteer._watchdog.limit_s
-            await eventually(lambda: bool(victim.said("stalled")), limit_s=limit_s + 5.0)
-            assert world.clock.now_s() - began_s > limit_s - 1.0
-            await eventually(lambda: frozen[0] in {other.status.path for other in others}, limit_s=60.0)
-            watch = world.seed.node.watch
-            await watch.refresh()
-            assert victim.peer in watch.heartbeats and victim.peer not in taking_part(watch.claims)
-            await eventually(lambda: others[0].status.peers_training == 3)
-            assert others[0].status.peers_alive == 5, "the seed node, too"
-            rounds = len(victim.said("round"))
-            waking[0].set()
-            await eventually(lambda: len(victim.said("round")) > rounds + 1)
-            assert [event["why"] for event in victim.said("released")] == ["expired"]
-            await watch.refresh()
-            assert victim.peer in taking_part(watch.claims)
-
-    play(scenario)
+    async with World(tmp_path, config=tiny_config(rounds=40)) as world:
+        world.join_all()
+        await eventually(lambda: all(len(volunteer.said("round")) > 1 for volunteer in world.volunteers))
+        victim, others = world.volunteers[0], world.volunteers[1:]
+        assert victim.status.path is not None
+        frozen.append(victim.status.path)
+        await eventually(lambda: bool(waking))
+        began_s, limit_s = world.clock.now_s(), victim.volunteer._watchdog.limit_s
+        await eventually(lambda: bool(victim.said("stalled")), limit_s=limit_s + 5.0)
+        assert world.clock.now_s() - began_s > limit_s - 1.0
+        await eventually(lambda: frozen[0] in {other.status.path for other in others}, limit_s=60.0)
+        watch = world.seed.node.watch
+        await watch.refresh()
+        assert victim.peer in watch.heartbeats and victim.peer not in taking_part(watch.claims)
+        await eventually(lambda: others[0].status.peers_training == 3)
+        assert others[0].status.peers_alive == 5, "the seed node, too"
+        rounds = len(victim.said("round"))
+        waking[0].set()
+        await eventually(lambda: len(victim.said("round")) > rounds + 1)
+        assert [event["why"] for event in victim.said("released")] == ["expired"]
+        await watch.refresh()
+        assert victim.peer in taking_part(watch.claims)
 
 
-def test_a_slow_uplink_keeps_its_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_uplink_keeps_its_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its push takes four times as long as it may be silent, part by part."""
     honest = Contributor._push
     slow: list[str] = []
@@ -279,60 +262,47 @@ def test_a_slow_uplink_keeps_its_claim(tmp_path: Path, monkeypatch: pytest.Monke
         return await honest(self, contribution, payload)
 
     monkeypatch.setattr(Contributor, "_push", crawling)
-
-    async def scenario() -> None:
-        async with World(tmp_path, config=tiny_config(rounds=400)) as world:
-            for number in (1, 2, 3, 4):
-                world.join(number)
-            await eventually(lambda: all(len(volunteer.said("round")) > 1 for volunteer in world.volunteers))
-            victim = world.volunteers[0]
-            slow.append(victim.peer)
-            await eventually(lambda: victim.status.doing == "pushing")
-            for _ in range(10):
-                await asyncio.sleep(10.0)
-                await world.seed.node.watch.read_claims()
-                assert victim.peer in taking_part(world.seed.node.watch.claims)
-            assert not victim.said("stalled") and not victim.said("released")
-
-    play(scenario, limit_s=3600)
+    async with World(tmp_path, config=tiny_config(rounds=400)) as world:
+        world.join_all()
+        await eventually(lambda: all(len(volunteer.said("round")) > 1 for volunteer in world.volunteers))
+        victim = world.volunteers[0]
+        slow.append(victim.peer)
+        await eventually(lambda: victim.status.doing == "pushing")
+        for _ in range(10):
+            await asyncio.sleep(10.0)
+            await world.seed.node.watch.read_claims()
+            assert victim.peer in taking_part(world.seed.node.watch.claims)
+        assert not victim.said("stalled") and not victim.said("released")
 
 
-def test_a_push_tells_of_every_part_that_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_push_tells_of_every_part_that_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dipaco_p2p.swarm.blobs.blobs.RANGE_BYTES", 64)
-
-    async def scenario() -> None:
-        async with World(tmp_path, config=tiny_config(rounds=9)) as world:
-            node, leader = world.peer(60), world.leader(50)
-            await leader.lead(MODULE)
-            await node.watch.refresh()
-            payload, told = gradient_bytes(world.run, MODULE), []
-            document = contribution_of(world.run, node.swarm.signer, payload, module=MODULE, path=PathId((0, 0, 0)))
-            await push(node, document, payload, on_progress=lambda: told.append(world.clock.now_s()))
-            assert len(told) > len(payload) / 64
-
-    play(scenario)
+    async with World(tmp_path, config=tiny_config(rounds=9)) as world:
+        node, leader = world.peer(60), world.leader(50)
+        await leader.lead(MODULE)
+        await node.watch.refresh()
+        payload, told = gradient_bytes(world.run, MODULE), []
+        document = contribution_of(world.run, node.swarm.signer, payload, module=MODULE, path=PathId((0, 0, 0)))
+        await push(node, document, payload, on_progress=lambda: told.append(world.clock.now_s()))
+        assert len(told) > len(payload) / 64
 
 
-def test_a_receiver_knows_who_is_sending_and_forgets_who_has_sent(
+async def test_a_receiver_knows_who_is_sending_and_forgets_who_has_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dipaco_p2p.node.store.SENDERS_MAX", 2)
-
-    async def scenario() -> None:
-        async with World(tmp_path) as world:
-            node = world.peer(60)
-            uploads = Uploads(node.swarm, node.store, world.clock, size_max=100)
-            senders = [signer(number).peer for number in (1, 2, 3)]
-            for number, sender in enumerate(senders):
-                sink = await uploads._accept(sender, f"{number}" * 64, 10)
-                sink.write(0, b"12345")
-                await asyncio.sleep(1.0)
-            now_s = world.clock.now_s()
-            assert uploads.progress_s == {senders[1]: now_s - 2.0, senders[2]: now_s - 1.0}
-            data = b"0123456789"
-            sink = await uploads._accept(senders[1], digest(data), len(data))
-            sink.write(0, data)
-            sink.finish()
-            assert list(uploads.progress_s) == [senders[2]]
-
-    play(scenario)
+    async with World(tmp_path) as world:
+        node = world.peer(60)
+        uploads = Uploads(node.swarm, node.store, world.clock, size_max=100)
+        senders = [signer(number).peer for number in (1, 2, 3)]
+        for number, sender in enumerate(senders):
+            sink = await uploads._accept(sender, f"{number}" * 64, 10)
+            sink.write(0, b"12345")
+            await asyncio.sleep(1.0)
+        now_s = world.clock.now_s()
+        assert uploads.progress_s == {senders[1]: now_s - 2.0, senders[2]: now_s - 1.0}
+        data = b"0123456789"
+        sink = await uploads._accept(senders[1], digest(data), len(data))
+        sink.write(0, data)
+        sink.finish()
+        assert list(uploads.progress_s) == [senders[2]]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runtime_harness import Leader, World
 from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from dipaco_p2p.config import LivenessConfig, RoundsConfig
 from dipaco_p2p.errors import Refused
@@ -79,45 +80,39 @@ def test_no_leader_can_stretch_the_time_or_take_it_away() -> None:
 MODULE = ModuleId(1, 0)
 
 
-def on_stage(folder: Path, scene: Callable[[World, Leader, Member], Awaitable[None]], **faults: Any) -> None:
-    async def scenario() -> None:
-        async with World(folder, config=tiny_config(rounds=9), **faults) as world:
-            node = world.peer(60)
-            leader = world.leader(50)
-            await leader.lead(MODULE)
-            await node.watch.refresh()
-            await scene(world, leader, node)
-
-    play(scenario)
+@asynccontextmanager
+async def on_stage(folder: Path, **faults: Any) -> AsyncIterator[tuple[World, Leader, Member]]:
+    async with World(folder, config=tiny_config(rounds=9), **faults) as world:
+        node = world.peer(60)
+        leader = world.leader(50)
+        await leader.lead(MODULE)
+        await node.watch.refresh()
+        yield world, leader, node
 
 
 def document(world: World, node: Member, payload: bytes, **values: Any) -> Contribution:
     return contribution_of(world.run, node.swarm.signer, payload, module=MODULE, path=PathId((0, 0, 0)), **values)
 
 
-def test_a_push_ends_with_the_leaders_receipt(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, node: Member) -> None:
+async def test_a_push_ends_with_the_leaders_receipt(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, node):
         payload = gradient_bytes(world.run, MODULE)
         receipt = (await push(node, document(world, node, payload), payload)).document
         assert (receipt.author, receipt.round) == (leader.peer, 0)
         await eventually(lambda: receipt.contribution in world.seed.archive.ledgers[MODULE].counted)
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_push_survives_lost_and_doubled_messages(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, node: Member) -> None:
+async def test_a_push_survives_lost_and_doubled_messages(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, node):
         world.network.loss, world.network.duplication = 0.2, 0.5
         payload = gradient_bytes(world.run, MODULE)
         receipt = (await push(node, document(world, node, payload), payload)).document
         await eventually(lambda: receipt.contribution in leader.owner(MODULE)._ledger.counted)
         assert len(leader.owner(MODULE)._ledger.counted) == 1
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_push_waits_for_the_successor_of_a_dead_leader(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, node: Member) -> None:
+async def test_a_push_waits_for_the_successor_of_a_dead_leader(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, node):
         other = world.leader(51)
         await other.node.watch.refresh()
         await leader.die(world)
@@ -128,11 +123,9 @@ def test_a_push_waits_for_the_successor_of_a_dead_leader(tmp_path: Path) -> None
         await other.lead(MODULE)
         assert (await pushing).document.author == other.peer
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_leader_that_is_behind_what_we_trained_from_gets_time_to_find_it(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, node: Member) -> None:
+async def test_a_leader_that_is_behind_what_we_trained_from_gets_time_to_find_it(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, node):
         payload, patience_s = gradient_bytes(world.run, MODULE), BEHIND_TTLS * world.run.config.liveness.heartbeat_ttl_s
         ahead = document(world, node, payload, base_version=1, base_digest="a" * 64)
         pushing = asyncio.create_task(push(node, ahead, payload))
@@ -144,20 +137,16 @@ def test_a_leader_that_is_behind_what_we_trained_from_gets_time_to_find_it(tmp_p
             await pushing
         assert caught.value.reason == Reason.UNKNOWN_BASE
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_push_that_nobody_wants_ends_with_the_reason(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, node: Member) -> None:
+async def test_a_push_that_nobody_wants_ends_with_the_reason(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, node):
         with pytest.raises(Refused) as caught:
             await push(node, document(world, node, b"no tensors"), b"no tensors")
         assert caught.value.reason == Reason.MALFORMED
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_receipt_for_something_else_is_not_believed(tmp_path: Path) -> None:
-    async def scene(world: World, leader: Leader, node: Member) -> None:
+async def test_a_receipt_for_something_else_is_not_believed(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, node):
         payload = gradient_bytes(world.run, MODULE)
         contribution = document(world, node, payload)
         handlers = leader.swarm._dispatcher._handlers
@@ -178,8 +167,6 @@ def test_a_receipt_for_something_else_is_not_believed(tmp_path: Path) -> None:
         receipt = (await push(node, contribution, payload)).document
         assert len(asked) == 3
         assert receipt.contribution == seal(node.swarm.signer, contribution).id and receipt.author == leader.peer
-
-    on_stage(tmp_path, scene)
 
 
 def _by(author: Any, receipt: Receipt) -> Receipt:

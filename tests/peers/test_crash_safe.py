@@ -88,10 +88,8 @@ def uninterrupted(folder: Path) -> dict[ModuleId, str]:
 
     async def scenario() -> None:
         async with World(folder, config=tiny_config(rounds=ROUNDS)) as world:
-            for number in (1, 2, 3, 4):
-                world.join(number)
-            for volunteer in world.volunteers:
-                await volunteer.done()
+            world.join_all()
+            await world.done()
             found.update(digests(world))
 
     play(scenario)
@@ -125,73 +123,58 @@ def require_every_path_in_every_version(world: World) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_volunteer_that_comes_back_at_once_changes_nothing_of_what_comes_out(
+async def test_a_volunteer_that_comes_back_at_once_changes_nothing_of_what_comes_out(
     tmp_path: Path, digests_of_a_quiet_run: dict[ModuleId, str], monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     """Batches, inner state, error feedback and pushes are what they would have been: no cursor is lost."""
     hang = Hang(monkeypatch, phase, at_round=1)
-
-    async def scenario() -> None:
-        async with World(tmp_path, config=tiny_config(rounds=ROUNDS)) as world:
-            for number in (1, 2, 3, 4):
-                world.join(number)
-            await eventually(lambda: all(volunteer.said("round") for volunteer in world.volunteers))
-            hang.victim = world.volunteers[0]
-            await eventually(lambda: hang.is_hanging)
-            await world.kill(world.volunteers[0])
-            again = await come_back(world, 1)
-            await finish(world)
-            require_every_path_in_every_version(world)
-            assert digests(world) == digests_of_a_quiet_run
-            if phase == "in its pushes":
-                assert {event["base"] for event in again.said("receipt")} >= {1}
-                assert not again.said("refused")
-
-    play(scenario)
+    async with World(tmp_path, config=tiny_config(rounds=ROUNDS)) as world:
+        world.join_all()
+        await eventually(lambda: all(volunteer.said("round") for volunteer in world.volunteers))
+        hang.victim = world.volunteers[0]
+        await eventually(lambda: hang.is_hanging)
+        await world.kill(world.volunteers[0])
+        again = await come_back(world, 1)
+        await finish(world)
+        require_every_path_in_every_version(world)
+        assert digests(world) == digests_of_a_quiet_run
+        if phase == "in its pushes":
+            assert {event["base"] for event in again.said("receipt")} >= {1}
+            assert not again.said("refused")
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_the_path_of_a_killed_volunteer_is_in_the_very_round_in_which_it_died(
+async def test_the_path_of_a_killed_volunteer_is_in_the_very_round_in_which_it_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     hang = Hang(monkeypatch, phase, at_round=1)
-
-    async def scenario() -> None:
-        async with World(tmp_path, config=tiny_config(rounds=ROUNDS)) as world:
-            for number in (1, 2, 3, 4):
-                world.join(number)
-            await eventually(lambda: all(volunteer.said("round") for volunteer in world.volunteers))
-            hang.victim = world.volunteers[0]
-            await eventually(lambda: hang.is_hanging)
-            await world.kill(world.volunteers[0])
-            await finish(world)
-            require_every_path_in_every_version(world)
-
-    play(scenario)
+    async with World(tmp_path, config=tiny_config(rounds=ROUNDS)) as world:
+        world.join_all()
+        await eventually(lambda: all(volunteer.said("round") for volunteer in world.volunteers))
+        hang.victim = world.volunteers[0]
+        await eventually(lambda: hang.is_hanging)
+        await world.kill(world.volunteers[0])
+        await finish(world)
+        require_every_path_in_every_version(world)
 
 
-def test_what_a_killed_volunteer_had_trained_is_too_old_after_a_long_time(
+async def test_what_a_killed_volunteer_had_trained_is_too_old_after_a_long_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hang = Hang(monkeypatch, "in its pushes", at_round=1)
-
-    async def scenario() -> None:
-        async with World(tmp_path, config=tiny_config(rounds=8)) as world:
-            for number in (1, 2, 3, 4):
-                world.join(number)
-            await eventually(lambda: all(volunteer.said("round") for volunteer in world.volunteers))
-            hang.victim = victim = world.volunteers[0]
-            await eventually(lambda: hang.is_hanging)
-            await world.kill(victim)
-            ledgers = world.seed.archive.ledgers
-            await eventually(lambda: all(ledger.head.version >= 5 for ledger in ledgers.values()), limit_s=300)
-            again = await come_back(world, 1)
-            await eventually(lambda: bool(again.said("claimed")))
-            assert {event["reason"] for event in again.said("refused")} == {Reason.STALE_BASE}
-            assert not list((again.folder / "outbox").rglob("*.json"))
-            await finish(world)
-
-    play(scenario)
+    async with World(tmp_path, config=tiny_config(rounds=8)) as world:
+        world.join_all()
+        await eventually(lambda: all(volunteer.said("round") for volunteer in world.volunteers))
+        hang.victim = victim = world.volunteers[0]
+        await eventually(lambda: hang.is_hanging)
+        await world.kill(victim)
+        ledgers = world.seed.archive.ledgers
+        await eventually(lambda: all(ledger.head.version >= 5 for ledger in ledgers.values()), limit_s=300)
+        again = await come_back(world, 1)
+        await eventually(lambda: bool(again.said("claimed")))
+        assert {event["reason"] for event in again.said("refused")} == {Reason.STALE_BASE}
+        assert not list((again.folder / "outbox").rglob("*.json"))
+        await finish(world)
 
 
 # -- bit rot
@@ -216,8 +199,7 @@ def test_no_damaged_file_stops_a_volunteer_or_reaches_a_module(
 
     async def scenario() -> None:
         async with World(tmp_path, config=tiny_config(rounds=400)) as world:
-            for number in (1, 2, 3, 4):
-                world.join(number)
+            world.join_all()
             await eventually(lambda: all(volunteer.said("round") for volunteer in world.volunteers))
             hang.victim = victim = world.volunteers[0]
             await eventually(lambda: hang.is_hanging)

@@ -104,79 +104,70 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scenario, 60))
 
 
-def test_each_change_is_told_once_and_at_the_second() -> None:
-    async def scenario() -> None:
-        clock, steered, machine = ManualClock(at("2026-11-23 18:59:30")), Steered(), Machine()
-        governor = Governor(steered, NIGHTS, clock=clock, senses=machine.senses, zone=UTC)
+async def test_each_change_is_told_once_and_at_the_second() -> None:
+    clock, steered, machine = ManualClock(at("2026-11-23 18:59:30")), Steered(), Machine()
+    governor = Governor(steered, NIGHTS, clock=clock, senses=machine.senses, zone=UTC)
+    async with beside(governor, steered):
+        await clock.advance(29.0)
+        assert steered.news() == [("pause", "schedule", at("2026-11-23 19:00"))]
+        await clock.advance(1.5)
+        assert steered.news() == [("resume", "schedule", None)]
+        machine.on_battery = True
+        await clock.advance(2 * LOOK_S)
+        assert steered.news() == [("pause", "battery", None)]
+        await clock.advance(at("2026-11-24 08:00:01") - clock.now_s())
+        assert steered.news() == [("pause", "schedule", at("2026-11-24 19:00"))], "the battery holds as well"
+        machine.on_battery = False
+        await clock.advance(LOOK_S)
+        assert steered.news() == [("resume", "battery", None)]
+
+
+async def test_a_user_who_comes_back_is_noticed_and_who_goes_is_waited_for() -> None:
+    clock, steered, machine = ManualClock(MONDAY), Steered(), Machine()
+    governor = Governor(steered, When(only_idle=5.0), clock=clock, senses=machine.senses, zone=UTC)
+
+    async def later(duration_s: float) -> None:
+        """The senses answer from a thread, which no clock of a test waits for."""
+        until_s = clock.now_s() + duration_s
+        while clock.now_s() < until_s:
+            await clock.advance(1.0)
+            await asyncio.sleep(0.002)
+
+    async with beside(governor, steered):
+        await later(2 * IDLE_LOOK_S)
+        assert steered.news() == [("pause", "idle", None)]
+        machine.idle_min = 5.5
+        await later(2 * IDLE_LOOK_S)
+        assert steered.news() == [("resume", "idle", None)]
+        machine.idle_min = None
+        await later(2 * IDLE_LOOK_S)
+        assert steered.news() == [("pause", "idle", None)], "nobody knows: somebody is taken to be there"
+
+
+async def test_the_month_counts_pauses_and_at_last_ends_the_volunteer(tmp_path: Path) -> None:
+    clock, steered, moved = ManualClock(MONDAY), Steered(), [0]
+    month = MonthAccount(tmp_path, now_s=MONDAY, zone=UTC)
+    governor = Governor(
+        steered,
+        When(on_battery=True),
+        clock=clock,
+        zone=UTC,
+        month=month,
+        month_gb=1.0,
+        moved_bytes=lambda: moved[0],
+    )
+    with pytest.raises(EnvironmentUnfit, match="1.04 GB of the 1 GB of this month") as caught:
         async with beside(governor, steered):
-            await clock.advance(29.0)
-            assert steered.news() == [("pause", "schedule", at("2026-11-23 19:00"))]
-            await clock.advance(1.5)
-            assert steered.news() == [("resume", "schedule", None)]
-            machine.on_battery = True
-            await clock.advance(2 * LOOK_S)
-            assert steered.news() == [("pause", "battery", None)]
-            await clock.advance(at("2026-11-24 08:00:01") - clock.now_s())
-            assert steered.news() == [("pause", "schedule", at("2026-11-24 19:00"))], "the battery holds as well"
-            machine.on_battery = False
+            moved[0] = 970_000_000
             await clock.advance(LOOK_S)
-            assert steered.news() == [("resume", "battery", None)]
-
-    play(scenario())
-
-
-def test_a_user_who_comes_back_is_noticed_and_who_goes_is_waited_for() -> None:
-    async def scenario() -> None:
-        clock, steered, machine = ManualClock(MONDAY), Steered(), Machine()
-        governor = Governor(steered, When(only_idle=5.0), clock=clock, senses=machine.senses, zone=UTC)
-
-        async def later(duration_s: float) -> None:
-            """The senses answer from a thread, which no clock of a test waits for."""
-            until_s = clock.now_s() + duration_s
-            while clock.now_s() < until_s:
-                await clock.advance(1.0)
-                await asyncio.sleep(0.002)
-
-        async with beside(governor, steered):
-            await later(2 * IDLE_LOOK_S)
-            assert steered.news() == [("pause", "idle", None)]
-            machine.idle_min = 5.5
-            await later(2 * IDLE_LOOK_S)
-            assert steered.news() == [("resume", "idle", None)]
-            machine.idle_min = None
-            await later(2 * IDLE_LOOK_S)
-            assert steered.news() == [("pause", "idle", None)], "nobody knows: somebody is taken to be there"
-
-    play(scenario())
-
-
-def test_the_month_counts_pauses_and_at_last_ends_the_volunteer(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        clock, steered, moved = ManualClock(MONDAY), Steered(), [0]
-        month = MonthAccount(tmp_path, now_s=MONDAY, zone=UTC)
-        governor = Governor(
-            steered,
-            When(on_battery=True),
-            clock=clock,
-            zone=UTC,
-            month=month,
-            month_gb=1.0,
-            moved_bytes=lambda: moved[0],
-        )
-        with pytest.raises(EnvironmentUnfit, match="1.04 GB of the 1 GB of this month") as caught:
-            async with beside(governor, steered):
-                moved[0] = 970_000_000
-                await clock.advance(LOOK_S)
-                assert steered.news() == []
-                moved[0] = 990_000_000
-                await clock.advance(LOOK_S)
-                assert steered.news() == [("pause", "month", at("2026-12-01 00:00"))]
-                moved[0] = 1_040_000_000
-                await clock.advance(LOOK_S)
-                assert steered.news() == [("stop", "", None)], "what goes on in a pause is too much now"
-        assert "01 December" in caught.value.hint
-
-    play(scenario())
+            assert steered.news() == []
+            moved[0] = 990_000_000
+            await clock.advance(LOOK_S)
+            assert steered.news() == [("pause", "month", at("2026-12-01 00:00"))]
+            moved[0] = 1_040_000_000
+            await clock.advance(LOOK_S)
+            assert steered.news() == [("stop", "", None)], "what goes on in a pause is too much now"
+    assert "01 December" in caught.value.hint
 
 
 def test_before_anything_is_opened_a_used_month_and_an_unknown_user_are_refused(tmp_path: Path) -> None:

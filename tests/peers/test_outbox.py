@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 from runtime_harness import World, flip
 from tiny_run import contribution_of, gradient_bytes, signer
-from virtual_time import play
 
 from dipaco_p2p.core.model.shards import decode_shard
 from dipaco_p2p.errors import IntegrityError
@@ -33,12 +33,10 @@ ROUNDS = 3
 # -- documents, contributions and receipts on the disk
 
 
-def on_disk(folder: Path, scene: Callable[[World, Member], None]) -> None:
-    async def scenario() -> None:
-        async with World(folder) as world:
-            scene(world, world.peer(60))
-
-    play(scenario)
+@asynccontextmanager
+async def on_disk(folder: Path) -> AsyncIterator[tuple[World, Member]]:
+    async with World(folder) as world:
+        yield world, world.peer(60)
 
 
 def contribution(world: World, node: Member, *, module: ModuleId = MODULE, seed: int = 0) -> tuple[Contribution, bytes]:
@@ -46,8 +44,8 @@ def contribution(world: World, node: Member, *, module: ModuleId = MODULE, seed:
     return contribution_of(world.run, node.swarm.signer, payload, module=module, path=PATH), payload
 
 
-def test_every_byte_of_a_document_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def scene(world: World, node: Member) -> None:
+async def test_every_byte_of_a_document_is_watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with on_disk(tmp_path) as (world, node):
         write_checked(node.store, "thing", {"names": ["a", "b"], "count": 3})
         path = node.store.folder / "documents" / "thing.json"
         whole = path.read_bytes()
@@ -58,20 +56,16 @@ def test_every_byte_of_a_document_is_watched(tmp_path: Path, caplog: pytest.LogC
             assert not path.exists()
         assert len(caplog.records) == len(whole), "one line each"
 
-    on_disk(tmp_path, scene)
-
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b'{"body":1}', b"\xff\xfe", b"[" * 100_000])
-def test_no_document_stops_a_start(tmp_path: Path, data: bytes) -> None:
-    def scene(world: World, node: Member) -> None:
+async def test_no_document_stops_a_start(tmp_path: Path, data: bytes) -> None:
+    async with on_disk(tmp_path) as (world, node):
         node.store.write_document("thing", data)
         assert read_checked(node.store, "thing") is None and read_checked(node.store, "thing") is None
 
-    on_disk(tmp_path, scene)
 
-
-def test_what_was_on_its_way_is_there_after_a_restart_until_it_ended(tmp_path: Path) -> None:
-    def scene(world: World, node: Member) -> None:
+async def test_what_was_on_its_way_is_there_after_a_restart_until_it_ended(tmp_path: Path) -> None:
+    async with on_disk(tmp_path) as (world, node):
         sent = [contribution(world, node), contribution(world, node, module=OTHER)]
         for document, payload in sent:
             Outbox(node).add(document, payload)
@@ -83,22 +77,20 @@ def test_what_was_on_its_way_is_there_after_a_restart_until_it_ended(tmp_path: P
         assert not list((node.store.folder / "outbox").rglob("*.json"))
         assert not [path for path in (node.store.folder / "outbox" / "blobs").rglob("*") if path.is_file()]
 
-    on_disk(tmp_path, scene)
 
-
-def test_an_outbox_holds_one_contribution_per_module_and_no_old_bytes(tmp_path: Path) -> None:
-    def scene(world: World, node: Member) -> None:
+async def test_an_outbox_holds_one_contribution_per_module_and_no_old_bytes(tmp_path: Path) -> None:
+    async with on_disk(tmp_path) as (world, node):
         for seed in range(5):
             Outbox(node).add(*contribution(world, node, seed=seed))
         assert Outbox(node).waiting() == [contribution(world, node, seed=4)]
         blobs = [path for path in (node.store.folder / "outbox" / "blobs").rglob("*") if path.is_file()]
         assert len(blobs) == 1
 
-    on_disk(tmp_path, scene)
 
-
-def test_a_damaged_contribution_is_dropped_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def scene(world: World, node: Member) -> None:
+async def test_a_damaged_contribution_is_dropped_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with on_disk(tmp_path) as (world, node):
         for kind in ("*.json", "blobs/*/*"):
             caplog.clear()
             Outbox(node).add(*contribution(world, node))
@@ -106,17 +98,13 @@ def test_a_damaged_contribution_is_dropped_with_one_line(tmp_path: Path, caplog:
             assert Outbox(node).waiting() == [] == Outbox(node).waiting()
             assert len(caplog.records) == 1
 
-    on_disk(tmp_path, scene)
 
-
-def test_the_outbox_of_another_run_is_not_pushed(tmp_path: Path) -> None:
-    def scene(world: World, node: Member) -> None:
+async def test_the_outbox_of_another_run_is_not_pushed(tmp_path: Path) -> None:
+    async with on_disk(tmp_path) as (world, node):
         payload = gradient_bytes(world.run, MODULE)
         foreign = contribution_of(world.run, node.swarm.signer, payload, module=MODULE, path=PATH, run="f" * 64)
         Outbox(node).add(foreign, payload)
         assert Outbox(node).waiting() == []
-
-    on_disk(tmp_path, scene)
 
 
 def receipt(world: World, number: int) -> Sealed[Receipt]:
@@ -135,21 +123,20 @@ def receipt(world: World, number: int) -> Sealed[Receipt]:
     )
 
 
-def test_receipts_are_kept_in_order_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_receipts_are_kept_in_order_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "RECEIPTS_MAX", 6)
-
-    def scene(world: World, node: Member) -> None:
+    async with on_disk(tmp_path) as (world, node):
         for number in range(20):
             Receipts(node).add(receipt(world, number))
         rounds = [sealed.document.round for sealed in Receipts(node).sealed]
         assert rounds == list(range(rounds[0], 20)) and 3 <= len(rounds) <= 6
         assert len((node.store.folder / "receipts.jsonl").read_bytes().splitlines()) == len(rounds)
 
-    on_disk(tmp_path, scene)
 
-
-def test_a_damaged_receipt_is_dropped_and_the_others_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def scene(world: World, node: Member) -> None:
+async def test_a_damaged_receipt_is_dropped_and_the_others_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with on_disk(tmp_path) as (world, node):
         receipts = Receipts(node)
         for number in range(5):
             receipts.add(receipt(world, number))
@@ -161,30 +148,24 @@ def test_a_damaged_receipt_is_dropped_and_the_others_stay(tmp_path: Path, caplog
         assert [sealed.document.round for sealed in Receipts(node).sealed] == [0, 1, 3, 4, 5]
         assert len(caplog.records) == 1, "the next receipt mended the file"
 
-    on_disk(tmp_path, scene)
 
-
-def test_a_receipt_that_was_cut_short_does_not_take_the_next_one_along(tmp_path: Path) -> None:
-    def scene(world: World, node: Member) -> None:
+async def test_a_receipt_that_was_cut_short_does_not_take_the_next_one_along(tmp_path: Path) -> None:
+    async with on_disk(tmp_path) as (world, node):
         Receipts(node).add(receipt(world, 0))
         path = node.store.folder / "receipts.jsonl"
         path.write_bytes(path.read_bytes() + b'{"document":{"con')
         Receipts(node).add(receipt(world, 1))
         assert [sealed.document.round for sealed in Receipts(node).sealed] == [0, 1]
 
-    on_disk(tmp_path, scene)
 
-
-def test_a_disk_that_takes_no_receipt_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def scene(world: World, node: Member) -> None:
+async def test_a_disk_that_takes_no_receipt_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_disk(tmp_path) as (world, node):
         receipts = Receipts(node)
         with monkeypatch.context() as patch:
             patch.setattr(kept.disk, "write", lambda file, data: (_ for _ in ()).throw(OSError(28, "no space")))
             receipts.add(receipt(world, 0))
         receipts.add(receipt(world, 1))
         assert [sealed.document.round for sealed in Receipts(node).sealed] == [0, 1]
-
-    on_disk(tmp_path, scene)
 
 
 def test_every_byte_of_an_identity_is_watched(tmp_path: Path) -> None:
@@ -252,29 +233,25 @@ class Stage:
         return trainer.state_bytes(), is_foreign
 
 
-def on_stage(folder: Path, scene: Callable[[Stage], Awaitable[None]]) -> None:
-    async def scenario() -> None:
-        async with World(folder) as world:
-            author, taker = world.peer(60), world.peer(61)
-            serve_store(author.swarm, author.store)
-            await author.presence.say()
-            await taker.watch.refresh()
-            await scene(Stage(world, author, taker))
-
-    play(scenario)
+@asynccontextmanager
+async def on_stage(folder: Path) -> AsyncIterator[Stage]:
+    async with World(folder) as world:
+        author, taker = world.peer(60), world.peer(61)
+        serve_store(author.swarm, author.store)
+        await author.presence.say()
+        await taker.watch.refresh()
+        yield Stage(world, author, taker)
 
 
-def test_nobody_has_trained_the_path_yet(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_nobody_has_trained_the_path_yet(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         InnerStates(stage.taker).keep(TRAINED, stage.state(1))  # trained, but never counted: it must be trained again
         assert await stage.restored() == (stage.trainer().state_bytes(), False)
         assert stage.events == ["start"]
 
-    on_stage(tmp_path, scene)
 
-
-def test_the_newest_state_is_fetched_from_its_author_and_kept(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_the_newest_state_is_fetched_from_its_author_and_kept(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         refs = [InnerStates(stage.author).keep(TRAINED, stage.state(seed)) for seed in (1, 2)]
         shares = [stage.share(ref, base=base) for base, ref in enumerate(refs)]
         assert await stage.restored(*shares) == (stage.state(2), True)
@@ -282,11 +259,9 @@ def test_the_newest_state_is_fetched_from_its_author_and_kept(tmp_path: Path) ->
         assert stage.taker.store.get(refs[1].digest) == stage.state(2)
         assert InnerStates(stage.taker).held() == {TRAINED}
 
-    on_stage(tmp_path, scene)
 
-
-def test_of_replicas_ones_own_state_comes_first_and_then_the_one_that_trained_most(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_of_replicas_ones_own_state_comes_first_and_then_the_one_that_trained_most(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         small, great = (InnerStates(stage.author).keep(TRAINED, stage.state(seed)) for seed in (1, 2))
         mine = InnerStates(stage.taker).keep(TRAINED, stage.state(3))
         shares = [stage.share(small, tokens=10), stage.share(great, tokens=90)]
@@ -294,11 +269,9 @@ def test_of_replicas_ones_own_state_comes_first_and_then_the_one_that_trained_mo
         assert await stage.restored(*shares, stage.share(mine, author=stage.taker, tokens=1)) == (stage.state(3), False)
         assert stage.events == ["fetched", "ours"]
 
-    on_stage(tmp_path, scene)
 
-
-def test_without_its_author_an_older_state_must_do_and_else_the_start(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_without_its_author_an_older_state_must_do_and_else_the_start(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         share = stage.share(InnerStates(stage.author).keep(TRAINED, stage.state(1)))
         await stage.author.presence.leave()
         await stage.taker.watch.refresh()
@@ -307,20 +280,16 @@ def test_without_its_author_an_older_state_must_do_and_else_the_start(tmp_path: 
         assert await stage.restored(share) == (stage.state(9), False)
         assert stage.events == ["lost", "older"]
 
-    on_stage(tmp_path, scene)
 
-
-def test_a_contribution_without_a_state_is_passed_over(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_contribution_without_a_state_is_passed_over(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         ref = InnerStates(stage.author).keep(TRAINED, stage.state(1))
         assert await stage.restored(stage.share(None, base=3), stage.share(ref)) == (stage.state(1), True)
 
-    on_stage(tmp_path, scene)
-
 
 @pytest.mark.parametrize("kind", ["junk", "another path", "too large", "not there"])
-def test_a_bad_state_is_refused_and_the_next_best_taken(tmp_path: Path, kind: str) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_bad_state_is_refused_and_the_next_best_taken(tmp_path: Path, kind: str) -> None:
+    async with on_stage(tmp_path) as stage:
         good = InnerStates(stage.author).keep(TRAINED, stage.state(1))
         bad = stage.author.store.put({"junk": b"no tensors", "another path": stage.state(1)[:-4]}.get(kind, b"x"))
         if kind == "too large":
@@ -330,11 +299,9 @@ def test_a_bad_state_is_refused_and_the_next_best_taken(tmp_path: Path, kind: st
         assert await stage.restored(stage.share(bad, base=1), stage.share(good)) == (stage.state(1), True)
         assert stage.taker.store.get(bad.digest) is None, "what is of no use is not kept"
 
-    on_stage(tmp_path, scene)
 
-
-def test_the_last_two_are_kept_and_older_ones_leave_the_disk(tmp_path: Path) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_the_last_two_are_kept_and_older_ones_leave_the_disk(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
         states = InnerStates(stage.taker)
         refs = [states.keep(TRAINED, stage.state(seed)) for seed in range(5)]
         states.keep(TRAINED, stage.state(3))  # again: it is the newest now
@@ -345,17 +312,13 @@ def test_the_last_two_are_kept_and_older_ones_leave_the_disk(tmp_path: Path) -> 
         states.keep(other, stage.state(7))
         assert states.held() == {TRAINED, other}
 
-    on_stage(tmp_path, scene)
-
 
 @pytest.mark.parametrize("damage", [b"", b"junk", b"{}", b'["../etc", 5]'])
-def test_a_damaged_list_of_states_is_forgotten(tmp_path: Path, damage: bytes) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_damaged_list_of_states_is_forgotten(tmp_path: Path, damage: bytes) -> None:
+    async with on_stage(tmp_path) as stage:
         states = InnerStates(stage.taker)
         states.keep(TRAINED, stage.state(1))
         stage.taker.store.write_document(f"state-{TRAINED}", damage)
         assert await stage.restored(stage.share(BlobRef.of(b"gone"))) == (stage.trainer().state_bytes(), False)
         ref = states.keep(TRAINED, stage.state(2))
         assert stage.taker.store.get(ref.digest) is not None
-
-    on_stage(tmp_path, scene)

@@ -150,21 +150,16 @@ def test_who_is_needed_elsewhere_does_not_train_ahead(tmp_path: Path, digests_wi
     assert run_of(tmp_path, overlap=True, volunteers=2) == digests_without
 
 
-def test_replicas_train_ahead_as_well(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        config = replace(tiny_config(rounds=ROUNDS, min_paths=1, overlap=True), model=MODEL.one_path())
-        async with World(tmp_path, config=config) as world:
-            for number in (1, 2, 3):
-                world.join(number)
-            for volunteer in world.volunteers:
-                await volunteer.done()
-            for ledger in world.seed.archive.ledgers.values():
-                for sealed in ledger.versions:
-                    shares = sealed.document.shares
-                    assert len({share.peer for share in shares}) == len(shares) == 3
-                    assert {share.base_version for share in shares} == {sealed.document.version - 1}
-
-    play(scenario)
+async def test_replicas_train_ahead_as_well(tmp_path: Path) -> None:
+    config = replace(tiny_config(rounds=ROUNDS, min_paths=1, overlap=True), model=MODEL.one_path())
+    async with World(tmp_path, config=config) as world:
+        world.join_all((1, 2, 3))
+        await world.done()
+        for ledger in world.seed.archive.ledgers.values():
+            for sealed in ledger.versions:
+                shares = sealed.document.shares
+                assert len({share.peer for share in shares}) == len(shares) == 3
+                assert {share.base_version for share in shares} == {sealed.document.version - 1}
 
 
 # -- what goes on at the same time
@@ -276,42 +271,32 @@ async def come_back(world: World, number: int) -> TinyVolunteer:
 
 
 @pytest.mark.parametrize("is_back", [True, False], ids=["comes back", "stays away"])
-def test_a_volunteer_that_is_killed_in_steps_ahead_loses_these_alone(
+async def test_a_volunteer_that_is_killed_in_steps_ahead_loses_these_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_back: bool
 ) -> None:
     hang = Hang(monkeypatch, round_number=2)
-
-    async def scenario() -> None:
-        async with World(tmp_path, config=tiny_config(rounds=ROUNDS, overlap=True)) as world:
-            for number in (1, 2, 3, 4):
-                world.join(number)
-            hang.victim = victim = world.volunteers[0]
-            await eventually(lambda: hang.is_hanging and {event["base"] for event in victim.said("receipt")} == {0, 1})
-            await world.kill(victim)
-            if is_back:
-                again = await come_back(world, 1)
-            await finish(world)
-            if is_back:
-                assert [event["round"] for event in again.said("round")][0] == 2
-                assert {event["source"] for event in again.said("state")} == {"ours"}
-
-    play(scenario)
+    async with World(tmp_path, config=tiny_config(rounds=ROUNDS, overlap=True)) as world:
+        world.join_all()
+        hang.victim = victim = world.volunteers[0]
+        await eventually(lambda: hang.is_hanging and {event["base"] for event in victim.said("receipt")} == {0, 1})
+        await world.kill(victim)
+        if is_back:
+            again = await come_back(world, 1)
+        await finish(world)
+        if is_back:
+            assert [event["round"] for event in again.said("round")][0] == 2
+            assert {event["source"] for event in again.said("state")} == {"ours"}
 
 
-def test_a_volunteer_that_stops_in_steps_ahead_leaves_in_good_order(
+async def test_a_volunteer_that_stops_in_steps_ahead_leaves_in_good_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hang = Hang(monkeypatch, round_number=2)
-
-    async def scenario() -> None:
-        async with World(tmp_path, config=tiny_config(rounds=ROUNDS, overlap=True)) as world:
-            for number in (1, 2, 3, 4):
-                world.join(number)
-            hang.victim = leaver = world.volunteers[0]
-            await eventually(lambda: hang.is_hanging and {event["base"] for event in leaver.said("receipt")} == {0, 1})
-            leaver.volunteer.stop()
-            await leaver.done()
-            assert leaver.said("released") and not leaver.said("left")[0]["complete"]
-            await finish(world)
-
-    play(scenario)
+    async with World(tmp_path, config=tiny_config(rounds=ROUNDS, overlap=True)) as world:
+        world.join_all()
+        hang.victim = leaver = world.volunteers[0]
+        await eventually(lambda: hang.is_hanging and {event["base"] for event in leaver.said("receipt")} == {0, 1})
+        leaver.volunteer.stop()
+        await leaver.done()
+        assert leaver.said("released") and not leaver.said("left")[0]["complete"]
+        await finish(world)

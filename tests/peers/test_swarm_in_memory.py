@@ -16,8 +16,6 @@ from dipaco_p2p.core.model.layout import encode_module
 from dipaco_p2p.topology import ModuleId
 from peers.status import Status
 
-NUMBERS = (1, 2, 3, 4)
-
 
 def receipts(volunteers: list[TinyVolunteer]) -> set[str]:
     return {event["id"] for volunteer in volunteers for event in volunteer.said("receipt")}
@@ -41,18 +39,13 @@ def digests(world: World) -> dict[ModuleId, str]:
     return {module: ledger.head.digest for module, ledger in world.seed.archive.ledgers.items()}
 
 
-def test_four_volunteers_complete_a_run_that_verifies(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with World(tmp_path) as world:
-            for number in NUMBERS:
-                world.join(number)
-            for volunteer in world.volunteers:
-                await volunteer.done()
-            require_complete(world)
-            # 4 paths, 3 modules on each, 2 rounds
-            assert len(receipts(world.volunteers)) == 4 * 3 * 2 == len(counted(world))
-
-    play(scenario)
+async def test_four_volunteers_complete_a_run_that_verifies(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        world.join_all()
+        await world.done()
+        require_complete(world)
+        # 4 paths, 3 modules on each, 2 rounds
+        assert len(receipts(world.volunteers)) == 4 * 3 * 2 == len(counted(world))
 
 
 def test_a_run_repeats_itself_to_the_bit(tmp_path: Path) -> None:
@@ -60,10 +53,8 @@ def test_a_run_repeats_itself_to_the_bit(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with World(tmp_path / str(len(found))) as world:
-            for number in NUMBERS:
-                world.join(number)
-            for volunteer in world.volunteers:
-                await volunteer.done()
+            world.join_all()
+            await world.done()
             found.append(digests(world))
 
     play(scenario)
@@ -71,89 +62,72 @@ def test_a_run_repeats_itself_to_the_bit(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_everybody_holds_the_same_bits_of_every_module(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with World(tmp_path) as world:
-            for number in NUMBERS:
-                world.join(number)
-            for volunteer in world.volunteers:
-                await volunteer.done()
-            held = [reader for volunteer in world.volunteers for reader in volunteer.volunteer._readers.values()]
-            assert len(held) >= 4 * 3
-            for reader in held:
-                assert reader.params is not None
-                data = encode_module(reader.params, world.run.layout(reader.module))
-                assert digest(data) == digests(world)[reader.module]
-
-    play(scenario)
+async def test_everybody_holds_the_same_bits_of_every_module(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        world.join_all()
+        await world.done()
+        held = [reader for volunteer in world.volunteers for reader in volunteer.volunteer._readers.values()]
+        assert len(held) >= 4 * 3
+        for reader in held:
+            assert reader.params is not None
+            data = encode_module(reader.params, world.run.layout(reader.module))
+            assert digest(data) == digests(world)[reader.module]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_loss_delay_and_duplication_break_no_receipt(tmp_path: Path, seed: int) -> None:
-    async def scenario() -> None:
-        async with World(tmp_path, seed=seed, delay_s=(0.0, 0.3), loss=0.03, duplication=0.2) as world:
-            for number in NUMBERS:
-                world.join(number)
-            for volunteer in world.volunteers:
+async def test_loss_delay_and_duplication_break_no_receipt(tmp_path: Path, seed: int) -> None:
+    async with World(tmp_path, seed=seed, delay_s=(0.0, 0.3), loss=0.03, duplication=0.2) as world:
+        world.join_all()
+        await world.done()
+        require_complete(world)
+
+
+async def test_the_work_of_a_killed_volunteer_goes_on(tmp_path: Path) -> None:
+    config = tiny_config(rounds=6)
+    async with World(tmp_path, config=config, delay_s=(0.0, 0.05)) as world:
+        world.join_all()
+        await eventually(lambda: sum(len(volunteer.ownership.modules) for volunteer in world.volunteers) == 5)
+        await eventually(lambda: all(volunteer.said("receipt") for volunteer in world.volunteers))
+        victim = max(world.volunteers, key=lambda volunteer: len(volunteer.ownership.modules))
+        led = {module: world.seed.term(module) for module in victim.ownership.modules}
+        path = victim.said("claimed")[-1]["path"]
+        assert led
+        await world.kill(victim)
+        killed_s, ttl_s = world.clock.now_s(), world.run.config.liveness.heartbeat_ttl_s
+        others = [volunteer for volunteer in world.volunteers if volunteer is not victim]
+        others.append(world.join(5))
+
+        def is_taken() -> bool:
+            """By a survivor that is done with its own, or by the newcomer."""
+            claims = [event for volunteer in others for event in volunteer.said("claimed")]
+            return any(event["path"] == path and event["t"] > killed_s for event in claims)
+
+        await eventually(is_taken, limit_s=3 * ttl_s)
+        for volunteer in world.volunteers:
+            if volunteer is not victim:
                 await volunteer.done()
-            require_complete(world)
-
-    play(scenario, limit_s=3600)
-
-
-def test_the_work_of_a_killed_volunteer_goes_on(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        config = tiny_config(rounds=6)
-        async with World(tmp_path, config=config, delay_s=(0.0, 0.05)) as world:
-            for number in NUMBERS:
-                world.join(number)
-            await eventually(lambda: sum(len(volunteer.ownership.modules) for volunteer in world.volunteers) == 5)
-            await eventually(lambda: all(volunteer.said("receipt") for volunteer in world.volunteers))
-            victim = max(world.volunteers, key=lambda volunteer: len(volunteer.ownership.modules))
-            led = {module: world.seed.term(module) for module in victim.ownership.modules}
-            path = victim.said("claimed")[-1]["path"]
-            assert led
-            await world.kill(victim)
-            killed_s, ttl_s = world.clock.now_s(), world.run.config.liveness.heartbeat_ttl_s
-            others = [volunteer for volunteer in world.volunteers if volunteer is not victim]
-            others.append(world.join(5))
-
-            def is_taken() -> bool:
-                """By a survivor that is done with its own, or by the newcomer."""
-                claims = [event for volunteer in others for event in volunteer.said("claimed")]
-                return any(event["path"] == path and event["t"] > killed_s for event in claims)
-
-            await eventually(is_taken, limit_s=3 * ttl_s)
-            for volunteer in world.volunteers:
-                if volunteer is not victim:
-                    await volunteer.done()
-            require_complete(world)
-            for module, term in led.items():
-                terms = [sealed.document.term for sealed in world.seed.archive.ledgers[module].versions]
-                assert term + 1 in terms, f"{module} was led in the terms {terms}"
-
-    play(scenario)
+        require_complete(world)
+        for module, term in led.items():
+            terms = [sealed.document.term for sealed in world.seed.archive.ledgers[module].versions]
+            assert term + 1 in terms, f"{module} was led in the terms {terms}"
 
 
-def test_a_volunteer_that_leaves_hands_over_what_it_has(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with World(tmp_path, config=tiny_config(rounds=3, min_paths=1)) as world:
-            first = world.join(1)
-            await eventually(lambda: len(first.said("receipt")) >= 3 and len(first.ownership.modules) == 5)
-            second = world.join(2)
-            await eventually(lambda: bool(second.said("claimed")) and second.peer in first.node.watch.heartbeats)
-            first.volunteer.stop()
-            await first.done()
-            assert first.said("left")[0]["complete"] is False
-            assert len({event["module"] for event in first.said("handed_over")}) == 5
-            assert len(second.ownership.modules) == 5
-            await world.seed.node.watch.refresh()
-            assert not any(first.peer in claims for claims in world.seed.node.watch.claims.values())
-            assert first.said("released")
-            await second.done()
-            require_complete(world)
-
-    play(scenario)
+async def test_a_volunteer_that_leaves_hands_over_what_it_has(tmp_path: Path) -> None:
+    async with World(tmp_path, config=tiny_config(rounds=3, min_paths=1)) as world:
+        first = world.join(1)
+        await eventually(lambda: len(first.said("receipt")) >= 3 and len(first.ownership.modules) == 5)
+        second = world.join(2)
+        await eventually(lambda: bool(second.said("claimed")) and second.peer in first.node.watch.heartbeats)
+        first.volunteer.stop()
+        await first.done()
+        assert first.said("left")[0]["complete"] is False
+        assert len({event["module"] for event in first.said("handed_over")}) == 5
+        assert len(second.ownership.modules) == 5
+        await world.seed.node.watch.refresh()
+        assert not any(first.peer in claims for claims in world.seed.node.watch.claims.values())
+        assert first.said("released")
+        await second.done()
+        require_complete(world)
 
 
 class StoppingStatus(Status):
@@ -168,55 +142,47 @@ class StoppingStatus(Status):
 
 
 @pytest.mark.parametrize(("steps", "after_steps", "is_worth_it"), [(4, 2, True), (30, 2, False)])
-def test_half_a_round_is_pushed_and_a_crumb_is_not(
+async def test_half_a_round_is_pushed_and_a_crumb_is_not(
     tmp_path: Path, steps: int, after_steps: int, is_worth_it: bool
 ) -> None:
-    async def scenario() -> None:
-        async with World(tmp_path, config=tiny_config(steps=steps, min_paths=1)) as world:
-            status = object.__new__(StoppingStatus)
-            status.after_steps = after_steps
-            status.stop = lambda: leaver.volunteer.stop()
-            Status.__init__(status)
-            leaver = world.join(1, status=status)
-            await leaver.done()
-            assert [event["steps"] for event in leaver.said("round")] == [after_steps]
-            assert len(leaver.said("receipt")) == (3 if is_worth_it else 0)
-            other = world.join(2)
-            await other.done()
-            require_complete(world)
-            partial = [
-                share.tokens
-                for ledger in world.seed.archive.ledgers.values()
-                for sealed in ledger.versions
-                for share in sealed.document.shares
-                if share.peer == leaver.peer
-            ]
-            assert partial == [after_steps * 2 * 72] * (3 if is_worth_it else 0)
-
-    play(scenario, limit_s=3600)
+    async with World(tmp_path, config=tiny_config(steps=steps, min_paths=1)) as world:
+        status = object.__new__(StoppingStatus)
+        status.after_steps = after_steps
+        status.stop = lambda: leaver.volunteer.stop()
+        Status.__init__(status)
+        leaver = world.join(1, status=status)
+        await leaver.done()
+        assert [event["steps"] for event in leaver.said("round")] == [after_steps]
+        assert len(leaver.said("receipt")) == (3 if is_worth_it else 0)
+        other = world.join(2)
+        await other.done()
+        require_complete(world)
+        partial = [
+            share.tokens
+            for ledger in world.seed.archive.ledgers.values()
+            for sealed in ledger.versions
+            for share in sealed.document.shares
+            if share.peer == leaver.peer
+        ]
+        assert partial == [after_steps * 2 * 72] * (3 if is_worth_it else 0)
 
 
-def test_training_goes_on_while_the_seed_node_is_away(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with World(tmp_path, config=tiny_config(rounds=12)) as world:
-            for number in NUMBERS:
-                world.join(number)
-            # Until then the seed node leads, as the owner of last resort.
-            await eventually(lambda: sum(len(volunteer.ownership.modules) for volunteer in world.volunteers) == 5)
-            await world.kill_seed()
-            before = receipts(world.volunteers)
-            await eventually(lambda: len(led_to(world, version=12)) == 5, limit_s=900)
-            late = [event for v in world.volunteers for event in v.said("receipt") if event["id"] not in before]
-            # The mirrors take its place: no work hangs on one disk.
-            seed = world.seed.swarm.peer
-            assert late and all(len(event["holders"]) == 2 and seed not in event["holders"] for event in late)
-            assert not any(volunteer.task.done() for volunteer in world.volunteers if volunteer.task)
-            world.start_seed()
-            for volunteer in world.volunteers:
-                await volunteer.done()
-            require_complete(world)
-
-    play(scenario, limit_s=3600)
+async def test_training_goes_on_while_the_seed_node_is_away(tmp_path: Path) -> None:
+    async with World(tmp_path, config=tiny_config(rounds=12)) as world:
+        world.join_all()
+        # Until then the seed node leads, as the owner of last resort.
+        await eventually(lambda: sum(len(volunteer.ownership.modules) for volunteer in world.volunteers) == 5)
+        await world.kill_seed()
+        before = receipts(world.volunteers)
+        await eventually(lambda: len(led_to(world, version=12)) == 5, limit_s=900)
+        late = [event for v in world.volunteers for event in v.said("receipt") if event["id"] not in before]
+        # The mirrors take its place: no work hangs on one disk.
+        seed = world.seed.swarm.peer
+        assert late and all(len(event["holders"]) == 2 and seed not in event["holders"] for event in late)
+        assert not any(volunteer.task.done() for volunteer in world.volunteers if volunteer.task)
+        world.start_seed()
+        await world.done()
+        require_complete(world)
 
 
 def led_to(world: World, *, version: int) -> set[str]:

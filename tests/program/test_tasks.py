@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from virtual_time import play
 
 from dipaco_p2p.clock import ManualClock, settle
 from dipaco_p2p.errors import BlobMissing
@@ -126,45 +125,36 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_one_work_serves_all_and_the_next_begins_anew() -> None:
-    async def scenario() -> None:
-        shared, works = SingleFlight[str](), Works()
-        waiting = [asyncio.create_task(shared.do("a", works.of())) for _ in range(3)]
-        other = asyncio.create_task(shared.do("b", works.of()))
-        await settled()
-        assert works.begun == 2
-        works.may_end.set()
-        assert await asyncio.gather(*waiting, other) == ["done"] * 4
-        assert await shared.do("a", works.of()) == "done" and works.begun == 3
-
-    play(scenario)
+async def test_one_work_serves_all_and_the_next_begins_anew() -> None:
+    shared, works = SingleFlight[str](), Works()
+    waiting = [asyncio.create_task(shared.do("a", works.of())) for _ in range(3)]
+    other = asyncio.create_task(shared.do("b", works.of()))
+    await settled()
+    assert works.begun == 2
+    works.may_end.set()
+    assert await asyncio.gather(*waiting, other) == ["done"] * 4
+    assert await shared.do("a", works.of()) == "done" and works.begun == 3
 
 
-def test_it_ends_with_the_last_who_waits_for_it() -> None:
-    async def scenario() -> None:
-        shared, works = SingleFlight[str](), Works()
-        first, second = (asyncio.create_task(shared.do("a", works.of())) for _ in range(2))
-        await settled()
-        first.cancel()  # who began it: the other still wants it
-        await settled()
-        assert (works.begun, works.cancelled) == (1, 0)
-        second.cancel()
-        await asyncio.gather(first, second, return_exceptions=True)
-        await settled()
-        assert (works.begun, works.cancelled) == (1, 1)
-
-    play(scenario)
+async def test_it_ends_with_the_last_who_waits_for_it() -> None:
+    shared, works = SingleFlight[str](), Works()
+    first, second = (asyncio.create_task(shared.do("a", works.of())) for _ in range(2))
+    await settled()
+    first.cancel()  # who began it: the other still wants it
+    await settled()
+    assert (works.begun, works.cancelled) == (1, 0)
+    second.cancel()
+    await asyncio.gather(first, second, return_exceptions=True)
+    await settled()
+    assert (works.begun, works.cancelled) == (1, 1)
 
 
-def test_who_shared_a_work_that_failed_tries_it_alone() -> None:
-    async def scenario() -> None:
-        shared, works = SingleFlight[str](), Works()
-        first = asyncio.create_task(shared.do("a", works.of(fails=True)))
-        second = asyncio.create_task(shared.do("a", works.of()))
-        await settled()
-        works.may_end.set()
-        with pytest.raises(BlobMissing):
-            await first
-        assert await second == "done" and works.begun == 2
-
-    play(scenario)
+async def test_who_shared_a_work_that_failed_tries_it_alone() -> None:
+    shared, works = SingleFlight[str](), Works()
+    first = asyncio.create_task(shared.do("a", works.of(fails=True)))
+    second = asyncio.create_task(shared.do("a", works.of()))
+    await settled()
+    works.may_end.set()
+    with pytest.raises(BlobMissing):
+        await first
+    assert await second == "done" and works.begun == 2

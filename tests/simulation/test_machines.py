@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 
 import pytest
-from virtual_time import play
 
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.files import listening, write_atomically
@@ -26,44 +25,36 @@ async def beat(beats: list[float]) -> None:
         beats.append(-1.0)
 
 
-def test_a_frozen_process_gets_no_turn_and_others_do() -> None:
+async def test_a_frozen_process_gets_no_turn_and_others_do() -> None:
     frozen, free = [], []
-
-    async def scenario() -> None:
-        process, other = Process("frozen"), Process("free")
-        tasks = [process.start(beat(frozen)), other.start(beat(free))]
-        await asyncio.sleep(2.5)
-        process.freeze()
-        await asyncio.sleep(5.0)
-        assert frozen == [0.0, 1.0, 2.0]
-        process.thaw()
-        await asyncio.sleep(1.1)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    play(scenario)
+    process, other = Process("frozen"), Process("free")
+    tasks = [process.start(beat(frozen)), other.start(beat(free))]
+    await asyncio.sleep(2.5)
+    process.freeze()
+    await asyncio.sleep(5.0)
+    assert frozen == [0.0, 1.0, 2.0]
+    process.thaw()
+    await asyncio.sleep(1.1)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
     assert free[:8] == [float(second) for second in range(8)]
     assert frozen == [0.0, 1.0, 2.0, 7.5, 8.5, -1.0]
 
 
-def test_a_dead_process_runs_no_finally_block() -> None:
+async def test_a_dead_process_runs_no_finally_block() -> None:
     beats: list[float] = []
     kept: list[Process] = []
-
-    async def scenario() -> None:
-        process = Process("dead")
-        kept.append(process)
-        task = process.start(beat(beats))
-        await asyncio.sleep(1.5)
-        process.kill()
-        await asyncio.sleep(5.0)
-        assert beats == [0.0, 1.0]
-        process.is_dead, process.is_running = False, True  # else the loop of this test would wait for it for ever
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    play(scenario)
+    process = Process("dead")
+    kept.append(process)
+    task = process.start(beat(beats))
+    await asyncio.sleep(1.5)
+    process.kill()
+    await asyncio.sleep(5.0)
+    assert beats == [0.0, 1.0]
+    process.is_dead, process.is_running = False, True  # else the loop of this test would wait for it for ever
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def test_a_power_cut_takes_only_what_was_not_synced(tmp_path: Path) -> None:
@@ -107,12 +98,9 @@ def test_a_crash_in_a_write_leaves_the_old_or_the_new(tmp_path: Path) -> None:
         assert path.read_bytes() in (b"old", b"new"), point
 
 
-def test_a_dead_machine_writes_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        process = Process("dead")
-        process.end()
-        with installed(SimulatedDisk()), pytest.raises(Crashed):
-            process.context.run(Store(tmp_path).write_document, "late", b"x")
-
-    play(scenario)
+async def test_a_dead_machine_writes_nothing(tmp_path: Path) -> None:
+    process = Process("dead")
+    process.end()
+    with installed(SimulatedDisk()), pytest.raises(Crashed):
+        process.context.run(Store(tmp_path).write_document, "late", b"x")
     assert Store(tmp_path).read_document("late") is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from runtime_harness import World
 from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.node.authority import Decrees
@@ -85,83 +85,69 @@ def test_a_damaged_decree_is_asked_for_again_but_the_coordinator_stops(run: Run,
         Decrees(run, store, must_be_whole=True)
 
 
-def test_peers_learn_from_each_other_while_the_coordinator_is_away(tmp_path: Path) -> None:
+async def test_peers_learn_from_each_other_while_the_coordinator_is_away(tmp_path: Path) -> None:
     """One has heard of it before the coordinator went; a newcomer learns it from that one, and keeps it."""
-
-    async def scenario() -> None:
-        async with World(tmp_path) as world:
-            first = world.leader(1)
-            issue(world.seed.node.decrees, "ban", peer=BOB)
-            await eventually(lambda: first.node.decrees.count == 1)
-            await world.kill_seed()
-            second = world.leader(2)
-            await eventually(lambda: second.node.decrees.count == 1)
-            assert second.node.decrees.reason(BOB) == "a test"
-            assert Decrees(world.run, second.node.store).count == 1
-
-    play(scenario)
+    async with World(tmp_path) as world:
+        first = world.leader(1)
+        issue(world.seed.node.decrees, "ban", peer=BOB)
+        await eventually(lambda: first.node.decrees.count == 1)
+        await world.kill_seed()
+        second = world.leader(2)
+        await eventually(lambda: second.node.decrees.count == 1)
+        assert second.node.decrees.reason(BOB) == "a test"
+        assert Decrees(world.run, second.node.store).count == 1
 
 
-def test_a_liar_with_more_decrees_than_there_are_keeps_nobody_from_the_true_ones(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with World(tmp_path) as world:
-            liars = [world.peer(number) for number in range(60, 66)]
-            for liar in liars:
-                own = Decree(
-                    run=world.run.id, number=1, previous="", at_s=0.0, act="freeze", reason="lie", author=liar.peer
-                )
-                liar.decrees.log.append(seal(liar.swarm.signer, own))
-                await liar.presence.say(decrees=900)
-            honest = world.leader(1)
-            await eventually(lambda: len(honest.node.watch.heartbeats) > len(liars))
-            issue(world.seed.node.decrees, "ban", peer=BOB)
-            await eventually(lambda: honest.node.decrees.count == 1)
-            assert not honest.node.decrees.is_frozen
-
-    play(scenario)
+async def test_a_liar_with_more_decrees_than_there_are_keeps_nobody_from_the_true_ones(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        liars = [world.peer(number) for number in range(60, 66)]
+        for liar in liars:
+            own = Decree(
+                run=world.run.id, number=1, previous="", at_s=0.0, act="freeze", reason="lie", author=liar.peer
+            )
+            liar.decrees.log.append(seal(liar.swarm.signer, own))
+            await liar.presence.say(decrees=900)
+        honest = world.leader(1)
+        await eventually(lambda: len(honest.node.watch.heartbeats) > len(liars))
+        issue(world.seed.node.decrees, "ban", peer=BOB)
+        await eventually(lambda: honest.node.decrees.count == 1)
+        assert not honest.node.decrees.is_frozen
 
 
-def test_a_crowd_of_liars_does_not_hide_the_one_that_has_them(tmp_path: Path) -> None:
+async def test_a_crowd_of_liars_does_not_hide_the_one_that_has_them(tmp_path: Path) -> None:
     """While the coordinator is away; they say that they are seed nodes, have more, and have nothing."""
+    async with World(tmp_path) as world:
+        honest = world.leader(1)
+        issue(world.seed.node.decrees, "ban", peer=BOB)
+        await eventually(lambda: honest.node.decrees.count == 1)
+        await world.kill_seed()
+        liars = [world.peer(number) for number in range(60, 84)]
 
-    async def scenario() -> None:
-        async with World(tmp_path) as world:
-            honest = world.leader(1)
-            issue(world.seed.node.decrees, "ban", peer=BOB)
-            await eventually(lambda: honest.node.decrees.count == 1)
-            await world.kill_seed()
-            liars = [world.peer(number) for number in range(60, 84)]
+        async def lie() -> None:
+            for liar in liars:
+                await liar.presence.say(role="seed", decrees=900)
 
-            async def lie() -> None:
-                for liar in liars:
-                    await liar.presence.say(role="seed", decrees=900)
-
+        await lie()
+        newcomer = world.leader(2)
+        for _ in range(20):
             await lie()
-            newcomer = world.leader(2)
-            for _ in range(20):
-                await lie()
-                await asyncio.sleep(1.0)
-            assert newcomer.node.decrees.count == 1
-
-    play(scenario)
+            await asyncio.sleep(1.0)
+        assert newcomer.node.decrees.count == 1
 
 
-def test_what_the_banned_say_counts_for_nothing_until_they_are_admitted(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with World(tmp_path) as world:
-            banned, watch, path = world.peer(60), world.seed.node.watch, PathId((0, 0, 0))
-            await banned.presence.say()
-            await banned.presence.claim(path, since_s=0.0)
-            await eventually(lambda: isinstance(watch.claims[path].get(banned.peer), Claim))
-            await eventually(lambda: banned.peer in watch.heartbeats)
-            issue(world.seed.node.decrees, "ban", peer=banned.peer)
-            assert banned.peer not in watch.heartbeats and banned.peer not in watch.claims[path], "at once"
-            await banned.presence.beat()
-            await watch.refresh()
-            assert banned.peer not in watch.heartbeats and banned.peer not in watch.claims[path]
-            issue(world.seed.node.decrees, "admit", peer=banned.peer)
-            await banned.presence.beat()
-            await watch.refresh()
-            assert banned.peer in watch.heartbeats and banned.peer in watch.claims[path]
-
-    play(scenario)
+async def test_what_the_banned_say_counts_for_nothing_until_they_are_admitted(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        banned, watch, path = world.peer(60), world.seed.node.watch, PathId((0, 0, 0))
+        await banned.presence.say()
+        await banned.presence.claim(path, since_s=0.0)
+        await eventually(lambda: isinstance(watch.claims[path].get(banned.peer), Claim))
+        await eventually(lambda: banned.peer in watch.heartbeats)
+        issue(world.seed.node.decrees, "ban", peer=banned.peer)
+        assert banned.peer not in watch.heartbeats and banned.peer not in watch.claims[path], "at once"
+        await banned.presence.beat()
+        await watch.refresh()
+        assert banned.peer not in watch.heartbeats and banned.peer not in watch.claims[path]
+        issue(world.seed.node.decrees, "admit", peer=banned.peer)
+        await banned.presence.beat()
+        await watch.refresh()
+        assert banned.peer in watch.heartbeats and banned.peer in watch.claims[path]

@@ -18,8 +18,6 @@ from dipaco_p2p.core.outer.compress import (
     compress,
     decode_compressed,
     encode_compressed,
-    expand,
-    norm,
 )
 from dipaco_p2p.core.outer.outer_step import average
 
@@ -40,14 +38,14 @@ def whole(compressed: Compressed) -> np.ndarray:
     """What `expand` says, as one expression over the whole vector."""
     if isinstance(compressed, Blocks):
         return compressed.codes.astype(np.float32) * np.repeat(compressed.scales, BLOCK)[: compressed.size]
-    return expand(compressed)
+    return compressed.expand()
 
 
 def plain_average(
     contributions: Sequence[Compressed], alphas: Sequence[float], *, rule: str, clip_norm: float | None
 ) -> np.ndarray:
     """The rules once more, with every contribution as a vector of floats."""
-    norms = [norm(one) for one in contributions]
+    norms = [one.norm() for one in contributions]
     capped = [min(value, clip_norm or math.inf) for value in norms]
     if rule == "rda":
         factors = [alpha / math.fsum(alphas) / value for alpha, value in zip(alphas, norms, strict=True)]
@@ -107,7 +105,7 @@ def test_it_gives_the_bytes_of_whole_vectors_with_one_contribution_alive(
     codec: str, rule: str, clip: float | None
 ) -> None:
     contributions = several(codec)
-    lengths = [norm(one) for one in contributions]
+    lengths = [one.norm() for one in contributions]
     assert clip is None or min(lengths) < clip < max(lengths) or codec == TOP128
     wanted = plain_average(contributions, ALPHAS, rule=rule, clip_norm=clip)
     for norms in (None, lengths):
@@ -161,7 +159,7 @@ def test_adding_in_parts_gives_the_bytes_of_adding_whole_vectors(codec: str, fac
     wanted = total + whole(compressed) * np.float32(factor)
     compressed.add_to(total, factor)
     assert total.tobytes() == wanted.tobytes()
-    assert expand(compressed).tobytes() == whole(compressed).tobytes()
+    assert compressed.expand().tobytes() == whole(compressed).tobytes()
 
 
 def test_a_vector_of_several_parts_is_quantised_block_by_block() -> None:
@@ -182,7 +180,7 @@ def test_the_norm_of_several_parts_is_exact() -> None:
     squares = [int(code) ** 2 for code in compressed.codes]
     sums = [sum(squares[begin : begin + BLOCK]) for begin in range(0, SIZE, BLOCK)]
     scales = compressed.scales.tolist()
-    assert norm(compressed) == math.sqrt(math.fsum(s * (x * x) for s, x in zip(sums, scales, strict=True)))
+    assert compressed.norm() == math.sqrt(math.fsum(s * (x * x) for s, x in zip(sums, scales, strict=True)))
 
 
 @pytest.mark.parametrize("size", [CHUNK, 2 * CHUNK, 2 * CHUNK + 1, 5 * CHUNK + 3])

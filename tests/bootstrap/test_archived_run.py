@@ -16,7 +16,7 @@ import pytest
 from stages_harness import Home
 from tiny_run import SEED_NUMBER, signer
 from typer.testing import CliRunner
-from virtual_time import eventually
+from virtual_time import eventually, play
 
 from bootstrap.cli import app
 from bootstrap.folder import GRID, WARMUP
@@ -47,15 +47,19 @@ def test_the_chains_of_an_older_run_verify(archived: Home) -> None:
     assert verify(archived).count("to the bit") == 5
 
 
-async def test_an_older_run_goes_on_with_an_old_volunteer_and_a_new_one(archived: Home) -> None:
+def test_an_older_run_goes_on_with_an_old_volunteer_and_a_new_one(archived: Home) -> None:
     documents = archived.folder / GRID / "documents"
     before = {path.name: path.read_bytes() for path in documents.glob("version-*.json")}
-    archived.start()
-    await archived.join(1, engine="exact")  # the one whose home is in the archive
-    await archived.join(3, engine="exact")
-    await archived.volunteers_done()
-    await eventually(archived.is_over)
-    await archived.close()
+
+    async def scenario() -> None:
+        archived.start()
+        await archived.join(1, engine="exact")  # the one whose home is in the archive
+        await archived.join(3, engine="exact")
+        await archived.volunteers_done()
+        await eventually(archived.is_over)
+        await archived.close()
+
+    play(scenario)
     assert len(before) == 6 and all((documents / name).read_bytes() == data for name, data in before.items())
     assert archived.heads(GRID) == dict.fromkeys(MODULES, 4)
     assert verify(archived).count("to the bit") == 5

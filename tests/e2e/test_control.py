@@ -87,8 +87,10 @@ def test_a_paused_volunteer_lets_go_and_computes_nothing_then_goes_on_and_finish
     assert first.wait() == 0, first.complaint
     last = first.events("round")[-1]
     assert last["steps"] == 2 and not last["is_cut"], "all steps of its last round"
-    done = {event["module"] for event in first.events("receipt") if event["base"] == last["round"]}
-    assert len(done) == 2 and first.events()[-1]["ev"] == "left"
+    # Not every round pushes both modules: what the other volunteer already has in an open round is not done again.
+    assert any(event["base"] == last["round"] for event in first.events("receipt"))
+    assert not list(first.home.glob("runs/*/outbox/documents/*.json")), "every push got its answer"
+    assert first.events()[-1]["ev"] == "left"
     assert command(programs, first, "status", code=3).startswith("error: no volunteer runs in")
     command(programs, second, "stop")
     assert second.wait() == 0, second.complaint

@@ -16,6 +16,7 @@ answers.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,9 @@ log = logging.getLogger(__name__)
 DAMAGED_HINT = "remove this peer's folder of the run, or bring back a copy of it"
 
 TRIES = 2
+
+KEPT_MAX = 16_384
+"""Contributions to one module that may be open or not final at one peer; with about 1 KB each, a bound on memory."""
 
 D = TypeVar("D", Contribution, ModuleVersion)
 R = TypeVar("R")
@@ -298,8 +302,15 @@ class RemoteLedger:
         return found if until is None else found[: max(until - after, 0)]
 
     async def page(self, *, after: int) -> list[Sealed[ModuleVersion]]:
-        """The first few versions that follow `after`."""
-        return read_items(ModuleVersion, await self._ask(GetChain(module=self.module, after=after)))
+        """The first few versions that follow `after`. A page that goes on with others, or beyond the run's last one, is
+        an IntegrityError: whoever answers could page for ever."""
+        found = read_items(ModuleVersion, await self._ask(GetChain(module=self.module, after=after)))
+        numbers = [sealed.document.version for sealed in found]
+        if numbers != list(range(after + 1, after + 1 + len(found))):
+            raise IntegrityError(f"asked for the versions of {self.module} after {after}, it gave {numbers[:5]}")
+        if after + len(found) > self._node.run.config.rounds.rounds:
+            raise IntegrityError(f"it gave more versions of {self.module} than the run has rounds")
+        return found
 
     async def meet(
         self, ours: Sequence[Sealed[ModuleVersion]], *, until: int | None
@@ -321,14 +332,21 @@ class RemoteLedger:
         return common, chain
 
     async def kept(self) -> list[Sealed[Contribution]]:
-        """The contributions that are open or not final yet."""
+        """The contributions that are open or not final yet. They must come in order, be of this module, and be no more
+        than KEPT_MAX, or it is an IntegrityError: whoever answers could page for ever."""
         found: list[Sealed[Contribution]] = []
-        while True:
+        while len(found) <= KEPT_MAX:
             after = found[-1].id if found else ""
             page = read_items(Contribution, await self._ask(GetOpen(module=self.module, after=after)))
             if not page:
                 return found
+            names = [after, *(sealed.id for sealed in page)]
+            if any(name >= following for name, following in itertools.pairwise(names)):
+                raise IntegrityError(f"contributions to {self.module} that are out of order")
+            if any(sealed.document.module != self.module for sealed in page):
+                raise IntegrityError(f"contributions to another module than {self.module}")
             found += page
+        raise IntegrityError(f"more than {KEPT_MAX} contributions to {self.module} that are not final")
 
     async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> None:
         """Have it keep a contribution of the module that we lead."""

@@ -271,9 +271,10 @@ ROUNDS_REMEMBERED = 5
 class Arrivals:
     """When the paths of one module contributed in the last rounds, and how long the next one waits by that.
 
-    The leader measures how long after a round opened a path's first contribution from its version came; if the same
-    peer brought another path in between, how long after that. This is what a volunteer needs for one path: modules,
-    inner steps, push. Of each path the median of its last rounds counts, and of the paths the upper median again:
+    The leader measures how long after a round opened a path's contributions from its version came; if the same peer
+    brought another path in between, how long after that. This is what a volunteer needs for one path: modules, inner
+    steps, push. Of the authors of a path in one round the slowest counts, of each path the median of its last rounds,
+    and of the paths the upper median again:
 
         deadline = MULTIPLE * typical duration + the time in which a death is noticed and its path taken over
 
@@ -282,9 +283,9 @@ class Arrivals:
     - Never below the second term: the path of a peer that died must have time to be taken over, whatever was measured.
     - A late contribution teaches like one in time, so that slow but honest machines are waited for as soon as they are
       half of the paths; where they are fewer, they are told the deadline and do fewer steps (peers/path/training.py).
-    - A peer that sends at once shortens the figures of the paths that it sends for, and one that is as late as it can
-      lengthens them: medians of medians do not follow a minority of paths, and further authors of a path that is in
-      change nothing. A majority of hostile paths reaches the bounds above, and nothing beyond them.
+    - A peer that sends at once shortens no figure of a path that an honest peer trains as well, whatever the number of
+      its paths. One that is as late as it can lengthens those of its paths: medians of medians do not follow a
+      minority, and a majority reaches the bound above: a round that lacks something waits as the run file says.
     - Rounds that this leader did not see open teach nothing: what waited for it would seem to have taken no time.
 
     A value; every change makes a new one. Time is an argument.
@@ -297,7 +298,7 @@ class Arrivals:
     brought_s: Mapping[tuple[int, PeerId], float] = field(default_factory=dict)
     """When a peer last brought a path into a round."""
     durations_s: Mapping[PathId, Mapping[int, float]] = field(default_factory=dict)
-    """Of each path, by version, how long its first contribution took."""
+    """Of each path, by version, how long the slowest of its authors took."""
 
     def opened(self, version: int, *, now_s: float) -> Arrivals:
         """This leader has published `version`: trainers may start from it now. Older rounds are forgotten."""
@@ -315,14 +316,14 @@ class Arrivals:
 
     def arrived(self, path: PathId, peer: PeerId, *, base: int, now_s: float) -> Arrivals:
         """A contribution of `path` by `peer`, from version `base`, was admitted; late ones are told as well."""
-        known = self.durations_s.get(path, {})
-        if base not in self.opened_s or base in known:
+        if base not in self.opened_s:
             return self
-        began_s = self.brought_s.get((base, peer), self.opened_s[base])
+        known, began_s = self.durations_s.get(path, {}), self.brought_s.get((base, peer), self.opened_s[base])
+        slowest_s = max(known.get(base, 0.0), now_s - began_s)
         return replace(
             self,
             brought_s={**self.brought_s, (base, peer): now_s},
-            durations_s={**self.durations_s, path: {**known, base: max(0.0, now_s - began_s)}},
+            durations_s={**self.durations_s, path: {**known, base: slowest_s}},
         )
 
     def typical_s(self) -> float | None:

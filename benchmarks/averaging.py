@@ -33,7 +33,7 @@ from dipaco_p2p.core.outer.compress import CODECS, INT4, compress, encode_compre
 from dipaco_p2p.core.outer.outer_step import OuterState
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.owner.version import Admitted, averaged, make_version, stored
+from dipaco_p2p.owner.version import Admitted, Gradients, averaged, make_version, stored
 from dipaco_p2p.program.console import run_command
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, seal
 from dipaco_p2p.protocol.signing import Signer
@@ -165,7 +165,7 @@ def _work(folder: Path, run: Run, count: int, what: str) -> Callable[[], object]
     items = admitted(folder, run, count)
     alphas = [1 / count] * count
     if what == AVERAGE:
-        return lambda: averaged(run, items, alphas, clip_norm=None)
+        return lambda: averaged(run, Gradients(items), alphas, clip_norm=None)
     parent, state = genesis_version(run.manifest, MODULE), state_of(run)
     return lambda: make_version(run, parent, state, items, clip_norm=None, term=1, grant="0" * 64, author=LEADER.peer)
 

@@ -13,7 +13,7 @@ from .errors import ConfigError, WrongRun
 from .strict import bounded
 from .topology import Topology
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Raised when two versions of the program could misunderstand each other."""
 PACKAGE = "dipaco-p2p"
 NEWER_HINT = f"it is newer; upgrade this program: uv tool upgrade {PACKAGE}, pipx upgrade {PACKAGE}, or git pull"

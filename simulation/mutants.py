@@ -27,6 +27,7 @@ from dipaco_p2p.owner.replication import Replication
 from dipaco_p2p.program import files
 from dipaco_p2p.protocol import admission, owners
 from dipaco_p2p.protocol.admission import ADMITTED
+from dipaco_p2p.protocol.norms import Norms
 from dipaco_p2p.protocol.rounds import Round, RoundEvent, RoundState
 from dipaco_p2p.protocol.versions import Tally
 from dipaco_p2p.swarm.blobs import blobs
@@ -213,18 +214,18 @@ replacing(
     _rules(lambda self: {"paths": frozenset(self._run.topology.paths())}),
     faults=HOSTILE,
 )
-replacing(
-    "norm check skipped",
-    (admission, "judge_norm", _always(ADMITTED)),
-    (Intake, "clip_norm", _always(None)),
-    faults=HOSTILE,
-)
+
+
+@mutant("norm check skipped", faults=HOSTILE)
+def norm_check_skipped(patches: Patches) -> None:
+    patches.replace_everywhere("judge_norm", admission.judge_norm, lambda norm, norms, base: ADMITTED)
+    patches.replace(Norms, "clip_norm", _always(None))
 
 
 @mutant("NaN check skipped", faults=HOSTILE)
 def nan_check_skipped(patches: Patches) -> None:
     patches.replace_everywhere("check_scales", codec.check_scales, lambda scales: None)
-    patches.replace(admission, "judge_norm", _always(ADMITTED))
+    patches.replace_everywhere("judge_norm", admission.judge_norm, lambda norm, norms, base: ADMITTED)
 
 
 # -- rounds and averages

@@ -22,11 +22,13 @@ from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, Sealed, ShardRef, seal
+from dipaco_p2p.protocol.norms import lr_sum
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.topology import ModuleId
 from peers.path.trainer import Flat, PathTrainer
 
-STEP_SIZE = 0.01
+STEP_SIZE = 0.5
+"""What a parameter moves in a round, in sums of its learning rates."""
 SEQUENCES = 4
 NOTHING = BlobRef.of(b"nobody reads it here")
 
@@ -74,14 +76,15 @@ class FakeTrainer(PathTrainer):
             if not on_step(report):
                 break
         self._loop.count(done)  # type: ignore[attr-defined]
-        made = [_trained(flat, f"{self.path}|{round_number}|{replica}|{done}") for flat in flats]
+        far = STEP_SIZE * lr_sum(config.inner, first, self._run.total_steps) * done / config.inner.steps
+        made = [_trained(flat, f"{self.path}|{round_number}|{replica}|{done}", far=far) for flat in flats]
         return InnerResult(flats=made, steps_done=done, tokens=done * tokens, loss=1.0)
 
 
-def _trained(flat: Flat, what: str) -> Flat:
+def _trained(flat: Flat, what: str, *, far: float) -> Flat:
     seed = zlib.crc32(flat.tobytes(), zlib.crc32(what.encode()))
     direction = np.random.default_rng(seed).standard_normal(flat.size, dtype=np.float32)
-    return flat - np.float32(STEP_SIZE) * direction
+    return flat - np.float32(far) * direction
 
 
 def make_run(store: Store, config: RunConfig, signer: Signer) -> Run:

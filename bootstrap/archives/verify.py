@@ -19,6 +19,7 @@ from dipaco_p2p.owner.rollback import make_rollback_again
 from dipaco_p2p.owner.version import make_again, stored
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.documents import ModuleVersion
+from dipaco_p2p.protocol.norms import NORM_VERSIONS, Norms
 from dipaco_p2p.protocol.versions import check_chain, genesis_version
 from dipaco_p2p.topology import ModuleId
 
@@ -50,9 +51,11 @@ def verify_run(
             check_chain(ledger.versions, run.manifest, module)
             parent = genesis_version(run.manifest, module)
             state = OuterState.fresh(decode_module(archive.blob(parent.digest), run.layout(module)))
-            for sealed in ledger.versions:
-                state = recompute(run, store, archive, parent, state, sealed.document)
-                parent = sealed.document
+            versions = [sealed.document for sealed in ledger.versions]
+            for place, version in enumerate(versions):
+                norms = run.norms(module, versions[max(0, place - NORM_VERSIONS) : place])
+                state = recompute(run, store, archive, parent, state, version, norms=norms)
+                parent = version
                 counted += len(parent.shares)
                 done += 1
                 on_progress(done)
@@ -83,9 +86,17 @@ def verify_fork(grid: Run, warmup_archive: SeedArchive, warmup: Run) -> list[Cha
 
 
 def recompute(
-    run: Run, store: Store, archive: SeedArchive, parent: ModuleVersion, state: OuterState, version: ModuleVersion
+    run: Run,
+    store: Store,
+    archive: SeedArchive,
+    parent: ModuleVersion,
+    state: OuterState,
+    version: ModuleVersion,
+    *,
+    norms: Norms,
 ) -> OuterState:
-    """Make `version` again from its parent; raises IntegrityError if anything about it comes out differently."""
+    """Make `version` again from its parent; raises IntegrityError if anything about it comes out differently, or it
+    counts what may not count by the `norms` of the chain up to there."""
     if version.rollback is not None:  # of which version, the chain was checked for
         return make_rollback_again(run, parent, archive.blob(version.digest), version).state
     contributions = [archive.contribution(share.contribution) for share in version.shares]
@@ -93,7 +104,7 @@ def recompute(
         if number and run.sharding(number) is None:
             raise IntegrityError(f"sharding {number} is not in the archive")
     admitted = [stored(run, store, version.module, sealed) for sealed in contributions]
-    made = make_again(run, parent, state, admitted, version)
+    made = make_again(run, parent, state, admitted, version, norms=norms)
     return made.state
 
 

@@ -29,6 +29,7 @@ from ..errors import IntegrityError, Refused, SwarmError
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, unseal
 from ..protocol.grants import Mandate
 from ..protocol.liveness import Head
+from ..protocol.norms import NORM_VERSIONS, Norms
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
 from ..protocol.versions import Branch, Known, Tally, check_chain, check_successor, genesis_version, is_final
@@ -104,6 +105,11 @@ class Ledger:
     def undone(self) -> list[Sealed[Contribution]]:
         """What is open, and cannot count since a rollback."""
         return [sealed for sealed in self.open.values() if sealed.document.base_version < self.base_min]
+
+    @property
+    def norms(self) -> Norms:
+        """What the next version's outer gradients are measured by."""
+        return self._run.norms(self.module, [sealed.document for sealed in self.versions[-NORM_VERSIONS:]])
 
     def at(self, version: int) -> ModuleVersion:
         """A version that is on the chain, 0 too."""

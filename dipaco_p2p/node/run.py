@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,7 +11,8 @@ from ..core.model.layout import Layout, module_layout
 from ..core.outer.codec import Compressed
 from ..core.outer.compress import bytes_max, decode_compressed
 from ..errors import IntegrityError
-from ..protocol.documents import Manifest, Sealed, Sharding, ShardRef, run_name, unseal
+from ..protocol.documents import Manifest, ModuleVersion, Sealed, Sharding, ShardRef, run_name, unseal
+from ..protocol.norms import Norms, lr_sum
 from ..protocol.versions import genesis_version
 from ..topology import ModuleId, PathId, Topology
 
@@ -60,6 +62,15 @@ class Run:
     def total_steps(self) -> int:
         """Inner steps of one path over all stages."""
         return self.manifest.config.total_steps
+
+    def norms(self, module: ModuleId, history: Sequence[ModuleVersion]) -> Norms:
+        """What outer gradients of `module` are measured by after the versions of `history`, the oldest first."""
+        return Norms(
+            history=history,
+            paths=len(self.topology.paths_through(module)),
+            size=self.layout(module).size,
+            lr_sum=lambda base: lr_sum(self.config.inner, self.first_step(base), self.total_steps),
+        )
 
     @cached_property
     def topology(self) -> Topology:

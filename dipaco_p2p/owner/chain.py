@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 from ..canonical import Parts
 from ..errors import BlobMissing, DipacoError, Refused
@@ -304,9 +305,10 @@ class ModuleChain:
             state = await self.state.read_params(parent, holders=[source])
         await learn_shardings(node)
         admitted = [self._admitted(share.contribution) for share in version.shares]
+        make = partial(make_again, node.run, parent, state, admitted, version, norms=self.ledger.norms)
         try:
             async with node.averaging:
-                return await made_and_kept(lambda: make_again(node.run, parent, state, admitted, version), node.store)
+                return await made_and_kept(make, node.store)
         except PayloadLost as lost:  # whoever asks can give it once more
             raise Refused(str(lost), reason=Reason.CONTRIBUTION_MISSING) from None
 

@@ -5,47 +5,29 @@
 - A contribution gets one receipt, however often it is pushed.
 - What is remembered of an outer gradient is its norm: the payload lies in the store, and is read once more when the
   round closes (closing.py).
-- Until there are norms to compare with, the norm of the parameters themselves is the measure: an outer gradient ten
-  times as long is none, and could make the module useless in one round.
 """
 
 from __future__ import annotations
 
 import contextlib
-import statistics
-from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ..core.arrays import Floats, tree_norm
 from ..errors import IntegrityError, Refused
 from ..node.ledger import Ledger
 from ..node.run import Run
 from ..node.store import Store
-from ..protocol.admission import NORM_HISTORY, NORM_SAMPLES_MIN, AdmissionRules, judge
+from ..protocol.admission import AdmissionRules, judge
 from ..protocol.decrees import Decreed
 from ..protocol.documents import Contribution, Receipt, Sealed, seal
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, Signer
 from ..topology import PathId
-from .version import Admitted, order, read_payload, stored
-
-CLIP_MULTIPLE = 3.0
-"""Contributions count with at most this many times the running median norm of their module."""
+from .version import Admitted, read_payload, stored
 
 NOTHING = Decreed()
 
 Key = tuple[PeerId, PathId, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What a payload says about itself."""
-
-    norm: float
-    """Of the outer gradient."""
-    params_norm: float | None
-    """Of the parameters that it would change; None where the norms of others are the measure."""
 
 
 class Intake:
@@ -57,7 +39,6 @@ class Intake:
         self._ledger = ledger
         self._contributed: dict[Key, str] = {}
         """Contribution id by author, path and base, for the bases that may still be used."""
-        self._norms: deque[float] = deque(maxlen=NORM_HISTORY)
         self.admitted: dict[str, Admitted] = {}
         self.receipts: dict[str, Sealed[Receipt]] = {}
 
@@ -73,31 +54,26 @@ class Intake:
         sealed: Sealed[Contribution],
         *,
         decreed: Decreed = NOTHING,
-        measured: Measured | None = None,
+        norm: float | None = None,
     ) -> None:
-        """Raise Refused with the reason if it may not count; without `measured`, for what can be said without the
-        payload. `decreed` is not asked of what is admitted or counted: its receipt is a promise."""
+        """Raise Refused with the reason if it may not count; without the `norm` of its outer gradient, for what can be
+        said without the payload. `decreed` is not asked of what is admitted or counted: its receipt is a promise."""
         if sealed.id in self._ledger.counted:
             return
         rules = self._rules(sealed.id)
         if not self.has(sealed.id):
             rules = replace(rules, decreed=decreed)
-        if measured is not None:
-            rules = replace(rules, norms=tuple(self._norms), params_norm=measured.params_norm)
-        norm = None if measured is None else measured.norm
         verdict = judge(sealed.document, sender=sender, contribution_id=sealed.id, rules=rules, norm=norm)
         if verdict.reason is not None:
             raise Refused(verdict.detail, reason=verdict.reason)
 
-    def measure(self, sealed: Sealed[Contribution], params: Floats) -> tuple[bytes, Measured]:
-        """The payload, and what only it can say. Raises PayloadLost, and Refused for what is malformed."""
+    def measure(self, sealed: Sealed[Contribution]) -> tuple[bytes, float]:
+        """The payload, and the norm of its outer gradient. Raises PayloadLost, and Refused for what is malformed."""
         payload = read_payload(self._store, sealed)
         try:
-            length = self._run.read_contribution(payload, self._ledger.module).norm()
+            return payload, self._run.read_contribution(payload, self._ledger.module).norm()
         except IntegrityError as error:
             raise Refused(str(error), reason=Reason.MALFORMED) from None
-        has_norms = len(self._norms) >= NORM_SAMPLES_MIN
-        return payload, Measured(norm=length, params_norm=None if has_norms else tree_norm(params))
 
     @contextlib.contextmanager
     def arriving(self, sealed: Sealed[Contribution]) -> Iterator[None]:
@@ -132,19 +108,12 @@ class Intake:
 
     def clear(self) -> None:
         """The ledger has the version that counts what was admitted: the next round is open."""
-        # In the order of the average, not of arrival: which norms are still remembered must not depend on the network.
-        ordered = sorted(self.admitted.values(), key=order)
-        self._norms.extend(item.norm for item in ordered if item.norm is not None)
         self.admitted = {}
         oldest, head = self._oldest_base(), self._ledger.head.version
         self._contributed = {key: id_ for key, id_ in self._contributed.items() if key[2] >= oldest}
         self.receipts = {
             id_: sealed for id_, sealed in self.receipts.items() if sealed.document.round >= head - 1 - self._staleness
         }
-
-    def clip_norm(self) -> float | None:
-        """The norm that longer contributions are scaled down to; None while too few are known."""
-        return CLIP_MULTIPLE * statistics.median(self._norms) if len(self._norms) >= NORM_SAMPLES_MIN else None
 
     @property
     def _staleness(self) -> int:
@@ -177,6 +146,7 @@ def admission_rules(run: Run, ledger: Ledger, *, contributed: Mapping[Key, str])
         tokens_max=run.tokens_full,
         contributed=contributed,
         base_min=ledger.base_min,
+        norms=ledger.norms,
     )
 
 

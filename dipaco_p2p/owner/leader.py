@@ -31,7 +31,7 @@ from ..protocol.rounds import Arrivals, Entry, OpenRound, Round
 from ..protocol.signing import PeerId
 from ..protocol.versions import Branch, Known
 from .chain import ModuleChain
-from .intake import Intake, Measured, receipt_for
+from .intake import Intake, receipt_for
 from .replication import Replication
 from .rollback import due, undo
 from .takeover import Takeover
@@ -194,21 +194,20 @@ class Leader:
     async def _receive(self, sender: PeerId, sealed: Sealed[Contribution]) -> tuple[PeerId, ...]:
         """Measure it, keep it, admit it; who holds it."""
         try:
-            payload, measured = await self._measure(sealed)
+            payload, norm = await self._measure(sealed)
         except PayloadLost:
             raise Refused("upload the payload first", reason=Reason.PAYLOAD_MISSING) from None
-        self._intake.judge(sender, sealed, measured=measured)
+        self._intake.judge(sender, sealed, norm=norm)
         holders = await self._keep(sealed, payload)
         async with self._lock:
             self._require_leading()
             self._intake.judge(sender, sealed)  # the round may have closed meanwhile
-            self._admit(sealed, measured.norm)
+            self._admit(sealed, norm)
         return holders
 
-    async def _measure(self, sealed: Sealed[Contribution]) -> tuple[bytes, Measured]:
-        assert self._state is not None
+    async def _measure(self, sealed: Sealed[Contribution]) -> tuple[bytes, float]:
         async with self._node.admitting:
-            return await asyncio.to_thread(self._intake.measure, sealed, self._state.params)
+            return await asyncio.to_thread(self._intake.measure, sealed)
 
     async def _keep(self, sealed: Sealed[Contribution], payload: bytes) -> tuple[PeerId, ...]:
         try:
@@ -373,7 +372,7 @@ class Leader:
             self.head,
             self._state,
             list(self._intake.admitted.values()),
-            clip_norm=self._intake.clip_norm(),
+            clip_norm=self._ledger.norms.clip_norm(self.head.version),
             term=self.grant.term,
             grant=self._mandate[-1].id,
             author=self._node.peer,
@@ -428,16 +427,16 @@ class Leader:
         try:
             self._intake.judge(sealed.document.author, sealed)
             try:
-                _, measured = await self._measure(sealed)
+                _, norm = await self._measure(sealed)
             except PayloadLost:
                 await self._chain.recover_payload(sealed)
-                _, measured = await self._measure(sealed)
-            self._intake.judge(sealed.document.author, sealed, measured=measured)
+                _, norm = await self._measure(sealed)
+            self._intake.judge(sealed.document.author, sealed, norm=norm)
         except (Refused, PayloadLost) as error:
             log.warning("%s: cannot take over %s: %s", self.module, sealed.id[:8], error)
             self._chain.expire(sealed, str(error.reason if isinstance(error, Refused) else Reason.PAYLOAD_LOST))
         else:
-            self._admit(sealed, measured.norm)
+            self._admit(sealed, norm)
 
 
 def told_round(open_: Round, head: ModuleVersion, *, published: int, deadline_s: float) -> OpenRound:

@@ -7,6 +7,7 @@ machine and in any order of arrival (core/outer/outer_step.py says why).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,9 @@ from ..core.outer.outer_step import OuterState, state_parts
 from ..errors import IntegrityError
 from ..node.run import Run
 from ..node.store import Store
+from ..protocol.admission import judge_norm
 from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, Share
+from ..protocol.norms import Norms
 from ..protocol.signing import PeerId
 from ..topology import ModuleId, PathId
 
@@ -77,16 +80,21 @@ def read_payload(store: Store, sealed: Sealed[Contribution]) -> bytes:
 
 
 class Gradients:
-    """The outer gradients of contributions by place, each read whenever it is asked for."""
+    """The outer gradients of contributions in the order of the average, each read whenever it is asked for."""
 
-    def __init__(self, items: Sequence[Admitted]) -> None:
-        self._items = items
+    def __init__(self, items: Iterable[Admitted]) -> None:
+        self.items = sorted(items, key=order)
+        self.norms = [math.nan if item.norm is None else item.norm for item in self.items]
+        """Of each; not a number until it is known or was read."""
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self.items)
 
     def __getitem__(self, place: int, /) -> Compressed:
-        return self._items[place].read()
+        found = self.items[place].read()
+        if math.isnan(self.norms[place]):
+            self.norms[place] = found.norm()
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,14 +154,15 @@ def make_version(
 
     `grant` is the id of the grant of `term` to `author`. Raises StepNotFinite, and what reading a contribution raises.
     """
-    ordered = sorted(admitted, key=order)
+    gradients = Gradients(admitted)
+    ordered = gradients.items
     assert ordered, "a module without contributors gets no step"
     alphas = _alphas(run, ordered, parent=parent.version)
     settings = run.config.outer
     try:
         after, update = outer.outer_step(
             state,
-            averaged(run, ordered, alphas, clip_norm=clip_norm),
+            averaged(run, gradients, alphas, clip_norm=clip_norm),
             lr=settings.lr,
             momentum=settings.momentum,
             codec=run.config.compression.downlink,
@@ -172,7 +181,7 @@ def make_version(
         update=update_ref,
         state=state_ref,
         is_fresh=is_fresh,
-        shares=tuple(_share(item, alpha) for item, alpha in zip(ordered, alphas, strict=True)),
+        shares=tuple(map(_share, ordered, alphas, gradients.norms)),
         clip_norm=clip_norm,
         lr=settings.lr,
         momentum=settings.momentum,
@@ -187,18 +196,24 @@ def make_version(
 
 
 def make_again(
-    run: Run, parent: ModuleVersion, state: OuterState, admitted: Iterable[Admitted], version: ModuleVersion
+    run: Run,
+    parent: ModuleVersion,
+    state: OuterState,
+    admitted: Iterable[Admitted],
+    version: ModuleVersion,
+    *,
+    norms: Norms,
 ) -> Made:
     """`version` once more from its parent and its contributions; raises IntegrityError if anything comes out different.
 
-    The clipping norm is taken from the version: it depends on what its leader has seen, and is part of what it signs.
+    `norms` are those of the chain up to the parent: which may count, and what longer ones are scaled down to.
     """
     made = make_version(
         run,
         parent,
         OuterState.fresh(state.params) if version.is_fresh else state,
         admitted,
-        clip_norm=version.clip_norm,
+        clip_norm=norms.clip_norm(parent.version),
         term=version.term,
         grant=version.grant,
         author=version.author,
@@ -206,19 +221,25 @@ def make_again(
     )
     if made.version != version:
         raise IntegrityError(f"version {version.version} of {version.module} does not follow from its contributions")
+    for share in version.shares:
+        verdict = judge_norm(share.norm, norms, base=share.base_version)
+        if verdict.reason is not None:
+            detail = f"counts {share.contribution[:8]}: {verdict.detail}"
+            raise IntegrityError(f"version {version.version} of {version.module} {detail}")
     return made
 
 
-def averaged(run: Run, ordered: Sequence[Admitted], alphas: Sequence[float], *, clip_norm: float | None) -> Floats:
+def averaged(run: Run, gradients: Gradients, alphas: Sequence[float], *, clip_norm: float | None) -> Floats:
     """The outer gradient (N,) of contributions in their order; one at a time is in memory, whatever their number."""
-    norms = [item.norm for item in ordered if item.norm is not None]
+    rule, norms = run.config.outer.norm_rule, gradients.norms
     return outer.average(
-        Gradients(ordered),
+        gradients,
         alphas,
-        rule=run.config.outer.norm_rule,
-        paths=[str(item.sealed.document.path) for item in ordered],
+        rule=rule,
+        paths=[str(item.sealed.document.path) for item in gradients.items],
         clip_norm=clip_norm,
-        norms=norms if len(norms) == len(ordered) else None,
+        # `rda` needs all of them before it begins; the others ask for each after it was read.
+        norms=None if rule == "rda" and any(map(math.isnan, norms)) else norms,
     )
 
 
@@ -231,7 +252,7 @@ def _alphas(run: Run, ordered: Sequence[Admitted], *, parent: int) -> tuple[floa
     return outer.weights(shares, tokens_full=run.tokens_full)
 
 
-def _share(item: Admitted, alpha: float) -> Share:
+def _share(item: Admitted, alpha: float, norm: float) -> Share:
     document = item.sealed.document
     return Share(
         contribution=item.sealed.id,
@@ -240,6 +261,7 @@ def _share(item: Admitted, alpha: float) -> Share:
         base_version=document.base_version,
         weight=alpha,
         tokens=document.tokens,
+        norm=norm,
         loss=document.loss,
         state=document.state,
     )

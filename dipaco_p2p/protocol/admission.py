@@ -4,27 +4,22 @@
   another, and for everybody who makes a version again. `AdmissionRules` holds the facts that they judge by.
 - Order matters: cheap checks first, and nothing is read from the payload before its author, run and base are right.
   What needs the payload's numbers comes last, from the norm that the core measured.
-- Decrees and norms are facts of one peer: who makes a version again leaves them out, since a ban takes back no receipt,
-  and a leader's history of norms begins with its term. All other facts are on the chain.
+- Decrees are facts of one peer, and a ban takes back no receipt: whoever makes a version again leaves them out. All
+  other facts are on the chain, the measure of norms too (norms.py).
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from ..topology import PathId
 from .decrees import Decreed
 from .documents import Contribution, ModuleVersion
+from .norms import Norms
 from .reasons import Reason
 from .signing import PeerId
-
-NORM_MULTIPLE_MAX = 10.0
-"""A contribution may be this many times the running median of its module's norms; honest ones stay within 3."""
-NORM_HISTORY = 32
-NORM_SAMPLES_MIN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +58,8 @@ class AdmissionRules:
     """The newest rollback: what began before it is undone."""
     decreed: Decreed = field(default_factory=Decreed)
     """By the coordinator. Nothing, for a contribution that has a receipt: that is a promise."""
-    norms: Sequence[float] = ()
-    """Of the module's last outer gradients, up to NORM_HISTORY, in the order of the average."""
-    params_norm: float | None = None
-    """Of the head's parameters: what an outer gradient is measured by until there are norms."""
+    norms: Norms
+    """What outer gradients are measured by."""
 
 
 def judge(
@@ -85,7 +78,7 @@ def judge(
     if verdict.is_admitted:
         verdict = _judge_document(contribution, sender, contribution_id, rules)
     if verdict.is_admitted and norm is not None:
-        verdict = judge_norm(norm, rules.norms, params_norm=rules.params_norm)
+        verdict = judge_norm(norm, rules.norms, base=contribution.base_version)
     return verdict
 
 
@@ -148,18 +141,15 @@ def _judge_sharding(contribution: Contribution, rules: AdmissionRules) -> Verdic
     return ADMITTED
 
 
-def judge_norm(norm: float, history: Sequence[float], *, params_norm: float | None = None) -> Verdict:
-    """Whether an outer gradient of this norm may count; `history` holds the norms of the module's last ones, in place
-    of which `params_norm` is taken while they are too few."""
-    if len(history) < NORM_SAMPLES_MIN and params_norm is not None:
-        history = [params_norm] * NORM_SAMPLES_MIN
+def judge_norm(norm: float, norms: Norms, *, base: int) -> Verdict:
+    """Whether an outer gradient of this norm, whose steps began with version `base`, may count."""
     if not math.isfinite(norm):  # finite values may still have an infinite norm
         return Verdict(Reason.NORM, f"norm {norm}")
     if norm == 0.0:
         return Verdict(Reason.NORM, "an outer gradient of zeros")
-    if len(history) < NORM_SAMPLES_MIN:
-        return ADMITTED
-    limit = NORM_MULTIPLE_MAX * statistics.median(history)
-    if norm > limit:
-        return Verdict(Reason.NORM, f"norm {norm:.4g}, limit {limit:.4g}")
+    low, high = norms.bounds(base)
+    if norm > high:
+        return Verdict(Reason.NORM, f"norm {norm:.4g}, at most {high:.4g}")
+    if norm < low:
+        return Verdict(Reason.NORM, f"norm {norm:.4g}, at least {low:.4g}")
     return ADMITTED

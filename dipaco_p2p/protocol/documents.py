@@ -133,6 +133,8 @@ class Share:
     """The version that it was based on: an author counts once per path and base."""
     weight: float = bounded(low=0.0, high=1.0)
     tokens: int = bounded(low=1, high=VALUES_MAX)
+    norm: float = bounded(low=0.0)
+    """Of its outer gradient, before it was scaled down: what later ones are measured by (norms.py)."""
     loss: float
     state: BlobRef | None = None
     """The path's inner state after it, as the contribution names it: `peer` had it."""

@@ -259,6 +259,7 @@ def _make_chain(run: Run, store: Store, module: ModuleId, genesis: Any) -> dict[
                 base_version=number - 1,
                 weight=1.0 / len(paths),
                 tokens=1,
+                norm=1.0,
                 loss=5.0 - number,
             )
             for path in paths

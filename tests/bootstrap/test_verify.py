@@ -162,4 +162,4 @@ def test_a_sharding_that_the_archive_lacks_is_named(tmp_path: Path) -> None:
     archive: Any = SimpleNamespace(contribution=lambda id_: counted)
     version: Any = SimpleNamespace(shares=[SimpleNamespace(contribution="0" * 64)], rollback=None)
     with pytest.raises(IntegrityError, match="sharding 1 is not in the archive"):
-        recompute(run, Store(tmp_path), archive, version, version, version)
+        recompute(run, Store(tmp_path), archive, version, version, version, norms=run.norms(MODULE, []))

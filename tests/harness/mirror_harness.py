@@ -49,10 +49,10 @@ class Shelf:
         assert self.node.mandates.believes(MODULE, sealed)
 
     def contribution(
-        self, number: int, *, base: int | None = None, path: int = 0, variant: int = 0
+        self, number: int, *, base: int | None = None, path: int = 0, variant: int = 0, size: float = 1e-3
     ) -> tuple[Sealed[Contribution], bytes]:
         """From the version before `number`, by an author that depends on the path; its payload was uploaded."""
-        payload = gradient_bytes(self.run, MODULE, seed=1000 * variant + 10 * number + path)
+        payload = gradient_bytes(self.run, MODULE, seed=1000 * variant + 10 * number + path, size=size)
         self.node.store.put(payload)
         author = signer(AUTHOR + path)
         chosen = self.run.topology.paths_through(MODULE)[path]
@@ -63,14 +63,22 @@ class Shelf:
         return seal(author, contribution_of(self.run, author, payload, module=MODULE, path=chosen, **values)), payload
 
     def version(
-        self, number: int, *, leader: Signer = ONE, term: int = 1, is_handed_in: bool = True, variant: int = 0
+        self,
+        number: int,
+        *,
+        leader: Signer = ONE,
+        term: int = 1,
+        is_handed_in: bool = True,
+        variant: int = 0,
+        size: float = 1e-3,
     ) -> tuple[Sealed[ModuleVersion], Made]:
         """An honest version of two contributions, which are here unless they are not `is_handed_in`."""
-        items = [self.contribution(number, path=path, variant=variant) for path in (0, 1)]
+        items = [self.contribution(number, path=path, variant=variant, size=size) for path in (0, 1)]
         if is_handed_in:
             for contribution, _ in items:
                 self.chain.add(contribution)
-        sealed, made = version_of(self.run, leader, items, term=term, after=self.made.get(number - 1))
+        history = [self.made[before].version for before in range(1, number)]
+        sealed, made = version_of(self.run, leader, items, term=term, after=self.made.get(number - 1), history=history)
         self.made[number] = made
         return sealed, made
 

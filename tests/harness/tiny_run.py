@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -175,8 +176,10 @@ def version_of(
     *,
     term: int,
     after: Made | None = None,
+    history: Sequence[ModuleVersion] = (),
 ) -> tuple[Sealed[ModuleVersion], Made]:
-    """The version that an honest leader makes of `admitted`, after the genesis or what was made before."""
+    """The version that an honest leader makes of `admitted`, after the genesis or what was made before, which is the
+    last of `history`."""
     module = admitted[0][0].document.module
     if after is None:
         parent, state = genesis_version(run.manifest, module), OuterState.fresh(initial()[0][module.level])
@@ -186,5 +189,6 @@ def version_of(
         Admitted(sealed, functools.partial(run.read_contribution, payload, module)) for sealed, payload in admitted
     ]
     grant = granted(run, module, term=term, leader=leader.peer).id
-    made = make_version(run, parent, state, gradients, clip_norm=None, term=term, grant=grant, author=leader.peer)
+    clip_norm = run.norms(module, history).clip_norm(parent.version)
+    made = make_version(run, parent, state, gradients, clip_norm=clip_norm, term=term, grant=grant, author=leader.peer)
     return seal(leader, made.version), made

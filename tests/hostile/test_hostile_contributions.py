@@ -24,7 +24,7 @@ INT4 = {"block": "256", "codec": "int4"}
 NOT_FINITE = (float("nan"), float("inf"), -float("inf"))
 
 
-def payload(size: int, *, scale: float = 1e-6, code: int = 1, **changes: Any) -> bytes:
+def payload(size: int, *, scale: float = 1e-5, code: int = 1, **changes: Any) -> bytes:
     """A payload as an honest trainer would write it, but for what is said."""
     tensors = {"codes": packed(size, code), "scales": np.full(-(-size // BLOCK), scale, np.float32)}
     return save(tensors | changes, metadata=INT4)

@@ -150,6 +150,22 @@ async def test_a_lying_leader_is_not_cosigned(tmp_path: Path, lie: Lie, keeps_ev
 
 
 @both
+@pytest.mark.parametrize(("number", "size"), [(1, 1.0), (3, 0.05), (3, 1e-7)], ids=["at the start", "long", "tiny"])
+async def test_a_leader_that_counts_any_norm_is_not_cosigned(
+    tmp_path: Path, number: int, size: float, keeps_everything: bool
+) -> None:
+    """Attack: only the leader looked at norms, and the coordinator signed forty versions of garbage in a second."""
+    async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
+        shelf.adopt(ONE, term=1)
+        for before in range(1, number):
+            await shelf.keep(shelf.version(before)[0])
+        garbage, _ = shelf.version(number, size=size, variant=1)
+        await require_no(shelf.keep(garbage))
+        assert shelf.ledger.head.version == number - 1
+        await shelf.keep(shelf.version(number)[0])
+
+
+@both
 async def test_a_version_that_counts_what_is_not_here_is_refused_until_it_is(
     tmp_path: Path, keeps_everything: bool
 ) -> None:

@@ -30,6 +30,7 @@ from dipaco_p2p.core.outer import outer_step as outer
 from dipaco_p2p.core.outer.outer_step import OuterState
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner import version
 from dipaco_p2p.protocol import admission
 from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.documents import BlobRef, Receipt, Sealed, cosign, seal
@@ -128,7 +129,8 @@ async def test_what_makes_no_finite_step_expires_and_the_round_closes_without_it
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two outer gradients whose sum is no float32: this leader and every later one would fail at it for ever."""
-    monkeypatch.setattr(admission, "judge_norm", lambda norm, history, *, params_norm: ADMITTED)
+    for module in (admission, version):
+        monkeypatch.setattr(module, "judge_norm", lambda norm, norms, *, base: ADMITTED)
     step = outer.outer_step
 
     def outer_step(state: OuterState, gradient: Floats, **named: Any) -> Any:

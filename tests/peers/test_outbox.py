@@ -222,6 +222,7 @@ class Stage:
             base_version=base,
             weight=1.0,
             tokens=tokens,
+            norm=1.0,
             loss=1.0,
             state=state,
         )

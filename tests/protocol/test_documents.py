@@ -64,7 +64,14 @@ RECEIPT = Receipt(
     author=ALICE.peer,
 )
 SHARE = Share(
-    contribution=digest(b"contribution"), path=PATH, peer=BOB.peer, base_version=3, weight=1.0, tokens=100, loss=2.0
+    contribution=digest(b"contribution"),
+    path=PATH,
+    peer=BOB.peer,
+    base_version=3,
+    weight=1.0,
+    tokens=100,
+    norm=1.0,
+    loss=2.0,
 )
 GRANT = Grant(run=RUN, module=MODULE, term=1, leader=ALICE.peer, mirrors=(BOB.peer,), author=ALICE.peer)
 VERSION = child(shares=(SHARE,), author=ALICE.peer)

@@ -58,6 +58,7 @@ def share(name: str, *, weight: float = 1.0, tokens: int = 100, base: int = 0) -
         base_version=base,
         weight=weight,
         tokens=tokens,
+        norm=1.0,
         loss=2.0,
     )
 

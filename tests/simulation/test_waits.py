@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol import admission
 from dipaco_p2p.protocol.admission import ADMITTED, Verdict
 from dipaco_p2p.protocol.liveness import Claim
+from dipaco_p2p.protocol.norms import Norms
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.records import claims_key
 from dipaco_p2p.protocol.rounds import PATIENCE
@@ -105,7 +105,7 @@ def test_a_round_that_has_refused_all_there_was_is_trained_again(
     """Who was refused believed its part to be done, and waited for the next version; the leader waited for anything."""
     left = [3]
 
-    def judge_norm(norm: float, history: Sequence[float], *, params_norm: float | None) -> Verdict:
+    def judge_norm(norm: float, norms: Norms, *, base: int) -> Verdict:
         if left[0] > 0:
             left[0] -= 1
             return Verdict(Reason.NORM, "a test says so")

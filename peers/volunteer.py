@@ -329,14 +329,11 @@ class Volunteer:
 
     def _has_work(self) -> bool:
         """At first any unfinished path. Once we have finished one, a path that nobody trains; or if all have somebody,
-        as a replica one with more than a last round ahead, or one that stands still: a claim alone trains nothing."""
+        as a replica one with more than a last round ahead."""
         unfinished, watch = self._claiming.unfinished(), self._node.watch
         if not self._training.rounds_done or any(not claims for claims in unfinished.values()):
             return bool(unfinished)
-        rounds = self._node.run.config.rounds
-        return any(
-            rounds.rounds - watch.round(path) > 1 or watch.still_s(path) >= rounds.deadline_s for path in unfinished
-        )
+        return any(self._node.run.config.rounds.rounds - watch.round(path) > 1 for path in unfinished)
 
     def _is_ready(self, path: PathId) -> bool:
         """Whether we could train `path` now: its shard is here, or there is somebody to ask for it."""

@@ -17,7 +17,6 @@ from dipaco_p2p.core.outer import codec
 from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner import version as recompute
 from dipaco_p2p.owner.chain import ModuleChain
 from dipaco_p2p.owner.intake import Intake
@@ -29,6 +28,7 @@ from dipaco_p2p.protocol import admission, owners
 from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.norms import Norms
 from dipaco_p2p.protocol.rounds import Round, RoundEvent, RoundState
+from dipaco_p2p.protocol.sightings import Sightings
 from dipaco_p2p.protocol.versions import Tally
 from dipaco_p2p.swarm.blobs import blobs
 from dipaco_p2p.swarm.record_cache import RecordCache
@@ -254,9 +254,9 @@ def deadline_never_fires(patches: Patches) -> None:
 
 replacing(
     "a claim alone keeps others from a path",
-    (Watch, "still_s", _always(0.0)),
+    (Sightings, "_judge", _always(None)),
     faults=("idle claimant", "gone for good", "leave", "seed death"),
-    seeds=(85,),
+    seeds=(48,),
 )
 
 

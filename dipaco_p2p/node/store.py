@@ -225,6 +225,11 @@ class Uploads:
             log.info("%d blobs that no document names were dropped", dropped)
         serve_uploads(swarm, self._accept)
 
+    def arriving(self, silence_s: float) -> list[PeerId]:
+        """Of whom bytes of an unfinished upload came within the last `silence_s` seconds."""
+        since_s = self._clock.now_s() - silence_s
+        return sorted(sender for sender, at_s in self.progress_s.items() if at_s > since_s)
+
     def claim(self, name: str) -> None:
         """A contribution or version names this blob: it stays."""
         for names in self._unused.values():

@@ -25,7 +25,8 @@ from ..protocol.decrees import Decree
 from ..protocol.documents import Grant
 from ..protocol.liveness import Claim, Head, Heartbeat, best_head, heartbeat_interval_s, read_all
 from ..protocol.records import claims_key, heads_key, peers_key
-from ..protocol.rounds import OpenRound, Standing, read_open_round, standing
+from ..protocol.rounds import OpenRound, Standing, read_open_round, standing, within_bounds
+from ..protocol.sightings import Sightings
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
 from ..topology import ModuleId, PathId
@@ -161,6 +162,10 @@ class Watch:
         self._beaten: dict[PeerId, tuple[float, float]] = {}
         """Of each live peer: until when its heartbeat holds, and when that one was first seen here."""
         self.claims: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in run.topology.paths()}
+        """Those that weigh (protocol/sightings.py)."""
+        self._sightings = Sightings(
+            swarm.peer, ttl_s=run.config.liveness.heartbeat_ttl_s, deadline_max_s=run.config.rounds.deadline_s
+        )
         self.heads: dict[ModuleId, dict[PeerId, Head]] = {module: {} for module in run.topology.modules()}
         self._mandates = mandates
         self._decrees = decrees
@@ -187,8 +192,10 @@ class Watch:
         """The open rounds of the modules whose leaders answered last time."""
 
     async def refresh(self) -> None:
-        """Read heartbeats, claims and heads."""
+        """Read heartbeats, claims and heads; and ask now and then whether those who claim a path work on it."""
         await asyncio.gather(self.read_peers(), self.read_claims(), *map(self.read_heads, self.heads))
+        if paths := self._sightings.to_ask(now_s=self._clock.now_s()):
+            self._begin(self.read_rounds({module for path in paths for module in path.modules()}))
 
     def close(self) -> None:
         """Ask nobody for a mandate any more."""
@@ -227,7 +234,9 @@ class Watch:
 
     async def read_rounds(self, modules: Iterable[ModuleId] | None = None) -> None:
         """Ask the leaders of `modules`, or of all, what is in their open rounds."""
-        await asyncio.gather(*map(self._read_round, self.heads if modules is None else set(modules)))
+        asked = set(self.heads if modules is None else modules)
+        await asyncio.gather(*map(self._read_round, asked))
+        self._note_work(asked)
 
     def leader(self, module: ModuleId) -> PeerId | None:
         """The peer that leads `module`, as far as its live head says; None while nobody does."""
@@ -402,23 +411,43 @@ class Watch:
 
     async def _read_claims_of(self, path: PathId) -> None:
         claims = read_all(Claim, await self._bodies(claims_key(self._run.id, path)))
-        self.claims[path] = {
+        live = {
             peer: claim
             for peer, claim in claims.items()
             if claim.path == path and not claim.released and not self._decrees.is_banned(peer)
         }
+        self.claims[path] = self._sightings.weighing(path, live, now_s=self._clock.now_s())
 
     async def _read_round(self, module: ModuleId) -> None:
-        self.rounds.pop(module, None)
-        peer = self.leader(module)
+        peer, found = self.leader(module), None
         if peer is not None:
             request, addresses = GetOpenRound(module=module), self.addresses(peer)
             try:
                 async with self._gate:
                     reply = await request.call(self._swarm, peer, timeout_s=ROUND_TIMEOUT_S, addresses=addresses)
-                self.rounds[module] = read_open_round(reply.body)
+                found = read_open_round(reply.body)
             except (SwarmError, Refused, IntegrityError) as error:
                 log.info("the leader of %s did not tell its open round: %s", module, error)
+        if found is None:
+            self.rounds.pop(module, None)
+        else:
+            self.rounds[module] = found
+
+    def _note_work(self, asked: set[ModuleId]) -> None:
+        """Judge the claims of the paths whose leaders were all asked, by what they told."""
+        paths, now_s = [path for path in self.claims if asked.issuperset(path.modules())], self._clock.now_s()
+        found = {path: None if self._decrees.is_frozen else self.standing(path) for path in paths}
+        standings = {path: how_far for path, how_far in found.items() if how_far is not None}
+        for path in found.keys() - standings.keys():
+            self._sightings.excuse(path, ask_s=now_s + self._run.config.liveness.heartbeat_ttl_s)
+        deadlines_s = {path: self._deadline_s(path) for path in standings}
+        self._sightings.told(self.rounds, standings, deadlines_s=deadlines_s, now_s=now_s)
+
+    def _deadline_s(self, path: PathId) -> float:
+        """How long the rounds of `path` wait, by the most patient of its leaders."""
+        rounds, liveness = self._run.config.rounds, self._run.config.liveness
+        told_s = [self.rounds[module].deadline_s or rounds.deadline_s for module in path.modules()]
+        return within_bounds(max(told_s), rounds, liveness)
 
     async def _bodies(self, key: str) -> dict[PeerId, dict[str, object]]:
         async with self._gate:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,10 +24,10 @@ from ..node.ledger import head_record
 from ..node.shardings import learn_shardings
 from ..program.files import reach
 from ..program.tasks import changed_or_later, repeat
-from ..protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Sealed, seal
+from ..protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Sealed, Share, seal
 from ..protocol.grants import Mandate
 from ..protocol.reasons import Reason
-from ..protocol.rounds import Arrivals, Entry, OpenRound, Round
+from ..protocol.rounds import UPLOAD_SILENCE_S, VERSIONS_TOLD, Arrivals, Entry, OpenRound, Round
 from ..protocol.signing import PeerId
 from ..protocol.versions import Branch, Known
 from .chain import ModuleChain
@@ -181,7 +181,13 @@ class Leader:
     def open_round(self) -> OpenRound:
         """What is in, of the version that trainers may see."""
         self._require_leading()
-        return told_round(self._round, self.head, published=self._published, deadline_s=self._deadline_s())
+        return told_round(
+            self._round,
+            self._ledger.versions,
+            published=self._published,
+            sending=self._node.uploads.arriving(UPLOAD_SILENCE_S),
+            deadline_s=self._deadline_s(),
+        )
 
     def receipts(self) -> dict[str, Sealed[Receipt]]:
         """By contribution: of the open round and the ones before."""
@@ -439,14 +445,31 @@ class Leader:
             self._admit(sealed, norm)
 
 
-def told_round(open_: Round, head: ModuleVersion, *, published: int, deadline_s: float) -> OpenRound:
-    """What is in, of the version that trainers may see. If that is not the head, its round is closed, and the next
-    version is not cosigned yet."""
-    entries = open_.entries
-    if published < head.version:
-        counted = [share for share in head.shares if share.base_version == published]
-        entries = frozenset(Entry(path=share.path, peer=share.peer) for share in counted)
-    return OpenRound(version=published, entries=tuple(entries), deadline_s=deadline_s)
+def told_round(
+    open_: Round,
+    versions: Sequence[Sealed[ModuleVersion]],
+    *,
+    published: int,
+    sending: Sequence[PeerId],
+    deadline_s: float,
+) -> OpenRound:
+    """What is in, of the version that trainers may see, and what that one and those before it counted. If it is not
+    the head, its round is closed, and the next version is not cosigned yet."""
+    told = reversed(versions[max(0, published - VERSIONS_TOLD) : published])
+    entries = tuple(open_.entries)
+    if published < len(versions):
+        entries = _entries(share for share in versions[-1].document.shares if share.base_version == published)
+    return OpenRound(
+        version=published,
+        entries=entries,
+        counted=tuple(_entries(sealed.document.shares) for sealed in told),
+        sending=tuple(sending),
+        deadline_s=deadline_s,
+    )
+
+
+def _entries(shares: Iterable[Share]) -> tuple[Entry, ...]:
+    return tuple(Entry(path=share.path, peer=share.peer) for share in shares)
 
 
 def told_version(version: ModuleVersion) -> dict[str, Any]:

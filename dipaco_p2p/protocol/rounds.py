@@ -62,6 +62,9 @@ PATIENCE = 3
 UPLOAD_SILENCE_S = 10.0
 """An upload of which no byte came for so long is not waited for in the grace."""
 
+VERSIONS_TOLD = 2
+"""Of how many versions a leader tells what they counted: work that came a round late is among it."""
+
 PathClaims = Mapping[PathId, Mapping[PeerId, Claim]]
 """The live claims of every path of the grid, uncovered paths included."""
 
@@ -219,6 +222,10 @@ class OpenRound:
 
     version: int = bounded(low=0, high=VALUES_MAX)
     entries: tuple[Entry, ...] = ()
+    counted: tuple[tuple[Entry, ...], ...] = ()
+    """What the last versions counted, the newest first, up to VERSIONS_TOLD: who works, and whose claim is idle."""
+    sending: tuple[PeerId, ...] = ()
+    """Whose uploads to this leader are on their way."""
     deadline_s: float = bounded(0.0, low=0.0)
     """How long the round waits after the last path that came; 0 is not told. A hint for who may be slower."""
 

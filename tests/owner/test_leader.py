@@ -331,7 +331,11 @@ async def test_a_leader_tells_what_is_in_its_open_round(tmp_path: Path) -> None:
         await eventually(lambda: stage.owner.head.version == 1)
         assert seen[0] == OpenRound(version=0, entries=(entry,), deadline_s=deadline_s), "it is not published yet"
         await asyncio.sleep(0.1)
-        assert await told() == OpenRound(version=1, deadline_s=deadline_s)
+        assert await told() == OpenRound(version=1, counted=((entry,),), deadline_s=deadline_s)
+        for seed in (2, 3):
+            await stage.honest_round(seed)
+        await asyncio.sleep(0.1)
+        assert (await told()).counted == ((entry,), (entry,)), "of the last two versions"
 
 
 async def test_a_round_waits_for_both_claimants_of_a_path(tmp_path: Path) -> None:

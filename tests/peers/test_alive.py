@@ -259,6 +259,8 @@ async def test_a_slow_uplink_keeps_its_claim(tmp_path: Path, monkeypatch: pytest
             for _ in range(20):
                 await self._node.clock.sleep(6.0)
                 self._on_progress()
+                for node in (world.seed.node, *(volunteer.node for volunteer in world.volunteers)):
+                    node.uploads._progressed(self._node.peer)  # whoever leads sees the part arrive
         return await honest(self, contribution, payload)
 
     monkeypatch.setattr(Contributor, "_push", crawling)

@@ -12,7 +12,6 @@ from scenes import Scene, scene
 from virtual_time import eventually
 
 from dipaco_p2p.node.node import CALL_TIMEOUT_S
-from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol import admission
 from dipaco_p2p.protocol.admission import ADMITTED, Verdict
 from dipaco_p2p.protocol.liveness import Claim
@@ -20,6 +19,7 @@ from dipaco_p2p.protocol.norms import Norms
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.records import claims_key
 from dipaco_p2p.protocol.rounds import PATIENCE
+from dipaco_p2p.protocol.sightings import Sightings
 from dipaco_p2p.topology import PathId
 from peers.path.contribute import TRIES_MIN
 from simulation.hostile import Stranger
@@ -62,7 +62,7 @@ def test_a_last_round_that_is_only_claimed_is_trained_by_who_stands_by(tmp_path:
 def test_a_swarm_that_stands_still_is_told_of_before_its_time_is_over_and_names_who_waits_for_whom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Watch, "still_s", lambda watch, path: 0.0)  # as it was: nobody trains what others claim
+    monkeypatch.setattr(Sightings, "_judge", lambda sightings, *told, **more: None)  # as it was: every claim weighs
 
     async def script(world: Scene) -> None:
         await leave_the_last_round_to_a_claim(world)

@@ -1,0 +1,203 @@
+"""Which claims weigh, as one peer sees them: a claim costs nothing to write, so it counts only with work behind it.
+
+Theory. A claim is its author's word, and keys are free. If every claim weighed, a few keys that claim and never train
+would make rounds wait, volunteers yield, and paths look covered. So a peer judges the claims of others by what it has
+seen itself and by what the leaders say of the work that came in:
+
+- *A new claim has its chance.* It weighs at once, so that nobody else takes the path, and goes on weighing while work
+  comes. The chance is over when the path has gone on for `CHANCE_ROUNDS` rounds without this claimant, or when it
+  could be trained for `CHANCE_DEADLINES` deadlines and nobody trained it.
+- *An idle claim weighs nothing*: nobody yields to it or waits for it, and its path is free. It weighs again as soon
+  as its author's work is in a round. Whoever moves on without having worked takes the used chance along.
+- *One path at a time.* Of several claims by one peer only the newest weighs.
+- *A claim is as old as others have seen it*, and at most one life of a record older: nobody comes first by writing an
+  early time. Claims that were there before this peer looked have the age that they say: among them it has no rank.
+
+Time in which nobody could have worked (a frozen run, leaders that do not answer) is nobody's fault, and not counted. A
+claimant whose upload a leader sees arrive has done its work: it has SENDING_DEADLINES of the run file's deadlines.
+Leaders could deny somebody's work only together: a peer has worked if the leader of any module of its path says so.
+Each peer keeps its own `Sightings`; no two need the same, since two peers on one path only waste some effort.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ..topology import ModuleId, PathId
+from .liveness import Claim
+from .rounds import OpenRound, Standing
+from .signing import PeerId
+
+CHANCE_ROUNDS = 3
+"""A slow machine's work may come a round late, and leaders tell who was counted in the last VERSIONS_TOLD versions."""
+CHANCE_DEADLINES = 2.0
+"""A round waits one; the second is for whoever took the path just before its round closed."""
+SENDING_DEADLINES = 6.0
+"""A slow line takes several; without a bound a peer that sends a byte now and then would hold a path."""
+GONE_MAX = 1024
+"""Claimants without a live claim that are remembered: they may come back."""
+
+
+@dataclass(slots=True)
+class _Sight:
+    """What is known of one claimant."""
+
+    claim: Claim
+    """The newest of its claims: only this one may weigh."""
+    seen_s: float
+    """When it was first seen to claim this path; -inf if it did so before we looked."""
+    chance_s: float
+    """When its chance began: with its first claim, with its last work, or when it moved on from a path that it had
+    worked on."""
+    has_worked: bool = False
+    """On the path that it claims."""
+    worked: dict[ModuleId, int] = field(default_factory=dict)
+    """The newest version of each module that its work went into, as the module's leader says."""
+    progress: int | None = None
+    """Of its path, when that was last told."""
+    missed: int = 0
+    """Rounds that its paths went on without its work, since its chance began."""
+    is_idle: bool = False
+
+
+@dataclass(slots=True)
+class _Path:
+    """What is known of one path."""
+
+    untrained_s: float = math.inf
+    """Since when it can be trained, as far as we were told, and nobody trained it; infinite while it cannot be."""
+    worked: dict[ModuleId, int] = field(default_factory=dict)
+    """The newest version of each module that anybody's work on this path went into."""
+    ask_s: float = -math.inf
+    """When to ask the leaders again."""
+    live: int = 0
+    """Claims by others."""
+
+
+class Sightings:
+    """Judges all claims but those of `me`, whose own claim always weighs. Time is an argument."""
+
+    def __init__(self, me: PeerId, *, ttl_s: float, deadline_max_s: float) -> None:
+        """`ttl_s` is the life of a record, `deadline_max_s` the run file's deadline."""
+        self._me = me
+        self._ttl_s = ttl_s
+        self._sending_max_s = SENDING_DEADLINES * deadline_max_s
+        self._peers: dict[PeerId, _Sight] = {}
+        """The one that was seen last comes last."""
+        self._paths: dict[PathId, _Path] = {}
+
+    def weighing(self, path: PathId, claims: Mapping[PeerId, Claim], *, now_s: float) -> dict[PeerId, Claim]:
+        """Those of the live `claims` of `path`, just read, that weigh, with the age that they count with."""
+        seen_s = now_s if path in self._paths else -math.inf
+        self._paths.setdefault(path, _Path()).live = len(claims.keys() - {self._me})
+        found = {}
+        for peer, claim in claims.items():
+            if peer == self._me:
+                found[peer] = claim
+                continue
+            sight = self._see(peer, claim, seen_s=seen_s, now_s=now_s)
+            if sight.claim.path == path and not sight.is_idle:
+                found[peer] = replace(claim, since_s=max(claim.since_s, sight.seen_s - self._ttl_s))
+        self._forget()
+        return found
+
+    def to_ask(self, *, now_s: float) -> list[PathId]:
+        """The claimed paths of which the leaders should be asked now who works on them. None is named again within
+        the life of a record, answer or not."""
+        claimed = {sight.claim.path for sight in self._peers.values()}
+        paths = [path for path, known in self._paths.items() if path in claimed and now_s >= known.ask_s]
+        for path in paths:
+            self._paths[path].ask_s = now_s + self._ttl_s
+        return paths
+
+    def told(
+        self,
+        rounds: Mapping[ModuleId, OpenRound],
+        standings: Mapping[PathId, Standing],
+        *,
+        deadlines_s: Mapping[PathId, float],
+        now_s: float,
+    ) -> None:
+        """Leaders have told their open `rounds`, and so how far the paths in `standings` are."""
+        works = _works(rounds)
+        for path, how_far in standings.items():
+            for peer, versions in works[path].items():
+                self._credit(peer, path, versions, now_s=now_s)
+            known = self._paths.setdefault(path, _Path())
+            is_new = any([_is_new(known.worked, versions) for versions in works[path].values()])
+            if not how_far.is_due:
+                known.untrained_s = math.inf
+            elif is_new or math.isinf(known.untrained_s):
+                known.untrained_s = now_s
+            over_s = known.untrained_s + CHANCE_DEADLINES * deadlines_s[path]
+            known.ask_s = over_s if now_s < over_s < math.inf else now_s + deadlines_s[path]
+        for peer, sight in self._peers.items():  # after all credit: it may have moved on from a path that it worked on
+            path = sight.claim.path
+            if path in standings:
+                is_sending = any(peer in rounds[module].sending for module in path.modules())
+                self._judge(sight, standings[path], deadlines_s[path], is_sending=is_sending, now_s=now_s)
+
+    def excuse(self, path: PathId, *, ask_s: float) -> None:
+        """Nobody can work on `path` now, or we cannot know; the leaders should be asked again at `ask_s`."""
+        known = self._paths.setdefault(path, _Path())
+        known.untrained_s, known.ask_s = math.inf, ask_s
+
+    def _see(self, peer: PeerId, claim: Claim, *, seen_s: float, now_s: float) -> _Sight:
+        sight = self._peers.pop(peer, None)
+        if sight is None:
+            sight = _Sight(claim=claim, seen_s=seen_s, chance_s=now_s)
+        elif sight.claim.path == claim.path:
+            sight.claim = claim
+        elif sight.claim.since_s < claim.since_s:  # it has moved on; its old claim may live on for a while
+            if sight.has_worked:
+                sight.chance_s, sight.missed = now_s, 0
+            sight.claim, sight.seen_s, sight.progress, sight.has_worked = claim, now_s, None, False
+        self._peers[peer] = sight
+        return sight
+
+    def _credit(self, peer: PeerId, path: PathId, versions: Mapping[ModuleId, int], *, now_s: float) -> None:
+        sight = self._peers.get(peer)
+        if sight is None or not _is_new(sight.worked, versions):
+            return
+        if sight.claim.path == path:
+            sight.chance_s, sight.missed, sight.progress = now_s, 0, None
+            sight.has_worked, sight.is_idle = True, False
+        else:  # on the path that it had before: the chance of its new claim begins with that claim
+            sight.chance_s = max(sight.chance_s, sight.seen_s)
+
+    def _judge(self, sight: _Sight, how_far: Standing, deadline_s: float, *, is_sending: bool, now_s: float) -> None:
+        """Whether the chance of a claimant is over, now that its path is so far."""
+        if sight.progress is not None:
+            sight.missed += max(0, how_far.progress - sight.progress)
+        sight.progress = how_far.progress
+        since_s = max(self._paths[sight.claim.path].untrained_s, sight.chance_s)
+        is_over = now_s - since_s >= CHANCE_DEADLINES * deadline_s or sight.missed >= CHANCE_ROUNDS
+        sight.is_idle |= is_over and not (is_sending and now_s - sight.chance_s < self._sending_max_s)
+
+    def _forget(self) -> None:
+        """Those that were seen longest ago. All live ones stay, or a crowd would get its chance again and again."""
+        live = sum(known.live for known in self._paths.values())
+        for peer in list(self._peers)[: max(0, len(self._peers) - GONE_MAX - live)]:
+            del self._peers[peer]
+
+
+def _works(rounds: Mapping[ModuleId, OpenRound]) -> Mapping[PathId, dict[PeerId, dict[ModuleId, int]]]:
+    """By path and peer: of each module, the newest version that its work went into."""
+    found: dict[PathId, dict[PeerId, dict[ModuleId, int]]] = defaultdict(lambda: defaultdict(dict))
+    for module, open_ in rounds.items():
+        newest_first = zip(range(open_.version + 1, 0, -1), (open_.entries, *open_.counted), strict=False)
+        for version, entries in newest_first:
+            for entry in entries:
+                if module in entry.path.modules():
+                    found[entry.path][entry.peer].setdefault(module, version)
+    return found
+
+
+def _is_new(known: dict[ModuleId, int], versions: Mapping[ModuleId, int]) -> bool:
+    """Whether `versions` say of work that `known` does not; it does afterwards."""
+    newer = {module: version for module, version in versions.items() if version > known.get(module, 0)}
+    known.update(newer)
+    return bool(newer)

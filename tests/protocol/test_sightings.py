@@ -1,0 +1,270 @@
+"""Which claims weigh: work is what counts, a chance is given once, and nobody gains by what it writes into a claim."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import pytest
+
+from dipaco_p2p.protocol.liveness import Claim
+from dipaco_p2p.protocol.rounds import Entry, OpenRound, Standing
+from dipaco_p2p.protocol.rounds import standing as standing_of
+from dipaco_p2p.protocol.sightings import CHANCE_DEADLINES, CHANCE_ROUNDS, GONE_MAX, SENDING_DEADLINES, Sightings
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.topology import ModuleId, PathId
+
+TTL_S = 10.0
+DEADLINE_S = 20.0
+HERE, THERE = PathId((0, 0)), PathId((0, 1))
+ME, HONEST, IDLE = PeerId("me"), PeerId("honest"), PeerId("idle")
+Works = Mapping[PathId, Collection[PeerId]]
+
+
+class Scene:
+    """What one peer sees of a grid of two paths that share their first module; all leaders are at one version."""
+
+    def __init__(self) -> None:
+        self.sightings = Sightings(ME, ttl_s=TTL_S, deadline_max_s=DEADLINE_S)
+        self.now_s = 1000.0
+        self.version = 0
+        self.open: Works = {}
+        self.counted: list[Works] = []
+        self.sending: tuple[PeerId, ...] = ()
+        self.live: dict[PathId, dict[PeerId, Claim]] = {HERE: {}, THERE: {}}
+        self.look()
+
+    def claim(self, peer: PeerId, path: PathId = HERE, *, since_s: float | None = None) -> None:
+        for found in self.live.values():
+            found.pop(peer, None)
+        self.live[path][peer] = Claim(path=path, since_s=self.now_s if since_s is None else since_s)
+
+    def look(self) -> dict[PathId, dict[PeerId, Claim]]:
+        return {path: self.sightings.weighing(path, found, now_s=self.now_s) for path, found in self.live.items()}
+
+    def weighing(self, path: PathId = HERE) -> set[PeerId]:
+        return set(self.look()[path])
+
+    def works(self, works: Works) -> None:
+        self.open = works
+
+    def publish(self) -> None:
+        self.counted = [self.open, *self.counted][:2]
+        self.open, self.version = {}, self.version + 1
+
+    def tell(self, after_s: float = 0.0) -> None:
+        """The leaders tell their rounds, so much later."""
+        self.look()
+        self.now_s += after_s
+        rounds, standings = {}, {}
+        for path in (HERE, THERE):
+            for module in path.modules():
+                rounds[module] = OpenRound(
+                    version=self.version,
+                    entries=_entries(self.open, module),
+                    counted=tuple(_entries(works, module) for works in self.counted),
+                    sending=self.sending,
+                )
+            done = [rounds[module].has(path) for module in path.modules()]
+            standings[path] = standing_of([self.version] * len(done), done, rounds=100)
+        deadlines_s = dict.fromkeys(standings, DEADLINE_S)
+        self.sightings.told(rounds, standings, deadlines_s=deadlines_s, now_s=self.now_s)
+
+
+def _entries(works: Works, module: ModuleId) -> tuple[Entry, ...]:
+    return tuple(
+        Entry(path=path, peer=peer) for path, peers in works.items() if module in path.modules() for peer in peers
+    )
+
+
+def test_a_new_claim_weighs_until_its_chance_is_over() -> None:
+    scene = Scene()
+    scene.claim(IDLE)
+    assert scene.weighing() == {IDLE}
+    scene.tell()
+    scene.tell(after_s=CHANCE_DEADLINES * DEADLINE_S - 0.1)
+    assert scene.weighing() == {IDLE}
+    scene.tell(after_s=0.1)
+    assert scene.weighing() == set(), "its path could be trained all the time, and nobody did"
+
+
+def test_a_claim_beside_work_has_its_chance_in_rounds() -> None:
+    """A replica need not be in while the round can go on without it; but it cannot be out for ever."""
+    scene = Scene()
+    for peer in (HONEST, IDLE):
+        scene.claim(peer)
+    scene.tell()
+    for number in range(CHANCE_ROUNDS):
+        assert scene.weighing() == {HONEST, IDLE}, number
+        scene.works({HERE: [HONEST]})
+        scene.tell(after_s=DEADLINE_S)
+        scene.publish()
+    scene.tell(after_s=DEADLINE_S)
+    assert scene.weighing() == {HONEST}
+
+
+def test_work_makes_an_idle_claim_weigh_again() -> None:
+    scene = Scene()
+    scene.claim(IDLE)
+    scene.tell()
+    scene.tell(after_s=CHANCE_DEADLINES * DEADLINE_S)
+    assert not scene.weighing()
+    scene.works({HERE: [IDLE]})
+    scene.tell()
+    assert scene.weighing() == {IDLE}
+    scene.publish()
+    scene.tell(after_s=DEADLINE_S)
+    scene.tell(after_s=CHANCE_DEADLINES * DEADLINE_S)
+    assert not scene.weighing(), "once does not suffice for ever, although the last versions still name it"
+
+
+def test_a_working_claimant_weighs_however_seldom_its_leaders_are_asked() -> None:
+    scene = Scene()
+    scene.claim(HONEST)
+    for _ in range(9):
+        for _ in range(5):
+            scene.works({HERE: [HONEST]})
+            scene.publish()
+        scene.tell(after_s=3 * CHANCE_DEADLINES * DEADLINE_S)
+        assert scene.weighing() == {HONEST}
+
+
+def test_who_moves_on_without_work_takes_the_used_chance_along() -> None:
+    scene = Scene()
+    scene.claim(IDLE)
+    scene.tell()
+    for number in range(12):
+        scene.claim(IDLE, (THERE, HERE)[number % 2])
+        scene.tell(after_s=0.25 * CHANCE_DEADLINES * DEADLINE_S)
+    assert not scene.weighing(HERE) and not scene.weighing(THERE)
+
+
+def test_who_moves_on_from_work_has_a_new_chance() -> None:
+    """Rotation: few volunteers over many paths come to one that nobody has trained for long."""
+    scene = Scene()
+    scene.claim(HONEST)
+    scene.tell()
+    scene.works({HERE: [HONEST]})
+    scene.tell(after_s=3 * CHANCE_DEADLINES * DEADLINE_S)
+    scene.claim(HONEST, THERE)
+    scene.tell(after_s=0.5 * CHANCE_DEADLINES * DEADLINE_S)
+    assert scene.weighing(THERE) == {HONEST}
+    scene.tell(after_s=CHANCE_DEADLINES * DEADLINE_S)
+    assert not scene.weighing(THERE)
+
+
+def test_work_elsewhere_does_not_hold_a_path() -> None:
+    scene = Scene()
+    scene.claim(IDLE)
+    for _ in range(6):
+        scene.works({THERE: [IDLE]})
+        scene.tell(after_s=0.5 * DEADLINE_S)
+        scene.publish()
+    assert not scene.weighing(HERE)
+
+
+def test_one_peer_weighs_on_one_path() -> None:
+    scene = Scene()
+    scene.claim(IDLE)
+    scene.look()
+    scene.live[THERE][IDLE] = Claim(path=THERE, since_s=scene.now_s + 1.0)
+    scene.look()
+    assert (scene.weighing(HERE), scene.weighing(THERE)) == (set(), {IDLE}), "the newest"
+
+
+def test_nobody_is_older_than_it_was_seen() -> None:
+    scene = Scene()
+    scene.claim(HONEST)
+    scene.look()
+    scene.now_s += 100.0
+    scene.claim(IDLE, since_s=0.0)
+    found = scene.look()[HERE]
+    assert found[HONEST].since_s == 1000.0
+    assert found[IDLE].since_s == scene.now_s - TTL_S, "it may have been said a life of a record before"
+
+
+def test_claims_from_before_we_looked_have_the_age_that_they_say() -> None:
+    sightings = Sightings(ME, ttl_s=TTL_S, deadline_max_s=DEADLINE_S)
+    claims = {HONEST: Claim(path=HERE, since_s=500.0)}
+    assert sightings.weighing(HERE, claims, now_s=1000.0)[HONEST].since_s == 500.0
+
+
+def test_time_without_leaders_is_nobodys_fault() -> None:
+    scene = Scene()
+    scene.claim(HONEST)
+    scene.tell()
+    scene.sightings.excuse(HERE, ask_s=scene.now_s)
+    scene.tell(after_s=CHANCE_DEADLINES * DEADLINE_S)
+    assert scene.weighing() == {HONEST}
+    scene.tell(after_s=CHANCE_DEADLINES * DEADLINE_S)
+    assert not scene.weighing()
+
+
+def test_a_slow_line_has_more_time_and_not_for_ever() -> None:
+    scene = Scene()
+    scene.claim(HONEST)
+    scene.sending = (HONEST,)
+    scene.tell()
+    for _ in range(int(SENDING_DEADLINES) - 1):
+        scene.tell(after_s=DEADLINE_S)
+        assert scene.weighing() == {HONEST}
+    scene.tell(after_s=DEADLINE_S)
+    assert not scene.weighing()
+
+
+def test_a_leader_that_names_versions_out_of_reach_hides_nobodys_work() -> None:
+    """Its module's word is lost; the leaders of the other modules of the path still tell."""
+    scene = Scene()
+    scene.claim(HONEST)
+    liar, other = HERE.modules()
+    rounds = {
+        liar: OpenRound(version=2**40, entries=(Entry(path=HERE, peer=HONEST),)),
+        other: OpenRound(version=0, entries=()),
+    }
+    standings = {HERE: Standing(progress=0, is_due=True)}
+    scene.sightings.told(rounds, standings, deadlines_s={HERE: DEADLINE_S}, now_s=scene.now_s)
+    for number in range(9):
+        scene.now_s += 1.5 * DEADLINE_S
+        rounds[other] = OpenRound(version=number, entries=(Entry(path=HERE, peer=HONEST),))
+        standings = {HERE: Standing(progress=number, is_due=True)}
+        scene.sightings.told(rounds, standings, deadlines_s={HERE: DEADLINE_S}, now_s=scene.now_s)
+        assert scene.weighing() == {HONEST}
+
+
+def test_my_own_claim_weighs() -> None:
+    scene = Scene()
+    scene.claim(ME)
+    scene.tell()
+    scene.tell(after_s=9 * CHANCE_DEADLINES * DEADLINE_S)
+    assert scene.weighing() == {ME}
+
+
+def test_leaders_are_asked_when_a_chance_may_be_over_and_not_for_paths_without_claims() -> None:
+    scene = Scene()
+    assert scene.sightings.to_ask(now_s=scene.now_s) == []
+    scene.claim(IDLE)
+    scene.look()
+    assert scene.sightings.to_ask(now_s=scene.now_s) == [HERE]
+    assert scene.sightings.to_ask(now_s=scene.now_s + TTL_S - 0.1) == [], "the answer may be on its way"
+    assert scene.sightings.to_ask(now_s=scene.now_s + TTL_S) == [HERE]
+    scene.tell()
+    over_s = scene.now_s + CHANCE_DEADLINES * DEADLINE_S
+    assert scene.sightings.to_ask(now_s=over_s - 0.1) == [] and scene.sightings.to_ask(now_s=over_s) == [HERE]
+
+
+@pytest.mark.parametrize("count", [10, 3 * GONE_MAX])
+def test_what_is_remembered_of_a_crowd_is_bounded(count: int) -> None:
+    scene = Scene()
+    for number in range(count):
+        scene.claim(PeerId(f"peer-{number}"))
+        scene.look()
+        scene.live[HERE].clear()
+    assert len(scene.sightings._peers) == min(count, GONE_MAX + 1)
+
+
+def test_no_crowd_is_so_large_that_its_chance_begins_again() -> None:
+    scene, crowd = Scene(), [PeerId(f"peer-{number}") for number in range(3 * GONE_MAX)]
+    for number, peer in enumerate(crowd):
+        scene.claim(peer, (HERE, THERE)[number % 2])
+    scene.tell()
+    scene.tell(after_s=CHANCE_DEADLINES * DEADLINE_S)
+    assert not scene.weighing(HERE) and not scene.weighing(THERE)

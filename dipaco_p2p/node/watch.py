@@ -272,10 +272,16 @@ class Watch:
             return False
         if self._terms_s[module][0] != grant.term:
             self._terms_s[module] = (grant.term, now_s)
-        has_resigned = self.resigned[module].get(grant.leader, 0) >= grant.term
         is_new = now_s - self._terms_s[module][1] < self._run.config.liveness.heartbeat_ttl_s
-        is_silent = self._announced[module] < grant.term and not has_resigned
-        return is_new and is_silent and grant.leader in self.heartbeats
+        return is_new and self.is_silent(module) and grant.leader in self.heartbeats
+
+    def is_silent(self, module: ModuleId) -> bool:
+        """Whether the leader of the newest term has not announced itself, nor resigned."""
+        grant = self._mandates.grant(module)
+        return grant is not None and self._announced[module] < grant.term and not self._has_resigned(grant)
+
+    def _has_resigned(self, grant: Grant) -> bool:
+        return self.resigned[grant.module].get(grant.leader, 0) >= grant.term
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """Where `peer` answers, by its last heartbeat."""

@@ -107,12 +107,18 @@ class Leader:
         self._replication.welcome()
 
     async def run(self) -> None:
-        """Close rounds as they become ready, until cancelled or stopped."""
+        """Close rounds as they become ready, until cancelled, stopped, or somebody else is granted the module."""
         async with asyncio.TaskGroup() as tasks:  # side by side: no round waits for a mirror that is frozen
-            again = partial(repeat, clock=self._node.clock, every_s=TICK_S, is_wanted=lambda: self.is_leading)
+            again = partial(repeat, clock=self._node.clock, every_s=TICK_S, is_wanted=self._goes_on)
             rounds = self._look_again, self._roll_back, self._tick, self._take_back
             tasks.create_task(again(*rounds, sooner=self._arrived))
             tasks.create_task(again(self._catch_up))  # also when all is done: a mirror that joins has to be told
+
+    def _goes_on(self) -> bool:
+        """Whether we still lead. Once we do not, it is for good, even if the newest mandate names us again: one of the
+        loops has ended, and a leader that closes no rounds would be waited for without an end."""
+        self._is_leading = self.is_leading
+        return self._is_leading
 
     async def stop(self) -> None:
         """Admit nothing more; what was admitted is where the next leader finds it."""

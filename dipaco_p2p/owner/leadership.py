@@ -150,16 +150,20 @@ class Leadership:
             await self._granting.obtain(module, mirrors=self._mirrors(module, last_group))
             self._groups[module] = last_group
             self._granted[module] = mandates.newest(module)[-1].document
-        now_s, ttl_s = self._node.clock.now_s(), self._node.run.config.liveness.heartbeat_ttl_s
-        if self._began_s.get(module, -math.inf) < self._node.watch.led_s[module]:
-            self._began_s[module] = now_s
-        # Not from our newest term on: peers that take turns, each patient anew, would never come to lead.
-        began_s = self._began_s[module]
+        waited_s = self._node.clock.now_s() - self._begins(module)
         leader = Leader(self.chains[module])
         last_group = self._groups.get(module, last_group)
-        await leader.start(last_group=last_group, is_patient=now_s - began_s < LOST_TTLS * ttl_s)
+        is_patient = waited_s < LOST_TTLS * self._node.run.config.liveness.heartbeat_ttl_s
+        await leader.start(last_group=last_group, is_patient=is_patient)
         del self._began_s[module]
         return leader
+
+    def _begins(self, module: ModuleId) -> float:
+        """When somebody, we or another, was first about to lead `module`. Patience counts from then, not from our own
+        newest term: else each candidate would wait as long as the one before it, while nobody leads."""
+        if self._began_s.get(module, -math.inf) < self._node.watch.led_s[module]:
+            self._began_s[module] = self._node.clock.now_s()
+        return self._began_s[module]
 
     async def drop(self, module: ModuleId) -> None:
         """Lead `module` no more."""
@@ -179,6 +183,8 @@ class Leadership:
         leading = self._leaders.get(module)
         try:
             if leading is None:
+                if self._node.watch.is_silent(module):
+                    self._begins(module)
                 if module not in self._offers or self._offers[module].done():
                     self._offers[module] = asyncio.create_task(self._resubmit(module))
                 if not self._is_leaving and self._may_take() and self._node.watch.falls_to(module, self._node.peer):

@@ -18,6 +18,7 @@ from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
 from dipaco_p2p.node.node import CALL_TIMEOUT_S
 from dipaco_p2p.node.store import UNUSED_UPLOADS_MAX
 from dipaco_p2p.owner.follower import Follower
+from dipaco_p2p.owner.leader import TICK_S
 from dipaco_p2p.owner.replication import LOST_TTLS
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.versions import Known
@@ -82,6 +83,37 @@ async def test_a_new_term_is_no_reason_to_be_patient_anew(tmp_path: Path) -> Non
             await asyncio.sleep(1.2 * ttl_s)
 
 
+async def test_patience_is_spent_once_whoever_takes_turns(tmp_path: Path) -> None:
+    """Nobody led a module for eighty seconds: a dozen volunteers tried, and each waited as long as the first."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        ttl_s = world.run.config.liveness.heartbeat_ttl_s
+        for each in (first, second, world.seed):
+            each.ownership._may_take = lambda: False
+        first.node.watch.seen[MODULE] = 1
+        for turn in range(1, 3 + int(LOST_TTLS)):
+            silent = granted(world.run, MODULE, term=turn, leader=second.peer)
+            assert all(each.node.mandates.believes(MODULE, silent) for each in (first, world.seed))
+            world.seed.node.watch.is_taking_over(MODULE)
+            await first.ownership._check(MODULE)
+            await asyncio.sleep(1.1 * ttl_s)
+        await first.lead(MODULE)
+        assert first.ownership.modules == [MODULE], "at its first try"
+
+
+async def test_what_is_usual_outlives_the_leader(tmp_path: Path) -> None:
+    """Attack: norms lived in the leader's memory, and after a takeover one contribution made a module useless."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        await first.lead(MODULE)
+        await make_versions(world, first, author, 3)
+        await first.die(world)
+        await expired(world)
+        await second.lead(MODULE)
+        with pytest.raises(Refused) as caught:
+            await contribute(world, second, author, seed=9, size=2e-2)
+        assert caught.value.reason == Reason.NORM
+        await make_versions(world, second, author, seed=10)
+
+
 async def test_a_receipt_outlives_its_leader(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as (world, first, second, author):
         await first.lead(MODULE)
@@ -119,6 +151,20 @@ def depose(world: World, leader: TinyLeader, other: TinyLeader) -> None:
     mandates = leader.node.mandates
     sealed = granted(world.run, MODULE, term=mandates.term(MODULE) + 1, leader=other.peer)
     assert mandates.believes(MODULE, sealed)
+
+
+async def test_a_leader_that_was_deposed_for_a_moment_begins_anew(tmp_path: Path) -> None:
+    """Its rounds ended with the first mandate, and the second one names it again: it would lead and close no round."""
+    async with on_stage(tmp_path) as (world, leader, other, author):
+        old = await leader.lead(MODULE)
+        depose(world, leader, other)
+        await asyncio.sleep(1.5 * TICK_S)
+        depose(world, leader, leader)
+        assert not old.is_leading, "for good"
+        await leader.ownership._check(MODULE)
+        assert leader.ownership.modules == []
+        assert await lead_at_last(world, leader) is not old
+        await make_versions(world, leader, author)
 
 
 async def test_who_is_deposed_while_it_makes_a_version_publishes_none(tmp_path: Path) -> None:

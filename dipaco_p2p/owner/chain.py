@@ -239,13 +239,16 @@ class ModuleChain:
         if not self.ledger.spent or (await remote.branch()).final <= self.ledger.final:
             return
         async with self._lock:
-            await self._adopt_final(remote)
-            self.settle()
+            if not self.is_owner:  # still
+                await self._adopt_final(remote)
+                self.settle()
 
     async def welcome(self, sender: PeerId) -> None:
         """The leader has us as a mirror now: take over its chain. Raises DipacoError."""
         self._require_leader(sender)
-        await self.follow(sender)
+        async with self._lock:
+            self._require_leader(sender)  # still: we may lead by now, of a chain that nobody else may change
+            await self._follow(RemoteLedger(self.node, sender, self.module), until=None)
 
     # -- versions of others
 
@@ -345,6 +348,7 @@ class ModuleChain:
             self.append_vouched(sealed)
         await self._copy(kept, remote.peer)
         for sealed in theirs[len(vouched) :]:
+            self._require_led_by(led_by)
             await self._take(sealed, source=remote.peer)
             signature = cosign(self.node.swarm.signer, sealed)
             ledger.cosign(sealed.document.version, {self.node.peer: signature})

@@ -218,17 +218,20 @@ async def test_only_the_leader_of_the_newest_term_hands_in(tmp_path: Path, keeps
 
 
 @both
-async def test_who_took_over_while_a_version_was_made_again_finds_the_chain_as_it_was(
+async def test_whoever_took_over_while_a_leaders_calls_waited_finds_the_chain_as_it_was(
     tmp_path: Path, keeps_everything: bool
 ) -> None:
+    """Once a mirror led from version 0, and a call of the former leader that had waited made its chain go to 1: no
+    trainer was ever shown that version, and all waited for it without an end."""
     async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
         shelf.adopt(ONE, term=1)
         versions = [shelf.version(1)[0], shelf.version(2)[0]]
-        async with shelf.node.averaging:  # the first waits here, the second for the first
-            keeping = [asyncio.ensure_future(shelf.keep(version)) for version in versions]
+        async with shelf.node.averaging:  # the first waits here, the others for the first
+            waiting = [asyncio.ensure_future(shelf.keep(version)) for version in versions]
+            waiting.append(asyncio.ensure_future(shelf.chain.welcome(ONE.peer)))
             await asyncio.sleep(1)
             shelf.adopt(shelf.node.swarm.signer, term=2)
-        assert [await refusal(kept) for kept in keeping] == [Reason.NOT_LEADER] * 2
+        assert [await refusal(work) for work in waiting] == [Reason.NOT_LEADER] * 3
         assert shelf.ledger.versions == [] and len(shelf.ledger.open) == 4, "as the new leader found it"
 
 

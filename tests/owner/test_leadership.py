@@ -167,6 +167,28 @@ async def test_a_leader_that_was_deposed_for_a_moment_begins_anew(tmp_path: Path
         await make_versions(world, leader, author)
 
 
+async def test_whoever_takes_over_while_it_copies_payloads_takes_no_version_more(tmp_path: Path) -> None:
+    """A mirror that fetched from a leader that died waited for each payload; meanwhile it was granted the module."""
+    async with on_stage(tmp_path) as (world, leader, mirror, author):
+        world.seed.chains.is_closed = lambda: True  # nobody cosigns: the version must be made again
+        await leader.lead(MODULE)
+        await make_versions(world, leader, author)
+        for member in (leader, mirror):
+            grant = granted(world.run, MODULE, term=2, leader=leader.peer, mirrors=(mirror.peer,))
+            assert member.node.mandates.believes(MODULE, grant)
+        copy = mirror.chain._copy
+
+        async def copy_slowly(contributions: Any, peer: Any) -> None:
+            await copy(contributions, peer)
+            mirror.node.mandates.believes(MODULE, granted(world.run, MODULE, term=3, leader=mirror.peer))
+
+        mirror.chain._copy = copy_slowly  # type: ignore[method-assign]
+        with pytest.raises(Refused) as caught:
+            await mirror.chain.welcome(leader.peer)
+        assert caught.value.reason == Reason.NOT_LEADER
+        assert mirror.chain.ledger.head.version == 0 and len(mirror.chain.ledger.open) == 2
+
+
 async def test_who_is_deposed_while_it_makes_a_version_publishes_none(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as (world, leader, other, author):
         await leader.lead(MODULE)

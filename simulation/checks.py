@@ -184,8 +184,11 @@ def the_dead_are_replaced(outcome: Outcome) -> Iterator[Broken]:
 def _bound_s(outcome: Outcome) -> float:
     """What the rules allow until somebody leads, and until a round closes."""
     was_away = any(event.who == "seed" for event in outcome.of("crashed"))
-    is_idle = any(event.facts["fault"] == "idle claimant" for event in outcome.of("fault"))
-    round_s = PATIENCE * outcome.deadline_s if is_idle else 0.0
+    faults = {str(event.facts["fault"]) for event in outcome.of("fault")}
+    round_s = PATIENCE * outcome.deadline_s if "idle claimant" in faults else 0.0
+    if "idle leader" in faults:
+        levels = max(map(len, outcome.paths.values()))  # a level that waits for another is not idle
+        round_s += levels * (2 * outcome.ttl_s + (PATIENCE + len(outcome.paths)) * outcome.deadline_s)
     return REASSIGNED_TTLS * outcome.ttl_s + round_s + (QUIET_S if was_away else 0.0)
 
 

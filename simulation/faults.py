@@ -265,6 +265,14 @@ async def idle_claimant(world: Environment, chance: random.Random) -> None:
     world.stayers.append(asyncio.create_task(claim_for_ever()))
 
 
+@fault("idle leader")
+async def idle_leader(world: Environment, chance: random.Random) -> None:
+    """Somebody leads or mirrors whatever it can get, and does nothing, also when the other faults are over."""
+    if not any(event.ev == "stranger stays" for event in world.events):
+        world.note("stranger", "stranger stays")
+        world.stayers.append(asyncio.create_task(Stranger(world, chance).lead_idly()))
+
+
 @fault("seed death")
 async def seed_death(world: Environment, chance: random.Random) -> None:
     """The coordinator dies, and comes back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -15,7 +16,8 @@ from dipaco_p2p import strict
 from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import DipacoError
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, seal
+from dipaco_p2p.node.items import read_items
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Grant, seal, unseal
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat, best_head, read_all
 from dipaco_p2p.protocol.records import claims_key, heads_key, peers_key
 from dipaco_p2p.protocol.signing import PeerId, Signer
@@ -97,6 +99,36 @@ class Stranger:
         """A well-formed outer gradient, each number of which is `length`."""
         values = np.full(self.run.layout(module).size, length, dtype=np.float32)
         return encode_compressed(compress(values, codec=self.run.config.compression.uplink)[0])
+
+    async def lead_idly(self) -> None:
+        """Ask the coordinator for every module without an end; lead what it grants, and take nothing."""
+        coordinator, run = self.run.manifest.author, self.run
+        leads: dict[ModuleId, Head] = {}
+        while True:
+            await self.put(peers_key(run.id), Heartbeat(owns=True, addresses=self.node.addresses))
+            for module in run.topology.modules():
+                with contextlib.suppress(DipacoError):
+                    shown = read_items(Grant, await self._call(coordinator, "module.mandate", module))
+                    newest = shown[-1].document if shown else None
+                    if newest is None or newest.leader != self.signer.peer:
+                        header = {"term": newest.term + 1 if newest else 1, "mirrors": [], "mandate": []}
+                        reply = await self._call(coordinator, "archive.adopt", module, **header)
+                        sealed = unseal(Grant, reply.header["grant"])
+                        leads[module] = self._head_of(sealed.document, sealed.signature, await self.head(module))
+                        self.world.note("stranger", "granted", module=str(module), term=sealed.document.term)
+            for module, head in leads.items():
+                await self.put(heads_key(run.id, module), head)
+            await asyncio.sleep(self.world.plan.ttl_s / 6)
+
+    async def _call(self, peer: PeerId, method: str, module: ModuleId, **header: Any) -> Reply:
+        return await self.swarm.call(peer, method, {"module": str(module)} | header, timeout_s=TIMEOUT_S)
+
+    def _head_of(self, grant: Grant, signature: str, before: tuple[PeerId, Head] | None) -> Head:
+        """As of a leader that has all that the one before it had."""
+        digest = genesis_version(self.run.manifest, grant.module).digest
+        head = before[1] if before is not None else Head(version=0, digest=digest, term=1)
+        head = replace(head, grant=signature, granted_by=grant.author)
+        return replace(head, term=grant.term, after=grant.after, mirrors=grant.mirrors)
 
 
 Act = Callable[[Stranger], Awaitable[None]]

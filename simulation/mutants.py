@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from bootstrap.coordinator.stage import Terms
+from bootstrap.coordinator.terms import Terms
 from dipaco_p2p.core.outer import codec
 from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import Ledger
@@ -252,6 +252,8 @@ def deadline_never_fires(patches: Patches) -> None:
         return None if found is RoundEvent.DEADLINE else found
 
 
+replacing("an idle leader keeps its module", (Terms, "takes_back", _always(False)), faults=("idle leader",))
+
 replacing(
     "a claim alone keeps others from a path",
     (Sightings, "_judge", _always(None)),
@@ -344,7 +346,7 @@ replacing(
 def newcomer_displaces(patches: Patches) -> None:
     original = owners.successors
 
-    def successors(module: Any, heartbeats: Mapping[Any, Any], *, incumbent: Any, group: Any) -> Any:
+    def successors(module: Any, heartbeats: Mapping[Any, Any], **known: Any) -> Any:
         return original(module, heartbeats, incumbent=None, group=())
 
     patches.replace_everywhere("successors", original, successors)

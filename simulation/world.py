@@ -138,6 +138,7 @@ def _perform(world: World) -> None:
             machine.release()
         for node in world.network.nodes:
             world.network.kill(node.peer)
+        world.stayers.clear()  # a call on its way would keep what it waits for until the world itself is forgotten
         asyncio.set_event_loop(None)
         loop.close()
 

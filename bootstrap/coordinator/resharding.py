@@ -89,7 +89,7 @@ class Resharding:
             await clock.sleep(POLL_S)
 
     def _has_volunteers(self) -> bool:
-        return any(beat.role == "volunteer" for beat in self._node.watch.heartbeats.values())
+        return bool(self._node.watch.volunteers())
 
     async def _publish(self, number: int, round_number: int) -> None:
         sealed = await asyncio.to_thread(self._make, number, round_number)

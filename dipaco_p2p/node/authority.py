@@ -19,10 +19,11 @@ from typing import Any
 from ..canonical import canonical_bytes
 from ..errors import ConfigError, IntegrityError
 from ..protocol.decrees import DECREES_MAX, Decree, Decreed, check_next
-from ..protocol.documents import Grant, Sealed, is_signed, seal, unseal
+from ..protocol.documents import Grant, ModuleVersion, Sealed, is_signed, seal, unseal
 from ..protocol.grants import Mandate, Seniority, check_mandate, extended, seniority
 from ..protocol.liveness import Head
 from ..protocol.signing import PeerId, Signer
+from ..protocol.versions import is_final
 from ..topology import ModuleId
 from .run import Run
 from .store import Store
@@ -186,6 +187,20 @@ class Mandates:
     def grants(self, module: ModuleId) -> list[Sealed[Grant]]:
         """All grants that are known, those of former terms too, each once."""
         return list({sealed.signature: sealed for mandate in self._known[module] for sealed in mandate}.values())
+
+    def is_vouched(self, sealed: Sealed[ModuleVersion]) -> bool:
+        """Whether another owner than its author has made a version again, as far as owners are known here."""
+        others = sealed.cosignatures.keys() - {sealed.document.author}
+        return is_final(sealed, coordinator=self._coordinator) or bool(others & self.peers(sealed.document.module))
+
+    def is_vouched_from_outside(self, sealed: Sealed[ModuleVersion]) -> bool:
+        """Whether one has that its leader did not choose: the coordinator, or the first mirror of a grant of its."""
+        version, coordinator = sealed.document, self._coordinator
+        if is_final(sealed, coordinator=coordinator):
+            return True
+        grants = [grant.document for grant in self.grants(version.module) if grant.id == version.grant]
+        chosen = {peer for grant in grants if grant.author == coordinator for peer in grant.mirrors[:1]}
+        return bool(chosen & sealed.cosignatures.keys())
 
     def learn(self, module: ModuleId, grants: Sequence[Sealed[Grant]]) -> None:
         """What a peer shows for itself; raises IntegrityError for what is no mandate."""

@@ -46,6 +46,8 @@ DAMAGED_HINT = "remove this peer's folder of the run, or bring back a copy of it
 
 TRIES = 2
 
+WORK_VERSIONS = 8
+"""For how many versions work makes its author one who may lead before strangers."""
 KEPT_MAX = 16_384
 """Contributions to one module that may be open or not final at one peer; with about 1 KB each, a bound on memory."""
 
@@ -105,6 +107,11 @@ class Ledger:
     def undone(self) -> list[Sealed[Contribution]]:
         """What is open, and cannot count since a rollback."""
         return [sealed for sealed in self.open.values() if sealed.document.base_version < self.base_min]
+
+    @property
+    def workers(self) -> frozenset[PeerId]:
+        """Whose work the last versions count."""
+        return frozenset(share.peer for sealed in self.versions[-WORK_VERSIONS:] for share in sealed.document.shares)
 
     @property
     def norms(self) -> Norms:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -183,7 +183,7 @@ class Watch:
         self._terms_s: dict[ModuleId, tuple[int, float]] = {module: (0, clock.now_s()) for module in self.heads}
         """The newest term of each module, and since when it is known here."""
         self.led_s: dict[ModuleId, float] = dict.fromkeys(self.heads, clock.now_s())
-        """When each module was last seen to be led."""
+        """When each module was last seen to be led, in its newest term: one that was deposed may not notice, or lie."""
         self._doubtful: dict[tuple[ModuleId, PeerId, int], float] = {}
         """Heads that their peers could show no mandate for, and until when they are not asked again."""
         self._asked_s: dict[PeerId, float] = {}
@@ -227,7 +227,7 @@ class Watch:
         self._announced[module] = max([self._announced[module], *announced])
         self.resigned[module] = {peer: head.term for peer, head in heads.items() if head.resigned}
         self.seen[module] = max([self.seen[module], *(head.version for head in self.heads[module].values())])
-        if self.heads[module]:
+        if any(head.term >= self._mandates.term(module) for head in self.heads[module].values()):
             self.led_s[module] = self._clock.now_s()
         if self._moved[module][0] != self.reached(module):
             self._moved[module] = self.reached(module), self._clock.now_s()
@@ -248,21 +248,27 @@ class Watch:
         best = self._best(module)
         return best[1].version if best else self.seen[module]
 
-    def successors(self, module: ModuleId) -> Sequence[PeerId]:
-        """The live peers that should lead `module`, the first choice first."""
-        grant = self._mandates.grant(module)
-        group = grant.group if grant else ()
-        return owners.successors(module, self.heartbeats, incumbent=self.leader(module), group=group)
+    def successors(self, module: ModuleId, *, workers: Collection[PeerId] = ()) -> Sequence[PeerId]:
+        """The live peers that should lead `module`, the first choice first; `workers` have worked for the run. A leader
+        that has resigned wants it no more."""
+        grant, alive = self._mandates.grant(module), self.heartbeats
+        if grant is not None and self._has_resigned(grant):
+            alive = {peer: beat for peer, beat in alive.items() if peer != grant.leader or beat.role == "seed"}
+        group, incumbent = grant.group if grant else (), self.leader(module)
+        return owners.successors(module, alive, incumbent=incumbent, group=group, workers=workers)
 
-    def falls_to(self, module: ModuleId, peer: PeerId) -> bool:
+    def falls_to(
+        self, module: ModuleId, peer: PeerId, *, workers: Collection[PeerId] = (), slack_s: float = 0.0
+    ) -> bool:
         """Whether `peer` should lead `module` now: a peer waits a heartbeat's life for each one before it in the order,
-        which may be alive and yet unable to lead."""
-        order = self.successors(module)
+        which may be alive and yet unable to lead. `slack_s` is how much later than `peer` we may have seen that nobody
+        leads."""
+        order = self.successors(module, workers=workers)
         if peer not in order or (
             self.is_taking_over(module) and self._mandates.newest(module)[-1].document.leader != peer
         ):
             return False
-        waited_s = self._clock.now_s() - self.led_s[module]
+        waited_s = self._clock.now_s() - self.led_s[module] + slack_s
         return waited_s >= order.index(peer) * self._run.config.liveness.heartbeat_ttl_s
 
     def is_taking_over(self, module: ModuleId) -> bool:
@@ -291,6 +297,10 @@ class Watch:
     def beaten_s(self, peer: PeerId) -> float | None:
         """When the newest heartbeat of a live peer was first seen here; None for a peer that is gone."""
         return self._beaten[peer][1] if peer in self._beaten else None
+
+    def volunteers(self) -> set[PeerId]:
+        """Those that live."""
+        return {peer for peer, beat in self.heartbeats.items() if beat.role == "volunteer"}
 
     def seeds(self) -> list[PeerId]:
         """Those who keep everything: the coordinator's seed node first, then others that copy its archive."""

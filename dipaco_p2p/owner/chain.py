@@ -27,7 +27,7 @@ from ..protocol.admission import judge
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, is_cosigned
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
-from ..protocol.versions import is_final
+from ..protocol.versions import is_final, up_to_last
 from ..topology import ModuleId
 from .intake import admission_rules
 from .outer_state import KeptState
@@ -57,6 +57,11 @@ class Chains:
     def all(self) -> list[ModuleChain]:
         """Those of all modules of the run."""
         return [self[module] for module in self.node.run.topology.modules()]
+
+    @property
+    def workers(self) -> frozenset[PeerId]:
+        """Whose work the last versions of any module count, as far as they are here."""
+        return frozenset().union(*(chain.ledger.workers for chain in self._chains.values()))
 
     def drop_payloads(self, names: Iterable[str]) -> None:
         """Drop these blobs, unless a contribution that some chain keeps has the same payload: anybody can send
@@ -374,13 +379,7 @@ class ModuleChain:
     def _vouched(self, versions: list[Sealed[ModuleVersion]]) -> list[Sealed[ModuleVersion]]:
         """Those of a chain that somebody besides their maker has made again, who was entitled to: the others have to be
         made again here."""
-        coordinator, known = self.node.run.manifest.author, self.node.mandates.peers(self.module)
-        for count in range(len(versions), 0, -1):
-            sealed = versions[count - 1]
-            others = sealed.cosignatures.keys() - {sealed.document.author}
-            if others & known or is_final(sealed, coordinator=coordinator):
-                return versions[:count]
-        return []
+        return up_to_last(versions, self.node.mandates.is_vouched)
 
     def _leave(self, version: int) -> None:
         """Leave our branch after `version`. What the coordinator has signed is never left: then it is theirs that has

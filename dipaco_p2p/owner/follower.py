@@ -2,6 +2,9 @@
 
 Close behind the head, the quantised updates are fetched and applied; far behind, a snapshot. Either way the bytes
 must have the digest that the leader signed, and the chain of versions must lead back to the run's genesis.
+
+A leader's word is not enough: somebody that it did not choose must have made the version again, while anybody lives
+who could.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from ..node.node import CONTROL_TIMEOUT_S, Member, fetch
 from ..protocol.documents import ModuleVersion, Sealed, Share
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
-from ..protocol.versions import check_successor, genesis_version
+from ..protocol.versions import check_successor, genesis_version, up_to_last
 from ..swarm.calls import Request
 from ..topology import ModuleId, PathId
 from .chain import ModuleChain
@@ -55,6 +58,8 @@ class Follower:
         """Of every path, what the newest version up to `version` counts that counts anything of it."""
         self._unknown_since_s: float | None = None
         """Since when the leader says that our version is none of its chain."""
+        self._doubted_s: float | None = None
+        """Since when the leader shows versions that nobody vouches for."""
         self._is_on_lost_branch = False
         if chain is not None:
             self._resume(chain)
@@ -76,6 +81,8 @@ class Follower:
             elif versions is None or not await self._try_advance(versions):
                 await self._node.clock.sleep(RETRY_S)
                 await self._node.watch.read_heads(self.module)
+                if self._doubted_s is not None:  # does whoever should have signed still live?
+                    await self._node.watch.read_peers()
             elif not versions and not self._must_wait(after):
                 return
 
@@ -97,7 +104,8 @@ class Follower:
                 )
                 found = await self._call(leader, request, wait_s=wait_s)
                 self._unknown_since_s = None
-                return found
+                trusted = self._trusted(found)
+                return trusted if trusted or not found else None
             except (SwarmError, Refused, IntegrityError) as error:
                 log.info("the leader of %s gave nothing: %s", self.module, error)
                 if isinstance(error, Refused) and error.reason == Reason.UNKNOWN_BASE:
@@ -105,11 +113,26 @@ class Follower:
                     return None
         for peer in self._keepers():
             try:
-                found = await self._call(peer, GetChain(module=self.module, after=version.version))
+                found = self._trusted(await self._call(peer, GetChain(module=self.module, after=version.version)))
                 return found or (None if wait_s else found)
             except (SwarmError, Refused, IntegrityError) as error:
                 log.info("a keeper of %s gave nothing: %s", self.module, error)
         return None
+
+    def _trusted(self, versions: list[Sealed[ModuleVersion]]) -> list[Sealed[ModuleVersion]]:
+        """Those up to the last that was made again by whoever must: while the coordinator lives, by it or by the mirror
+        that it chose; else by any other owner. Without the coordinator that is waited for as long as a heartbeat lives:
+        nobody may be there who could."""
+        node = self._node
+        mandates, has_coordinator = node.mandates, bool(node.watch.coordinators())
+        is_trusted = mandates.is_vouched_from_outside if has_coordinator else mandates.is_vouched
+        if found := up_to_last(versions, is_trusted):
+            self._doubted_s = None
+            return found
+        if self._doubted_s is None or has_coordinator:
+            self._doubted_s = node.clock.now_s()
+        is_over = node.clock.now_s() - self._doubted_s >= node.run.config.liveness.heartbeat_ttl_s
+        return versions if is_over and not has_coordinator else []
 
     def _is_given_up(self) -> bool:
         """Whether our version is on no chain that goes on. A new leader may still take our branch over, if that is the

@@ -84,6 +84,11 @@ class Leader:
         return self._is_leading and grant is not None and grant.leader == self._node.peer
 
     @property
+    def deaf(self) -> set[PeerId]:
+        """Mirrors that live and take nothing: others should be there in their place."""
+        return self._replication.deaf()
+
+    @property
     def diverged_archives(self) -> list[PeerId]:
         return self._replication.diverged
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from ..errors import DipacoError, IntegrityError, Refused, SwarmError
@@ -187,7 +187,7 @@ class Leadership:
                     self._begins(module)
                 if module not in self._offers or self._offers[module].done():
                     self._offers[module] = asyncio.create_task(self._resubmit(module))
-                if not self._is_leaving and self._may_take() and self._node.watch.falls_to(module, self._node.peer):
+                if not self._is_leaving and self._may_take() and self._falls_to_us(module):
                     await self.take(module)
             elif self._is_over(leading):
                 self._node.history.add("deposed", module=str(module), term=leading.grant.term)
@@ -198,6 +198,12 @@ class Leadership:
                 await self._renew(leading)
         except DipacoError as error:
             log.info("%s stays as it is for now: %s", module, error)
+
+    def _falls_to_us(self, module: ModuleId) -> bool:
+        watch = self._node.watch
+        is_led = watch.leader(module) in watch.volunteers()  # as mostly: no need to look who has worked
+        is_next = not is_led and watch.falls_to(module, self._node.peer, workers=self.chains.workers)
+        return is_next or self._granting.takes_back(module)
 
     def _owns(self, grant: Grant | None) -> bool:
         """Whether we are in the group: its leader perhaps, that has not everything yet that it needs to lead."""
@@ -221,8 +227,8 @@ class Leadership:
             await leader.merge(archive, await RemoteLedger(self._node, archive, leader.module).branch())
 
     async def _renew(self, leader: Leader) -> None:
-        """Fill the gap of a mirror that is gone, in a new term."""
-        mirrors = self._mirrors(leader.module, leader.grant.mirrors)
+        """Fill the gap of a mirror that is gone, or takes nothing, in a new term."""
+        mirrors = self._mirrors(leader.module, leader.grant.mirrors, without=leader.deaf)
         if not self._is_worth_a_term(leader.grant.mirrors):
             return
         if set(mirrors) != set(leader.grant.mirrors) and not leader.is_complete:
@@ -239,10 +245,12 @@ class Leadership:
         }
         return all(now_s - self._silent_s[peer] >= ttl_s for peer in silent)
 
-    def _mirrors(self, module: ModuleId, present: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
-        node = self._node
-        owner_count = node.run.config.rounds.owners
-        return owners.mirrors(module, node.watch.heartbeats, leader=node.peer, present=present, owners=owner_count)
+    def _mirrors(
+        self, module: ModuleId, present: tuple[PeerId, ...], *, without: Collection[PeerId] = ()
+    ) -> tuple[PeerId, ...]:
+        node, owner_count = self._node, self._node.run.config.rounds.owners
+        alive = {peer: beat for peer, beat in node.watch.heartbeats.items() if peer not in without}
+        return owners.mirrors(module, alive, leader=node.peer, present=present, owners=owner_count)
 
     async def _resubmit(self, module: ModuleId) -> None:
         """Contributions with a receipt that the chain may lack, since another branch or leader went on: offered to the
@@ -302,7 +310,8 @@ class Leadership:
         node, watch = self._node, self._node.watch
         watch.heads[module].pop(self._node.peer, None)
         watch.heartbeats.pop(self._node.peer, None)
-        alive = [peer for peer in watch.successors(module) if peer != self._node.peer]
+        successors = watch.successors(module, workers=self.chains.workers)
+        alive = [peer for peer in successors if peer != self._node.peer]
         if alive:
             if not watch.coordinators() and self.chains[module].is_owner:
                 # Nobody else may be able to: our last act as a member of the group.
@@ -344,6 +353,10 @@ class Granting(Protocol):
 
         Raises DipacoError if nobody who may grants it.
         """
+
+    def takes_back(self, module: ModuleId) -> bool:
+        """Whether we should lead though somebody else does."""
+        return False
 
 
 class Electing(Granting):

@@ -1,8 +1,9 @@
 """Where a leader puts what must survive it: the mirrors of its group, and the seed's archive.
 
 - A contribution has its receipt once one of them has it on disk, if any of them lives; the others follow.
-- A version is shown to trainers once one of them has made it again and cosigned; the others follow. The archive's
-  cosignature makes it final.
+- A version is shown to trainers once one of them that the leader did not choose has made it again and cosigned: the
+  group's first mirror or the archive, or any if these fail; the others follow. The archive's cosignature makes a
+  version final.
 - What one of them misses, since it was away, it gets later, in order.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOST_TTLS = 3.0
-"""Lives of a heartbeat after which contributions that nobody has count as lost."""
+"""Lives of a heartbeat after which contributions that nobody has count as lost, and a mirror as deaf."""
 
 
 class Replication:
@@ -42,6 +43,10 @@ class Replication:
         self._replicas: dict[PeerId, Replica] = {}
         self._unprovable_s: float | None = None
         """Since when contributions of our chain are not to be had by the archive, nor by us."""
+        self._deaf_s: dict[PeerId, float] = {}
+        """Since when a replica took nothing that we brought."""
+        self._final_s = (-1, 0.0)
+        """The newest version that was final when somebody asked whether all know, and since when."""
         self._absent_until_s = 0.0
         """Until when those without a heartbeat are not tried again."""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -57,8 +62,14 @@ class Replication:
 
     @property
     def is_told(self) -> bool:
-        """Whether all mirrors that live know how far the chain is final: until then they keep what it was made of."""
-        return all(replica.final >= self._ledger.final for replica in self.replicas() if not replica.is_archive)
+        """Whether all mirrors that live know how far the chain is final: until then they keep what it was made of. One
+        that does not hear it is not waited for without an end."""
+        now_s, ttl_s = self._node.clock.now_s(), self._node.run.config.liveness.heartbeat_ttl_s
+        if self._final_s[0] != self._ledger.final:
+            self._final_s = self._ledger.final, now_s
+        has_waited = now_s - self._final_s[1] >= LOST_TTLS * ttl_s
+        mirrors = (replica for replica in self.replicas() if not replica.is_archive)
+        return has_waited or all(replica.final >= self._ledger.final for replica in mirrors)
 
     async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> tuple[PeerId, ...]:
         """Put a contribution where it survives us; who holds it.
@@ -71,15 +82,18 @@ class Replication:
         if not replicas:
             return await self._keep_with_absent(sealed, payload)
         holder = await self._first(self._brought(replicas, sealed, payload))
+        if holder is None and self._chain.keeps_everything:  # this disk is the archive: mirrors that lie stop nothing
+            return (self._node.peer,)
         if holder is None:
             raise Refused("no mirror has it on disk yet", reason=Reason.NO_MIRROR)
         return self._node.peer, holder[0]
 
     async def publish(self) -> None:
         """Have the head cosigned, by one at least if any lives. Raises Refused when somebody else leads."""
-        replicas = self.replicas()
+        replicas, grant = self.replicas(), self._node.mandates.grant(self._chain.module)
         if replicas:
-            await self._first({self._begin(replica.bring()): replica.peer for replica in replicas})
+            wanted = {self._node.run.manifest.author, *(grant.mirrors[:1] if grant is not None else ())}
+            await self._first({self._begin(replica.bring()): replica.peer for replica in replicas}, wanted=wanted)
 
     async def hand_in(self) -> None:
         """Give everybody all that they lack, and wait for it. Raises Refused when somebody else leads."""
@@ -125,6 +139,11 @@ class Replication:
             is_archive = grant is None or peer not in grant.group
             self._replicas[peer] = Replica(self._chain, peer, is_archive=is_archive)
         return self._replicas[peer]
+
+    def deaf(self) -> set[PeerId]:
+        """Those who live and have taken nothing for a while, whatever we brought them."""
+        now_s, ttl_s = self._node.clock.now_s(), self._node.run.config.liveness.heartbeat_ttl_s
+        return {peer for peer, since_s in self._deaf_s.items() if now_s - since_s >= LOST_TTLS * ttl_s}
 
     def welcome(self) -> None:
         """Have new mirrors take over our chain, soon. What fails comes right with the next version."""
@@ -175,15 +194,21 @@ class Replication:
                 self._on_way[key].add_done_callback(partial(self._arrived, key))
         return {self._on_way[replica.peer, sealed.id]: replica.peer for replica in replicas}
 
-    async def _first(self, tasks: dict[asyncio.Task[T], PeerId]) -> tuple[PeerId, T] | None:
-        """The first that succeeds, while the others go on; None when all fail. Raises Refused if another leads."""
-        pending = set(tasks)
+    async def _first(
+        self, tasks: dict[asyncio.Task[T], PeerId], *, wanted: Collection[PeerId] | None = None
+    ) -> tuple[PeerId, T] | None:
+        """The first that succeeds, while the others go on; None when all fail. One that is not `wanted` counts once all
+        others have failed. Raises Refused if another leads."""
+        pending, other = set(tasks), None
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=lambda task: tasks[task]):
                 if self._succeeded(tasks[task], task):
-                    return tasks[task], task.result()
-        return None
+                    found = tasks[task], task.result()
+                    if wanted is None or found[0] in wanted:
+                        return found
+                    other = other or found
+        return other
 
     async def _all(self, tasks: dict[asyncio.Task[T], PeerId]) -> None:
         if tasks:
@@ -213,6 +238,10 @@ class Replication:
         if isinstance(error, Refused) and error.reason == Reason.NOT_LEADER:
             self._begin(self._node.watch.learn_mandate(self._chain.module, peer))
             raise error
+        if error is None:
+            self._deaf_s.pop(peer, None)
+        else:
+            self._deaf_s.setdefault(peer, self._node.clock.now_s())
         if isinstance(error, DipacoError):
             log.info("%s: ...%s did not take it: %s", self._chain.module, short(peer), error)
         return error is None

@@ -1,7 +1,9 @@
 """Who should own a module: a leader and its mirrors, by rendezvous hashing; current members keep their seats.
 
 - A newcomer fills a gap, it does not displace: moving a module costs more than an uneven spread.
-- Of a group whose leader is gone a mirror takes over, since it has everything; whoever else may, if none of it lives.
+- Of a group whose leader is gone a mirror takes over, since it has everything: first one whose work the last versions of
+  any module count, since any stranger may have become a mirror, but it has not worked. Then come others who did; then
+  the other mirrors; then anybody.
 - The seed node is the owner of last resort: it leads only while no volunteer does, and hands over when one asks. It is
   never named as a mirror, since its archive keeps everything anyway.
 - Every peer computes the same from the same view; who really leads is settled by the term (grants.py).
@@ -20,26 +22,32 @@ from .liveness import Heartbeat
 from .signing import PeerId
 
 
-def rank(module: ModuleId, peers: Iterable[PeerId]) -> Sequence[PeerId]:
+def rank(module: ModuleId, peers: Iterable[PeerId]) -> list[PeerId]:
     """The peers from the first choice for `module` to the last. Adding or removing a peer moves no other."""
     return sorted(peers, key=lambda peer: hashlib.sha256(f"{module}|{peer}".encode()).digest(), reverse=True)
 
 
 def successors(
-    module: ModuleId, heartbeats: Mapping[PeerId, Heartbeat], *, incumbent: PeerId | None, group: Collection[PeerId]
+    module: ModuleId,
+    heartbeats: Mapping[PeerId, Heartbeat],
+    *,
+    incumbent: PeerId | None,
+    group: Collection[PeerId],
+    workers: Collection[PeerId] = (),
 ) -> Sequence[PeerId]:
     """The live peers that should lead `module`, the first choice first; each waits a while for those before it.
 
-    `incumbent` leads now, as far as its living head says; `group` owned the module last.
+    `incumbent` leads now, as far as its living head says; `group` owned the module last; the last versions of any module
+    count work of `workers`.
     """
     volunteers = _volunteers(heartbeats)
     if incumbent in volunteers:
         return [incumbent]
-    members = rank(module, volunteers & set(group))
-    others = rank(module, volunteers - set(group))
+    order = rank(module, volunteers)
+    order.sort(key=lambda peer: (peer not in workers, peer not in group))
     able = [peer for peer, beat in heartbeats.items() if beat.owns and peer not in volunteers]
     seeds = [incumbent] if incumbent in able else rank(module, able)
-    return [*members, *others] or seeds
+    return order or seeds
 
 
 def mirrors(

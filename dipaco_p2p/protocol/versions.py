@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..errors import IntegrityError
@@ -212,6 +212,16 @@ class Branch:
     def rank(self) -> tuple[int, int, int, str]:
         """Sorts branches, the best one first."""
         return -self.final, -self.version, -self.weight, self.digest
+
+
+def up_to_last(
+    versions: Sequence[Sealed[ModuleVersion]], holds: Callable[[Sealed[ModuleVersion]], bool]
+) -> list[Sealed[ModuleVersion]]:
+    """The versions of a chain up to the last one of which `holds` is true: it speaks for those before it, too."""
+    for count in range(len(versions), 0, -1):
+        if holds(versions[count - 1]):
+            return list(versions[:count])
+    return []
 
 
 def is_final(sealed: Sealed[ModuleVersion], *, coordinator: PeerId) -> bool:

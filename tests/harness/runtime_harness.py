@@ -10,7 +10,7 @@ from typing import Any
 from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 from virtual_time import VirtualClock, end, play
 
-from bootstrap.coordinator.stage import Terms
+from bootstrap.coordinator.terms import Terms
 from bootstrap.folder import write_stage
 from dipaco_p2p.config import RunConfig
 from dipaco_p2p.node.node import Member, open_member, send, serve_store
@@ -59,7 +59,7 @@ class TinySeed:
         self.node = node_of(run, self.swarm, world.folder / "seed", world.clock, heartbeat, upload_bytes_max=size_max)
         self.archive = SeedArchive(run, self.node.store)
         self.chains = ArchiveChains(self.node, self.archive)
-        self.terms = Terms(self.node, on_deposed=self._on_deposed)
+        self.terms = Terms(self.chains, on_deposed=self._on_deposed)
         self.terms.serve()
         self.ownership = Leadership(self.chains, self.terms)
         Stages(self.swarm).add(run)

@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from runtime_harness import World, offer
-from tiny_run import contribution_of, gradient_bytes, granted, signer
+from tiny_run import contribution_of, gradient_bytes, granted
 from virtual_time import end, eventually
 
 from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.protocol.documents import Grant, seal
 from dipaco_p2p.protocol.liveness import Claim, Head
+from dipaco_p2p.protocol.owners import rank
 from dipaco_p2p.protocol.records import claims_key, heads_key, peers_key
 from dipaco_p2p.protocol.rounds import Standing
 from dipaco_p2p.protocol.versions import genesis_version
@@ -143,23 +144,27 @@ async def test_the_round_of_a_path_is_that_of_its_slowest_module(tmp_path: Path)
 async def test_how_far_a_path_is_the_leaders_say(tmp_path: Path) -> None:
     async with between_two(tmp_path) as (world, one, other):
         modules = PATH.modules()
-        for number, module in enumerate(modules):
-            leader = world.leader(50 + number)
-            await leader.lead(module)
+        leaders = {leader.peer: leader for leader in map(world.leader, (50, 51))}
+        await asyncio.sleep(1.0)
+        led_by = {module: rank(module, leaders)[0] for module in modules}
+        for module, peer in led_by.items():
+            await leaders[peer].lead(module)
         await other.watch.refresh()
         assert other.watch.standing(PATH) is None, "nobody was asked"
         await other.watch.read_rounds()
         assert other.watch.standing(PATH) == Standing(progress=0, is_due=True)
-        for number, module in enumerate(modules):
+        for module in modules:
             payload = gradient_bytes(world.run, module)
             document = contribution_of(world.run, one.swarm.signer, payload, module=module, path=PATH)
-            await offer(one, signer(50 + number).peer, document, payload)
+            await offer(one, led_by[module], document, payload)
             await other.watch.read_rounds([module])
             is_last = module == modules[-1]
             assert other.watch.standing(PATH) == Standing(progress=int(is_last), is_due=not is_last)
-        await world.leaders[0].die(world)
+        gone = led_by[modules[0]]
+        await leaders[gone].die(world)
         await other.watch.read_rounds(modules)
-        assert other.watch.standing(PATH) is None and set(other.watch.rounds) >= set(modules[1:])
+        told = {module for module in modules if led_by[module] != gone}
+        assert other.watch.standing(PATH) is None and set(other.watch.rounds) >= told
 
 
 async def test_the_round_of_a_claim_goes_out_with_its_next_repetition(tmp_path: Path) -> None:

@@ -19,8 +19,11 @@ from dipaco_p2p.node.ledger import RemoteLedger
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import MIRRORS_MAX, Grant, seal, unseal
+from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.records import peers_key
 from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.strict import plain
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId
 
@@ -43,6 +46,7 @@ async def grant(world: World, peer: PeerId, term: int, mirrors: tuple[PeerId, ..
 async def adopt(world: World, number: int, **header: Any) -> Reply:
     """Ask as a peer would, over the network."""
     swarm = world.network._nodes.get(signer(number).peer) or world.network.join(signer(number))
+    await swarm.put(peers_key(world.run.id), plain(Heartbeat(owns=True)), ttl_s=60.0)
     asked = {"module": str(MODULE), "term": 1, "mirrors": [], "mandate": []} | header
     return await swarm.call(SEED.peer, "archive.adopt", asked, timeout_s=5.0)
 

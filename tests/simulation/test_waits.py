@@ -11,6 +11,7 @@ import pytest
 from scenes import Scene, scene
 from virtual_time import eventually
 
+from bootstrap.coordinator.terms import Terms
 from dipaco_p2p.node.node import CALL_TIMEOUT_S
 from dipaco_p2p.protocol import admission
 from dipaco_p2p.protocol.admission import ADMITTED, Verdict
@@ -78,7 +79,12 @@ def test_a_swarm_that_stands_still_is_told_of_before_its_time_is_over_and_names_
     assert any("is standing by, waits for the last rounds of other paths" in line for line in world.waits)
 
 
-def test_a_leader_that_is_busy_for_ever_holds_neither_claim_nor_volunteer(tmp_path: Path) -> None:
+def test_a_leader_that_is_busy_for_ever_holds_neither_claim_nor_volunteer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no seed takes its modules back."""
+    monkeypatch.setattr(Terms, "takes_back", lambda terms, module: False)
+
     async def script(world: Scene) -> None:
         await eventually(lambda: all(world.said(each, "receipt") for each in world.volunteers), limit_s=60)
         leading = {str(event.facts["module"]): event.who for event in world.events if event.ev == "leads"}

@@ -1,0 +1,234 @@
+"""Who may lead: the seed node's grants, to others and to itself.
+
+A term of a module is granted once, to one peer, and only when the last leader is gone: its head has expired or it
+resigned. What a group granted itself while the seed node was away counts as any other term; whoever asks shows it.
+
+Whoever asks may be a stranger. So it must be its turn (protocol/owners.py); one mirror of its group is our choice; and
+a leader that makes no version for longer than any round takes loses the module to us, until there is a version again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+
+from dipaco_p2p.errors import IntegrityError, Refused
+from dipaco_p2p.node.calls import Adopt, Granted
+from dipaco_p2p.owner.chain import Chains
+from dipaco_p2p.owner.leadership import Granting
+from dipaco_p2p.owner.module_calls import learn_mandate, module_of_run
+from dipaco_p2p.protocol.documents import Grant, Sealed
+from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.rounds import PATIENCE
+from dipaco_p2p.protocol.signing import PeerId, short
+from dipaco_p2p.topology import ModuleId
+
+QUIET_HEARTBEATS = 2.0
+QUIET_S_MIN = 30.0
+"""How long a restarted seed waits from the first volunteer that it sees, in lives of a heartbeat, and at least: others
+may have gone on without it, and libp2p waits longer and longer between two dials of an address that did not answer. A
+term granted meanwhile to somebody else would throw away what they did."""
+
+SLACK_HEARTBEATS = 1 / 3
+"""How much later than others we may see that nobody leads, in lives of a heartbeat: two looks at the swarm."""
+
+OnDeposed = Callable[[ModuleId, PeerId], Awaitable[None]]
+
+
+class Terms(Granting):
+    """The seed node's grants, to others and to itself."""
+
+    def __init__(self, chains: Chains, *, on_deposed: OnDeposed, is_closed: Callable[[], bool] = lambda: False) -> None:
+        """`on_deposed` is told before a term goes to somebody else than the last leader; while `is_closed` nothing is
+        granted."""
+        self._is_closed = is_closed
+        self._chains = chains
+        self._node = node = chains.node
+        self._deposed = on_deposed
+        self._granting = asyncio.Lock()
+        self._was_open = any(node.mandates.term(module) for module in node.run.topology.modules())
+        self._met_s: float | None = None
+        """When a restarted seed first saw a volunteer."""
+        self._chosen: dict[ModuleId, PeerId] = {}
+        """The mirror of each module that is our choice."""
+        self._deaf: dict[ModuleId, set[PeerId]] = defaultdict(set)
+        """Those whom we choose no more."""
+        self._moved: dict[ModuleId, tuple[int, float]] = {}
+        """The version that each module has, and since when somebody else could have made the next."""
+        self._behind_s: dict[ModuleId, float] = {}
+        """Since when the leader of a module tells of fewer versions than we have signed."""
+        self._ours_until: dict[ModuleId, int] = {}
+        """The version before which nobody but us leads a module that we took back."""
+        self._idled: Counter[tuple[ModuleId, PeerId]] = Counter()
+        """How often a leader has lost a module to us."""
+        self._barred_until: dict[tuple[ModuleId, PeerId], int] = {}
+        """The version before which it does not lead that module again."""
+
+    def serve(self) -> None:
+        """Answer from now on."""
+        Adopt.serve(self._node.swarm, self._on_adopt)
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether this seed was restarted, and those who went on without it may not have found it yet. While nobody is
+        there nobody needs a leader."""
+        if self._was_open and self._met_s is None:
+            self._met_s = self._node.clock.now_s() if self._node.watch.volunteers() else None
+        if self._is_closed():
+            return True
+        quiet_s = max(QUIET_HEARTBEATS * self._node.run.config.liveness.heartbeat_ttl_s, QUIET_S_MIN)
+        return self._was_open and (self._met_s is None or self._node.clock.now_s() < self._met_s + quiet_s)
+
+    async def obtain(self, module: ModuleId, *, mirrors: tuple[PeerId, ...]) -> None:
+        if self.takes_back(module):  # the last group was its leader's choice
+            mirrors = self._with_ours(module, self._node.peer, ())
+        await self.grant(self._node.peer, module, term=self._node.mandates.term(module) + 1, mirrors=mirrors)
+
+    def takes_back(self, module: ModuleId) -> bool:
+        """Whether the module's leader has made no version for longer than any round takes, while others were there and
+        nothing was frozen, or tells of fewer than we have signed. Leading costs nothing, and a leader that refuses
+        everybody would stop the module."""
+        node, ledger, now_s = self._node, self._chains[module].ledger, self._node.clock.now_s()
+        rounds, ttl_s = node.run.config.rounds, node.run.config.liveness.heartbeat_ttl_s
+        leader, version = node.watch.leader(module), ledger.head.version
+        if leader in (None, node.peer):
+            return False  # whoever is gone falls under another rule
+        if node.watch.reached(module) >= ledger.final:
+            self._behind_s.pop(module, None)
+        elif now_s - self._behind_s.setdefault(module, now_s) >= 2 * ttl_s:
+            return True
+        others = len(node.watch.volunteers() - {leader})
+        paths = node.run.topology.paths_through(module)
+        slowest = min(self._chains[each].ledger.head.version for path in paths for each in path.modules())
+        is_excused = (
+            version > slowest or ledger.is_complete or node.decrees.is_frozen or not others or self.is_catching_up
+        )
+        if is_excused or version != self._moved.get(module, (-1, 0.0))[0]:
+            self._moved[module] = version, now_s
+        waves = math.ceil(len(node.watch.claims) / (1 + others))
+        limit_s = 2 * ttl_s + (PATIENCE + waves) * rounds.deadline_s
+        return now_s - self._moved[module][1] >= limit_s
+
+    async def grant(self, peer: PeerId, module: ModuleId, *, term: int, mirrors: tuple[PeerId, ...]) -> None:
+        """Grant `term` to `peer`; the mandates have it then.
+
+        Raises Refused unless it is the next term (or the very grant that was given) and the last leader is gone.
+        """
+        mandates = self._node.mandates
+        self._require_open(peer)
+        async with self._granting:
+            newest = mandates.grant(module)
+            if newest is not None and (newest.term, newest.leader, newest.mirrors) == (term, peer, mirrors):
+                return
+            if term != mandates.term(module) + 1:
+                detail = f"the next term of {module} is {mandates.term(module) + 1}, not {term}"
+                raise Refused(detail, reason=Reason.NOT_LEADER)
+            if newest is not None and peer not in newest.group and self.is_catching_up:
+                detail = f"the group of {module} may still come back: this seed node was away"
+                raise Refused(detail, reason=Reason.NOT_LEADER)
+            await self._depose(module, newest, peer)
+            mandates.grant_next(self._node.swarm.signer, module, leader=peer, mirrors=mirrors)
+
+    async def _depose(self, module: ModuleId, newest: Grant | None, peer: PeerId) -> None:
+        """Before the grant, so that what the old leader has done is still taken. We ourselves give way to anybody whose
+        turn it is."""
+        if newest is None or newest.leader == peer:
+            return
+        if newest.leader == self._node.peer:
+            self._moved.pop(module, None)
+        elif peer == self._node.peer and self.takes_back(module):
+            self._bar(module, newest)
+        else:
+            await self._node.watch.read_heads(module)
+            head = self._node.watch.heads[module].get(newest.leader)
+            is_led = head is not None and head.term == newest.term
+            if is_led or self._node.watch.is_taking_over(module):
+                detail = f"{module} is led by ...{short(newest.leader)}, which is alive"
+                raise Refused(detail, reason=Reason.NOT_LEADER)
+        await self._deposed(module, newest.leader)
+
+    def _bar(self, module: ModuleId, idle: Grant) -> None:
+        """Its leader gets it back after one version the first time, then after two, four: one that was only slow soon
+        leads again, and one that stops the module does so ever more rarely."""
+        version, key = self._chains[module].ledger.head.version, (module, idle.leader)
+        self._ours_until[module], self._barred_until[key] = version + 1, version + 2 ** self._idled[key]
+        self._idled[key] += 1
+        self._node.history.add("took_back", module=str(module), term=idle.term, leader=idle.leader)
+
+    async def _require_turn(self, module: ModuleId, peer: PeerId) -> None:
+        """Raises Refused while somebody else should lead: anybody may ask, and ahead of those who know the module."""
+        watch, ledger, newest = self._node.watch, self._chains[module].ledger, self._node.mandates.grant(module)
+        if newest is not None and newest.leader == peer:
+            return
+        if peer not in watch.heartbeats:
+            await watch.read_peers()
+        if self._idled[module, peer] and any(not self._idled[module, other] for other in watch.volunteers()):
+            raise Refused(f"{module} had no new version for too long when you led it", reason=Reason.NOT_LEADER)
+        version = max(self._ours_until.get(module, 0), self._barred_until.get((module, peer), 0))
+        if ledger.head.version < version:
+            detail = f"{module} had no new version for too long: not before version {version}"
+            raise Refused(detail, reason=Reason.NOT_LEADER)
+        slack_s = SLACK_HEARTBEATS * self._node.run.config.liveness.heartbeat_ttl_s
+        await watch.read_heads(module)
+        if not watch.falls_to(module, peer, workers=self._chains.workers, slack_s=slack_s):
+            leader = watch.leader(module)
+            detail = "falls to others first"
+            if leader is not None and leader != self._node.peer:
+                detail = f"is led by ...{short(leader)}, which is alive"
+            raise Refused(f"{module} {detail}", reason=Reason.NOT_LEADER)
+
+    def _with_ours(self, module: ModuleId, leader: PeerId, mirrors: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+        """A group whose first mirror is our choice, if there is anybody: trainers ask for its cosignature or ours, for
+        a leader that chose all mirrors would hear only itself. Nobody else can tell whom we choose, so no key can be
+        made for it."""
+        node, mirrors_max = self._node, self._node.run.config.rounds.owners - 1
+        alive = {peer for peer in node.watch.volunteers() if node.watch.heartbeats[peer].owns} - {leader}
+        last, ours = node.mandates.grant(module), self._chosen.get(module)
+        if ours is not None and last is not None and last.leader == leader and ours in last.mirrors:
+            self._deaf[module] |= {ours} - set(mirrors)  # it takes nothing, says its leader: somebody else, then
+        alive -= self._deaf[module]
+        if not alive or mirrors_max < 1:
+            return mirrors
+        known = (self._chains.workers & alive) or alive
+        if self._chosen.get(module) not in known:
+
+            def place(peer: PeerId) -> str:
+                return node.swarm.signer.sign("mirror", f"{module}|{peer}".encode())
+
+            self._chosen[module] = max(known, key=place)
+        ours = self._chosen[module]
+        return (ours, *(peer for peer in mirrors if peer != ours))[:mirrors_max]
+
+    async def _on_adopt(self, sender: PeerId, request: Adopt) -> Granted:
+        module, mirrors = module_of_run(self._node, request.module), request.mirrors
+        if len({sender, *mirrors}) <= len(mirrors):
+            raise Refused("a group has different peers", reason=Reason.MALFORMED)
+        self._require_open(sender)
+        await self._see(module, sender, request.mandate)
+        if not self._is_granted(module, sender, request.term):  # else the answer was lost
+            await self._require_turn(module, sender)
+            mirrors = self._with_ours(module, sender, mirrors)
+            await self.grant(sender, module, term=request.term, mirrors=mirrors)
+        return Granted(grant=self._node.mandates.newest(module)[-1])
+
+    def _require_open(self, peer: PeerId) -> None:
+        """Raises Refused while nothing is granted, or nothing to `peer`."""
+        if (reason := self._node.decrees.reason(peer)) is not None:
+            raise Refused(f"banned by the coordinator: {reason}", reason=Reason.BANNED)
+        if self._is_closed():
+            raise Refused("this seed node was restored from a backup, and catches up first", reason=Reason.BUSY)
+
+    def _is_granted(self, module: ModuleId, peer: PeerId, term: int) -> bool:
+        grant = self._node.mandates.grant(module)
+        return grant is not None and (grant.term, grant.leader, grant.author) == (term, peer, self._node.peer)
+
+    async def _see(self, module: ModuleId, sender: PeerId, shown: Sequence[Sealed[Grant]]) -> None:
+        """The newest grant that the asker knows may be newer than ours: given by a group while we were away."""
+        if shown:
+            sealed = shown[-1]
+            if sealed.document.module != module:
+                raise IntegrityError(f"a grant of {sealed.document.module} for {module}")
+            if not self._node.mandates.believes(module, sealed):
+                await learn_mandate(self._node, module, sender)

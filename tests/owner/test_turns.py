@@ -1,0 +1,161 @@
+"""Whose turn it is to lead, when whoever asks may be a stranger that wants to stop the run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from group_harness import MODULE, document, expired, make_versions
+from leaders_harness import on_stage
+from runtime_harness import TinyLeader, World, offer
+from tiny_run import gradient_bytes, signer
+from virtual_time import eventually
+
+from dipaco_p2p.errors import Refused
+from dipaco_p2p.owner.follower import Follower
+from dipaco_p2p.protocol.owners import rank
+from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.topology import ModuleId
+
+
+def ahead_of(world: World, leader: TinyLeader, module: ModuleId = MODULE) -> TinyLeader:
+    """A peer with a key that was made to come before `leader`'s."""
+    number = next(each for each in range(100, 200) if rank(module, [signer(each).peer, leader.peer])[1] == leader.peer)
+    return world.leader(number)
+
+
+async def lose_leader(world: World, leader: TinyLeader, worker: TinyLeader) -> None:
+    """The work of `worker` is counted in a version, then `leader` dies, and nobody leads."""
+    world.seed.ownership._may_take = lambda: False
+    await leader.lead(MODULE)
+    await make_versions(world, leader, worker.node)
+    await leader.die(world)
+    await eventually(lambda: not world.seed.node.watch.heads[MODULE])
+
+
+async def require_refused(leader: TinyLeader, module: ModuleId = MODULE) -> None:
+    with pytest.raises(Refused) as caught:
+        await leader.lead(module)
+    assert caught.value.reason == Reason.NOT_LEADER
+
+
+async def test_whoever_has_worked_leads_before_strangers(tmp_path: Path) -> None:
+    """Attack: a stranger that asked first had three modules of a leader that died, before two volunteers."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        stranger = ahead_of(world, second)
+        await lose_leader(world, first, second)
+        await require_refused(stranger)
+        await second.lead(MODULE)
+
+
+async def test_work_for_another_module_counts_as_well(tmp_path: Path) -> None:
+    """Attack: of two volunteers one trains each path; when one dies, nobody alive has worked for its last module."""
+    other = ModuleId(1, 1)
+    async with on_stage(tmp_path) as (world, first, second, author):
+        stranger = ahead_of(world, second, other)
+        await first.lead(other)
+        await lose_leader(world, first, second)
+        await eventually(lambda: not world.seed.node.watch.heads[other])
+        await require_refused(stranger, other)
+        await second.lead(other)
+
+
+async def test_a_stranger_that_is_a_mirror_comes_after_those_who_worked(tmp_path: Path) -> None:
+    """Whoever says that it owns modules becomes a mirror."""
+    async with on_stage(tmp_path, owners=3) as (world, first, second, author):
+        stranger = ahead_of(world, second)
+        world.seed.ownership._may_take = lambda: False
+        await first.lead(MODULE)
+        await make_versions(world, first, second.node)
+        grant = first.node.mandates.grant(MODULE)
+        if grant is not None and stranger.peer not in grant.mirrors:
+            await first.ownership._granting.obtain(MODULE, mirrors=(stranger.peer, second.peer))
+        await first.die(world)
+        await eventually(lambda: not world.seed.node.watch.heads[MODULE])
+        await require_refused(stranger)
+        await second.lead(MODULE)
+
+
+async def test_a_stranger_leads_once_those_who_worked_had_their_time(tmp_path: Path) -> None:
+    """They live, and yet they may be unable to lead."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        stranger, ttl_s = ahead_of(world, second), world.run.config.liveness.heartbeat_ttl_s
+        await lose_leader(world, first, second)
+        await require_refused(stranger)
+        await asyncio.sleep(ttl_s)
+        await stranger.lead(MODULE)
+
+
+async def test_a_seed_that_leads_gives_way_to_the_first_in_rank_only(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
+        last, best = sorted(
+            (first, second), key=lambda leader: rank(MODULE, [first.peer, second.peer])[0] == leader.peer
+        )
+        await eventually(lambda: {first.peer, second.peer} <= world.seed.node.watch.heartbeats.keys())
+        await require_refused(last)
+        await best.lead(MODULE)
+
+
+async def test_one_mirror_is_the_coordinators_choice(tmp_path: Path) -> None:
+    """Attack: a leader whose mirrors are its own keys has every version cosigned."""
+    async with on_stage(tmp_path, owners=3) as (world, first, second, author):
+        friends = [world.leader(number) for number in (70, 71)]
+        await first.lead(MODULE)
+        await make_versions(world, first, second.node)
+        await expired(world)
+        await first.ownership._granting.obtain(MODULE, mirrors=tuple(friend.peer for friend in friends))
+        grant = first.node.mandates.grant(MODULE)
+        assert grant is not None and grant.mirrors == (second.peer, friends[0].peer)
+
+
+async def test_a_leader_that_makes_no_version_loses_the_module(tmp_path: Path) -> None:
+    """Attack: a stranger leads, and takes nothing: the module stands still for as long as it likes."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        began_s, ledger = world.clock.now_s(), world.seed.archive.ledgers[MODULE]
+        await first.lead(MODULE)
+        await eventually(lambda: MODULE in world.seed.ownership.modules)
+        assert world.clock.now_s() - began_s < 8 * world.run.config.rounds.deadline_s
+        await first.ownership._check(MODULE)
+        await require_refused(second)  # nobody leads it before there is a version
+        payload = gradient_bytes(world.run, MODULE)
+        await second.node.watch.refresh()
+        await offer(second.node, world.seed.node.peer, document(world, ledger, second.node, payload), payload)
+        await eventually(lambda: ledger.head.version == 1)
+        await require_refused(first)  # while somebody lives that has not lost it so
+        await second.lead(MODULE)
+
+
+async def test_a_leader_that_loses_a_module_again_waits_for_twice_as_many_versions(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
+        await first.lead(MODULE)
+        grant, terms = first.node.mandates.grant(MODULE), world.seed.terms
+        assert grant is not None
+        for versions in (1, 2, 4):
+            terms._bar(MODULE, grant)
+            assert terms._barred_until[MODULE, first.peer] == versions
+
+
+async def test_a_leader_is_not_idle_while_nobody_else_is_there(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, first, second, author):
+        await second.die(world)
+        await expired(world)
+        await first.lead(MODULE)
+        await asyncio.sleep(30 * world.run.config.rounds.deadline_s)
+        assert first.ownership.modules == [MODULE]
+
+
+async def test_trainers_take_no_version_that_only_its_leader_has_made(tmp_path: Path) -> None:
+    """Attack: a leader could show each trainer its own chain."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        await first.lead(MODULE)
+        await author.watch.refresh()
+        reader = Follower(author, MODULE)
+        world.seed.chains.is_closed = lambda: True
+        await make_versions(world, first, second.node)
+        following = asyncio.create_task(reader.sync(after=0))
+        await asyncio.sleep(2 * world.run.config.liveness.heartbeat_ttl_s)
+        assert not following.done() and reader.version.version == 0
+        world.seed.chains.is_closed = lambda: False
+        await following
+        assert reader.version == first.owner(MODULE).head

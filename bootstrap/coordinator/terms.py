@@ -89,12 +89,13 @@ class Terms(Granting):
     def takes_back(self, module: ModuleId) -> bool:
         """Whether the module's leader has made no version for longer than any round takes, while others were there and
         nothing was frozen, or tells of fewer than we have signed. Leading costs nothing, and a leader that refuses
-        everybody would stop the module."""
+        everybody would stop the module. Also whether we took it back, and have not come to lead it yet: nobody else
+        may."""
         node, ledger, now_s = self._node, self._chains[module].ledger, self._node.clock.now_s()
         rounds, ttl_s = node.run.config.rounds, node.run.config.liveness.heartbeat_ttl_s
         leader, version = node.watch.leader(module), ledger.head.version
-        if leader in (None, node.peer):
-            return False  # whoever is gone falls under another rule
+        if leader in (None, node.peer):  # whoever is gone falls under another rule
+            return leader is None and version < self._ours_until.get(module, 0)
         if node.watch.reached(module) >= ledger.final:
             self._behind_s.pop(module, None)
         elif now_s - self._behind_s.setdefault(module, now_s) >= 2 * ttl_s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from group_harness import MODULE, document, expired, make_versions
@@ -12,8 +13,9 @@ from runtime_harness import TinyLeader, World, offer
 from tiny_run import gradient_bytes, signer
 from virtual_time import eventually
 
-from dipaco_p2p.errors import Refused
+from dipaco_p2p.errors import Refused, Unreachable
 from dipaco_p2p.owner.follower import Follower
+from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.protocol.owners import rank
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.topology import ModuleId
@@ -124,6 +126,26 @@ async def test_a_leader_that_makes_no_version_loses_the_module(tmp_path: Path) -
         await eventually(lambda: ledger.head.version == 1)
         await require_refused(first)  # while somebody lives that has not lost it so
         await second.lead(MODULE)
+
+
+async def test_a_module_that_was_taken_back_is_led_though_the_first_try_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seed waited for a version that it could not have, did not try again, and nobody else was let lead."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        await first.lead(MODULE)
+        tries, start = [], Leader.start
+
+        async def fail_at_first(leader: Leader, **how: Any) -> None:
+            tries.append(leader)
+            if world.seed.node.watch.leader(MODULE) is not None:
+                raise Unreachable("a version is not to be had")
+            await start(leader, **how)
+
+        monkeypatch.setattr(Leader, "start", fail_at_first)
+        await eventually(lambda: bool(tries))
+        await first.die(world)
+        await eventually(lambda: MODULE in world.seed.ownership.modules)
 
 
 async def test_a_leader_that_loses_a_module_again_waits_for_twice_as_many_versions(tmp_path: Path) -> None:

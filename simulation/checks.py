@@ -17,6 +17,8 @@ QUIET_S = 30.0
 """How long a coordinator that was away waits for the last groups before it grants a module to others (stage.py)."""
 PATIENCE = 3
 """Deadlines that a round without a quorum takes: somebody claims a path and never trains it (rounds.py)."""
+LOST_CALLS_S = 60.0
+"""What a leader that makes no version has at least before it loses the module (terms.py)."""
 REASSIGNED_TTLS = 8.0
 """Lives of a heartbeat until a path has another volunteer, and a module another leader, once nothing hinders them."""
 
@@ -188,7 +190,8 @@ def _bound_s(outcome: Outcome) -> float:
     round_s = PATIENCE * outcome.deadline_s if "idle claimant" in faults else 0.0
     if "idle leader" in faults:
         levels = max(map(len, outcome.paths.values()))  # a level that waits for another is not idle
-        round_s += levels * (2 * outcome.ttl_s + (PATIENCE + len(outcome.paths)) * outcome.deadline_s)
+        idle_s = max((PATIENCE + len(outcome.paths)) * outcome.deadline_s, LOST_CALLS_S)
+        round_s += levels * (2 * outcome.ttl_s + idle_s)
     return REASSIGNED_TTLS * outcome.ttl_s + round_s + (QUIET_S if was_away else 0.0)
 
 

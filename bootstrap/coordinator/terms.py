@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.node.calls import Adopt, Granted
+from dipaco_p2p.node.node import CALL_TIMEOUT_S
 from dipaco_p2p.owner.chain import Chains
 from dipaco_p2p.owner.leadership import Granting
 from dipaco_p2p.owner.module_calls import learn_mandate, module_of_run
@@ -30,6 +31,9 @@ QUIET_S_MIN = 30.0
 """How long a restarted seed waits from the first volunteer that it sees, in lives of a heartbeat, and at least: others
 may have gone on without it, and libp2p waits longer and longer between two dials of an address that did not answer. A
 term granted meanwhile to somebody else would throw away what they did."""
+
+LOST_CALLS = 3
+"""So many calls of a round may be lost before its leader is thought to be idle."""
 
 SLACK_HEARTBEATS = 1 / 3
 """How much later than others we may see that nobody leads, in lives of a heartbeat: two looks at the swarm."""
@@ -58,7 +62,7 @@ class Terms(Granting):
         self._moved: dict[ModuleId, tuple[int, float]] = {}
         """The version that each module has, and since when somebody else could have made the next."""
         self._behind_s: dict[ModuleId, float] = {}
-        """Since when the leader of a module tells of fewer versions than we have signed."""
+        """When the leader of a module last told of all versions that we have signed."""
         self._ours_until: dict[ModuleId, int] = {}
         """The version before which nobody but us leads a module that we took back."""
         self._idled: Counter[tuple[ModuleId, PeerId]] = Counter()
@@ -95,11 +99,9 @@ class Terms(Granting):
         rounds, ttl_s = node.run.config.rounds, node.run.config.liveness.heartbeat_ttl_s
         leader, version = node.watch.leader(module), ledger.head.version
         if leader in (None, node.peer):  # whoever is gone falls under another rule
-            return leader is None and version < self._ours_until.get(module, 0)
-        if node.watch.reached(module) >= ledger.final:
+            self._moved.pop(module, None)
             self._behind_s.pop(module, None)
-        elif now_s - self._behind_s.setdefault(module, now_s) >= 2 * ttl_s:
-            return True
+            return leader is None and version < self._ours_until.get(module, 0)
         others = len(node.watch.volunteers() - {leader})
         paths = node.run.topology.paths_through(module)
         slowest = min(self._chains[each].ledger.head.version for path in paths for each in path.modules())
@@ -108,9 +110,12 @@ class Terms(Granting):
         )
         if is_excused or version != self._moved.get(module, (-1, 0.0))[0]:
             self._moved[module] = version, now_s
+        if node.watch.reached(module) >= ledger.final:
+            self._behind_s[module] = now_s
+        since_s = min(self._moved[module][1], self._behind_s.setdefault(module, now_s))
         waves = math.ceil(len(node.watch.claims) / (1 + others))
-        limit_s = 2 * ttl_s + (PATIENCE + waves) * rounds.deadline_s
-        return now_s - self._moved[module][1] >= limit_s
+        round_s = max((PATIENCE + waves) * rounds.deadline_s, LOST_CALLS * CALL_TIMEOUT_S)
+        return now_s - since_s >= 2 * ttl_s + round_s
 
     async def grant(self, peer: PeerId, module: ModuleId, *, term: int, mirrors: tuple[PeerId, ...]) -> None:
         """Grant `term` to `peer`; the mandates have it then.
@@ -137,11 +142,9 @@ class Terms(Granting):
         turn it is."""
         if newest is None or newest.leader == peer:
             return
-        if newest.leader == self._node.peer:
-            self._moved.pop(module, None)
-        elif peer == self._node.peer and self.takes_back(module):
+        if newest.leader != self._node.peer and peer == self._node.peer and self.takes_back(module):
             self._bar(module, newest)
-        else:
+        elif newest.leader != self._node.peer:
             await self._node.watch.read_heads(module)
             head = self._node.watch.heads[module].get(newest.leader)
             is_led = head is not None and head.term == newest.term

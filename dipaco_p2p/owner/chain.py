@@ -264,7 +264,8 @@ class ModuleChain:
             term = self.node.mandates.term(self.module)
             raise Refused(f"{self.module} is led by ...{short(leader)} in term {term}", reason=Reason.NOT_LEADER)
         if not self.is_owner:
-            raise Refused(f"the group of {self.module} is without us", reason=Reason.NOT_LEADER)
+            # It leads, and may have asked before its group changed: it is no reason to lead no more.
+            raise Refused(f"the group of {self.module} is without us", reason=Reason.BUSY)
 
     def _led_by(self) -> PeerId:
         grant = self.node.mandates.grant(self.module)

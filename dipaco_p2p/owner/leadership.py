@@ -194,6 +194,8 @@ class Leadership:
                 await self.drop(module)
                 await self._node.presence.resign(module)
             else:
+                if self._node.mandates.grant(module) != leading.grant:  # the answer to our question came late
+                    await leading.renew()
                 await self._merge(leading)
                 await self._renew(leading)
         except DipacoError as error:
@@ -210,13 +212,12 @@ class Leadership:
         return grant is not None and self._node.peer in grant.group
 
     def _is_over(self, leader: Leader) -> bool:
-        """Whether leading failed, or there is a newer mandate than ours."""
+        """Whether leading failed, or the newest mandate is somebody else's."""
         task = self._tasks[leader.module]
         if task.done() and not task.cancelled() and task.exception() is not None:
             log.error("leading %s failed", leader.module, exc_info=task.exception())
             return True
-        newest = self._node.mandates.grant(leader.module)
-        return newest != leader.grant or not leader.is_leading
+        return not leader.is_leading
 
     async def _merge(self, leader: Leader) -> None:
         """Look at the heads of other leaders: after a partition or a race, theirs may be the better branch."""
@@ -374,6 +375,7 @@ class Electing(Granting):
                 return
             except SwarmError as error:
                 log.info("no seed node grants %s: %s", module, error)
+                await self._node.watch.read_heads(module)  # to ask took a while
                 if self._node.watch.leader(module) not in (None, self._node.peer):
                     raise  # somebody leads, perhaps that slow seed itself: whoever lives is not deposed
             except Refused:

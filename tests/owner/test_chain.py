@@ -240,7 +240,7 @@ async def test_who_is_not_in_the_group_takes_nothing(tmp_path: Path) -> None:
         sealed = granted(shelf.run, MODULE, term=1, leader=ONE.peer, mirrors=(OTHER.peer,))
         assert shelf.node.mandates.believes(MODULE, sealed)
         version, _ = shelf.version(1)
-        assert await refusal(shelf.keep(version)) == Reason.NOT_LEADER
+        assert await refusal(shelf.keep(version)) == Reason.BUSY
 
 
 @both

@@ -189,6 +189,24 @@ async def test_whoever_takes_over_while_it_copies_payloads_takes_no_version_more
         assert mirror.chain.ledger.head.version == 0 and len(mirror.chain.ledger.open) == 2
 
 
+async def test_a_mirror_that_asked_in_vain_looks_who_leads_by_now(tmp_path: Path) -> None:
+    """The seed's answer was lost; it was the other mirror that had asked before, and led for a moment."""
+    async with on_stage(tmp_path, owners=3) as (world, first, second, author):
+        world.seed.ownership._may_take = lambda: False
+        for member in (first, second, world.seed):
+            last = granted(world.run, MODULE, term=1, leader=author.peer, mirrors=(first.peer, second.peer))
+            assert member.node.mandates.believes(MODULE, last)
+        await expired(world)
+        second.tasks[-1].cancel()  # it looks no more by itself
+        world.network.cut(second.peer, world.seed.node.peer)
+        leading = asyncio.ensure_future(second.ownership.take(MODULE))
+        await asyncio.sleep(1.0)
+        await first.lead(MODULE)
+        with pytest.raises(SwarmError):
+            await leading
+        assert first.ownership.modules == [MODULE] and second.ownership.modules == []
+
+
 async def test_who_is_deposed_while_it_makes_a_version_publishes_none(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as (world, leader, other, author):
         await leader.lead(MODULE)

@@ -17,7 +17,7 @@ from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.items import read_items
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, Grant, seal, unseal
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Custody, Grant, seal, unseal
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat, best_head, read_all
 from dipaco_p2p.protocol.records import claims_key, heads_key, peers_key
 from dipaco_p2p.protocol.signing import PeerId, Signer
@@ -44,13 +44,22 @@ class Stranger:
         self.run = world.run
         for method in ("mirror.contribution", "mirror.version", "module.contribute", "module.next", "module.round"):
             self.swarm.serve(method, self._agree)
+        self.swarm.serve("blob.write", self._swallow)
 
     def leave(self) -> None:
         self.world.network.kill(self.signer.peer)
 
     async def _agree(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         """Yes to everything, and nothing is done."""
-        return Reply(self.chance.choice(({}, {"version": 99}, {"receipt": {}, "cosignature": "00" * 64})))
+        forged = {"receipt": {}, "cosignature": "00" * 64}
+        if "contribution" in header:
+            custody = Custody.sign(self.signer, unseal(Contribution, header["contribution"]).id)
+            forged["custody"] = strict.plain(custody)
+        return Reply(self.chance.choice(({}, {"version": 99}, forged)))
+
+    async def _swallow(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        """All of it is here, and none is."""
+        return Reply({"have": header["size"], "done": True, "range": 2**20})
 
     def module(self) -> ModuleId:
         return self.chance.choice(list(self.run.topology.modules()))

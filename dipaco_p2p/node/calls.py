@@ -16,6 +16,7 @@ from ..protocol.documents import (
     MIRRORS_MAX,
     BlobRef,
     Contribution,
+    Custody,
     Grant,
     ModuleVersion,
     Receipt,
@@ -262,6 +263,13 @@ class GetOpen(ChainRequest[Page[Contribution]]):
     """Contribution id, empty at first."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The contribution is on disk."""
+
+    custody: Custody
+
+
 @call(
     "mirror.contribution",
     by=MIRRORS,
@@ -272,7 +280,7 @@ class GetOpen(ChainRequest[Page[Contribution]]):
         Reason.WRONG_MODULE,
     ),
 )
-class KeepContribution(ChainRequest[Done]):
+class KeepContribution(ChainRequest[Kept]):
     """Have it on disk before there is a receipt."""
 
     contribution: Sealed[Contribution]

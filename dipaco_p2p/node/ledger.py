@@ -26,12 +26,12 @@ from typing import TypeVar
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError, Refused, SwarmError
-from ..protocol.documents import Contribution, ModuleVersion, Sealed, unseal
+from ..protocol.documents import Contribution, Custody, ModuleVersion, Sealed, unseal
 from ..protocol.grants import Mandate
 from ..protocol.liveness import Head
 from ..protocol.norms import NORM_VERSIONS, Norms
 from ..protocol.reasons import Reason
-from ..protocol.signing import PeerId
+from ..protocol.signing import PeerId, short
 from ..protocol.versions import Branch, Known, Tally, check_chain, check_successor, genesis_version, is_final
 from ..topology import ModuleId
 from .calls import ChainRequest, Follow, Forward, GetBranch, GetChain, GetOpen, KeepContribution, KeepVersion, TellFinal
@@ -361,11 +361,15 @@ class RemoteLedger:
             found += page
         raise IntegrityError(f"more than {KEPT_MAX} contributions to {self.module} that are not final")
 
-    async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> None:
-        """Have it keep a contribution of the module that we lead."""
+    async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> Custody:
+        """Have it keep a contribution of the module that we lead; its word for it."""
         await send(self._node, self.peer, payload, digest=sealed.document.payload.digest)
         sharding = self._node.run.sharding(sealed.document.sharding)
-        await self._ask(KeepContribution(module=self.module, contribution=sealed, sharding=sharding))
+        request = KeepContribution(module=self.module, contribution=sealed, sharding=sharding)
+        custody = (await self._ask(request)).custody
+        if custody.peer != self.peer or not custody.is_of(sealed.id):
+            raise IntegrityError(f"...{short(self.peer)} did not sign that it keeps {sealed.id[:8]}")
+        return custody
 
     async def cosign(self, sealed: Sealed[ModuleVersion], *, final: int, final_signature: str) -> str:
         """Have it make our new version again, and keep it; its cosignature.

@@ -19,7 +19,7 @@ from ..node.run import Run
 from ..node.store import Store
 from ..protocol.admission import AdmissionRules, judge
 from ..protocol.decrees import Decreed
-from ..protocol.documents import Contribution, Receipt, Sealed, seal
+from ..protocol.documents import Contribution, Custody, Receipt, Sealed, seal
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, Signer
 from ..topology import PathId
@@ -151,7 +151,7 @@ def admission_rules(run: Run, ledger: Ledger, *, contributed: Mapping[Key, str])
 
 
 def receipt_for(
-    sealed: Sealed[Contribution], signer: Signer, ledger: Ledger, *, term: int, holders: tuple[PeerId, ...]
+    sealed: Sealed[Contribution], signer: Signer, ledger: Ledger, *, term: int, custody: tuple[Custody, ...]
 ) -> Sealed[Receipt]:
     """The leader's promise about a contribution that is admitted or counted."""
     counted = ledger.counted.get(sealed.id)
@@ -161,7 +161,7 @@ def receipt_for(
         module=ledger.module,
         round=ledger.head.version if counted is None else counted - 1,
         term=term,
-        holders=tuple(dict.fromkeys(holders)),
+        custody=custody,
         author=signer.peer,
     )
     return seal(signer, receipt)

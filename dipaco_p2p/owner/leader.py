@@ -24,7 +24,7 @@ from ..node.ledger import head_record
 from ..node.shardings import learn_shardings
 from ..program.files import reach
 from ..program.tasks import changed_or_later, repeat
-from ..protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Sealed, Share, seal
+from ..protocol.documents import Contribution, Custody, Grant, ModuleVersion, Receipt, Sealed, Share, seal
 from ..protocol.grants import Mandate
 from ..protocol.reasons import Reason
 from ..protocol.rounds import UPLOAD_SILENCE_S, VERSIONS_TOLD, Arrivals, Entry, OpenRound, Round
@@ -164,14 +164,14 @@ class Leader:
         if is_promised:  # a ban takes back no receipt
             decreed = replace(decreed, banned={})
         self._intake.judge(sender, sealed, decreed=decreed)
-        holders: tuple[PeerId, ...] = (self._node.peer,)
+        custody: tuple[Custody, ...] = ()
         if not self._intake.has(sealed.id):
             with self._intake.arriving(sealed):
-                holders = await self._receive(sender, sealed)
+                custody = await self._receive(sender, sealed)
             if not is_forwarded:
                 self._learn_pace(sealed.document)
         reach("owner: admitted, receipt not signed")
-        signed = receipt_for(sealed, self._node.swarm.signer, self._ledger, term=self.grant.term, holders=holders)
+        signed = receipt_for(sealed, self._node.swarm.signer, self._ledger, term=self.grant.term, custody=custody)
         receipt = self._intake.receipts.setdefault(sealed.id, signed)
         self._node.history.add("receipt_signed", module=str(self.module), id=sealed.id, round=receipt.document.round)
         reach("owner: receipt signed, not sent")
@@ -208,25 +208,25 @@ class Leader:
         if not self.is_leading:
             raise Refused(f"{self.module} is not led here any more", reason=Reason.NOT_LEADER)
 
-    async def _receive(self, sender: PeerId, sealed: Sealed[Contribution]) -> tuple[PeerId, ...]:
-        """Measure it, keep it, admit it; who holds it."""
+    async def _receive(self, sender: PeerId, sealed: Sealed[Contribution]) -> tuple[Custody, ...]:
+        """Measure it, keep it, admit it; who holds it as well."""
         try:
             payload, norm = await self._measure(sealed)
         except PayloadLost:
             raise Refused("upload the payload first", reason=Reason.PAYLOAD_MISSING) from None
         self._intake.judge(sender, sealed, norm=norm)
-        holders = await self._keep(sealed, payload)
+        custody = await self._keep(sealed, payload)
         async with self._lock:
             self._require_leading()
             self._intake.judge(sender, sealed)  # the round may have closed meanwhile
             self._admit(sealed, norm)
-        return holders
+        return custody
 
     async def _measure(self, sealed: Sealed[Contribution]) -> tuple[bytes, float]:
         async with self._node.admitting:
             return await asyncio.to_thread(self._intake.measure, sealed)
 
-    async def _keep(self, sealed: Sealed[Contribution], payload: bytes) -> tuple[PeerId, ...]:
+    async def _keep(self, sealed: Sealed[Contribution], payload: bytes) -> tuple[Custody, ...]:
         try:
             return await self._replication.keep(sealed, payload)
         except Refused as refused:

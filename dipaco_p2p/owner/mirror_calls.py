@@ -16,11 +16,12 @@ from ..node.calls import (
     GetOpen,
     KeepContribution,
     KeepVersion,
+    Kept,
     TellFinal,
 )
 from ..node.items import Page, items_reply
 from ..node.shardings import learn_attached
-from ..protocol.documents import Contribution, Grant, ModuleVersion
+from ..protocol.documents import Contribution, Custody, Grant, ModuleVersion
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
 from ..protocol.versions import Branch
@@ -66,12 +67,12 @@ class MirrorCalls:
         kept = (await self._seen(sender, request)).ledger.kept
         return items_reply(kept[name] for name in sorted(kept) if name > request.after)
 
-    async def _on_contribution(self, sender: PeerId, request: KeepContribution) -> Done:
+    async def _on_contribution(self, sender: PeerId, request: KeepContribution) -> Kept:
         chain = await self._seen(sender, request)
         learn_attached(self._node, request.sharding)
         require_same(request.contribution.document.module, request.module)
         chain.keep_contribution(sender, request.contribution)
-        return Done()
+        return Kept(custody=Custody.sign(self._node.swarm.signer, request.contribution.id))
 
     async def _on_version(self, sender: PeerId, request: KeepVersion) -> Cosigned:
         chain = await self._seen(sender, request)

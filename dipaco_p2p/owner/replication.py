@@ -1,9 +1,10 @@
 """Where a leader puts what must survive it: the mirrors of its group, and the seed's archive.
 
-- A contribution has its receipt once one of them has it on disk, if any of them lives; the others follow.
-- A version is shown to trainers once one of them that the leader did not choose has made it again and cosigned: the
-  group's first mirror or the archive, or any if these fail; the others follow. The archive's cosignature makes a
-  version final.
+- What counts is the word of one that the leader did not choose: the group's first mirror or the archive, or any if
+  these fail. The others follow.
+- A contribution has its receipt once that one has signed that it is on its disk, if any of them lives.
+- A version is shown to trainers once that one has made it again and cosigned. The archive's cosignature makes a version
+  final.
 - What one of them misses, since it was away, it gets later, in order.
 """
 
@@ -20,7 +21,7 @@ from ..node.ledger import RemoteLedger
 from ..node.node import CONTROL_TIMEOUT_S
 from ..program.files import reach
 from ..program.tasks import done_or_later
-from ..protocol.documents import Contribution, ModuleVersion, Sealed, is_cosigned
+from ..protocol.documents import Contribution, Custody, ModuleVersion, Sealed, is_cosigned
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
 from .chain import ModuleChain
@@ -50,7 +51,7 @@ class Replication:
         self._absent_until_s = 0.0
         """Until when those without a heartbeat are not tried again."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._on_way: dict[tuple[PeerId, str], asyncio.Task[None]] = {}
+        self._on_way: dict[tuple[PeerId, str], asyncio.Task[Custody]] = {}
         """By replica, the contributions that it does not have yet."""
         self._handing_in: dict[PeerId, asyncio.Task[None]] = {}
         """By replica: one that is frozen must not come to have a queue, for which a new version would wait."""
@@ -71,8 +72,8 @@ class Replication:
         mirrors = (replica for replica in self.replicas() if not replica.is_archive)
         return has_waited or all(replica.final >= self._ledger.final for replica in mirrors)
 
-    async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> tuple[PeerId, ...]:
-        """Put a contribution where it survives us; who holds it.
+    async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> tuple[Custody, ...]:
+        """Put a contribution where it survives us; who holds it as well.
 
         Raises Refused when somebody else leads, or when none of those who should have it has taken it.
         """
@@ -81,19 +82,24 @@ class Replication:
         replicas = self.replicas()
         if not replicas:
             return await self._keep_with_absent(sealed, payload)
-        holder = await self._first(self._brought(replicas, sealed, payload))
+        holder = await self._first(self._brought(replicas, sealed, payload), wanted=self._wanted())
         if holder is None and self._chain.keeps_everything:  # this disk is the archive: mirrors that lie stop nothing
-            return (self._node.peer,)
+            return ()
         if holder is None:
             raise Refused("no mirror has it on disk yet", reason=Reason.NO_MIRROR)
-        return self._node.peer, holder[0]
+        return (holder[1],)
 
     async def publish(self) -> None:
         """Have the head cosigned, by one at least if any lives. Raises Refused when somebody else leads."""
-        replicas, grant = self.replicas(), self._node.mandates.grant(self._chain.module)
-        if replicas:
-            wanted = {self._node.run.manifest.author, *(grant.mirrors[:1] if grant is not None else ())}
-            await self._first({self._begin(replica.bring()): replica.peer for replica in replicas}, wanted=wanted)
+        if replicas := self.replicas():
+            bringing = {self._begin(replica.bring()): replica.peer for replica in replicas}
+            await self._first(bringing, wanted=self._wanted())
+
+    def _wanted(self) -> set[PeerId]:
+        """Those whose word is waited for: the coordinator, and the mirror that it chose. Any stranger may have become
+        another mirror, and say that it keeps what it does not."""
+        grant = self._node.mandates.grant(self._chain.module)
+        return {self._node.run.manifest.author, *(grant.mirrors[:1] if grant is not None else ())}
 
     async def hand_in(self) -> None:
         """Give everybody all that they lack, and wait for it. Raises Refused when somebody else leads."""
@@ -111,7 +117,7 @@ class Replication:
         peers = [peer for peer in group if peer in node.watch.heartbeats]
         return [self._replica(peer) for peer in [*peers, *node.watch.seeds()] if peer != node.peer]
 
-    async def _keep_with_absent(self, sealed: Sealed[Contribution], payload: bytes) -> tuple[PeerId, ...]:
+    async def _keep_with_absent(self, sealed: Sealed[Contribution], payload: bytes) -> tuple[Custody, ...]:
         """A heartbeat may only be late: who has none is tried as well, briefly and not each time, before this disk
         alone must do."""
         clock, ttl_s = self._node.clock, self._node.run.config.liveness.heartbeat_ttl_s
@@ -120,11 +126,11 @@ class Replication:
             try:
                 await done_or_later(trying, clock, CONTROL_TIMEOUT_S)
                 if trying.done() and (holder := trying.result()) is not None:
-                    return self._node.peer, holder[0]
+                    return (holder[1],)
             finally:
                 trying.cancel()
             self._absent_until_s = clock.now_s() + ttl_s
-        return (self._node.peer,)
+        return ()
 
     def _absent(self) -> list[Replica]:
         """Those who should be there, and from whom no heartbeat came."""
@@ -184,7 +190,7 @@ class Replication:
 
     def _brought(
         self, replicas: list[Replica], sealed: Sealed[Contribution], payload: bytes
-    ) -> dict[asyncio.Task[None], PeerId]:
+    ) -> dict[asyncio.Task[Custody], PeerId]:
         """A contribution on its way to each, once: on a slow line that takes longer than a call lasts, and its author
         asks again and again."""
         for replica in replicas:
@@ -272,8 +278,8 @@ class Replica:
         """Only the coordinator's archive can make a version final; another one may lack what it likes."""
         self._lock = asyncio.Lock()
 
-    async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> None:
-        await self._remote.keep(sealed, payload)
+    async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> Custody:
+        return await self._remote.keep(sealed, payload)
 
     async def welcome(self) -> None:
         """Have it take over our chain."""

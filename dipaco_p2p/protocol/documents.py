@@ -21,7 +21,7 @@ from ..strict import bounded
 from ..topology import ModuleId, PathId
 from .decrees import Decree, Rollback
 from .judgement import Check, Judgement
-from .signing import VALUES_MAX, PeerId, Signer, public_key_of, require_digest, verify
+from .signing import VALUES_MAX, PeerId, Signer, public_key_of, require_digest, short, verify
 
 REASON_CHARS_MAX = 32
 """Of a rejection's reason."""
@@ -96,10 +96,32 @@ DOCUMENT_BYTES_MAX = 192 * 1024
 """Of one document as canonical JSON. A version of a module with 300 contributions needs about 70 kB."""
 
 MIRRORS_MAX = 8
+CUSTODY_MAX = 4
+"""Of one receipt: one is enough."""
 COSIGNATURE = "cosignature"
 """The kind under which mirrors sign a version that they made again from its contributions."""
+CUSTODY = "custody"
+"""The kind under which mirrors and archives sign that they have a contribution on disk."""
 PROBLEM_CHARS_MAX = 300
 """Of what is wrong with a document: its sender chose the words, and they go into logs and replies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Custody:
+    """The word of one peer that it has a contribution on disk."""
+
+    peer: PeerId
+    signature: str
+    """Under the contribution's id."""
+
+    @classmethod
+    def sign(cls, signer: Signer, contribution: str) -> Custody:
+        """Ours, of the contribution with this id."""
+        return cls(peer=signer.peer, signature=signer.sign(CUSTODY, contribution.encode()))
+
+    def is_of(self, contribution: str) -> bool:
+        """Whether the peer itself has signed this, and for the contribution with this id."""
+        return verify(self.peer, CUSTODY, contribution.encode(), self.signature)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +136,23 @@ class Receipt:
     round: int = bounded(low=0, high=VALUES_MAX)
     """The round that took it: the version this round publishes is one greater."""
     term: int = bounded(low=0, high=VALUES_MAX)
-    holders: tuple[PeerId, ...]
-    """The peers that had it on disk when this was signed."""
+    custody: tuple[Custody, ...]
+    """Of the peers that had it on disk when this was signed, besides the leader: no other is named than by its own
+    signature."""
     author: PeerId
 
     def __post_init__(self) -> None:
         require_digest(self.run, self.contribution)
+        if len(self.custody) > CUSTODY_MAX:
+            raise ConfigError(f"a receipt names {len(self.custody)} holders, limit {CUSTODY_MAX}")
+        for custody in self.custody:
+            if not custody.is_of(self.contribution):
+                raise IntegrityError(f"the receipt says that ...{short(custody.peer)} holds what it has not signed for")
+
+    @property
+    def holders(self) -> tuple[PeerId, ...]:
+        """The peers that had it on disk when this was signed, the leader first."""
+        return self.author, *(custody.peer for custody in self.custody)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

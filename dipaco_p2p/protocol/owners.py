@@ -1,9 +1,9 @@
 """Who should own a module: a leader and its mirrors, by rendezvous hashing; current members keep their seats.
 
 - A newcomer fills a gap, it does not displace: moving a module costs more than an uneven spread.
-- Of a group whose leader is gone a mirror takes over, since it has everything: first one whose work the last versions of
-  any module count, since any stranger may have become a mirror, but it has not worked. Then come others who did; then
-  the other mirrors; then anybody.
+- Of a group whose leader is gone a mirror takes over, since it has everything: first one whose work the last versions
+  of any module count, since any stranger may have become a mirror, but it has not worked. Then come others who did;
+  then the other mirrors; then anybody.
 - The seed node is the owner of last resort: it leads only while no volunteer does, and hands over when one asks. It is
   never named as a mirror, since its archive keeps everything anyway.
 - Every peer computes the same from the same view; who really leads is settled by the term (grants.py).
@@ -37,8 +37,8 @@ def successors(
 ) -> Sequence[PeerId]:
     """The live peers that should lead `module`, the first choice first; each waits a while for those before it.
 
-    `incumbent` leads now, as far as its living head says; `group` owned the module last; the last versions of any module
-    count work of `workers`.
+    `incumbent` leads now, as far as its living head says; `group` owned the module last; the last versions of any
+    module count work of `workers`.
     """
     volunteers = _volunteers(heartbeats)
     if incumbent in volunteers:

@@ -79,7 +79,7 @@ class Bench:
             module=MODULE,
             round=round_,
             term=TERM,
-            holders=(author.peer,),
+            custody=(),
             author=author.peer,
         )
         return seal(author, replace(document, **changes))

@@ -21,6 +21,7 @@ from dipaco_p2p.node.items import CheckPage, Page
 from dipaco_p2p.protocol.documents import (
     BlobRef,
     Contribution,
+    Custody,
     Grant,
     ModuleVersion,
     Receipt,
@@ -74,9 +75,10 @@ CONTRIBUTION = seal(
     ),
 )
 GRANT = seal(ALICE, Grant(run=RUN, module=MODULE, term=1, leader=BOB.peer, author=ALICE.peer))
+CUSTODY = Custody.sign(BOB, ID)
 RECEIPT = seal(
     ALICE,
-    Receipt(run=RUN, contribution=ID, module=MODULE, round=1, term=1, holders=(BOB.peer,), author=ALICE.peer),
+    Receipt(run=RUN, contribution=ID, module=MODULE, round=1, term=1, custody=(CUSTODY,), author=ALICE.peer),
 )
 SHARDING = seal(
     ALICE,
@@ -220,6 +222,8 @@ CASES = {
         Case(
             request=calls.KeepContribution(**OF_MODULE, contribution=CONTRIBUTION, sharding=SHARDING),
             header=SHOWN | {"contribution": CONTRIBUTION.to_dict(), "sharding": SHARDING.to_dict()},
+            reply=calls.Kept(custody=CUSTODY),
+            replied={"custody": {"peer": BOB.peer, "signature": CUSTODY.signature}},
         ),
         Case(
             request=calls.KeepVersion(**OF_MODULE, version=VERSION, final=1, final_signature="ab"),
@@ -259,6 +263,7 @@ OF_TYPE: dict[Any, tuple[Any, ...]] = {
     Sealed: (7, [], {}, {"document": {}, "signature": "00"}, CONTRIBUTION.to_dict() | {"signature": "00" * 64}),
     tuple: (7, {}, "x", [7], [{}]),
     dict: (7, [], "x", {"P0-1": "x"}),
+    Custody: (7, [], {}, {"peer": BOB.peer}),
 }
 """What is not a value of the type."""
 

@@ -155,7 +155,7 @@ async def test_a_receipt_for_something_else_is_not_believed(tmp_path: Path) -> N
         async def lie(sender: Any, header: Any, body: Any) -> Reply:
             asked.append(sender)
             receipt = Receipt(
-                run=world.run.id, contribution="0" * 64, module=MODULE, round=0, term=1, holders=(), author=leader.peer
+                run=world.run.id, contribution="0" * 64, module=MODULE, round=0, term=1, custody=(), author=leader.peer
             )
             if len(asked) == 1:
                 return Reply({"receipt": seal(leader.swarm.signer, receipt).to_dict()})

@@ -117,7 +117,7 @@ def receipt(world: World, number: int) -> Sealed[Receipt]:
             module=MODULE,
             round=number,
             term=1,
-            holders=(leader.peer,),
+            custody=(),
             author=leader.peer,
         ),
     )

@@ -12,14 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from version_harness import COORDINATOR, LEADER, MANIFEST, MODULE, PATH, SHARDS, child
 
+from dipaco_p2p import strict
 from dipaco_p2p.canonical import canonical_bytes, digest
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.protocol.documents import (
+    CUSTODY_MAX,
     DOCUMENT_BYTES_MAX,
     MIRRORS_MAX,
     VALUES_MAX,
     BlobRef,
     Contribution,
+    Custody,
     Document,
     Grant,
     Manifest,
@@ -60,7 +63,7 @@ RECEIPT = Receipt(
     module=MODULE,
     round=3,
     term=1,
-    holders=(ALICE.peer, BOB.peer),
+    custody=(Custody.sign(BOB, digest(b"contribution")),),
     author=ALICE.peer,
 )
 SHARE = Share(
@@ -178,12 +181,23 @@ def test_lone_surrogates_and_bottomless_nesting_are_refused() -> None:
 
 
 def test_a_document_over_the_limit_is_refused_whatever_it_says() -> None:
-    body = wire(RECEIPT)["document"]
-    body["holders"] = [BOB.peer] * (DOCUMENT_BYTES_MAX // (len(BOB.peer) + 3) + 1)
+    body = wire(VERSION)["document"]
+    [share] = body["shares"]
+    body["shares"] = [share] * (DOCUMENT_BYTES_MAX // len(canonical_bytes(share)) + 1)
     with pytest.raises(IntegrityError, match="limit"):
-        unseal(Receipt, resigned(body, "receipt"))
-    body["holders"] = body["holders"][:-20]
-    assert len(unseal(Receipt, resigned(body, "receipt")).document.holders) == len(body["holders"])
+        unseal(ModuleVersion, resigned(body, "version"))
+
+
+def test_a_receipt_names_only_holders_that_signed_for_it() -> None:
+    """Attack: 77 of 80 receipts named a disk whose owner had kept nothing, or was never asked."""
+    assert RECEIPT.holders == (ALICE.peer, BOB.peer)
+    body = wire(RECEIPT)["document"]
+    of_another = dataclasses.replace(RECEIPT.custody[0], peer=ALICE.peer)
+    for custody in (of_another, Custody.sign(BOB, digest(b"another contribution"))):
+        with pytest.raises(IntegrityError, match="has not signed for"):
+            unseal(Receipt, resigned({**body, "custody": [strict.plain(custody)]}, "receipt"))
+    with pytest.raises(IntegrityError, match="limit"):
+        unseal(Receipt, resigned({**body, "custody": body["custody"] * (CUSTODY_MAX + 1)}, "receipt"))
 
 
 def test_a_version_with_300_shares_fits() -> None:

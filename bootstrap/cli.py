@@ -258,6 +258,22 @@ def admit(peer: Peer, folder: Folder = None, reason: Why = "") -> None:
 
 
 @app.command(epilog=DECREE_CODES)
+def appoint(peer: Peer, folder: Folder = None, reason: Why = "") -> None:
+    """Count a peer's archive beside the coordinator's own: leaders hand it everything, and newcomers read from it.
+
+    It runs `dipaco-bootstrap seed`. It grants nothing and makes nothing final.
+    Example: dipaco-bootstrap appoint ...8VhWqZ my-run
+    """
+    _decree(folder, act="appoint", peer=peer, reason=reason)
+
+
+@app.command(epilog=DECREE_CODES)
+def dismiss(peer: Peer, folder: Folder = None, reason: Why = "") -> None:
+    """Undo `appoint`. Example: dipaco-bootstrap dismiss ...8VhWqZ my-run"""
+    _decree(folder, act="dismiss", peer=peer, reason=reason)
+
+
+@app.command(epilog=DECREE_CODES)
 def freeze(reason: Why, folder: Folder = None) -> None:
     """Stop training everywhere: no versions, no receipts, no steps. Nothing is lost.
 

@@ -6,7 +6,7 @@ say what happens when the faults are over.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -65,6 +65,18 @@ def holders_keep(outcome: Outcome) -> Iterator[Broken]:
             lacking = [look for look in needed if look.t_s < spoiled_s and id_ not in look.kept.get(holder, {id_})]
             if lacking:
                 yield Broken(1, f"{id_[:8]} of {event.facts['module']} left {holder} before {lacking[0].t_s:.0f} s")
+
+
+def holders_are_named(outcome: Outcome) -> Iterator[Broken]:
+    """1: no stranger comes to hold anything by its own word: it is a mirror by a grant, or it is in no receipt."""
+    mirrors: dict[str, set[str]] = defaultdict(set)
+    for event in outcome.of("mirrors"):
+        mirrors[str(event.facts["module"])].update(event.facts["mirrors"])
+    for event in outcome.of("receipt"):
+        id_, module = str(event.facts["id"]), str(event.facts["module"])
+        for holder in event.facts["holders"]:
+            if holder not in outcome.names and holder not in mirrors[module]:
+                yield Broken(1, f"{id_[:8]} of {module} is with ...{holder[-6:]}, which nobody made its holder")
 
 
 def _spoiled_s(outcome: Outcome, who: str, id_: str, receipt: Event) -> float:
@@ -274,6 +286,7 @@ def programs_do_not_fail(outcome: Outcome) -> Iterator[Broken]:
 SAFETY: tuple[Check, ...] = (
     receipts_are_kept,
     holders_keep,
+    holders_are_named,
     nothing_counts_twice,
     bases_are_fresh,
     versions_only_grow,

@@ -273,6 +273,13 @@ async def idle_leader(world: Environment, chance: random.Random) -> None:
         world.stayers.append(asyncio.create_task(Stranger(world, chance).lead_idly()))
 
 
+@fault("false seed")
+async def false_seed(world: Environment, chance: random.Random) -> None:
+    """Somebody says that it is an archive, and keeps nothing, also when the other faults are over."""
+    world.note("stranger", "false seed stays")
+    world.stayers.append(asyncio.create_task(Stranger(world, chance).be_a_seed()))
+
+
 @fault("seed death")
 async def seed_death(world: Environment, chance: random.Random) -> None:
     """The coordinator dies, and comes back."""

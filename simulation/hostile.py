@@ -129,6 +129,12 @@ class Stranger:
                 await self.put(heads_key(run.id, module), head)
             await asyncio.sleep(self.world.plan.ttl_s / 6)
 
+    async def be_a_seed(self) -> None:
+        """Say without an end that we are an archive, and that we keep what we are handed."""
+        while True:
+            await self.put(peers_key(self.run.id), Heartbeat(role="seed", owns=True, addresses=self.node.addresses))
+            await asyncio.sleep(self.world.plan.ttl_s / 3)
+
     async def _call(self, peer: PeerId, method: str, module: ModuleId, **header: Any) -> Reply:
         return await self.swarm.call(peer, method, {"module": str(module)} | header, timeout_s=TIMEOUT_S)
 

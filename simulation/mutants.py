@@ -17,6 +17,7 @@ from dipaco_p2p.core.outer import codec
 from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner import version as recompute
 from dipaco_p2p.owner.chain import ModuleChain
 from dipaco_p2p.owner.intake import Intake
@@ -29,6 +30,7 @@ from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.norms import Norms
 from dipaco_p2p.protocol.rounds import Round, RoundEvent, RoundState
 from dipaco_p2p.protocol.sightings import Sightings
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import Tally
 from dipaco_p2p.swarm.blobs import blobs
 from dipaco_p2p.swarm.record_cache import RecordCache
@@ -262,6 +264,14 @@ replacing(
 )
 
 
+@mutant("whoever says so is a seed", faults=("false seed",))
+def whoever_says_so_is_a_seed(patches: Patches) -> None:
+    def seeds(watch: Watch) -> list[PeerId]:
+        return sorted(peer for peer, beat in watch.heartbeats.items() if beat.role == "seed")
+
+    patches.replace(Watch, "seeds", lambda before: seeds)
+
+
 # -- records
 
 
@@ -367,8 +377,8 @@ def not_final_forgotten(patches: Patches) -> None:
 @mutant("mandate not on disk", faults=("seed death", "total outage"))
 def mandate_not_on_disk(patches: Patches) -> None:
     @patches.wrap(Mandates, "__init__")
-    def init(original: Any, self: Mandates, run: Any, store: Any = None) -> None:
-        original(self, run, None)
+    def init(original: Any, self: Mandates, run: Any, store: Any = None, **known: Any) -> None:
+        original(self, run, None, **known)
 
 
 replacing(

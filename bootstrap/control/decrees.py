@@ -20,7 +20,7 @@ from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.program.control.client import ask
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.program.text import printable
-from dipaco_p2p.protocol.decrees import ADMIT, BAN, FREEZE, ROLLBACK, Decree
+from dipaco_p2p.protocol.decrees import ADMIT, APPOINT, BAN, DISMISS, FREEZE, OF_PEER, ROLLBACK, UNFREEZE, Decree
 from dipaco_p2p.protocol.documents import Sealed
 from dipaco_p2p.protocol.signing import PeerId, Signer, public_key_of, short
 from dipaco_p2p.swarm.identity import load_or_create
@@ -68,12 +68,12 @@ class Decreeing:
 
     def issue(self, order: Order, *, at_s: float) -> dict[str, Any]:
         """Sign it and keep it; how it is listed. Raises ConfigError for what makes no sense, and nothing is written."""
-        values = self._of_peer(order) if order.act in (BAN, ADMIT) else {}
+        values = self._of_peer(order) if order.act in OF_PEER else {}
         if order.act == ROLLBACK:
             values = self._of_module(order)
         elif order.act == FREEZE and self._decrees.is_frozen:
             raise ConfigError(f"the run is frozen already: {self._decrees.state.frozen}", hint=HOLDS_HINT)
-        elif order.act not in (BAN, ADMIT, FREEZE) and not self._decrees.is_frozen:
+        elif order.act == UNFREEZE and not self._decrees.is_frozen:
             raise ConfigError("the run is not frozen", hint=HOLDS_HINT)
         return self._row(self._decrees.issue(self._signer, order.act, at_s=at_s, reason=order.reason, **values))
 
@@ -85,6 +85,7 @@ class Decreeing:
             "run": self._run.name,
             "frozen": state.frozen,
             "banned": [{"peer": peer, "reason": reason} for peer, reason in sorted(state.banned.items())],
+            "seeds": sorted(state.seeds),
             "decrees": [self._row(sealed) for sealed in self._decrees.log],
         }
 
@@ -114,13 +115,18 @@ class Decreeing:
     # -- whether it makes sense
 
     def _of_peer(self, order: Order) -> dict[str, Any]:
-        peer, banned = self._peer(order.peer), self._decrees.state.banned
+        peer, banned, seeds = self._peer(order.peer), self._decrees.state.banned, self._decrees.state.seeds
         if peer == self._run.manifest.author:
-            raise ConfigError("the coordinator itself cannot be banned or admitted", hint="name a volunteer")
+            raise ConfigError(f"the coordinator itself: `{order.act}` is about others", hint="name another peer")
         if order.act == BAN and peer in banned:
             raise ConfigError(f"...{short(peer)} is banned already: {banned[peer]}", hint=HOLDS_HINT)
         if order.act == ADMIT and peer not in banned:
             raise ConfigError(f"...{short(peer)} is not banned", hint=HOLDS_HINT)
+        if order.act == APPOINT and peer in banned:
+            raise ConfigError(f"...{short(peer)} is banned: {banned[peer]}", hint="`dipaco-bootstrap admit` undoes it")
+        if (order.act == APPOINT and peer in seeds) or (order.act == DISMISS and peer not in seeds):
+            is_or_not = "is" if peer in seeds else "is not"
+            raise ConfigError(f"...{short(peer)} {is_or_not} a seed node by decree", hint=HOLDS_HINT)
         return {"peer": peer}
 
     def _peer(self, text: str) -> PeerId:
@@ -142,6 +148,7 @@ class Decreeing:
     def _known(self) -> Iterator[PeerId]:
         yield from self._alive
         yield from self._decrees.state.banned
+        yield from self._decrees.state.seeds
         yield self._run.manifest.author
         for ledger in self._ledgers.values():
             for sealed in ledger.versions:
@@ -216,6 +223,8 @@ def lines(found: dict[str, Any]) -> list[str]:
     holds = [f"frozen: {printable(found['frozen'])}"] if found["frozen"] is not None else []
     if found["banned"]:
         holds.append("banned: " + ", ".join(f"...{each['peer'][-6:]}" for each in found["banned"]))
+    if found["seeds"]:
+        holds.append("further seed nodes: " + ", ".join(f"...{peer[-6:]}" for peer in found["seeds"]))
     return [*rows, f"{found['run']}: " + ("; ".join(holds) or "nobody is banned, nothing is frozen")]
 
 

@@ -156,7 +156,7 @@ def _swarm(seen: Seen | None) -> dict[str, Any]:
     return {
         "volunteers_alive": len(volunteers),
         "volunteers_training": 0 if seen is None else len({peer for path in covered for peer in _covering(seen, path)}),
-        "seeds_alive": len(beats) - len(volunteers),
+        "seeds_alive": 0 if seen is None else len(seen.watch.seeds()),
         "tokens_per_s": round(sum(map(_pace, volunteers)), 1),
         "paths": 0 if seen is None else seen.run.topology.path_count,
         "paths_covered": len(covered),

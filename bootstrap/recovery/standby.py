@@ -1,7 +1,8 @@
 """A further seed node of a run, without the coordinator's key: an entry for newcomers, and a second archive.
 
-Leaders hand it every contribution and version as they do the coordinator's seed node; it makes the versions again,
-keeps everything, and serves it. It grants nothing and makes nothing final: only the coordinator's signature does.
+Once the coordinator has appointed it, leaders hand it every contribution and version as they do the coordinator's seed
+node; it makes the versions again, keeps everything, and serves it. Before, nobody relies on it, and it copies what is
+final. It grants nothing and makes nothing final: only the coordinator's signature does.
 """
 
 from __future__ import annotations
@@ -251,6 +252,8 @@ async def _stages(swarm: Any, entry: Entry, folder: RunFolder, enter: Callable[[
 def _print_open(root: Path, swarm: Any, run: Run, entry: Entry) -> None:
     plate = tell_address(root, swarm, run)
     print(f"a second seed node of {run.name}: it keeps an archive, and newcomers join through it", flush=True)
+    print("it counts once the coordinator has run:", flush=True)
+    print(f"dipaco-bootstrap appoint {swarm.peer}", flush=True)
     print("hand out this line, whose ticket names all seeds:", flush=True)
     print(f"dipaco-peer join {make_ticket(run, [plate.address, *entry.addresses])}", flush=True)
     print("Ctrl-C stops; run the same command again to continue.", flush=True)

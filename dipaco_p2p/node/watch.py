@@ -251,9 +251,10 @@ class Watch:
     def successors(self, module: ModuleId, *, workers: Collection[PeerId] = ()) -> Sequence[PeerId]:
         """The live peers that should lead `module`, the first choice first; `workers` have worked for the run. A leader
         that has resigned wants it no more."""
-        grant, alive = self._mandates.grant(module), self.heartbeats
-        if grant is not None and self._has_resigned(grant):
-            alive = {peer: beat for peer, beat in alive.items() if peer != grant.leader or beat.role == "seed"}
+        grant, author = self._mandates.grant(module), self._run.manifest.author
+        alive = {peer: beat for peer, beat in self.heartbeats.items() if beat.role == "volunteer" or peer == author}
+        if grant is not None and grant.leader != author and self._has_resigned(grant):
+            alive.pop(grant.leader, None)
         group, incumbent = grant.group if grant else (), self.leader(module)
         return owners.successors(module, alive, incumbent=incumbent, group=group, workers=workers)
 
@@ -303,13 +304,15 @@ class Watch:
         return {peer for peer, beat in self.heartbeats.items() if beat.role == "volunteer"}
 
     def seeds(self) -> list[PeerId]:
-        """Those who keep everything: the coordinator's seed node first, then others that copy its archive."""
+        """Those who keep everything: the coordinator's seed node first, then others that it has appointed. Whoever only
+        says that it is a seed may keep nothing."""
+        author, appointed = self._run.manifest.author, self._decrees.state.seeds
         found = sorted(peer for peer, beat in self.heartbeats.items() if beat.role == "seed")
-        return sorted(found, key=lambda peer: peer != self._run.manifest.author)
+        return sorted((peer for peer in found if peer == author or peer in appointed), key=lambda peer: peer != author)
 
     def coordinators(self) -> list[PeerId]:
-        """The one seed node that signs for the run, while it lives: whoever else says that it is a seed grants
-        nothing, and must not keep anybody from going on."""
+        """The one seed node that signs for the run, while it lives: the others grant nothing, and must not keep anybody
+        from going on."""
         return [peer for peer in self.seeds() if peer == self._run.manifest.author]
 
     def round(self, path: PathId) -> int:
@@ -388,10 +391,10 @@ class Watch:
     def _ask_decrees(self) -> None:
         """Ask a few of the peers that say they have more decrees than we do: first those that were not asked yet, and
         seed nodes before others. Anybody may say so, and a crowd that lies must not hide the one that does not."""
-        now_s, ttl_s = self._clock.now_s(), self._run.config.liveness.heartbeat_ttl_s
+        now_s, ttl_s, seeds = self._clock.now_s(), self._run.config.liveness.heartbeat_ttl_s, self.seeds()
         self._asked_s = {peer: at_s for peer, at_s in self._asked_s.items() if peer in self.heartbeats}
         ahead = [
-            (self._asked_s.get(peer, -math.inf), beat.role != "seed", peer)
+            (self._asked_s.get(peer, -math.inf), peer not in seeds, peer)
             for peer, beat in self.heartbeats.items()
             if beat.decrees > self._decrees.count and peer != self._swarm.peer
         ]

@@ -1,4 +1,5 @@
-"""The coordinator's decrees: who is banned, whether the run is frozen, which module goes back to which version.
+"""The coordinator's decrees: who is banned, whether the run is frozen, which module goes back to which version, and
+whose archives count beside its own.
 
 - They are one chain for the whole run: numbered from 1 on, each names the one before, so a peer that has a decree and
   all that it names lacks none before it. Only the coordinator's signature counts.
@@ -22,7 +23,16 @@ DECREES_MAX = 1024
 REASON_CHARS_MAX = 200
 """Of the coordinator's words: they stand on terminals of people."""
 
-BAN, ADMIT, FREEZE, UNFREEZE, ROLLBACK = ACTS = ("ban", "admit", "freeze", "unfreeze", "rollback")
+BAN, ADMIT, FREEZE, UNFREEZE, ROLLBACK, APPOINT, DISMISS = ACTS = (
+    "ban",
+    "admit",
+    "freeze",
+    "unfreeze",
+    "rollback",
+    "appoint",
+    "dismiss",
+)
+OF_PEER = (BAN, ADMIT, APPOINT, DISMISS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +51,7 @@ class Decree:
     reason: str
     """For people; may be empty where something is undone."""
     peer: PeerId | None = None
-    """Who is banned or admitted again."""
+    """Who is banned or admitted again, or is appointed or dismissed as a further seed node."""
     stage: str = ""
     """Of a rollback: the id of the stage that the module is of."""
     module: ModuleId | None = None
@@ -64,15 +74,15 @@ class Decree:
         self._check_rollback()
 
     def _check_peer(self) -> None:
-        if (self.peer is not None) != (self.act in (BAN, ADMIT)):
-            raise ConfigError("a peer is banned or admitted, and named in no other decree")
+        if (self.peer is not None) != (self.act in OF_PEER):
+            raise ConfigError(f"a decree names a peer if it is one of {', '.join(OF_PEER)}, and else none")
         if self.peer is not None:
             try:
                 public_key_of(self.peer)
             except IntegrityError as error:
                 raise ConfigError(str(error)) from None
         if self.peer == self.author:
-            raise ConfigError("the coordinator cannot ban or admit itself")
+            raise ConfigError(f"the coordinator cannot {self.act} itself")
 
     def _check_rollback(self) -> None:
         if self.act == ROLLBACK:
@@ -102,6 +112,8 @@ class Decreed:
     """Why nothing is trained; None while the run goes on."""
     rollbacks: Mapping[tuple[str, ModuleId], int] = field(default_factory=dict)
     """By stage and module the number of the newest decree."""
+    seeds: frozenset[PeerId] = frozenset()
+    """Whose archives count beside the coordinator's own."""
 
     def after(self, decree: Decree) -> Decreed:
         """The same with one decree more."""
@@ -111,6 +123,9 @@ class Decreed:
             assert decree.module is not None, "checked when it was made"
             return replace(self, rollbacks={**self.rollbacks, (decree.stage, decree.module): decree.number})
         assert decree.peer is not None, "checked when it was made"
+        if decree.act in (APPOINT, DISMISS):
+            seeds = self.seeds | {decree.peer} if decree.act == APPOINT else self.seeds - {decree.peer}
+            return replace(self, seeds=seeds)
         others = {peer: reason for peer, reason in self.banned.items() if peer != decree.peer}
         return replace(self, banned=others | ({decree.peer: decree.reason} if decree.act == BAN else {}))
 

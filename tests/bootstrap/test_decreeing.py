@@ -50,6 +50,9 @@ async def test_each_act_is_signed_logged_and_listed(tmp_path: Path) -> None:
             Order(act="unfreeze"),
             Order(act="admit", peer=author),
             Order(act="ban", peer=signer(90).peer, reason="never seen here"),
+            Order(act="appoint", peer=signer(71).peer),
+            Order(act="appoint", peer=author),
+            Order(act="dismiss", peer=author),
         ]
         for number, order in enumerate(orders, start=1):
             assert decreeing.issue(order, at_s=10.0 * number)["number"] == number
@@ -58,8 +61,10 @@ async def test_each_act_is_signed_logged_and_listed(tmp_path: Path) -> None:
         assert (listed["frozen"], listed["banned"]) == (None, [{"peer": signer(90).peer, "reason": "never seen here"}])
         undone = listed["decrees"][2]
         assert (undone["module"], undone["to"], undone["after"], undone["version"]) == (str(MODULE), 1, 3, None)
+        assert listed["seeds"] == [signer(71).peer]
         said = lines(listed)
         assert "from 3 to 1 (not carried out yet): diverged" in said[2] and "banned: ..." in said[-1]
+        assert f"further seed nodes: ...{signer(71).peer[-6:]}" in said[-1]
         assert [sealed.document.author for sealed in decrees.log] == [COORDINATOR.peer] * len(orders)
 
 
@@ -74,6 +79,8 @@ async def test_what_makes_no_sense_is_refused_and_nothing_is_written(tmp_path: P
         (Order(act="ban", peer=signer(71).peer, reason="x" * (REASON_CHARS_MAX + 1)), "one line"),
         (Order(act="ban", peer=signer(71).peer, reason="two\nlines"), "one line"),
         (Order(act="admit", peer=signer(71).peer), "is not banned"),
+        (Order(act="appoint", peer=COORDINATOR.peer), "coordinator itself"),
+        (Order(act="dismiss", peer=signer(71).peer), "is not a seed node by decree"),
         (Order(act="unfreeze"), "is not frozen"),
         (Order(act="freeze"), "needs a reason"),
         (Order(act="rollback", module="L9.M9", version=1, reason="x"), "has no L9.M9"),
@@ -91,6 +98,7 @@ async def test_what_makes_no_sense_is_refused_and_nothing_is_written(tmp_path: P
         decreeing.issue(Order(act="freeze", reason="why not"), at_s=1.0)
         for order, why in (
             (Order(act="ban", peer=author, reason="y"), "banned already: x"),
+            (Order(act="appoint", peer=author), "is banned: x"),
             (Order(act="freeze", reason="again"), "frozen already: why not"),
         ):
             with pytest.raises(ConfigError, match=why):

@@ -42,6 +42,8 @@ def test_a_lost_coordinator_is_restored_elsewhere_and_training_never_stopped(
     listen = f"/ip4/127.0.0.1/tcp/{free_port()}"
     home = folder / "second-seed"
     second = programs.start("dipaco-bootstrap", "seed", ticket, "--dir", home, "--listen", listen, home=home)
+    peer = second.wait_address()["address"].rpartition("/")[2]
+    assert programs.run("dipaco-bootstrap", "appoint", peer, lost.home).process.returncode == 0
     volunteers = [programs.volunteer(ticket, name) for name in ("first", "second")]
     eventually(lambda: reached(second, {}, more=2), what=lambda: second.complaint + second.said)
 

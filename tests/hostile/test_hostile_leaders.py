@@ -15,7 +15,9 @@ from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import IntegrityError, WrongRun
 from dipaco_p2p.node.items import items_reply, read_items
 from dipaco_p2p.node.stages import fetch_stages
-from dipaco_p2p.protocol.documents import BlobRef, Grant, Scores, Sharding, seal, unseal
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Custody, Grant, Scores, Sharding, seal, unseal
+from dipaco_p2p.protocol.liveness import Heartbeat
+from dipaco_p2p.protocol.records import peers_key
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.strict import plain
 from dipaco_p2p.swarm.api import Handler, Reply
@@ -284,3 +286,23 @@ def test_what_a_stranger_may_read_is_what_everybody_may(field: Battlefield) -> N
     with field.attacked():
         for target in (field.seed, field.leader):
             field.background.run(attack(target))
+
+
+def test_a_stranger_that_calls_itself_a_seed_is_handed_nothing(field: Battlefield) -> None:
+    """Attack: liars that said "kept" were named in 77 of 80 receipts as the second disk."""
+    attacker, volunteer, asked = field.attacker, field.leader.program, list[str]()
+
+    async def keep(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        asked.append(id_ := unseal(Contribution, header["contribution"]).id)
+        return Reply({"custody": plain(Custody.sign(attacker.swarm.signer, id_))})
+
+    async def write(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        return Reply({"have": header["size"], "done": True, "range": 2**20})
+
+    heartbeat = Heartbeat(role="seed", owns=True, addresses=attacker.swarm.addresses)
+    with field.attacked(), served(field, "mirror.contribution", keep), served(field, "blob.write", write):
+        field.background.run(attacker.scoped.put(peers_key(attacker.run.id), plain(heartbeat), ttl_s=20.0))
+        before = len(volunteer.events("receipt"))
+        volunteer.wait_event("receipt", count=before + 12)
+    assert asked == []
+    assert all(attacker.peer not in event["holders"] for event in volunteer.events("receipt"))

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_harness import MODULE, Group, GroupMember, contribute, document, expired, make_versions, of_group
-from runtime_harness import World, offer
+from group_harness import MODULE, OTHER_PATH, Group, GroupMember, contribute, document, expired, make_versions, of_group
+from runtime_harness import TinySeed, World, offer
 from tiny_run import gradient_bytes
 from virtual_time import eventually
 
@@ -16,9 +16,11 @@ from dipaco_p2p.errors import Refused, Unreachable
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.node import CONTROL_TIMEOUT_S
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.protocol.documents import BlobRef, is_cosigned, seal
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Custody, is_cosigned, seal, unseal
 from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import Known
+from dipaco_p2p.strict import plain
 from dipaco_p2p.swarm.api import Reply
 
 
@@ -41,12 +43,12 @@ def deaf(member: GroupMember | World, method: str) -> None:
     swarm._dispatcher._handlers[method] = refuse
 
 
-def slow(member: GroupMember, method: str, may_answer: asyncio.Event, begun: list[str]) -> None:
+def slow(member: GroupMember | TinySeed, method: str, may_answer: asyncio.Event, begun: list[str]) -> None:
     """It answers `method` only when it may; each call that has begun is noted."""
     answer = member.swarm._dispatcher._handlers[method]
 
     async def wait(*request: Any) -> Reply:
-        begun.append(member.peer)
+        begun.append(member.swarm.peer)
         await may_answer.wait()
         return await answer(*request)
 
@@ -114,6 +116,50 @@ async def test_a_leader_that_is_alone_names_itself_alone(tmp_path: Path) -> None
         receipt = await contribute(world, leader, author, seed=1)
         assert receipt.document.holders == (leader.peer,)
         await eventually(lambda: leader.ledger.head.version == 2)
+
+
+async def test_a_receipt_waits_for_a_holder_that_its_leader_did_not_choose(tmp_path: Path) -> None:
+    """Any stranger may have become a mirror, and say at once that it keeps what it does not."""
+    async with of_group(tmp_path) as (world, group, author):
+        leader = group.leader
+        chosen = leader.owner(MODULE).grant.mirrors[0]
+        may_answer, begun = asyncio.Event(), list[str]()
+        slow(group.of(chosen), "mirror.contribution", may_answer, begun)
+        slow(world.seed, "mirror.contribution", may_answer, begun)
+        pushing = asyncio.ensure_future(contribute(world, leader, author, seed=1))
+        await eventually(lambda: set(begun) == {chosen, world.seed.node.peer})
+        await asyncio.sleep(5.0)
+        assert not pushing.done(), "though another mirror has it"
+        may_answer.set()
+        holder = (await pushing).document.holders[1]
+        assert holder in {chosen, world.seed.node.peer}
+
+
+async def test_whoever_only_says_that_it_is_a_seed_is_handed_nothing(tmp_path: Path) -> None:
+    """Attack: three liars that said "kept" were named in 77 of 80 receipts, and were handed every version."""
+    async with of_group(tmp_path) as (world, group, author):
+        liar, leader, asked = world.peer(80), group.leader, list[str]()
+
+        async def keep(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+            id_ = unseal(Contribution, header["contribution"]).id
+            asked.append(id_)
+            return Reply({"custody": plain(Custody.sign(liar.swarm.signer, id_))})
+
+        async def write(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+            return Reply({"have": header["size"], "done": True, "range": 2**20})
+
+        liar.swarm.serve("mirror.contribution", keep)
+        liar.swarm.serve("blob.write", write)
+        await liar.presence.say(role="seed", owns=True)
+        await eventually(lambda: liar.peer in leader.node.watch.heartbeats)
+        receipt = await contribute(world, leader, author, seed=1)
+        await asyncio.sleep(5.0)
+        assert liar.peer not in receipt.document.holders and asked == []
+        decrees = world.seed.node.decrees
+        decrees.issue(world.seed.node.swarm.signer, "appoint", at_s=world.clock.now_s(), reason="", peer=liar.peer)
+        await eventually(lambda: liar.peer in leader.node.watch.seeds())
+        receipt = await contribute(world, leader, author, seed=2, path=OTHER_PATH)
+        await eventually(lambda: asked == [receipt.document.contribution])
 
 
 async def test_the_receipt_of_a_contribution_stays_the_same_however_often_it_is_asked_for(tmp_path: Path) -> None:

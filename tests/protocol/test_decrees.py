@@ -11,6 +11,7 @@ from version_harness import COORDINATOR, GENESIS, LEADER, MANIFEST, MODULE, blob
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.protocol.decrees import (
+    ACTS,
     DECREES_MAX,
     REASON_CHARS_MAX,
     Decree,
@@ -33,6 +34,8 @@ def decree(act: str = "freeze", /, number: int = 1, **changes: Any) -> Decree:
     of_act: dict[str, dict[str, Any]] = {
         "ban": {"peer": BOB},
         "admit": {"peer": BOB},
+        "appoint": {"peer": BOB},
+        "dismiss": {"peer": BOB},
         "rollback": {"stage": RUN, "module": MODULE, "to": 1, "after": 2},
     }
     good: dict[str, Any] = {
@@ -57,7 +60,7 @@ def undoing(parent: ModuleVersion, to: ModuleVersion, /, signer: Signer = COORDI
     return child(parent, snapshot=to.snapshot, update=None, shares=(), rollback=rollback)
 
 
-@pytest.mark.parametrize("act", ["ban", "admit", "freeze", "unfreeze", "rollback"])
+@pytest.mark.parametrize("act", ACTS)
 def test_a_decree_comes_back_from_the_wire_and_is_small(act: str) -> None:
     sealed = seal(COORDINATOR, decree(act, reason="x" * REASON_CHARS_MAX))
     assert unseal(Decree, sealed.to_dict()) == sealed
@@ -75,9 +78,9 @@ def test_a_decree_comes_back_from_the_wire_and_is_small(act: str) -> None:
         ({"reason": ""}, "needs a reason"),
         ({"reason": "x" * (REASON_CHARS_MAX + 1)}, "characters"),
         ({"reason": "\x1b[2J"}, "one line"),
-        ({"peer": str(BOB)}, "named in no other"),
+        ({"peer": str(BOB)}, "names a peer"),
         ({"to": 1}, "no module and no version"),
-        ({"act": "ban"}, "named in no other"),
+        ({"act": "ban"}, "names a peer"),
         ({"act": "ban", "peer": "nobody"}, "not an Ed25519"),
         ({"act": "ban", "peer": str(COORDINATOR.peer)}, "itself"),
         ({"act": "rollback", "stage": RUN, "module": str(MODULE), "to": 2, "after": 2}, "before its newest"),
@@ -133,6 +136,7 @@ def test_what_holds_is_what_was_said_last() -> None:
     assert (state.banned, state.frozen) == ({carol: "spam"}, "a test")
     assert decreed([*said, decree("unfreeze", 5)]).frozen is None
     assert decreed([*said, decree("ban", 5, reason="again")]).banned[BOB] == "again"
+    assert decreed([decree("appoint"), decree("appoint", 2, peer=carol), decree("dismiss", 3)]).seeds == {carol}
     undone = decreed([decree("rollback"), decree("rollback", 2), decree("rollback", 3, module=type(MODULE)(0, 0))])
     assert undone.rollbacks == {(RUN, MODULE): 2, (RUN, type(MODULE)(0, 0)): 3}
     assert decreed([]) == Decreed()

@@ -34,7 +34,10 @@ def test_a_receipt_may_be_lost_with_all_disks_that_held_it_and_only_then() -> No
 
 def test_one_holder_or_the_word_of_a_stranger_promises_nothing() -> None:
     assert promises(with_events(receipt("lost", holders=("id-anna",)))) == set()
-    assert promises(with_events(receipt("lost", holders=("id-liar", "id-other-liar")))) == set()
+    lies = receipt("lost", holders=("id-liar", "id-other-liar"))
+    named = Event(1.0, ANNA, "mirrors", {"module": MODULE, "term": 1, "mirrors": ["id-liar", "id-other-liar"]})
+    assert promises(with_events(named, lies)) == set()
+    assert promises(with_events(lies)) == {1}, "nobody has made them mirrors"
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,8 @@ class Terms(Granting):
         """The version that each module has, and since when somebody else could have made the next."""
         self._behind_s: dict[ModuleId, float] = {}
         """When the leader of a module last told of all versions that we have signed."""
+        self._deposed_s: dict[ModuleId, float] = {}
+        """Since when somebody goes on leading a module that was granted to another: it has not noticed, or lies."""
         self._ours_until: dict[ModuleId, int] = {}
         """The version before which nobody but us leads a module that we took back."""
         self._idled: Counter[tuple[ModuleId, PeerId]] = Counter()
@@ -92,15 +94,15 @@ class Terms(Granting):
 
     def takes_back(self, module: ModuleId) -> bool:
         """Whether the module's leader has made no version for longer than any round takes, while others were there and
-        nothing was frozen, or tells of fewer than we have signed. Leading costs nothing, and a leader that refuses
-        everybody would stop the module. Also whether we took it back, and have not come to lead it yet: nobody else
-        may."""
+        nothing was frozen; or tells of fewer than we have signed; or goes on though another was granted the module.
+        Leading costs nothing, and a leader that refuses everybody would stop the module. Also whether we took it back
+        and have not come to lead it yet: nobody else may."""
         node, ledger, now_s = self._node, self._chains[module].ledger, self._node.clock.now_s()
         rounds, ttl_s = node.run.config.rounds, node.run.config.liveness.heartbeat_ttl_s
         leader, version = node.watch.leader(module), ledger.head.version
         if leader in (None, node.peer):  # whoever is gone falls under another rule
-            self._moved.pop(module, None)
-            self._behind_s.pop(module, None)
+            for since in (self._moved, self._behind_s, self._deposed_s):
+                since.pop(module, None)
             return leader is None and version < self._ours_until.get(module, 0)
         others = len(node.watch.volunteers() - {leader})
         paths = node.run.topology.paths_through(module)
@@ -115,6 +117,10 @@ class Terms(Granting):
         since_s = min(self._moved[module][1], self._behind_s.setdefault(module, now_s))
         waves = math.ceil(len(node.watch.claims) / (1 + others))
         round_s = max((PATIENCE + waves) * rounds.deadline_s, LOST_CALLS * CALL_TIMEOUT_S)
+        if (newest := node.mandates.grant(module)) is None or newest.leader == leader:
+            self._deposed_s.pop(module, None)
+        elif now_s - self._deposed_s.setdefault(module, now_s) >= 2 * ttl_s:
+            return True
         return now_s - since_s >= 2 * ttl_s + round_s
 
     async def grant(self, peer: PeerId, module: ModuleId, *, term: int, mirrors: tuple[PeerId, ...]) -> None:

@@ -148,6 +148,17 @@ async def test_a_module_that_was_taken_back_is_led_though_the_first_try_fails(
         await eventually(lambda: MODULE in world.seed.ownership.modules)
 
 
+async def test_a_leader_that_was_deposed_and_goes_on_is_not_waited_for(tmp_path: Path) -> None:
+    """Attack: a stranger said at the end that it leads a module still, at version 0, and the run did not end."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        ttl_s = world.run.config.liveness.heartbeat_ttl_s
+        await first.lead(MODULE)
+        seed = world.seed.node
+        await eventually(lambda: seed.watch.leader(MODULE) == first.peer)
+        seed.mandates.grant_next(seed.swarm.signer, MODULE, leader=second.peer, mirrors=())
+        await eventually(lambda: MODULE in world.seed.ownership.modules, limit_s=4 * ttl_s)
+
+
 async def test_a_leader_that_loses_a_module_again_waits_for_twice_as_many_versions(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as (world, first, second, author):
         await first.lead(MODULE)

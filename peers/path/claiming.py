@@ -5,6 +5,7 @@ The rules are in protocol/claims.py; here they meet the swarm.
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Callable
 
@@ -39,6 +40,7 @@ class Claiming:
         self._states = states
         self._is_ready = is_ready
         self._state = ClaimState.IDLE
+        self._releasing = asyncio.Lock()
         self._path: PathId | None = None
         self._round = 0
 
@@ -67,12 +69,13 @@ class Claiming:
 
     async def release(self, event: ClaimEvent) -> None:
         """Say that nobody here trains the path any more; nothing to do without a claim."""
-        if self._state is not ClaimState.IDLE:
-            # Said first: who is stopped while saying it still has the claim, and releases it on leaving.
-            await self._node.presence.release()
-            self._follow(event)
-            self._node.history.add("released", path=str(self._path), why=str(event))
-            self._node.presence.note(path=None)
+        async with self._releasing:  # a watchdog and the trainer may both think of it
+            if self._state is not ClaimState.IDLE:
+                # Said first: who is stopped while saying it still has the claim, and releases it on leaving.
+                await self._node.presence.release()
+                self._follow(event)
+                self._node.history.add("released", path=str(self._path), why=str(event))
+                self._node.presence.note(path=None)
 
     def note_round(self, round_number: int) -> None:
         """The round that we train now or next: no earlier one needs to wait for us."""

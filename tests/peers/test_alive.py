@@ -148,6 +148,22 @@ async def test_a_claim_whose_release_was_cut_off_is_released_on_leaving_and_said
         assert released(events) == ["released"], "once is enough"
 
 
+async def test_a_claim_that_two_give_up_at_once_is_released_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watchdog and the trainer did, on a slow line: the second found no claim, and the watch began anew."""
+    async with on_stage(tmp_path) as (world, node, claiming, events):
+        put = node.presence._put
+
+        async def slowly(key: str, body: object) -> None:
+            await asyncio.sleep(1.0)
+            await put(key, body)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(node.presence, "_put", slowly)
+        await asyncio.gather(claiming.release(ClaimEvent.EXPIRED), claiming.release(ClaimEvent.YIELDED))
+        assert released(events) == ["expired"] and not await claimants(world)
+
+
 async def test_the_heartbeat_says_a_half_released_claim_only_as_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
@@ -99,6 +100,15 @@ class ModuleChain:
         """Keep a contribution whose payload is in the store."""
         self.ledger.add(sealed)
         self.node.uploads.claim(sealed.document.payload.digest)
+
+    def bring_back(self, sealed: Sealed[Contribution]) -> None:
+        """Before a receipt for a contribution that is admitted or counted: it says that it is on this disk, but a
+        version that we took over ready made came without what it counts. Raises Refused without the payload."""
+        is_final = self.ledger.counted.get(sealed.id, math.inf) <= self.ledger.final
+        if not is_final and not self._keeps(sealed.id):
+            if self.node.store.size(sealed.document.payload.digest) is None:
+                raise Refused("upload the payload first", reason=Reason.PAYLOAD_MISSING)
+            self.add(sealed)
 
     def append(self, sealed: Sealed[ModuleVersion], made: Made) -> None:
         """Keep the next version, which was made here."""

@@ -170,6 +170,8 @@ class Leader:
                 custody = await self._receive(sender, sealed)
             if not is_forwarded:
                 self._learn_pace(sealed.document)
+        else:
+            self._chain.bring_back(sealed)
         reach("owner: admitted, receipt not signed")
         signed = receipt_for(sealed, self._node.swarm.signer, self._ledger, term=self.grant.term, custody=custody)
         receipt = self._intake.receipts.setdefault(sealed.id, signed)

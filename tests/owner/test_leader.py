@@ -287,6 +287,27 @@ async def test_without_the_archive_receipts_name_the_leader_alone_and_versions_f
         assert not stage.leader.node.store.documents("open-"), "nothing is kept here that the archive has"
 
 
+async def test_a_receipt_for_what_was_counted_elsewhere_says_what_is_on_this_disk(tmp_path: Path) -> None:
+    """A leader had taken a version over ready made, and gave a receipt for a contribution that it did not have."""
+    async with on_stage(tmp_path) as stage:
+        await stage.world.kill_seed()
+        await eventually(lambda: not stage.leader.node.watch.seeds())
+        payload = gradient_bytes(stage.world.run, MODULE)
+        sealed = seal(stage.node.swarm.signer, stage.document(payload))
+        await offer(stage.node, stage.leader.peer, sealed, payload)
+        await eventually(lambda: stage.owner.head.version == 1)
+        ledger, store = stage.leader.chain.ledger, stage.leader.node.store
+        ledger.drop(sealed.id)
+        store.drop(sealed.document.payload.digest)
+        request = {"contribution": sealed.to_dict()}
+        with pytest.raises(Refused) as caught:
+            await stage.node.swarm.call(stage.leader.peer, "module.contribute", request, timeout_s=20.0)
+        assert caught.value.reason == Reason.PAYLOAD_MISSING
+        receipt = await offer(stage.node, stage.leader.peer, sealed, payload)
+        assert receipt.document.round == 0 and ledger.kept[sealed.id] == sealed
+        assert store.get(sealed.document.payload.digest) == payload
+
+
 async def test_old_versions_leave_the_leaders_disk_when_the_archive_has_them(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as stage:
         for number in range(6):

@@ -15,6 +15,8 @@ from .topology import Topology
 
 PROTOCOL_VERSION = 8
 """Raised when two versions of the program could misunderstand each other."""
+SHARES_MAX = 440
+"""Contributions that one version of a module counts at most: each takes up to 410 bytes of its document."""
 PACKAGE = "dipaco-p2p"
 NEWER_HINT = f"it is newer; upgrade this program: uv tool upgrade {PACKAGE}, pipx upgrade {PACKAGE}, or git pull"
 OLDER_HINT = f"it is older; install the version that its coordinator names, such as: pip install '{PACKAGE}==VERSION'"
@@ -284,6 +286,10 @@ class RunConfig:
         min_paths, grid = self.rounds.min_paths, self.model.topology
         if min_paths > grid.path_count:
             raise ConfigError(f"`min_paths` is {min_paths}, but the grid {grid} has {grid.path_count} paths")
+        shared = grid.path_count // min(grid.widths)
+        if shared > SHARES_MAX:
+            hint = "give that level more modules, or the grid fewer paths"
+            raise ConfigError(f"{shared} paths go through one module, limit {SHARES_MAX}", hint=hint)
         self._check_routing()
 
     @property

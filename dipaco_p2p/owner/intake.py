@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -126,7 +127,12 @@ class Intake:
         # One that is only arriving is judged anew: the round that it came for may have closed meanwhile.
         is_new = not self.has(contribution)
         contributed = {key: id_ for key, id_ in self._contributed.items() if not (is_new and id_ == contribution)}
-        return admission_rules(self._run, self._ledger, contributed=contributed)
+        taken: dict[PathId, list[PeerId]] = defaultdict(list)
+        for (author, path, _), id_ in contributed.items():
+            if id_ not in self._ledger.counted:
+                taken[path].append(author)
+        rules = admission_rules(self._run, self._ledger, contributed=contributed)
+        return replace(rules, taken=taken, workers=self._ledger.workers)
 
 
 def admission_rules(run: Run, ledger: Ledger, *, contributed: Mapping[Key, str]) -> AdmissionRules:
@@ -147,6 +153,7 @@ def admission_rules(run: Run, ledger: Ledger, *, contributed: Mapping[Key, str])
         contributed=contributed,
         base_min=ledger.base_min,
         norms=ledger.norms,
+        places=run.places(ledger.module),
     )
 
 

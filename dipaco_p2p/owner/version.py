@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -221,6 +222,9 @@ def make_again(
     )
     if made.version != version:
         raise IntegrityError(f"version {version.version} of {version.module} does not follow from its contributions")
+    places = Counter(share.path for share in version.shares)
+    if places and max(places.values()) > run.places(version.module):
+        raise IntegrityError(f"version {version.version} of {version.module} counts too many contributions of one path")
     for share in version.shares:
         verdict = judge_norm(share.norm, norms, base=share.base_version)
         if verdict.reason is not None:

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..topology import PathId
@@ -60,6 +60,12 @@ class AdmissionRules:
     """By the coordinator. Nothing, for a contribution that has a receipt: that is a promise."""
     norms: Norms
     """What outer gradients are measured by."""
+    places: int
+    """How many contributions of one path the version may count."""
+    taken: Mapping[PathId, Sequence[PeerId]] = field(default_factory=dict)
+    """Of each path, the authors that have a place in it."""
+    workers: Collection[PeerId] = frozenset()
+    """Whose work the last versions count."""
 
 
 def judge(
@@ -101,7 +107,20 @@ def _judge_document(contribution: Contribution, sender: PeerId, contribution_id:
         detail = f"{contribution.path} has contributed from version {contribution.base_version}"
         return Verdict(Reason.ALREADY_CONTRIBUTED, detail)
     if earlier is None:
-        return _judge_base(contribution, rules)
+        verdict = _judge_base(contribution, rules)
+        return verdict if not verdict.is_admitted else _judge_places(contribution, rules)
+    return ADMITTED
+
+
+def _judge_places(contribution: Contribution, rules: AdmissionRules) -> Verdict:
+    """Whether the version has a place left. Half of them are for those who have worked: keys are free, and a crowd of
+    new ones would be there first."""
+    authors = rules.taken.get(contribution.path, ())
+    if len(authors) >= rules.places:
+        return Verdict(Reason.FULL, f"{len(authors)} have contributed on {contribution.path}: no more may count")
+    newcomers = sum(author not in rules.workers for author in authors)
+    if rules.workers and contribution.author not in rules.workers and newcomers >= max(1, rules.places // 2):
+        return Verdict(Reason.FULL, f"the places left on {contribution.path} are for those who have worked here")
     return ADMITTED
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from .. import strict
 from ..canonical import canonical_bytes, digest
-from ..config import RunConfig
+from ..config import SHARES_MAX, RunConfig
 from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import ModuleId, PathId
@@ -93,7 +93,7 @@ class Rejection:
 
 
 DOCUMENT_BYTES_MAX = 192 * 1024
-"""Of one document as canonical JSON. A version of a module with 300 contributions needs about 70 kB."""
+"""Of one document as canonical JSON. A version with SHARES_MAX contributions fits, whatever they say."""
 
 MIRRORS_MAX = 8
 CUSTODY_MAX = 4
@@ -242,6 +242,8 @@ class ModuleVersion:
 
     def __post_init__(self) -> None:
         require_digest(self.run, *([self.parent] if self.version else []))
+        if len(self.shares) > SHARES_MAX:
+            raise ConfigError(f"a version of {len(self.shares)} contributions, limit {SHARES_MAX}")
         if self.clip_norm is not None and self.clip_norm < 0:
             raise ConfigError(f"`clip_norm` is {self.clip_norm}")
         if self.version:

@@ -26,6 +26,8 @@ class Reason(StrEnum):
     UNKNOWN_SHARDING = "unknown-sharding"
     NORM = "norm"
     COMPLETE = "complete"
+    FULL = "full"
+    """The version counts as many contributions of this path as it may."""
     NO_MIRROR = "no-mirror"
     """The contribution is on no second disk yet, so there is no receipt."""
     BANNED = "banned"
@@ -86,6 +88,7 @@ ADMISSION = (
     Reason.UNKNOWN_SHARDING,
     Reason.NORM,
     Reason.COMPLETE,
+    Reason.FULL,
     Reason.NO_MIRROR,
     Reason.BANNED,
     Reason.FROZEN,

@@ -145,6 +145,16 @@ def test_a_run_cannot_wait_for_more_paths_than_there_are() -> None:
         RunConfig(rounds=RoundsConfig(min_paths=5))
 
 
+def test_no_module_is_shared_by_more_paths_than_a_version_can_count() -> None:
+    wide = [
+        LevelConfig(modules=1, embedding=True, head=True),
+        LevelConfig(modules=21, blocks=1),
+        LevelConfig(modules=21, blocks=1),
+    ]
+    with pytest.raises(ConfigError, match="441 paths go through one module, limit 440"):
+        RunConfig(model=ModelConfig(levels=tuple(wide)))
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_a_value_just_outside_its_bound_is_refused(part: type[Any]) -> None:
     for field in dataclasses.fields(part):

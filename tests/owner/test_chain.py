@@ -14,6 +14,7 @@ from tiny_run import SEED_NUMBER, gradient_bytes, granted, signer
 
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sealed, cosign, is_cosigned, seal
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.topology import ModuleId
@@ -163,6 +164,19 @@ async def test_a_leader_that_counts_any_norm_is_not_cosigned(
         await require_no(shelf.keep(garbage))
         assert shelf.ledger.head.version == number - 1
         await shelf.keep(shelf.version(number)[0])
+
+
+@both
+async def test_a_leader_that_counts_too_many_of_one_path_is_not_cosigned(
+    tmp_path: Path, keeps_everything: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
+        shelf.adopt(ONE, term=1)
+        version, _ = shelf.version(1)
+        monkeypatch.setattr(Run, "places", lambda run, module: 0)
+        await require_no(shelf.keep(version))
+        monkeypatch.setattr(Run, "places", lambda run, module: 1)
+        await shelf.keep(version)
 
 
 @both

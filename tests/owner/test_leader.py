@@ -22,6 +22,7 @@ from dipaco_p2p.core.tensor_file import encode
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.items import read_items
 from dipaco_p2p.node.node import Member, send
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.rejections import OF_AUTHOR_MAX
 from dipaco_p2p.protocol.documents import (
@@ -357,6 +358,33 @@ async def test_a_leader_tells_what_is_in_its_open_round(tmp_path: Path) -> None:
             await stage.honest_round(seed)
         await asyncio.sleep(0.1)
         assert (await told()).counted == ((entry,), (entry,)), "of the last two versions"
+
+
+async def test_a_crowd_fills_no_version_and_leaves_room_for_those_who_have_worked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: 670 small contributions of as many keys made a version that nobody took."""
+    monkeypatch.setattr(Run, "places", lambda run, module: 4)
+    async with on_stage(tmp_path) as stage:
+        await stage.honest_round(1)
+        await stage.hold_round_open()
+        head, said = stage.owner.head, []
+        for number in range(6):
+            stranger = stage.world.peer(80 + number)
+            await stranger.watch.refresh()
+            payload = gradient_bytes(stage.world.run, MODULE, seed=50 + number)
+            made_of = {"module": MODULE, "path": PATH, "base_version": 1, "base_digest": head.digest}
+            document = contribution_of(stage.world.run, stranger.swarm.signer, payload, **made_of)
+            try:
+                await offer(stranger, stage.leader.peer, document, payload)
+                said.append("taken")
+            except Refused as refused:
+                said.append(refused.reason)
+        assert said == ["taken"] * 2 + [Reason.FULL] * 4
+        payload = gradient_bytes(stage.world.run, MODULE, seed=2)
+        await offer(stage.node, stage.leader.peer, stage.document(payload), payload)
+        await eventually(lambda: stage.owner.head.version == 2)
+        assert len(stage.owner.head.shares) == 3
 
 
 async def test_a_round_waits_for_both_claimants_of_a_path(tmp_path: Path) -> None:

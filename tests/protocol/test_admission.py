@@ -48,6 +48,7 @@ RULES = AdmissionRules(
     tokens_max=5000,
     contributed={},
     norms=NORMS,
+    places=4,
 )
 GOOD = Contribution(
     run=RUN,
@@ -174,6 +175,30 @@ def test_before_the_last_version_the_run_is_not_complete() -> None:
     assert reason(rules={"rounds": HEAD_VERSION}) is Reason.COMPLETE
 
 
+def test_a_version_has_so_many_places_for_a_path() -> None:
+    others = [Signer(bytes([number]) * 32).peer for number in range(60, 64)]
+    assert reason(rules={"taken": {PATH: others[:3]}}) is None
+    assert reason(rules={"taken": {PATH: others}}) is Reason.FULL
+    elsewhere = PathId((0, 1, 1))
+    assert reason(rules={"taken": {elsewhere: others}}) is None
+    assert (
+        reason(rules={"taken": {PATH: others}, "contributed": {(ALICE, PATH, HEAD_VERSION): document_id(GOOD)}}) is None
+    )
+
+
+def test_half_of_the_places_are_for_those_who_have_worked() -> None:
+    """Attack: keys are free, and a crowd of new ones is there first."""
+    crowd = [Signer(bytes([number]) * 32).peer for number in range(60, 64)]
+    worker = Signer(bytes([70]) * 32).peer
+    assert reason(rules={"taken": {PATH: crowd[:2]}, "workers": {worker}}) is Reason.FULL
+    assert reason(rules={"taken": {PATH: crowd[:1]}, "workers": {worker}}) is None
+    assert reason(rules={"taken": {PATH: [worker, *crowd[:1]]}, "workers": {worker}}) is None
+    assert reason(rules={"taken": {PATH: crowd[:2]}, "workers": {ALICE, worker}}) is None
+    assert reason(rules={"taken": {PATH: crowd[:3]}, "workers": frozenset()}) is None, "nobody has worked yet"
+    one = {"places": 1, "workers": {worker}}
+    assert reason(rules=one) is None, "a path never waits for somebody who is gone"
+
+
 @pytest.mark.parametrize("norm", [0.0, math.nan, math.inf])
 def test_a_norm_that_means_nothing_is_refused_without_any_history(norm: float) -> None:
     assert judge_norm(norm, NORMS, base=HEAD_VERSION).reason is Reason.NORM
@@ -209,5 +234,5 @@ def test_the_banned_are_refused_with_the_reason_and_while_frozen_everybody_is() 
 
 def test_every_reason_is_met_here_or_given_by_the_leader_itself() -> None:
     met = {expected for expected, _ in FAULTS} | {Reason.UNKNOWN_BASE, Reason.UNKNOWN_SHARDING, Reason.NORM}
-    met |= {Reason.BANNED, Reason.FROZEN, Reason.ROLLED_BACK}
+    met |= {Reason.BANNED, Reason.FROZEN, Reason.ROLLED_BACK, Reason.FULL}
     assert set(ADMISSION) - met == {Reason.NOT_LEADER, Reason.NO_MIRROR}

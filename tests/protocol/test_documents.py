@@ -14,6 +14,7 @@ from version_harness import COORDINATOR, LEADER, MANIFEST, MODULE, PATH, SHARDS,
 
 from dipaco_p2p import strict
 from dipaco_p2p.canonical import canonical_bytes, digest
+from dipaco_p2p.config import SHARES_MAX
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.protocol.documents import (
     CUSTODY_MAX,
@@ -200,9 +201,23 @@ def test_a_receipt_names_only_holders_that_signed_for_it() -> None:
         unseal(Receipt, resigned({**body, "custody": body["custody"] * (CUSTODY_MAX + 1)}, "receipt"))
 
 
-def test_a_version_with_300_shares_fits() -> None:
-    shares = (dataclasses.replace(SHARE, weight=1 / 300),) * 300
-    assert unseal(ModuleVersion, wire(dataclasses.replace(VERSION, shares=shares)))
+def test_a_version_of_all_places_fits_whatever_its_shares_say() -> None:
+    """Attack: 670 small contributions made a version that nobody took, and its module stood still for good."""
+    share = dataclasses.replace(
+        SHARE,
+        path=PathId((255, 255, 255)),
+        base_version=VALUES_MAX,
+        weight=1 / SHARES_MAX,
+        tokens=VALUES_MAX,
+        norm=1.2345678901234567e-200,
+        loss=-1.2345678901234567e-200,
+        state=BlobRef(digest=digest(b"state"), size=VALUES_MAX),
+    )
+    full = dataclasses.replace(VERSION, shares=(share,) * SHARES_MAX)
+    assert unseal(ModuleVersion, wire(full))
+    body = wire(full)["document"]
+    with pytest.raises(IntegrityError, match="limit"):
+        unseal(ModuleVersion, resigned({**body, "shares": [*body["shares"], body["shares"][0]]}, "version"))
 
 
 @pytest.mark.parametrize("signature", ["", "0" * 128, None, 7, [], BOB.sign("contribution", b"")], ids=str)

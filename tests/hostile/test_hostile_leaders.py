@@ -290,7 +290,7 @@ def test_what_a_stranger_may_read_is_what_everybody_may(field: Battlefield) -> N
 
 def test_a_stranger_that_calls_itself_a_seed_is_handed_nothing(field: Battlefield) -> None:
     """Attack: liars that said "kept" were named in 77 of 80 receipts as the second disk."""
-    attacker, volunteer, asked = field.attacker, field.leader.program, list[str]()
+    attacker, volunteer, asked = field.new_attacker("false-seed"), field.leader.program, list[str]()
 
     async def keep(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
         asked.append(id_ := unseal(Contribution, header["contribution"]).id)
@@ -300,7 +300,9 @@ def test_a_stranger_that_calls_itself_a_seed_is_handed_nothing(field: Battlefiel
         return Reply({"have": header["size"], "done": True, "range": 2**20})
 
     heartbeat = Heartbeat(role="seed", owns=True, addresses=attacker.swarm.addresses)
-    with field.attacked(), served(field, "mirror.contribution", keep), served(field, "blob.write", write):
+    attacker.scoped.serve("mirror.contribution", keep)
+    attacker.scoped.serve("blob.write", write)
+    with field.attacked():
         field.background.run(attacker.scoped.put(peers_key(attacker.run.id), plain(heartbeat), ttl_s=20.0))
         before = len(volunteer.events("receipt"))
         volunteer.wait_event("receipt", count=before + 12)

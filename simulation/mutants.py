@@ -363,6 +363,10 @@ def newcomer_displaces(patches: Patches) -> None:
     patches.replace(owners, "successors", lambda before: successors)
     patches.replace(Terms, "_depose", lambda before: _done)
 
+    @patches.wrap(Leadership, "_falls_to_us")
+    def falls_to_us(before: Any, leadership: Leadership, module: Any) -> bool:
+        return leadership._node.watch.falls_to(module, leadership._node.peer)
+
 
 @mutant("what is not final is forgotten", faults=("seed death", "crash"))
 def not_final_forgotten(patches: Patches) -> None:

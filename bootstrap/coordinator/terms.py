@@ -82,10 +82,13 @@ class Terms(Granting):
         there nobody needs a leader."""
         if self._was_open and self._met_s is None:
             self._met_s = self._node.clock.now_s() if self._node.watch.volunteers() else None
-        if self._is_closed():
-            return True
+        return self._is_closed() or self._node.clock.now_s() < self._caught_up_s
+
+    @property
+    def _caught_up_s(self) -> float:
+        """When it was, or will be, this seed's turn again to say who leads."""
         quiet_s = max(QUIET_HEARTBEATS * self._node.run.config.liveness.heartbeat_ttl_s, QUIET_S_MIN)
-        return self._was_open and (self._met_s is None or self._node.clock.now_s() < self._met_s + quiet_s)
+        return (math.inf if self._met_s is None else self._met_s + quiet_s) if self._was_open else -math.inf
 
     async def obtain(self, module: ModuleId, *, mirrors: tuple[PeerId, ...]) -> None:
         if self.takes_back(module):  # the last group was its leader's choice
@@ -182,7 +185,9 @@ class Terms(Granting):
             raise Refused(detail, reason=Reason.NOT_LEADER)
         slack_s = SLACK_HEARTBEATS * self._node.run.config.liveness.heartbeat_ttl_s
         await watch.read_heads(module)
-        if not watch.falls_to(module, peer, workers=self._chains.workers, slack_s=slack_s):
+        # While we gave no term to anybody, nobody had a turn: else all have had theirs, and a stranger may come first.
+        since_s = -math.inf if self.is_catching_up else self._caught_up_s
+        if not watch.falls_to(module, peer, workers=self._chains.workers, since_s=since_s, slack_s=slack_s):
             leader = watch.leader(module)
             detail = "falls to others first"
             if leader is not None and leader != self._node.peer:

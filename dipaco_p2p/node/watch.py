@@ -259,17 +259,23 @@ class Watch:
         return owners.successors(module, alive, incumbent=incumbent, group=group, workers=workers)
 
     def falls_to(
-        self, module: ModuleId, peer: PeerId, *, workers: Collection[PeerId] = (), slack_s: float = 0.0
+        self,
+        module: ModuleId,
+        peer: PeerId,
+        *,
+        workers: Collection[PeerId] = (),
+        since_s: float = -math.inf,
+        slack_s: float = 0.0,
     ) -> bool:
         """Whether `peer` should lead `module` now: a peer waits a heartbeat's life for each one before it in the order,
-        which may be alive and yet unable to lead. `slack_s` is how much later than `peer` we may have seen that nobody
-        leads."""
+        which may be alive and yet unable to lead, from `since_s` on at the earliest. `slack_s` is how much later than
+        `peer` we may have seen that nobody leads."""
         order = self.successors(module, workers=workers)
         if peer not in order or (
             self.is_taking_over(module) and self._mandates.newest(module)[-1].document.leader != peer
         ):
             return False
-        waited_s = self._clock.now_s() - self.led_s[module] + slack_s
+        waited_s = self._clock.now_s() - max(self.led_s[module], since_s) + slack_s
         return waited_s >= order.index(peer) * self._run.config.liveness.heartbeat_ttl_s
 
     def is_taking_over(self, module: ModuleId) -> bool:

@@ -153,7 +153,9 @@ class Leadership:
         waited_s = self._node.clock.now_s() - self._begins(module)
         leader = Leader(self.chains[module])
         last_group = self._groups.get(module, last_group)
-        is_patient = waited_s < LOST_TTLS * self._node.run.config.liveness.heartbeat_ttl_s
+        # Whoever has a module taken from it had long enough to show what it says that there is.
+        has_waited = waited_s >= LOST_TTLS * self._node.run.config.liveness.heartbeat_ttl_s
+        is_patient = not (has_waited or self._granting.takes_back(module))
         await leader.start(last_group=last_group, is_patient=is_patient)
         del self._began_s[module]
         return leader

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from group_harness import MODULE, document, expired, make_versions
-from leaders_harness import on_stage
+from leaders_harness import on_stage, seed_away, seed_back
 from runtime_harness import TinyLeader, World, offer
 from tiny_run import gradient_bytes, signer
 from virtual_time import eventually
@@ -89,6 +89,22 @@ async def test_a_stranger_leads_once_those_who_worked_had_their_time(tmp_path: P
         await stranger.lead(MODULE)
 
 
+async def test_nobody_had_a_turn_while_the_seed_node_was_away(tmp_path: Path) -> None:
+    """Seed 1623: a stranger came first, for all had waited long by the time that anybody could be granted a term."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        stranger, ttl_s = ahead_of(world, second), world.run.config.liveness.heartbeat_ttl_s
+        await lose_leader(world, first, second)
+        await seed_away(world, second, stranger)
+        await asyncio.sleep(5 * ttl_s)
+        await seed_back(world, second, stranger)
+        world.seed.ownership._may_take = lambda: False
+        await eventually(lambda: bool(world.seed.node.watch.volunteers()))
+        assert world.seed.terms.is_catching_up
+        await eventually(lambda: not world.seed.terms.is_catching_up)
+        await require_refused(stranger)
+        await second.lead(MODULE)
+
+
 async def test_a_seed_that_leads_gives_way_to_the_first_in_rank_only(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as (world, first, second, author):
         last, best = sorted(
@@ -146,6 +162,24 @@ async def test_a_module_that_was_taken_back_is_led_though_the_first_try_fails(
         await eventually(lambda: bool(tries))
         await first.die(world)
         await eventually(lambda: MODULE in world.seed.ownership.modules)
+
+
+async def test_a_module_that_is_taken_back_waits_for_no_lost_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 1623: version 1 was lost, and when its idle leader had lost the module the seed waited for it once more."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        patient, start = [], Leader.start
+
+        async def note_patience(leader: Leader, *, is_patient: bool, **how: Any) -> None:
+            patient.append(is_patient)
+            await start(leader, is_patient=is_patient, **how)
+
+        await first.lead(MODULE)
+        monkeypatch.setattr(Leader, "start", note_patience)
+        world.seed.node.watch.seen[MODULE] = 1
+        await eventually(lambda: MODULE in world.seed.ownership.modules)
+        assert patient == [False]
 
 
 async def test_a_leader_that_was_deposed_and_goes_on_is_not_waited_for(tmp_path: Path) -> None:

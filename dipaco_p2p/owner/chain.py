@@ -164,6 +164,10 @@ class ModuleChain:
         """A contribution that may not count, or cannot: it is reported, and kept no longer."""
         self.node.history.add("expired", module=str(self.module), id=sealed.id, reason=reason)
         self._chains.on_expired(sealed, reason)
+        self.forget(sealed)
+
+    def forget(self, sealed: Sealed[Contribution]) -> None:
+        """Keep a contribution no longer: a final version counts it, or none will."""
         self.ledger.drop(sealed.id)
         self._drop_payloads([sealed.document.payload.digest])
 
@@ -257,6 +261,33 @@ class ModuleChain:
             if not self.is_owner:  # still
                 await self._adopt_final(remote)
                 self.settle()
+
+    async def is_counted(self, sealed: Sealed[Contribution], peer: PeerId) -> bool | None:
+        """Whether final versions count this contribution: those here, or those that `peer` shows. None while a later
+        one may. Raises DipacoError."""
+        config, base = self.node.run.config.rounds, sealed.document.base_version
+        until = min(base + config.staleness + 1, config.rounds)
+        finals = await self._finals(after=max(base - 1, 0), until=until, peer=peer)
+        if base and finals and finals.pop(0).digest != sealed.document.base_digest:
+            return False  # its base is on a branch that lost
+        if any(share.contribution == sealed.id for version in finals for share in version.shares):
+            return True
+        return False if len(finals) == until - base else None
+
+    async def _finals(self, *, after: int, until: int, peer: PeerId) -> list[ModuleVersion]:
+        ledger, run, coordinator = self.ledger, self.node.run, self.node.run.manifest.author
+        if ledger.final >= until or self.keeps_everything:
+            return [sealed.document for sealed in ledger.versions[after : min(until, ledger.final)]]
+        found: list[ModuleVersion] = []
+        for sealed in await RemoteLedger(self.node, peer, self.module).chain(after=after, until=until):
+            document = sealed.document
+            if not is_final(sealed, coordinator=coordinator) or (document.run, document.module) != (
+                run.id,
+                self.module,
+            ):
+                break
+            found.append(document)
+        return found
 
     async def welcome(self, sender: PeerId) -> None:
         """The leader has us as a mirror now: take over its chain. Raises DipacoError."""

@@ -22,7 +22,7 @@ from ..program.files import reach
 from ..protocol import owners
 from ..protocol.documents import Grant
 from ..protocol.liveness import heartbeat_interval_s
-from ..protocol.reasons import PASSING, Reason
+from ..protocol.reasons import NOTED, Reason
 from ..protocol.signing import PeerId, short
 from ..topology import ModuleId
 from .chain import Chains, ModuleChain
@@ -60,6 +60,8 @@ class Leadership:
         """Since when mirrors of ours are not heard of."""
         self._followed: dict[ModuleId, PeerId] = {}
         """Whom we last saw leading a module that we do not lead."""
+        self._refused: dict[str, tuple[PeerId, int, str]] = {}
+        """Contributions that a leader did not take: who led, which version it had then, and the reason."""
         for chain in chains.all():
             chain.lost.update(chain.ledger.open)  # from before a restart
         ModuleCalls(node, self._leader_of, self.take, Rejections(chains)).serve()
@@ -278,9 +280,14 @@ class Leadership:
         if leader is None:
             return
         for contribution in sorted(chain.lost):
-            if not await self._offer(chain, contribution, leader):
+            try:
+                is_settled = await self._offer(chain, contribution, leader)
+            except (SwarmError, IntegrityError) as error:
+                log.info("%s: ...%s did not take %s again: %s", module, short(leader), contribution[:8], error)
                 return
-            chain.lost.discard(contribution)
+            if is_settled:
+                chain.lost.discard(contribution)
+                self._refused.pop(contribution, None)
 
     async def _look_back(self, chain: ModuleChain, leader: PeerId) -> None:
         try:
@@ -289,23 +296,32 @@ class Leadership:
             log.info("%s: ...%s does not say what is final: %s", chain.module, short(leader), error)
 
     async def _offer(self, chain: ModuleChain, contribution: str, leader: PeerId) -> bool:
-        """Whether this one is settled."""
-        module, history = chain.module, self._node.history
+        """Whether this one is settled: it counts, or can count no more. That it may not is the leader's word, and any
+        stranger may lead: we keep it, and offer it again, until final versions have left it behind. Raises SwarmError
+        and IntegrityError."""
+        module, history, watch = chain.module, self._node.history, self._node.watch
         sealed = chain.ledger.open.get(contribution)
         payload = self._node.store.get(sealed.document.payload.digest) if sealed is not None else None
         if sealed is None or payload is None:
             return True
+        if self._refused.get(contribution, ("", 0))[:2] != (leader, watch.reached(module)):
+            try:
+                await RemoteLedger(self._node, leader, module).forward(sealed, payload)
+                history.add("resubmitted", module=str(module), id=contribution, to=leader)
+                return True
+            except Refused as refused:
+                if refused.reason in NOTED:  # others speak of the leader
+                    self._refused[contribution] = leader, watch.reached(module), refused.reason
+        source = next((peer for peer in watch.coordinators() if peer != self._node.peer), leader)
         try:
-            await RemoteLedger(self._node, leader, module).forward(sealed, payload)
-            history.add("resubmitted", module=str(module), id=contribution, to=leader)
-        except Refused as refused:
-            if refused.reason in PASSING:
-                return False
-            chain.expire(sealed, refused.reason)
-        except (SwarmError, IntegrityError) as error:
-            log.info("%s: ...%s did not take %s again: %s", module, short(leader), contribution[:8], error)
+            is_counted = await chain.is_counted(sealed, source)
+        except Refused:
             return False
-        return True
+        if is_counted:
+            chain.forget(sealed)
+        elif is_counted is False:
+            chain.expire(sealed, self._refused.get(contribution, (leader, 0, Reason.STALE_BASE))[2])
+        return is_counted is not None
 
     async def _pass_on(self, module: ModuleId) -> None:
         """Tell the next leader at once, rather than let it find out. If none is seen to live, its heartbeat may only be

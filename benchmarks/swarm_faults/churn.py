@@ -65,7 +65,7 @@ batch = 4
 warmup_steps = 4
 
 [rounds]
-rounds = 100000
+rounds = {rounds}
 min_paths = {min_paths}
 deadline_s = 20.0
 grace_s = 1.0
@@ -121,11 +121,21 @@ class Outcome:
         return Evaluator(run, store, SeedArchive(run, store)).evaluate(version).routed.loss
 
 
-def write_run_file(path: Path, *, peers: int, seed: int, corpus: str, steps: int = STEPS) -> None:
-    """The run file that the swarms of both benchmarks train."""
+def write_run_file(
+    path: Path,
+    *,
+    peers: int,
+    seed: int,
+    corpus: str,
+    steps: int = STEPS,
+    rounds: int = 100_000,
+    heartbeat_ttl_s: float = HEARTBEAT_TTL_S,
+) -> None:
+    """The run file that the swarms of these benchmarks train; by default the run does not end by itself."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    values = {"heartbeat_ttl_s": HEARTBEAT_TTL_S, "min_paths": min(peers, 4), "source": json.dumps(corpus)}
-    path.write_text(RUN.format(seed=seed, steps=steps, **values))
+    values = {"min_paths": min(peers, 4), "source": json.dumps(corpus)}
+    lengths = {"rounds": rounds, "heartbeat_ttl_s": heartbeat_ttl_s}
+    path.write_text(RUN.format(seed=seed, steps=steps, **lengths, **values))
 
 
 async def run_churn(options: Options, out: Path) -> bool:

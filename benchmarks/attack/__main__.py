@@ -1,0 +1,176 @@
+"""`python -m benchmarks.attack [NAMES]`: what each attack costs a run of real processes, beside a twin without it."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.report import Corpus, run_benchmark, show, table, write_json
+
+from .strangers import ATTACKS
+from .twins import TTL_S, Left, Options, play, prepare
+
+PERPLEXITY_RISE_MAX = 0.03
+FIRST = ("leader",)
+"""Attacks that are also played by a stranger that is there first."""
+CHURN = ("leader", "cold-start")
+"""Attacks that need a leader that dies; their twin loses the same one."""
+EPILOG = """Exit codes: 0 every run is within 3 % of its twin and nothing of a stranger's is signed; 1 one is not; 2 a
+wrong flag or corpus; 130 stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Game:
+    """One attack, and the circumstances."""
+
+    attack: str
+    has_churn: bool = False
+    is_first: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.attack + " first" * self.is_first + " under churn" * self.has_churn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """One run beside its twin."""
+
+    game: str
+    seed: int
+    version: int
+    """At which both are compared."""
+    perplexity: float
+    twin: float
+    seconds: float
+    twin_seconds: float
+    gap_s: float
+    stolen: float
+    signed: int
+    heard: dict[str, int]
+
+    @property
+    def rise(self) -> float:
+        return self.perplexity / self.twin - 1
+
+
+def games(names: Sequence[str]) -> list[Game]:
+    """What to play for these attacks, or for all."""
+    if unknown := [name for name in names if name not in ATTACKS]:
+        raise typer.BadParameter(f"no attack `{unknown[0]}`; there are {', '.join(ATTACKS)}")
+    wanted = names or list(ATTACKS)
+    found = [Game(attack=name, has_churn=name in CHURN) for name in wanted]
+    return found + [Game(attack=name, is_first=True) for name in wanted if name in FIRST]
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(ATTACKS)}; default: all.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with other weights and batches.")] = 3,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds of each run.")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="Inner steps of a round.")] = 20,
+    limit: Annotated[float, typer.Option(min=10, help="Seconds after which a run is stopped.")] = 240.0,
+    corpus: Corpus = "found",
+    out: Annotated[Path, typer.Option(help="A new folder for logs, homes and the result.")] = Path("attack"),
+) -> None:
+    """Run three honest volunteers beside one stranger, for each attack, and the same volunteers alone; compare the
+    perplexity at the same version, and count what the stranger got."""
+    from benchmarks.swarm_faults.swarm import require_new, stoppable
+    from dipaco_p2p.program.console import run_program
+
+    wanted = games(names or [])
+    found: list[Figures] = []
+    spreads: list[float] = []
+
+    async def run() -> None:
+        require_new(out)
+        with stoppable():
+            for seed in range(seeds):
+                options = Options(rounds=rounds, steps=steps, corpus=corpus, limit_s=limit)
+                figures, spread = await _play_seed(out / f"seed-{seed}", options, wanted, seed=seed)
+                found.extend(figures)
+                spreads.append(spread)
+                write_json(out / "attack.json", {"twins_differ": spreads, "runs": [asdict(one) for one in found]})
+
+    code = run_program(run)
+    if found:
+        show(_table(found), f"two twins differ by {statistics.mean(spreads):.1%} (mean of {len(spreads)})")
+    raise typer.Exit(code or int(not all(map(_is_kept, found))))
+
+
+async def _play_seed(work: Path, options: Options, wanted: Sequence[Game], *, seed: int) -> tuple[list[Figures], float]:
+    prepared = await prepare(work, options, seed=seed)
+    twins: dict[bool, Left] = {}
+    for has_churn in sorted({False, *(game.has_churn for game in wanted)}):
+        name = "twin under churn" if has_churn else "twin"
+        twins[has_churn] = await play(prepared, work / name, options, attack="", has_churn=has_churn)
+    again = await play(prepared, work / "twin again", options, attack="", has_churn=False)
+    figures = []
+    for game in wanted:
+        how = Options(**(asdict(options) | {"is_first": game.is_first}))
+        left = await play(prepared, work / game.name, how, attack=game.attack, has_churn=game.has_churn)
+        figures.append(await asyncio.to_thread(_compared, game, left, twins[game.has_churn], seed))
+        show(_table(figures[-1:]))
+    spread = await asyncio.to_thread(_rise, twins[False], again)
+    return figures, abs(spread)
+
+
+def _rise(one: Left, other: Left) -> float:
+    version = min(one.versions, other.versions)
+    return other.perplexity(version) / one.perplexity(version) - 1
+
+
+def _compared(game: Game, left: Left, twin: Left, seed: int) -> Figures:
+    version = min(left.versions, twin.versions)
+    return Figures(
+        game=game.name,
+        seed=seed,
+        version=version,
+        perplexity=left.perplexity(version),
+        twin=twin.perplexity(version),
+        seconds=left.seconds,
+        twin_seconds=twin.seconds,
+        gap_s=left.gap_s,
+        stolen=left.stolen,
+        signed=left.signed,
+        heard=left.heard,
+    )
+
+
+def _is_kept(one: Figures) -> bool:
+    return one.rise <= PERPLEXITY_RISE_MAX and not one.signed
+
+
+def _table(found: Sequence[Figures]) -> object:
+    rows = []
+    for name in dict.fromkeys(one.game for one in found):
+        runs = [one for one in found if one.game == name]
+        mean = {key: statistics.mean(getattr(one, key) for one in runs) for key in ("rise", "stolen", "gap_s")}
+        told = max(runs, key=lambda one: sum(one.heard.values())).heard
+        most = ", ".join(f"{reason} {count}" for reason, count in sorted(told.items(), key=lambda item: -item[1])[:3])
+        times = statistics.mean(one.seconds / one.twin_seconds for one in runs)
+        rows.append(
+            (
+                name,
+                str(min(one.version for one in runs)),
+                f"{runs[0].twin:.1f}",
+                f"{mean['rise']:+.1%}",
+                f"{times:.2f}",
+                f"{mean['gap_s']:.0f}",
+                f"{mean['stolen']:.2f}",
+                str(sum(one.signed for one in runs)),
+                most,
+            )
+        )
+    title = f"One stranger beside three volunteers (an expiry is {TTL_S:g} s)"
+    columns = ("attack", "rounds", "twin", "perplexity", "time", "gap, s", "credit", "signed", "heard")
+    return table(title, columns, rows, left=("heard",))
+
+
+if __name__ == "__main__":
+    run_benchmark(main, epilog=EPILOG)

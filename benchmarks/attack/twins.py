@@ -1,0 +1,183 @@
+"""One run of three honest volunteers, alone or beside a stranger, and what it left on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.swarm_faults.churn import write_run_file
+from benchmarks.swarm_faults.evidence import Event, read_events
+from benchmarks.swarm_faults.schedule import SEED_NODE, Verb, volunteers
+from benchmarks.swarm_faults.swarm import POLL_S, LocalSwarm, copy_prepared
+from bootstrap.archives.evaluator import Evaluator
+from bootstrap.folder import GRID, RunFolder
+from bootstrap.processes import Children
+from bootstrap.progress import stage
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.owner.archive import SeedArchive
+
+from .strangers import HEARD, KEYS
+
+TTL_S = 4.0
+"""Life of a heartbeat: an expiry."""
+STRANGER = "stranger"
+KILL_ROUND, AWAY_S = 3, 8.0
+"""With churn, the first volunteer, which leads, is killed when the archive has this version, and comes back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the flags say."""
+
+    peers: int = 3
+    rounds: int = 10
+    steps: int = 20
+    corpus: str = "found"
+    limit_s: float = 240.0
+    """A run that has not come to its end by then is stopped."""
+    is_first: bool = False
+    """Whether the stranger is there before the volunteers are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What one run left: the folder of its archive, and figures."""
+
+    folder: Path
+    seconds: float
+    """From the start of the volunteers to the last version of all modules, or until it was stopped."""
+    versions: int
+    """That every module has."""
+    gap_s: float
+    """The longest time in which some module had no new version."""
+    counted: dict[str, int]
+    """Contributions that count, by author."""
+    signed: int
+    """Final versions that a stranger made."""
+    heard: dict[str, int]
+    """What the stranger was told, by reason."""
+    strangers: frozenset[str]
+
+    @property
+    def stolen(self) -> float:
+        """Contributions of all strangers that count, for each one of the best honest volunteer."""
+        theirs = sum(count for peer, count in self.counted.items() if peer in self.strangers)
+        honest = [count for peer, count in self.counted.items() if peer not in self.strangers]
+        return theirs / max(honest, default=1)
+
+    def perplexity(self, version: int) -> float:
+        """On the validation part, after so many rounds."""
+        run, store = RunFolder(self.folder).require()
+        loss = Evaluator(run, store, SeedArchive(run, store)).evaluate(version).routed.loss
+        return math.exp(loss) if loss < 700 else math.inf
+
+
+async def prepare(work: Path, options: Options, *, seed: int) -> LocalSwarm:
+    """A run that nobody has joined yet. Raises DipacoError."""
+    run_file = work / "run.toml"
+    write_run_file(
+        run_file,
+        peers=options.peers,
+        seed=seed,
+        corpus=options.corpus,
+        steps=options.steps,
+        rounds=options.rounds,
+        heartbeat_ttl_s=TTL_S,
+    )
+    prepared = LocalSwarm(work / "prepared", run_file)
+    with stage(f"Preparing run {seed}"):
+        try:
+            await prepared.open()
+        finally:
+            await prepared.end()
+    return prepared
+
+
+async def play(prepared: LocalSwarm, work: Path, options: Options, *, attack: str, has_churn: bool) -> Left:
+    """Train a copy of the prepared run to its end, beside a stranger with this attack; "" for nobody. Raises
+    DipacoError."""
+    copy_prepared(prepared.folder, work / SEED_NODE)
+    swarm, strangers = LocalSwarm(work, prepared.run_file), Children(threads=1)
+    try:
+        with stage(f"Training, {work.name}"):
+            await swarm.open()
+            if options.is_first:
+                await _intrude(strangers, swarm, attack)
+            began_s = time.time()
+            for name in volunteers(options.peers):
+                await swarm.start(name)
+            if not options.is_first:
+                await _intrude(strangers, swarm, attack)
+            await _until_complete(swarm, options, has_churn=has_churn, until_s=began_s + options.limit_s)
+    finally:
+        await strangers.end_all()
+        await swarm.end()
+    return await asyncio.to_thread(_left, swarm, options, began_s)
+
+
+async def _intrude(strangers: Children, swarm: LocalSwarm, attack: str) -> None:
+    if attack:
+        arguments = (attack, swarm.address, str(swarm.home(STRANGER)))
+        log = swarm.work / f"{STRANGER}.log"
+        await strangers.start(STRANGER, "benchmarks.attack.strangers", *arguments, log=log)
+
+
+async def _until_complete(swarm: LocalSwarm, options: Options, *, has_churn: bool, until_s: float) -> None:
+    victim, back_s = volunteers(options.peers)[0], math.inf
+    kill_round = KILL_ROUND if has_churn else math.inf
+    while time.time() < until_s and any(swarm.members[name].is_alive for name in swarm.volunteers):
+        if _versions(_archived(swarm.folder), options) >= kill_round:
+            await swarm.act(Verb.KILL, victim)
+            kill_round, back_s = math.inf, time.time() + AWAY_S
+        if time.time() >= back_s:
+            await swarm.act(Verb.START, victim)
+            back_s = math.inf
+        swarm.require_up()
+        await asyncio.sleep(5 * POLL_S)
+
+
+def _archived(folder: Path) -> list[Event]:
+    return [event for event in read_events([folder / GRID / "history.jsonl"]) if event.ev == "archived"]
+
+
+def _versions(archived: list[Event], options: Options) -> int:
+    newest: Counter[str] = Counter()
+    for event in archived:
+        newest[event["module"]] = max(newest[event["module"]], event["version"])
+    return min(newest.values()) if len(newest) == 5 else 0
+
+
+def _left(swarm: LocalSwarm, options: Options, began_s: float) -> Left:
+    run, store = RunFolder(swarm.folder).require()
+    archive, archived = SeedArchive(run, store), _archived(swarm.folder)
+    theirs = swarm.home(STRANGER)
+    keys = frozenset(json.loads((theirs / KEYS).read_text()) if (theirs / KEYS).exists() else ())
+    heard = json.loads((theirs / HEARD).read_text()) if (theirs / HEARD).exists() else {}
+    documents = [sealed.document for ledger in archive.ledgers.values() for sealed in ledger.versions]
+    counted = Counter(share.peer for version in documents for share in version.shares)
+    return Left(
+        folder=swarm.folder,
+        seconds=max((event.t_s for event in archived), default=time.time()) - began_s,
+        versions=min(ledger.head.version for ledger in archive.ledgers.values()),
+        gap_s=_gap_s(archived, run, began_s),
+        counted={str(peer): count for peer, count in counted.items()},
+        signed=sum(version.author in keys for version in documents),
+        heard=heard,
+        strangers=keys,
+    )
+
+
+def _gap_s(archived: list[Event], run: Run, began_s: float) -> float:
+    """From the first contribution's version on: before, nobody had trained."""
+    gaps, ended_s = [0.0], max((event.t_s for event in archived), default=began_s)
+    for module in map(str, run.topology.modules()):
+        times = [event.t_s for event in archived if event["module"] == module]
+        is_done = len(times) >= run.config.rounds.rounds
+        times += [] if is_done else [max(ended_s, time.time())]
+        gaps += [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    return max(gaps)

@@ -1,0 +1,62 @@
+"""The benchmark of attacks: which games it plays, and what it reads off a run that a stranger took part in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from benchmarks.attack.__main__ import Figures, Game, _is_kept, _table, games
+from benchmarks.attack.strangers import ATTACKS
+from benchmarks.attack.twins import Left
+from benchmarks.report import COLUMNS
+
+
+def left(**changes: object) -> Left:
+    known = {"folder": Path(), "seconds": 30.0, "versions": 6, "gap_s": 7.0, "counted": {}, "signed": 0, "heard": {}}
+    return Left(**(known | {"strangers": frozenset({"x", "y"})} | changes))  # type: ignore[arg-type]
+
+
+def figures(**changes: object) -> Figures:
+    known = {"game": "copy", "seed": 0, "version": 6, "perplexity": 101.0, "twin": 100.0, "seconds": 40.0}
+    rest = {"twin_seconds": 32.0, "gap_s": 7.0, "stolen": 0.0, "signed": 0, "heard": {"norm": 3}}
+    return Figures(**(known | rest | changes))  # type: ignore[arg-type]
+
+
+def test_without_names_every_attack_is_played_and_a_leader_also_from_the_start() -> None:
+    played = games([])
+    assert {game.attack for game in played} == set(ATTACKS)
+    assert [game.name for game in played if game.attack == "leader"] == ["leader under churn", "leader first"]
+    assert games(["tiny"]) == [Game(attack="tiny")]
+
+
+def test_an_attack_that_does_not_exist_is_named_with_those_that_do() -> None:
+    with pytest.raises(typer.BadParameter, match=r"no attack `floods`; there are .*claims-50-herd"):
+        games(["tiny", "floods"])
+
+
+def test_what_strangers_got_is_told_beside_the_best_honest_volunteer() -> None:
+    assert left().stolen == 0
+    assert left(counted={"a": 10, "b": 8}).stolen == 0
+    assert left(counted={"a": 10, "b": 8, "x": 3, "y": 2}).stolen == 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_kept"),
+    [({}, True), ({"perplexity": 103.5}, False), ({"signed": 1}, False), ({"perplexity": float("inf")}, False)],
+)
+def test_a_run_is_kept_within_three_percent_and_while_nothing_of_a_stranger_is_signed(
+    changes: dict[str, object], is_kept: bool
+) -> None:
+    assert _is_kept(figures(**changes)) == is_kept
+
+
+def test_the_table_has_a_row_for_each_attack_with_the_mean_of_its_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    found = [figures(), figures(seed=1, perplexity=103.0, version=5), figures(game="tiny", heard={})]
+    Console(width=COLUMNS).print(_table(found))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] in (["copy"], ["tiny"])]
+    assert rows[0][:5] == ["copy", "5", "100.0", "+2.0%", "1.25"] and rows[0][-2:] == ["norm", "3"]
+    assert len(rows) == 2

@@ -121,8 +121,9 @@ class Presence:
         await self.say()
         if self._claim is not None:
             await self._renew(self._claim)
-        for module, head in list(self._heads.items()):
-            await self._put(heads_key(self._run.id, module), head)
+        for module in list(self._heads):
+            if module in self._heads:  # still: a head that follows its resignation would be the newer record
+                await self._put(heads_key(self._run.id, module), self._heads[module])
 
     async def _renew(self, claim: Claim) -> None:
         now_s = self._clock.now_s()

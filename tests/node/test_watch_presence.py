@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 from runtime_harness import World, offer
 from tiny_run import contribution_of, gradient_bytes, granted
 from virtual_time import end, eventually
@@ -189,6 +191,29 @@ async def test_the_newest_term_leads(tmp_path: Path) -> None:
         await other.presence.resign(MODULE)
         await one.watch.read_heads(MODULE)
         assert one.watch.leader(MODULE) == one.peer
+
+
+async def test_a_module_that_is_resigned_during_a_beat_is_not_announced_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volunteer that paused handed a module over, and its next leader was told that it was alive and leading."""
+    async with between_two(tmp_path) as (world, one, other):
+        modules = list(world.run.topology.modules())[:2]
+        for module in modules:
+            await one.presence.lead(module, head(world, one, module=module))
+        put = one.swarm.put
+
+        async def resign_meanwhile(key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
+            stored = await put(key, body, ttl_s=ttl_s)
+            if key.endswith(str(modules[0])) and not body["resigned"]:
+                await one.presence.resign(modules[1])
+            return stored
+
+        monkeypatch.setattr(one.presence._swarm, "put", resign_meanwhile)
+        await one.presence.beat()
+        await other.watch.refresh()
+        assert other.watch.leader(modules[0]) == one.peer
+        assert other.watch.leader(modules[1]) is None
 
 
 async def test_a_seed_node_leads_only_until_a_volunteer_can(tmp_path: Path) -> None:

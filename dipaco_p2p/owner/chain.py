@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -278,16 +279,16 @@ class ModuleChain:
         ledger, run, coordinator = self.ledger, self.node.run, self.node.run.manifest.author
         if ledger.final >= until or self.keeps_everything:
             return [sealed.document for sealed in ledger.versions[after : min(until, ledger.final)]]
-        found: list[ModuleVersion] = []
-        for sealed in await RemoteLedger(self.node, peer, self.module).chain(after=after, until=until):
+
+        def is_ours(sealed: Sealed[ModuleVersion]) -> bool:
             document = sealed.document
-            if not is_final(sealed, coordinator=coordinator) or (document.run, document.module) != (
+            return is_final(sealed, coordinator=coordinator) and (document.run, document.module) == (
                 run.id,
                 self.module,
-            ):
-                break
-            found.append(document)
-        return found
+            )
+
+        shown = await RemoteLedger(self.node, peer, self.module).chain(after=after, until=until)
+        return [sealed.document for sealed in itertools.takewhile(is_ours, shown)]
 
     async def welcome(self, sender: PeerId) -> None:
         """The leader has us as a mirror now: take over its chain. Raises DipacoError."""

@@ -60,7 +60,7 @@ class Leadership:
         """Since when mirrors of ours are not heard of."""
         self._followed: dict[ModuleId, PeerId] = {}
         """Whom we last saw leading a module that we do not lead."""
-        self._refused: dict[str, tuple[PeerId, int, str]] = {}
+        self._refused: dict[ModuleId, dict[str, tuple[PeerId, int, str]]] = defaultdict(dict)
         """Contributions that a leader did not take: who led, which version it had then, and the reason."""
         for chain in chains.all():
             chain.lost.update(chain.ledger.open)  # from before a restart
@@ -287,7 +287,7 @@ class Leadership:
                 return
             if is_settled:
                 chain.lost.discard(contribution)
-                self._refused.pop(contribution, None)
+        self._refused[module] = {id_: told for id_, told in self._refused[module].items() if id_ in chain.lost}
 
     async def _look_back(self, chain: ModuleChain, leader: PeerId) -> None:
         try:
@@ -300,18 +300,20 @@ class Leadership:
         stranger may lead: we keep it, and offer it again, until final versions have left it behind. Raises SwarmError
         and IntegrityError."""
         module, history, watch = chain.module, self._node.history, self._node.watch
-        sealed = chain.ledger.open.get(contribution)
-        payload = self._node.store.get(sealed.document.payload.digest) if sealed is not None else None
-        if sealed is None or payload is None:
+        sealed, refusals = chain.ledger.open.get(contribution), self._refused[module]
+        if sealed is None:
             return True
-        if self._refused.get(contribution, ("", 0))[:2] != (leader, watch.reached(module)):
+        if refusals.get(contribution, ("", 0))[:2] != (leader, watch.reached(module)):
+            payload = self._node.store.get(sealed.document.payload.digest)
+            if payload is None:
+                return True
             try:
                 await RemoteLedger(self._node, leader, module).forward(sealed, payload)
                 history.add("resubmitted", module=str(module), id=contribution, to=leader)
                 return True
             except Refused as refused:
                 if refused.reason in NOTED:  # others speak of the leader
-                    self._refused[contribution] = leader, watch.reached(module), refused.reason
+                    refusals[contribution] = leader, watch.reached(module), refused.reason
         source = next((peer for peer in watch.coordinators() if peer != self._node.peer), leader)
         try:
             is_counted = await chain.is_counted(sealed, source)
@@ -320,7 +322,7 @@ class Leadership:
         if is_counted:
             chain.forget(sealed)
         elif is_counted is False:
-            chain.expire(sealed, self._refused.get(contribution, (leader, 0, Reason.STALE_BASE))[2])
+            chain.expire(sealed, refusals.get(contribution, (leader, 0, Reason.STALE_BASE))[2])
         return is_counted is not None
 
     async def _pass_on(self, module: ModuleId) -> None:

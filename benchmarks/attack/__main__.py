@@ -12,30 +12,19 @@ from typing import Annotated
 import typer
 
 from benchmarks.report import Corpus, run_benchmark, show, table, write_json
+from benchmarks.swarm_faults.swarm import LocalSwarm, require_new, stoppable
 
 from .strangers import ATTACKS
-from .twins import TTL_S, Left, Options, play, prepare
+from .twins import TTL_S, Game, Left, Options, play, prepare
 
 PERPLEXITY_RISE_MAX = 0.03
 FIRST = ("leader",)
 """Attacks that are also played by a stranger that is there first."""
 CHURN = ("leader", "cold-start")
 """Attacks that need a leader that dies; their twin loses the same one."""
+MEANS = ("rise", "stolen", "gap_s", "twin_gap_s")
 EPILOG = """Exit codes: 0 every run is within 3 % of its twin and nothing of a stranger's is signed; 1 one is not; 2 a
 wrong flag or corpus; 130 stopped."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Game:
-    """One attack, and the circumstances."""
-
-    attack: str
-    has_churn: bool = False
-    is_first: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.attack + " first" * self.is_first + " under churn" * self.has_churn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +40,7 @@ class Figures:
     seconds: float
     twin_seconds: float
     gap_s: float
+    twin_gap_s: float
     stolen: float
     signed: int
     heard: dict[str, int]
@@ -80,10 +70,10 @@ def main(
 ) -> None:
     """Run three honest volunteers beside one stranger, for each attack, and the same volunteers alone; compare the
     perplexity at the same version, and count what the stranger got."""
-    from benchmarks.swarm_faults.swarm import require_new, stoppable
     from dipaco_p2p.program.console import run_program
 
     wanted = games(names or [])
+    options = Options(rounds=rounds, steps=steps, corpus=corpus, limit_s=limit)
     found: list[Figures] = []
     spreads: list[float] = []
 
@@ -91,11 +81,15 @@ def main(
         require_new(out)
         with stoppable():
             for seed in range(seeds):
-                options = Options(rounds=rounds, steps=steps, corpus=corpus, limit_s=limit)
-                figures, spread = await _play_seed(out / f"seed-{seed}", options, wanted, seed=seed)
-                found.extend(figures)
+                work = out / f"seed-{seed}"
+                prepared = await prepare(work, options, seed=seed)
+                twins, spread = await _play_twins(prepared, work, options, wanted)
                 spreads.append(spread)
-                write_json(out / "attack.json", {"twins_differ": spreads, "runs": [asdict(one) for one in found]})
+                for game in wanted:
+                    left = await play(prepared, work / game.name, options, game)
+                    found.append(await asyncio.to_thread(_compared, game, left, twins[game.has_churn], seed))
+                    show(_table(found[-1:]))
+                    write_json(out / "attack.json", {"twins_differ": spreads, "runs": [asdict(one) for one in found]})
 
     code = run_program(run)
     if found:
@@ -103,21 +97,16 @@ def main(
     raise typer.Exit(code or int(not all(map(_is_kept, found))))
 
 
-async def _play_seed(work: Path, options: Options, wanted: Sequence[Game], *, seed: int) -> tuple[list[Figures], float]:
-    prepared = await prepare(work, options, seed=seed)
-    twins: dict[bool, Left] = {}
-    for has_churn in sorted({False, *(game.has_churn for game in wanted)}):
-        name = "twin under churn" if has_churn else "twin"
-        twins[has_churn] = await play(prepared, work / name, options, attack="", has_churn=has_churn)
-    again = await play(prepared, work / "twin again", options, attack="", has_churn=False)
-    figures = []
-    for game in wanted:
-        how = Options(**(asdict(options) | {"is_first": game.is_first}))
-        left = await play(prepared, work / game.name, how, attack=game.attack, has_churn=game.has_churn)
-        figures.append(await asyncio.to_thread(_compared, game, left, twins[game.has_churn], seed))
-        show(_table(figures[-1:]))
-    spread = await asyncio.to_thread(_rise, twins[False], again)
-    return figures, abs(spread)
+async def _play_twins(
+    prepared: LocalSwarm, work: Path, options: Options, wanted: Sequence[Game]
+) -> tuple[dict[bool, Left], float]:
+    """The runs that nobody attacks, with churn and without, and by how much two of them differ."""
+    needed = [
+        Game(attack="", has_churn=has_churn) for has_churn in sorted({False, *(game.has_churn for game in wanted)})
+    ]
+    twins = {game.has_churn: await play(prepared, work / game.name, options, game) for game in needed}
+    again = await play(prepared, work / "twin again", options, needed[0])
+    return twins, abs(await asyncio.to_thread(_rise, twins[False], again))
 
 
 def _rise(one: Left, other: Left) -> float:
@@ -136,6 +125,7 @@ def _compared(game: Game, left: Left, twin: Left, seed: int) -> Figures:
         seconds=left.seconds,
         twin_seconds=twin.seconds,
         gap_s=left.gap_s,
+        twin_gap_s=twin.gap_s,
         stolen=left.stolen,
         signed=left.signed,
         heard=left.heard,
@@ -150,7 +140,7 @@ def _table(found: Sequence[Figures]) -> object:
     rows = []
     for name in dict.fromkeys(one.game for one in found):
         runs = [one for one in found if one.game == name]
-        mean = {key: statistics.mean(getattr(one, key) for one in runs) for key in ("rise", "stolen", "gap_s")}
+        mean = {key: statistics.mean(getattr(one, key) for one in runs) for key in MEANS}
         told = max(runs, key=lambda one: sum(one.heard.values())).heard
         most = ", ".join(f"{reason} {count}" for reason, count in sorted(told.items(), key=lambda item: -item[1])[:3])
         times = statistics.mean(one.seconds / one.twin_seconds for one in runs)
@@ -161,14 +151,14 @@ def _table(found: Sequence[Figures]) -> object:
                 f"{runs[0].twin:.1f}",
                 f"{mean['rise']:+.1%}",
                 f"{times:.2f}",
-                f"{mean['gap_s']:.0f}",
+                f"{mean['gap_s']:.0f} ({mean['twin_gap_s']:.0f})",
                 f"{mean['stolen']:.2f}",
                 str(sum(one.signed for one in runs)),
                 most,
             )
         )
     title = f"One stranger beside three volunteers (an expiry is {TTL_S:g} s)"
-    columns = ("attack", "rounds", "twin", "perplexity", "time", "gap, s", "credit", "signed", "heard")
+    columns = ("attack", "rounds", "twin", "perplexity", "time", "gap, s (twin)", "credit", "signed", "heard")
     return table(title, columns, rows, left=("heard",))
 
 

@@ -58,12 +58,11 @@ GARBAGE = 1000.0
 TINY_NORM = 1e-7
 SMALL_SHARES = 670
 """As many as once made a version too large for its document."""
-FALSE_SEEDS = 3
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Attack = Callable[["Stranger"], Awaitable[None]]
-Make = Callable[[ModuleId, ModuleVersion, ModuleVersion | None], Awaitable[Floats | None]]
-"""An outer gradient for the version after this one, whose parent is the last."""
+Make = Callable[[ModuleVersion, ModuleVersion | None], Awaitable[Floats | None]]
+"""An outer gradient that begins with the first of the two, whose parent is the second; None: not from this one."""
 ATTACKS: dict[str, Attack] = {}
 
 
@@ -175,7 +174,7 @@ class Stranger:
                 with contextlib.suppress(DipacoError):
                     head, parent = await self.head_and_parent(module)
                     if head.version < self.run.config.rounds.rounds:
-                        await self._contribute_to(head, await make(module, head, parent), told)
+                        await self._contribute_to(head, await make(head, parent), told)
             await asyncio.sleep(AGAIN_S)
 
     async def _contribute_to(
@@ -217,18 +216,14 @@ async def last_step(me: Stranger, head: ModuleVersion, parent: ModuleVersion | N
 @attack("copy")
 async def copy(me: Stranger) -> None:
     """One identity pushes the last round's step again, on all paths."""
-
-    async def make(module: ModuleId, head: ModuleVersion, parent: ModuleVersion | None) -> Floats | None:
-        return await last_step(me, head, parent)
-
-    await me.contribute_everywhere(make)
+    await me.contribute_everywhere(partial(last_step, me))
 
 
 @attack("negate")
 async def negate(me: Stranger) -> None:
     """One identity pushes the last round's step with the other sign, three times as long, on all paths."""
 
-    async def make(module: ModuleId, head: ModuleVersion, parent: ModuleVersion | None) -> Floats | None:
+    async def make(head: ModuleVersion, parent: ModuleVersion | None) -> Floats | None:
         found = await last_step(me, head, parent)
         return None if found is None else scaled(-found, 3 * usual_norm(head))
 
@@ -241,7 +236,7 @@ def noise_of(norm: Callable[[Floats, ModuleVersion], float]) -> Attack:
     async def work(me: Stranger) -> None:
         chance = np.random.default_rng(0)
 
-        async def make(module: ModuleId, head: ModuleVersion, parent: ModuleVersion | None) -> Floats | None:
+        async def make(head: ModuleVersion, parent: ModuleVersion | None) -> Floats | None:
             params = await me.params(head)
             length = norm(params, head)
             return scaled(np.asarray(chance.normal(size=params.shape)), length) if length else None

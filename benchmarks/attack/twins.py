@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.swarm_faults.churn import write_run_file
-from benchmarks.swarm_faults.evidence import Event, read_events
+from benchmarks.swarm_faults.evidence import read_events
 from benchmarks.swarm_faults.schedule import SEED_NODE, Verb, volunteers
 from benchmarks.swarm_faults.swarm import POLL_S, LocalSwarm, copy_prepared
 from bootstrap.archives.evaluator import Evaluator
@@ -40,8 +42,21 @@ class Options:
     corpus: str = "found"
     limit_s: float = 240.0
     """A run that has not come to its end by then is stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Game:
+    """One attack, "" for none, and the circumstances."""
+
+    attack: str
+    has_churn: bool = False
+    """Whether the first volunteer is killed once, and comes back."""
     is_first: bool = False
     """Whether the stranger is there before the volunteers are."""
+
+    @property
+    def name(self) -> str:
+        return (self.attack or "twin") + " first" * self.is_first + " under churn" * self.has_churn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +69,7 @@ class Left:
     versions: int
     """That every module has."""
     gap_s: float
-    """The longest time in which some module had no new version."""
+    """The longest time in which some module had no new version, also before its first one and until it was stopped."""
     counted: dict[str, int]
     """Contributions that count, by author."""
     signed: int
@@ -73,8 +88,7 @@ class Left:
     def perplexity(self, version: int) -> float:
         """On the validation part, after so many rounds."""
         run, store = RunFolder(self.folder).require()
-        loss = Evaluator(run, store, SeedArchive(run, store)).evaluate(version).routed.loss
-        return math.exp(loss) if loss < 700 else math.inf
+        return Evaluator(run, store, SeedArchive(run, store)).evaluate(version).routed.perplexity
 
 
 async def prepare(work: Path, options: Options, *, seed: int) -> LocalSwarm:
@@ -98,26 +112,27 @@ async def prepare(work: Path, options: Options, *, seed: int) -> LocalSwarm:
     return prepared
 
 
-async def play(prepared: LocalSwarm, work: Path, options: Options, *, attack: str, has_churn: bool) -> Left:
-    """Train a copy of the prepared run to its end, beside a stranger with this attack; "" for nobody. Raises
-    DipacoError."""
+async def play(prepared: LocalSwarm, work: Path, options: Options, game: Game) -> Left:
+    """Train a copy of the prepared run to its end, or until its time is over. Raises DipacoError."""
     copy_prepared(prepared.folder, work / SEED_NODE)
+    run, _ = RunFolder(work / SEED_NODE).require()
     swarm, strangers = LocalSwarm(work, prepared.run_file), Children(threads=1)
     try:
         with stage(f"Training, {work.name}"):
             await swarm.open()
-            if options.is_first:
-                await _intrude(strangers, swarm, attack)
+            if game.is_first:
+                await _intrude(strangers, swarm, game.attack)
             began_s = time.time()
             for name in volunteers(options.peers):
                 await swarm.start(name)
-            if not options.is_first:
-                await _intrude(strangers, swarm, attack)
-            await _until_complete(swarm, options, has_churn=has_churn, until_s=began_s + options.limit_s)
+            if not game.is_first:
+                await _intrude(strangers, swarm, game.attack)
+            await _until_complete(swarm, run, has_churn=game.has_churn, until_s=began_s + options.limit_s)
+            ended_s = time.time()
     finally:
         await strangers.end_all()
         await swarm.end()
-    return await asyncio.to_thread(_left, swarm, options, began_s)
+    return await asyncio.to_thread(_left, swarm, began_s, ended_s)
 
 
 async def _intrude(strangers: Children, swarm: LocalSwarm, attack: str) -> None:
@@ -127,11 +142,11 @@ async def _intrude(strangers: Children, swarm: LocalSwarm, attack: str) -> None:
         await strangers.start(STRANGER, "benchmarks.attack.strangers", *arguments, log=log)
 
 
-async def _until_complete(swarm: LocalSwarm, options: Options, *, has_churn: bool, until_s: float) -> None:
-    victim, back_s = volunteers(options.peers)[0], math.inf
+async def _until_complete(swarm: LocalSwarm, run: Run, *, has_churn: bool, until_s: float) -> None:
+    victim, back_s = swarm.volunteers[0], math.inf
     kill_round = KILL_ROUND if has_churn else math.inf
     while time.time() < until_s and any(swarm.members[name].is_alive for name in swarm.volunteers):
-        if _versions(_archived(swarm.folder), options) >= kill_round:
+        if min(map(len, _archived_s(swarm.folder, run).values())) >= kill_round:
             await swarm.act(Verb.KILL, victim)
             kill_round, back_s = math.inf, time.time() + AWAY_S
         if time.time() >= back_s:
@@ -141,30 +156,32 @@ async def _until_complete(swarm: LocalSwarm, options: Options, *, has_churn: boo
         await asyncio.sleep(5 * POLL_S)
 
 
-def _archived(folder: Path) -> list[Event]:
-    return [event for event in read_events([folder / GRID / "history.jsonl"]) if event.ev == "archived"]
+def _archived_s(folder: Path, run: Run) -> dict[str, list[float]]:
+    """When the archive got each version of each module."""
+    found: dict[str, list[float]] = {str(module): [] for module in run.topology.modules()}
+    for event in read_events([folder / GRID / "history.jsonl"]):
+        if event.ev == "archived":
+            found[event["module"]].append(event.t_s)
+    return found
 
 
-def _versions(archived: list[Event], options: Options) -> int:
-    newest: Counter[str] = Counter()
-    for event in archived:
-        newest[event["module"]] = max(newest[event["module"]], event["version"])
-    return min(newest.values()) if len(newest) == 5 else 0
-
-
-def _left(swarm: LocalSwarm, options: Options, began_s: float) -> Left:
+def _left(swarm: LocalSwarm, began_s: float, ended_s: float) -> Left:
     run, store = RunFolder(swarm.folder).require()
-    archive, archived = SeedArchive(run, store), _archived(swarm.folder)
+    archive, archived_s = SeedArchive(run, store), _archived_s(swarm.folder, run)
     theirs = swarm.home(STRANGER)
     keys = frozenset(json.loads((theirs / KEYS).read_text()) if (theirs / KEYS).exists() else ())
     heard = json.loads((theirs / HEARD).read_text()) if (theirs / HEARD).exists() else {}
     documents = [sealed.document for ledger in archive.ledgers.values() for sealed in ledger.versions]
     counted = Counter(share.peer for version in documents for share in version.shares)
+    versions = min(ledger.head.version for ledger in archive.ledgers.values())
+    rounds = run.config.rounds.rounds
+    if versions == rounds:  # whoever leaves afterwards takes its time
+        ended_s = max(map(max, archived_s.values()))
     return Left(
         folder=swarm.folder,
-        seconds=max((event.t_s for event in archived), default=time.time()) - began_s,
-        versions=min(ledger.head.version for ledger in archive.ledgers.values()),
-        gap_s=_gap_s(archived, run, began_s),
+        seconds=ended_s - began_s,
+        versions=versions,
+        gap_s=max(longest_gap_s(times, began_s, ended_s, rounds=rounds) for times in archived_s.values()),
         counted={str(peer): count for peer, count in counted.items()},
         signed=sum(version.author in keys for version in documents),
         heard=heard,
@@ -172,12 +189,8 @@ def _left(swarm: LocalSwarm, options: Options, began_s: float) -> Left:
     )
 
 
-def _gap_s(archived: list[Event], run: Run, began_s: float) -> float:
-    """From the first contribution's version on: before, nobody had trained."""
-    gaps, ended_s = [0.0], max((event.t_s for event in archived), default=began_s)
-    for module in map(str, run.topology.modules()):
-        times = [event.t_s for event in archived if event["module"] == module]
-        is_done = len(times) >= run.config.rounds.rounds
-        times += [] if is_done else [max(ended_s, time.time())]
-        gaps += [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
-    return max(gaps)
+def longest_gap_s(times: Sequence[float], began_s: float, ended_s: float, *, rounds: int) -> float:
+    """Between two versions of a module that came at these times, before the first, and after the last one that came if
+    the run has more."""
+    marks = [began_s, *times, *([ended_s] if len(times) < rounds else [])]
+    return max(later - earlier for earlier, later in itertools.pairwise(marks))

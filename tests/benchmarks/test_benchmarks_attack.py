@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from benchmarks.attack.__main__ import Figures, Game, _is_kept, _table, games
+from benchmarks.attack.__main__ import Figures, _is_kept, _table, games
 from benchmarks.attack.strangers import ATTACKS
-from benchmarks.attack.twins import Left
+from benchmarks.attack.twins import Game, Left, longest_gap_s
 from benchmarks.report import COLUMNS
 
 
@@ -20,7 +20,7 @@ def left(**changes: object) -> Left:
 
 def figures(**changes: object) -> Figures:
     known = {"game": "copy", "seed": 0, "version": 6, "perplexity": 101.0, "twin": 100.0, "seconds": 40.0}
-    rest = {"twin_seconds": 32.0, "gap_s": 7.0, "stolen": 0.0, "signed": 0, "heard": {"norm": 3}}
+    rest = {"twin_seconds": 32.0, "gap_s": 7.0, "twin_gap_s": 6.0, "stolen": 0.0, "signed": 0, "heard": {"norm": 3}}
     return Figures(**(known | rest | changes))  # type: ignore[arg-type]
 
 
@@ -50,6 +50,15 @@ def test_a_run_is_kept_within_three_percent_and_while_nothing_of_a_stranger_is_s
     changes: dict[str, object], is_kept: bool
 ) -> None:
     assert _is_kept(figures(**changes)) == is_kept
+
+
+@pytest.mark.parametrize(
+    ("times", "gap_s"),
+    [([20.0, 30.0, 45.0], 20.0), ([5.0, 30.0, 45.0], 25.0), ([20.0, 30.0], 70.0), ([], 100.0)],
+)
+def test_a_module_that_stands_still_at_first_or_to_the_end_has_a_gap(times: list[float], gap_s: float) -> None:
+    """A stranger that led from the first moment on, and made nothing, had no gap at all."""
+    assert longest_gap_s(times, 0.0, 100.0, rounds=3) == gap_s
 
 
 def test_the_table_has_a_row_for_each_attack_with_the_mean_of_its_seeds(capsys: pytest.CaptureFixture[str]) -> None:

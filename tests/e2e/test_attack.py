@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from benchmarks.attack.twins import Options, play, prepare
+from benchmarks.attack.twins import Game, Options, play, prepare
 
 
 def test_a_stranger_beside_three_volunteers_is_heard_and_gets_nothing(tmp_path: Path, corpus: Path) -> None:
@@ -13,7 +13,7 @@ def test_a_stranger_beside_three_volunteers_is_heard_and_gets_nothing(tmp_path: 
 
     async def run() -> None:
         prepared = await prepare(tmp_path, options, seed=0)
-        left = await play(prepared, tmp_path / "tiny", options, attack="tiny", has_churn=False)
+        left = await play(prepared, tmp_path / "tiny", options, Game(attack="tiny"))
         assert left.versions == 2 and left.signed == 0 and len(left.strangers) == 1
         assert left.perplexity(2) > 1 and left.gap_s < options.limit_s
         assert (tmp_path / "tiny" / "stranger.log").read_text() == ""

@@ -207,6 +207,12 @@ def _bound_s(outcome: Outcome) -> float:
     return REASSIGNED_TTLS * outcome.ttl_s + round_s + (QUIET_S if was_away else 0.0)
 
 
+def records_expire(outcome: Outcome) -> Iterator[Broken]:
+    """5: nobody believes a record of a peer longer than its author said."""
+    for key in sorted(frozenset().union(*(look.outlived for look in outcome.looks))):
+        yield Broken(5, f"a record under {key.partition('/')[2]} was shown after its expiry")
+
+
 def leaders_stay(outcome: Outcome) -> Iterator[Broken]:
     """5: nobody takes a module from a volunteer that lives; told by runs in which people only join."""
     if {str(event.facts["fault"]) for event in outcome.of("fault")} - {"join"}:
@@ -293,6 +299,7 @@ SAFETY: tuple[Check, ...] = (
     terms_are_remembered,
     the_deposed_are_refused,
     modules_are_sound,
+    records_expire,
     leaders_stay,
     outages_lose_open_rounds_only,
     programs_do_not_fail,

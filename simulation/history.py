@@ -63,6 +63,8 @@ class Look:
     """Ids of the contributions on each machine's disk, whether the machine runs or not."""
     terms: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """The newest term on the disk of each machine, by machine and module."""
+    outlived: frozenset[str] = frozenset()
+    """Keys of records that somebody still shows long after their signed expiry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

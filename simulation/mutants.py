@@ -275,21 +275,25 @@ def whoever_says_so_is_a_seed(patches: Patches) -> None:
 # -- records
 
 
-def _immortal(kind: str) -> Callable[[Any], Any]:
+def _immortal(kind: str) -> tuple[tuple[Any, str, Callable[[Any], Any]], ...]:
     """Records under keys of this kind never expire for their reader."""
 
-    def make(original: Any) -> Any:
-        def live(self: RecordCache, key: str) -> Any:
-            return self._rows[key].records if kind in key and key in self._rows else original(self, key)
+    def showing(field: str) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            def live(self: RecordCache, key: str) -> Any:
+                is_meant = kind in key and key in self._rows
+                return dict(getattr(self._rows[key], field)) if is_meant else original(self, key)
 
-        return live
+            return live
 
-    return make
+        return make
+
+    return (RecordCache, "live", showing("records")), (RecordCache, "_live", showing("held"))
 
 
-replacing("expired claims kept for ever", (RecordCache, "_live", _immortal("/claims")), faults=("gone for good",))
-replacing("heartbeat of the dead believed", (RecordCache, "_live", _immortal("/peers")), faults=("gone for good",))
-replacing("head of the dead believed", (RecordCache, "_live", _immortal("/heads")), faults=("gone for good",))
+replacing("expired claims kept for ever", *_immortal("/claims"), faults=("gone for good",))
+replacing("heartbeat of the dead believed", *_immortal("/peers"), faults=("gone for good",))
+replacing("head of the dead believed", *_immortal("/heads"), faults=("gone for good",))
 replacing(
     "chain not checked for what counts twice",
     (Tally, "check", _nothing),

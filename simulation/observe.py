@@ -19,14 +19,14 @@ from dipaco_p2p.owner.chain import ModuleChain
 from dipaco_p2p.program.history import History
 from dipaco_p2p.protocol.documents import Contribution, Sealed
 from dipaco_p2p.protocol.liveness import Claim, Head, read_all
-from dipaco_p2p.protocol.records import Record, claims_key, heads_key, newest
+from dipaco_p2p.protocol.records import Record, claims_key, heads_key, newest, peers_key
 from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .actors import Environment, Machine
 from .history import Look
-from .virtual_time import WHO
+from .virtual_time import WHO, VirtualClock
 
 TTLS = 8.0
 """Lives of a heartbeat until the dead are replaced, their claims and their terms have lapsed."""
@@ -34,6 +34,8 @@ QUIET_S = 30.0
 """How long a coordinator that was away waits for the last groups before it grants a module to others."""
 OWN_S = 15.0
 """Inner steps and calls, a few of which may take their whole time."""
+SKEW_MAX_S = 25.0
+"""More than the clocks of two machines ever differ."""
 OPEN, MANDATE, VERSION, SUFFIX = "open-", "mandate-", "version-", ".json"
 
 
@@ -105,6 +107,7 @@ def look(world: Environment, disks: DiskView) -> Look:
         led=frozenset(led),
         claimed=frozenset(claimed),
         versions=versions,
+        outlived=_outlived(world),
         **disks.sight(),
     )
 
@@ -120,10 +123,20 @@ def claims(world: Environment, path: PathId) -> dict[PeerId, Claim]:
 
 
 def _bodies(world: Environment, key: str) -> dict[PeerId, dict[str, Any]]:
-    records: list[Record] = []
-    for node in world.network.nodes:
-        records += node.records.live(key).values()
-    return {peer: record.body for peer, record in newest(records).items()}
+    return {peer: record.body for peer, record in newest(_records(world, key)).items()}
+
+
+def _records(world: Environment, key: str) -> list[Record]:
+    return [record for node in world.network.nodes for record in node.records.live(key).values()]
+
+
+def _outlived(world: Environment) -> frozenset[str]:
+    """The keys under which somebody shows a record that has long expired, by the true time."""
+    topology, run = world.run.topology, world.run.id
+    keys = [peers_key(run), *(claims_key(run, path) for path in topology.paths())]
+    keys += [heads_key(run, module) for module in topology.modules()]
+    over_s = VirtualClock().now_s() - SKEW_MAX_S
+    return frozenset(key for key in keys if any(record.expires_s < over_s for record in _records(world, key)))
 
 
 # -- waits that nothing ends: whether a swarm stands still, and who waits for whom when it does.

@@ -58,6 +58,8 @@ class World(Environment):
         self.calm_down()
         await self._finish()
         self.where = {each.name: each.where() for each in self.volunteers if each.is_up}
+        if tasks[0].done() and (error := tasks[0].exception()) is not None:
+            self.bug(f"nobody watched the run any more: {error!r}", error)
         tasks[0].cancel()
 
     def calm_down(self) -> None:

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,8 @@ class Stranger:
         self.signers: list[Signer] = [swarm.signer]
         self.modules = list(node.run.topology.modules())
         self.ttl_s = node.run.config.liveness.heartbeat_ttl_s
+        self._claimed: PathId | None = None
+        self._claimed_s = 0.0
 
     def new_keys(self, count: int) -> list[Signer]:
         """Identities cost nothing, and need no node of their own to be heard."""
@@ -166,30 +168,40 @@ class Stranger:
         chain = [genesis_version(self.run.manifest, module), *await fetch_chain(self.node, module)]
         return chain[-1], chain[-2] if len(chain) > 1 else None
 
-    async def contribute_everywhere(self, make: Make) -> None:
-        """On every path of every module, from every version on, with one identity and no training."""
+    async def contribute(
+        self, make: Make, *, paths: Collection[PathId] | None = None, is_claiming: bool = False
+    ) -> None:
+        """On these paths, or all, of every module, from every version on, with one identity and no training; a path is
+        claimed just before, or none ever is."""
+        wanted = set(self.run.topology.paths() if paths is None else paths)
         told: set[tuple[ModuleId, PathId, int]] = set()
         while True:
             for module in self.modules:
                 with contextlib.suppress(DipacoError):
                     head, parent = await self.head_and_parent(module)
-                    if head.version < self.run.config.rounds.rounds:
-                        await self._contribute_to(head, await make(head, parent), told)
+                    if head.version == self.run.config.rounds.rounds or (values := await make(head, parent)) is None:
+                        continue
+                    payload = self.payload(module, values)
+                    for path in sorted(wanted.intersection(self.run.topology.paths_through(module))):
+                        if (module, path, head.version) not in told:
+                            if is_claiming:
+                                await self.say_claim(path)
+                            said = await self._contribute_to(head, path, payload)
+                            if said in ("taken", "norm"):
+                                told.add((module, path, head.version))
             await asyncio.sleep(AGAIN_S)
 
-    async def _contribute_to(
-        self, head: ModuleVersion, values: Floats | None, told: set[tuple[ModuleId, PathId, int]]
-    ) -> None:
-        if values is None:
-            return
-        payload = self.payload(head.module, values)
-        for path in self.run.topology.paths_through(head.module):
-            if (head.module, path, head.version) not in told:
-                sealed = self.document(head.module, path, head, payload, author=self.swarm.signer)
-                said = await self.push(sealed, payload)
-                self.heard[said] += 1
-                if said in ("taken", "norm"):
-                    told.add((head.module, path, head.version))
+    async def _contribute_to(self, head: ModuleVersion, path: PathId, payload: bytes) -> str:
+        sealed = self.document(head.module, path, head, payload, author=self.swarm.signer)
+        said = await self.push(sealed, payload)
+        self.heard[said] += 1
+        return said
+
+    async def say_claim(self, path: PathId) -> None:
+        """That we train `path` from now on, and no other."""
+        if self._claimed != path:
+            self._claimed, self._claimed_s = path, time.time()
+        await self.put_as(self.swarm.signer, claims_key(self.run.id, path), Claim(path=path, since_s=self._claimed_s))
 
 
 def scaled(values: Any, norm: float) -> Floats:
@@ -210,24 +222,25 @@ async def last_step(me: Stranger, head: ModuleVersion, parent: ModuleVersion | N
     return scaled(await me.params(parent) - await me.params(head), usual_norm(head))
 
 
+async def last_step_back(me: Stranger, head: ModuleVersion, parent: ModuleVersion | None) -> Floats | None:
+    """The last round's step with the other sign, three times as long."""
+    found = await last_step(me, head, parent)
+    return None if found is None else scaled(-found, 3 * usual_norm(head))
+
+
 # -- work that nobody did
 
 
 @attack("copy")
 async def copy(me: Stranger) -> None:
     """One identity pushes the last round's step again, on all paths."""
-    await me.contribute_everywhere(partial(last_step, me))
+    await me.contribute(partial(last_step, me))
 
 
 @attack("negate")
 async def negate(me: Stranger) -> None:
     """One identity pushes the last round's step with the other sign, three times as long, on all paths."""
-
-    async def make(head: ModuleVersion, parent: ModuleVersion | None) -> Floats | None:
-        found = await last_step(me, head, parent)
-        return None if found is None else scaled(-found, 3 * usual_norm(head))
-
-    await me.contribute_everywhere(make)
+    await me.contribute(partial(last_step_back, me))
 
 
 def noise_of(norm: Callable[[Floats, ModuleVersion], float]) -> Attack:
@@ -241,7 +254,7 @@ def noise_of(norm: Callable[[Floats, ModuleVersion], float]) -> Attack:
             length = norm(params, head)
             return scaled(np.asarray(chance.normal(size=params.shape)), length) if length else None
 
-        await me.contribute_everywhere(make)
+        await me.contribute(make)
 
     return work
 
@@ -269,12 +282,27 @@ async def shares(me: Stranger) -> None:
         await asyncio.sleep(AGAIN_S)
 
 
+# -- work that nobody did, with claims
+
+
 @attack("pace")
 async def pace(me: Stranger) -> None:
-    """A volunteer of half of the paths that is done as soon as it begins, so that deadlines shrink."""
+    """A volunteer of half of the paths, one after the other, that is done as soon as it begins, so that deadlines
+    shrink."""
     paths = list(me.run.topology.paths())
-    mine = paths[: len(paths) // 2]
-    await asyncio.gather(copy(me), claim(me, [me.swarm.signer], [mine]))
+    await me.contribute(partial(last_step, me), paths=paths[: len(paths) // 2], is_claiming=True)
+
+
+@attack("mover")
+async def mover(me: Stranger) -> None:
+    """As `negate`; it moves its claim to each path before it pushes."""
+    await me.contribute(partial(last_step_back, me), is_claiming=True)
+
+
+@attack("claimant")
+async def claimant(me: Stranger) -> None:
+    """As `negate`, on the one path that it claims: a quarter of the run's."""
+    await me.contribute(partial(last_step_back, me), paths=[max(me.run.topology.paths())], is_claiming=True)
 
 
 # -- claims without work

@@ -126,6 +126,16 @@ def bases_are_fresh(outcome: Outcome) -> Iterator[Broken]:
                     yield Broken(2, f"{module} counts a contribution of {each.path}, which is not its own")
 
 
+def claims_come_first(outcome: Outcome) -> Iterator[Broken]:
+    """2: work of a stranger counts only on a path that it has claimed."""
+    claimed = {(event.facts["peer"], event.facts["path"]) for event in outcome.of("claims")}
+    for module, chain in outcome.chains.items():
+        for link in chain:
+            for each in link.counts:
+                if each.peer not in outcome.names and (each.peer, each.path) not in claimed:
+                    yield Broken(2, f"version {link.version} of {module} counts {each.id[:8]}, which nobody claimed")
+
+
 def versions_only_grow(outcome: Outcome) -> Iterator[Broken]:
     """3: a chain has no gap, names its parents, and its terms do not fall; the archive never takes a version back."""
     for module, chain in outcome.chains.items():
@@ -295,6 +305,7 @@ SAFETY: tuple[Check, ...] = (
     holders_are_named,
     nothing_counts_twice,
     bases_are_fresh,
+    claims_come_first,
     versions_only_grow,
     terms_are_remembered,
     the_deposed_are_refused,

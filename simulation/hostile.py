@@ -25,11 +25,13 @@ from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.blobs.blobs import send_blob
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
-from dipaco_p2p.topology import ModuleId
+from dipaco_p2p.topology import ModuleId, PathId
 
 from .actors import Environment
+from .virtual_time import VirtualClock
 
 TIMEOUT_S = 5.0
+CLAIMED_FIRST = 0.5
 
 
 class Stranger:
@@ -74,14 +76,22 @@ class Stranger:
     async def put(self, key: str, body: Any) -> None:
         await self.node.put(key, strict.plain(body), ttl_s=self.world.plan.ttl_s)
 
+    async def claim(self, path: PathId, *, since_s: float) -> None:
+        """Say that we train `path`."""
+        self.world.note("stranger", "claims", peer=self.signer.peer, path=str(path))
+        await self.put(claims_key(self.run.id, path), Claim(path=path, since_s=since_s, round=0))
+
     async def contribute(self, payload: bytes, *, module: ModuleId | None = None, **changes: Any) -> None:
-        """A contribution that is signed well, with these things wrong; what the leader says is not waited for long."""
+        """A contribution that is signed well, with these things wrong; what the leader says is not waited for long. Now
+        and then we claim its path first."""
         module = module or self.module()
         found = await self.head(module)
         if found is None:
             return
         leader, head = found
-        path = self.chance.choice(self.run.topology.paths_through(module))
+        path = changes.pop("path", None) or self.chance.choice(self.run.topology.paths_through(module))
+        if self.chance.random() < CLAIMED_FIRST:
+            await self.claim(path, since_s=VirtualClock().now_s())
         base = genesis_version(self.run.manifest, module)
         document = Contribution(
             run=self.run.id,
@@ -174,8 +184,7 @@ async def forged_head(stranger: Stranger) -> None:
 async def false_claims(stranger: Stranger) -> None:
     """I train all paths; and never a contribution comes."""
     for path in stranger.run.topology.paths():
-        claim = Claim(path=path, since_s=0.0, round=0)
-        await stranger.put(claims_key(stranger.run.id, path), claim)
+        await stranger.claim(path, since_s=0.0)
 
 
 async def willing_owner(stranger: Stranger) -> None:

@@ -18,6 +18,7 @@ from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
+from dipaco_p2p.owner import intake
 from dipaco_p2p.owner import version as recompute
 from dipaco_p2p.owner.chain import ModuleChain
 from dipaco_p2p.owner.intake import Intake
@@ -222,6 +223,11 @@ replacing(
 def norm_check_skipped(patches: Patches) -> None:
     patches.replace_everywhere("judge_norm", admission.judge_norm, lambda norm, norms, base: ADMITTED)
     patches.replace(Norms, "clip_norm", _always(None))
+
+
+@mutant("work counts without a claim", faults=HOSTILE)
+def work_without_a_claim(patches: Patches) -> None:
+    patches.replace_everywhere("require_claim", intake.require_claim, _done)
 
 
 @mutant("NaN check skipped", faults=HOSTILE)

@@ -33,7 +33,7 @@ from ..protocol.norms import NORM_VERSIONS, Norms
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
 from ..protocol.versions import Branch, Known, Tally, check_chain, check_successor, genesis_version, is_final
-from ..topology import ModuleId
+from ..topology import ModuleId, PathId
 from .calls import ChainRequest, Follow, Forward, GetBranch, GetChain, GetOpen, KeepContribution, KeepVersion, TellFinal
 from .items import read_items
 from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member, ask, send
@@ -112,6 +112,11 @@ class Ledger:
     def workers(self) -> frozenset[PeerId]:
         """Whose work the last versions count."""
         return frozenset(share.peer for sealed in self.versions[-WORK_VERSIONS:] for share in sealed.document.shares)
+
+    def workers_on(self, path: PathId) -> frozenset[PeerId]:
+        """Whose work on `path` the last versions count."""
+        shares = (share for sealed in self.versions[-WORK_VERSIONS:] for share in sealed.document.shares)
+        return frozenset(share.peer for share in shares if share.path == path)
 
     @property
     def norms(self) -> Norms:

@@ -42,6 +42,8 @@ ASKED_AT_ONCE = 4
 """Peers that are asked for a mandate."""
 DECREES_ASKED = 2
 """Peers that are asked at once for the coordinator's decrees that we lack."""
+CLAIM_LOOK_S = 0.5
+"""Between two looks for claims that a contribution needs: a volunteer asks again as often."""
 ROUND_TIMEOUT_S = 5.0
 """For the answer to `module.round`: a peer that looks for work must not wait long for a frozen leader."""
 
@@ -167,6 +169,8 @@ class Watch:
         self._sightings = Sightings(
             swarm.peer, ttl_s=run.config.liveness.heartbeat_ttl_s, deadline_max_s=run.config.rounds.deadline_s
         )
+        self._looked_s: dict[PathId, float] = {}
+        """When the claims of a path were last looked for between two looks at the swarm."""
         self.heads: dict[ModuleId, dict[PeerId, Head]] = {module: {} for module in run.topology.modules()}
         self._mandates = mandates
         self._decrees = decrees
@@ -219,6 +223,16 @@ class Watch:
 
     async def read_claims(self, paths: Iterable[PathId] | None = None) -> None:
         await asyncio.gather(*map(self._read_claims_of, self.claims if paths is None else list(paths)))
+
+    async def claimed_s(self, peer: PeerId, path: PathId) -> float | None:
+        """Since when the newest claim of `peer` is one of `path`; None if it is not. A claim that we have not seen yet
+        is looked for, at most once in CLAIM_LOOK_S for each path, whoever asks."""
+        found, now_s = self._sightings.claimed_s(peer, path), self._clock.now_s()
+        if found is None and now_s - self._looked_s.get(path, -math.inf) >= CLAIM_LOOK_S:
+            self._looked_s[path] = now_s
+            await self._read_claims_of(path)
+            found = self._sightings.claimed_s(peer, path)
+        return found
 
     async def read_heads(self, module: ModuleId) -> None:
         found = read_all(Head, await self._bodies(heads_key(self._run.id, module)))

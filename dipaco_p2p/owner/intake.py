@@ -16,9 +16,11 @@ from dataclasses import replace
 
 from ..errors import IntegrityError, Refused
 from ..node.ledger import Ledger
+from ..node.node import Member
 from ..node.run import Run
 from ..node.store import Store
-from ..protocol.admission import AdmissionRules, judge
+from ..protocol.admission import AdmissionRules, Hold, judge, judge_claim
+from ..protocol.claims import ranking
 from ..protocol.decrees import Decreed
 from ..protocol.documents import Contribution, Custody, Receipt, Sealed, seal
 from ..protocol.reasons import Reason
@@ -133,6 +135,27 @@ class Intake:
                 taken[path].append(author)
         rules = admission_rules(self._run, self._ledger, contributed=contributed)
         return replace(rules, taken=taken, workers=self._ledger.workers)
+
+
+async def require_claim(
+    node: Member, ledger: Ledger, contribution: Contribution, *, opened_s: Mapping[int, float], deadline_s: float
+) -> None:
+    """Raise Refused unless its author trains the path, as far as we have seen. Asked last, since it may take a look at
+    the DHT. `opened_s` is when the last versions were published here; `deadline_s` how long the open round waits."""
+    author, path = contribution.author, contribution.path
+    if author == node.peer:
+        return
+    since_s = await node.watch.claimed_s(author, path)
+    order, workers = ranking(path, node.watch.claims[path]), ledger.workers_on(path)
+    before = order[: order.index(author)] if author in order else order
+    hold = Hold(
+        since_s=since_s,
+        opened_s=opened_s.get(contribution.base_version),
+        is_second=any(peer in workers for peer in before),
+    )
+    verdict = judge_claim(contribution, hold, now_s=node.clock.now_s(), deadline_s=deadline_s)
+    if verdict.reason is not None:
+        raise Refused(verdict.detail, reason=verdict.reason)
 
 
 def admission_rules(run: Run, ledger: Ledger, *, contributed: Mapping[Key, str]) -> AdmissionRules:

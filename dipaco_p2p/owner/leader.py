@@ -31,7 +31,7 @@ from ..protocol.rounds import UPLOAD_SILENCE_S, VERSIONS_TOLD, Arrivals, Entry, 
 from ..protocol.signing import PeerId
 from ..protocol.versions import Branch, Known
 from .chain import ModuleChain
-from .intake import Intake, receipt_for
+from .intake import Intake, receipt_for, require_claim
 from .replication import Replication
 from .rollback import due, undo
 from .takeover import Takeover
@@ -167,7 +167,7 @@ class Leader:
         custody: tuple[Custody, ...] = ()
         if not self._intake.has(sealed.id):
             with self._intake.arriving(sealed):
-                custody = await self._receive(sender, sealed)
+                custody = await self._receive(sender, sealed, is_promised=is_promised)
             if not is_forwarded:
                 self._learn_pace(sealed.document)
         else:
@@ -210,13 +210,16 @@ class Leader:
         if not self.is_leading:
             raise Refused(f"{self.module} is not led here any more", reason=Reason.NOT_LEADER)
 
-    async def _receive(self, sender: PeerId, sealed: Sealed[Contribution]) -> tuple[Custody, ...]:
+    async def _receive(self, sender: PeerId, sealed: Sealed[Contribution], *, is_promised: bool) -> tuple[Custody, ...]:
         """Measure it, keep it, admit it; who holds it as well."""
         try:
             payload, norm = await self._measure(sealed)
         except PayloadLost:
             raise Refused("upload the payload first", reason=Reason.PAYLOAD_MISSING) from None
         self._intake.judge(sender, sealed, norm=norm)
+        if not is_promised:
+            opened_s, deadline_s = self._arrivals.opened_s, self._deadline_s()
+            await require_claim(self._node, self._ledger, sealed.document, opened_s=opened_s, deadline_s=deadline_s)
         custody = await self._keep(sealed, payload)
         async with self._lock:
             self._require_leading()

@@ -4,8 +4,8 @@
   another, and for everybody who makes a version again. `AdmissionRules` holds the facts that they judge by.
 - Order matters: cheap checks first, and nothing is read from the payload before its author, run and base are right.
   What needs the payload's numbers comes last, from the norm that the core measured.
-- Decrees are facts of one peer, and a ban takes back no receipt: whoever makes a version again leaves them out. All
-  other facts are on the chain, the measure of norms too (norms.py).
+- Decrees and claims are facts of one peer, and neither takes back a receipt: whoever makes a version again leaves them
+  out. All other facts are on the chain, the measure of norms too (norms.py).
 """
 
 from __future__ import annotations
@@ -131,6 +131,34 @@ def judge_decreed(author: PeerId, decreed: Decreed) -> Verdict:
         return Verdict(Reason.BANNED, f"banned by the coordinator: {decreed.banned[author]}")
     if decreed.frozen is not None:
         return Verdict(Reason.FROZEN, f"frozen by the coordinator: {decreed.frozen}")
+    return ADMITTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """What a leader has seen of the claim behind a contribution."""
+
+    since_s: float | None
+    """Since when the author's newest claim is one of the path; None if it is one of another path, or of none."""
+    opened_s: float | None
+    """When the version was published from which the steps began; None if the leader does not know."""
+    is_second: bool
+    """Whether somebody claims the path who came before the author, and has worked on it."""
+
+
+def judge_claim(contribution: Contribution, hold: Hold, *, now_s: float, deadline_s: float) -> Verdict:
+    """Whether its author trains the path, as far as its leader can see; `deadline_s` is how long the round waits.
+
+    A peer has one claim, so it may train one path from each version, and further ones that nobody else trains: who
+    comes to a path in the middle of a round, while others train it, begins with the next round, or after a deadline.
+    In the first round everybody has just come.
+    """
+    path, since_s, opened_s = contribution.path, hold.since_s, hold.opened_s
+    if since_s is None:
+        return Verdict(Reason.UNCLAIMED, f"the newest claim of its author is not one of {path}")
+    is_newcomer = contribution.base_version > 0 and opened_s is not None and since_s > opened_s
+    if is_newcomer and hold.is_second and now_s - since_s < deadline_s:
+        return Verdict(Reason.COVERED, f"{path} is trained by others: a newcomer begins with the next round")
     return ADMITTED
 
 

@@ -28,6 +28,10 @@ class Reason(StrEnum):
     COMPLETE = "complete"
     FULL = "full"
     """The version counts as many contributions of this path as it may."""
+    UNCLAIMED = "unclaimed"
+    """Its author's newest claim is not one of the path."""
+    COVERED = "covered"
+    """Others trained the path when its author claimed it in the middle of the round."""
     NO_MIRROR = "no-mirror"
     """The contribution is on no second disk yet, so there is no receipt."""
     BANNED = "banned"
@@ -66,6 +70,7 @@ class Reason(StrEnum):
 PASSING = {
     Reason.NOT_LEADER,
     Reason.NO_MIRROR,
+    Reason.UNCLAIMED,
     Reason.FROZEN,
     Reason.PAYLOAD_MISSING,
     Reason.BUSY,
@@ -89,6 +94,8 @@ ADMISSION = (
     Reason.NORM,
     Reason.COMPLETE,
     Reason.FULL,
+    Reason.UNCLAIMED,
+    Reason.COVERED,
     Reason.NO_MIRROR,
     Reason.BANNED,
     Reason.FROZEN,

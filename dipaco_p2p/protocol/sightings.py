@@ -140,6 +140,12 @@ class Sightings:
                 is_sending = any(peer in rounds[module].sending for module in path.modules())
                 self._judge(sight, standings[path], deadlines_s[path], is_sending=is_sending, now_s=now_s)
 
+    def claimed_s(self, peer: PeerId, path: PathId) -> float | None:
+        """Since when `peer` claims `path`, give or take the time between two looks, if that is its newest claim that
+        was ever seen, alive or not; None otherwise. -inf if it was there before we looked."""
+        sight = self._peers.get(peer)
+        return sight.seen_s - self._ttl_s / 3 if sight is not None and sight.claim.path == path else None
+
     def excuse(self, path: PathId, *, ask_s: float) -> None:
         """Nobody can work on `path` now, or we cannot know; the leaders should be asked again at `ask_s`."""
         known = self._paths.setdefault(path, _Path())

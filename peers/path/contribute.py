@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Callable
 
@@ -119,12 +120,22 @@ class Contributor:
     async def resume(self, *, within_s: float) -> None:
         """Push again what an earlier process of ours had not brought to its end: the same contributions. Not for ever,
         since there may be no leaders."""
-        waiting = self._outbox.waiting()
-        for contribution, _ in waiting:
-            log.info("goes on with the contribution to %s of an earlier process", contribution.module)
-        pushes = asyncio.gather(*(self._push(contribution, payload) for contribution, payload in waiting))
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(pushes, within_s)
+            await asyncio.wait_for(self._push_waiting(), within_s)
+
+    async def _push_waiting(self) -> None:
+        """By path, whose claim of then may be known to nobody any more: leaders take no work without."""
+        presence, waiting = self._node.presence, sorted(self._outbox.waiting(), key=lambda sent: sent[0].path)
+        try:
+            for path, sent in itertools.groupby(waiting, key=lambda sent: sent[0].path):
+                pushes = list(sent)
+                round_number = max(contribution.base_version for contribution, _ in pushes)
+                await presence.claim(path, since_s=self._node.clock.now_s(), round_number=round_number)
+                for contribution, _ in pushes:
+                    log.info("goes on with the contribution to %s of an earlier process", contribution.module)
+                await asyncio.gather(*(self._push(contribution, payload) for contribution, payload in pushes))
+        finally:
+            await presence.release()
 
     async def contribute(
         self, assignment: Assignment, work: Work, *, on_kept: Callable[[], None] = lambda: None

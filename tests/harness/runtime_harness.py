@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,24 +14,30 @@ from virtual_time import VirtualClock, end, play
 from bootstrap.coordinator.terms import Terms
 from bootstrap.folder import write_stage
 from dipaco_p2p.config import RunConfig
+from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.node import Member, open_member, send, serve_store
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.watch import serve_decrees
+from dipaco_p2p.node.watch import CLAIM_LOOK_S, serve_decrees
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.chain import Chains, ModuleChain
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.leadership import Electing, Leadership
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
-from dipaco_p2p.topology import ModuleId
+from dipaco_p2p.topology import ModuleId, PathId
 from peers.status import Status
 from peers.volunteer import Volunteer
 
 GRACE_S = 30.0
+CLAIM_LOOKS = 4
+"""A leader looks for a claim at most once in CLAIM_LOOK_S."""
+LATER = 2**20
+"""A round that no test comes to."""
 
 
 def node_of(
@@ -248,12 +255,29 @@ async def offer(
     *,
     timeout_s: float = 20.0,
 ) -> Sealed[Receipt]:
-    """Upload and contribute once, as any client may; raises what the leader says."""
+    """Claim the path, upload, and contribute once, as any client may; raises what the leader says."""
     sealed = document if isinstance(document, Sealed) else seal(node.swarm.signer, document)
+    await claim(node, sealed.document.path)
     await send(node, leader, payload)
     header = {"contribution": sealed.to_dict()}
-    reply = await node.swarm.call(leader, "module.contribute", header, timeout_s=timeout_s)
-    return unseal(Receipt, reply.header["receipt"])
+    for _ in range(CLAIM_LOOKS):
+        try:
+            reply = await node.swarm.call(leader, "module.contribute", header, timeout_s=timeout_s)
+        except Refused as refused:
+            if refused.reason != Reason.UNCLAIMED:
+                raise
+            await node.clock.sleep(CLAIM_LOOK_S)
+        else:
+            return unseal(Receipt, reply.header["receipt"])
+    raise AssertionError("the leader does not see our claim")
+
+
+async def claim(node: Member, path: PathId) -> None:
+    """Say that `node` trains `path`, in a way that no round waits for it."""
+    before, since_s = node.presence._claim, node.clock.now_s()
+    if before is not None:
+        since_s = before.since_s if before.path == path else max(since_s, math.nextafter(before.since_s, math.inf))
+    await node.presence.claim(path, since_s=since_s, round_number=LATER)
 
 
 def finished_run(folder: Path, *, rounds: int = 2) -> Run:

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from e2e_harness import Program, children_of, eventually
 
+from dipaco_p2p import strict
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import Refused
@@ -32,6 +33,8 @@ from dipaco_p2p.node.items import read_items
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, seal
+from dipaco_p2p.protocol.liveness import Claim
+from dipaco_p2p.protocol.records import claims_key
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Reply, Swarm
 from dipaco_p2p.swarm.blobs.blobs import send_blob
@@ -46,6 +49,8 @@ GROWTH_MAX_BYTES = 64 * MIB
 Go take and give back some tens of MiB as they please."""
 CALL_TIMEOUT_S = 15.0
 TTL_MAX_S = 3600.0
+CLAIM_TTL_S = 60.0
+LATER = 2**20
 HONEST = "taken"
 """What `Attacker.ask` says when there was no refusal."""
 T = TypeVar("T")
@@ -167,6 +172,11 @@ class Attacker:
     def sealed(self, kind: str, document: Any) -> dict[str, Any]:
         """Any JSON value, signed as a document of `kind`."""
         return {"document": document, "signature": self.swarm.signer.sign(kind, canonical_bytes(document))}
+
+    async def claim(self, path: PathId) -> None:
+        """As a volunteer that trains `path`, in a round that nobody comes to: none waits for it."""
+        body = strict.plain(Claim(path=path, since_s=time.time(), round=LATER))
+        assert await self.swarm.put(claims_key(self.run.id, path), body, ttl_s=CLAIM_TTL_S)
 
     async def upload(self, target: Target, data: bytes) -> str:
         return await send_blob(self.scoped, target.peer, data, timeout_s=CALL_TIMEOUT_S, addresses=[target.address])

@@ -42,6 +42,7 @@ from dipaco_p2p.topology import ModuleId, PathId
 MODULE = ModuleId(1, 0)
 PATH = PathId((0, 0, 0))
 SIZE = module_layout(MODEL, 1).size
+TTL_S = tiny_config().liveness.heartbeat_ttl_s
 
 
 class Stage:
@@ -389,11 +390,12 @@ async def test_a_crowd_fills_no_version_and_leaves_room_for_those_who_have_worke
 
 async def test_a_round_waits_for_both_claimants_of_a_path(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as stage:
-        other = stage.world.peer(62)
+        other, elsewhere = stage.world.peer(62), stage.world.peer(63)
         for path in stage.world.run.topology.paths_through(MODULE):
             if path != PATH:
                 payload = gradient_bytes(stage.world.run, MODULE, seed=5)
-                await offer(stage.node, stage.leader.peer, stage.document(payload, path=path), payload)
+                document = replace(stage.document(payload, path=path), author=elsewhere.peer)
+                await offer(elsewhere, stage.leader.peer, document, payload)
         for node in (stage.node, other):
             await node.presence.claim(PATH, since_s=0.0)
         payload = gradient_bytes(stage.world.run, MODULE, seed=6)
@@ -415,6 +417,51 @@ async def test_a_malformed_question_is_refused(tmp_path: Path, odd: dict[str, An
         with pytest.raises(Refused) as caught:
             await stage.node.swarm.call(stage.leader.peer, "module.next", header, timeout_s=20.0)
         assert caught.value.reason == Reason.MALFORMED
+
+
+# -- a contribution needs a claim
+
+
+async def test_work_of_a_peer_that_claims_nothing_is_refused_until_it_does(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        payload = gradient_bytes(stage.world.run, MODULE)
+        await send(stage.node, stage.leader.peer, payload)
+        header = {"contribution": seal(stage.node.swarm.signer, stage.document(payload)).to_dict()}
+        for method in ("module.contribute", "module.forward"):
+            with pytest.raises(Refused) as caught:
+                extra = {"module": str(MODULE)} if method == "module.forward" else {}
+                await stage.node.swarm.call(stage.leader.peer, method, header | extra, timeout_s=5.0)
+            assert caught.value.reason == Reason.UNCLAIMED
+        await offer(stage.node, stage.leader.peer, stage.document(payload), payload)
+
+
+async def test_one_identity_cannot_train_every_path_of_others(tmp_path: Path) -> None:
+    """It moves its claim to each path and pushes at once. Those who train the paths are there before it."""
+    async with on_stage(tmp_path) as stage:
+        run, paths = stage.world.run, stage.world.run.topology.paths_through(MODULE)
+        honest = [stage.world.peer(70 + number) for number, _ in enumerate(paths)]
+
+        async def push(node: Member, path: PathId) -> str:
+            payload = gradient_bytes(run, MODULE, seed=hash((node.peer, path, stage.owner.head.version)) % 2**32)
+            document = replace(stage.document(payload, path=path), author=node.peer)
+            try:
+                await offer(node, stage.leader.peer, document, payload)
+            except Refused as refused:
+                return refused.reason
+            return "taken"
+
+        for number in range(3):
+            assert {await push(node, path) for node, path in zip(honest, paths, strict=True)} == {"taken"}
+            await eventually(lambda number=number: stage.owner.head.version == number + 1)  # type: ignore[misc]
+        await stage.world.clock.sleep(TTL_S)
+        for node in honest:
+            await node.presence.beat()
+        said = [await push(stage.node, path) for path in paths]
+        assert said == [Reason.COVERED] * len(paths)
+        for node in honest[1:]:  # the last path is free now
+            await node.presence.release()
+        await stage.leader.node.watch.refresh()
+        assert await push(stage.node, paths[-1]) == "taken"
 
 
 # -- what it says of what it refused: signed, in bounds, and nothing of what it took

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_harness import World
+from runtime_harness import World, claim
 from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import end, eventually
 
@@ -298,6 +298,7 @@ async def test_a_push_tells_of_every_part_that_arrived(tmp_path: Path, monkeypat
     async with World(tmp_path, config=tiny_config(rounds=9)) as world:
         node, leader = world.peer(60), world.leader(50)
         await leader.lead(MODULE)
+        await claim(node, PathId((0, 0, 0)))
         await node.watch.refresh()
         payload, told = gradient_bytes(world.run, MODULE), []
         document = contribution_of(world.run, node.swarm.signer, payload, module=MODULE, path=PathId((0, 0, 0)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_harness import Leader, World
+from runtime_harness import Leader, World, claim
 from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import eventually
 
@@ -21,8 +21,10 @@ from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.rounds import notice_s
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
-from peers.path.contribute import BEHIND_TTLS, push
+from peers.path.contribute import BEHIND_TTLS, Contributor, push
+from peers.path.kept import InnerStates, Outbox
 from peers.path.training import Pace
+from peers.status import Status
 
 LIVENESS = LivenessConfig(heartbeat_ttl_s=10.0, settle_s=1.0)
 
@@ -86,6 +88,7 @@ async def on_stage(folder: Path, **faults: Any) -> AsyncIterator[tuple[World, Le
         node = world.peer(60)
         leader = world.leader(50)
         await leader.lead(MODULE)
+        await claim(node, PathId((0, 0, 0)))
         await node.watch.refresh()
         yield world, leader, node
 
@@ -104,7 +107,7 @@ async def test_a_push_ends_with_the_leaders_receipt(tmp_path: Path) -> None:
 
 async def test_a_push_survives_lost_and_doubled_messages(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as (world, leader, node):
-        world.network.loss, world.network.duplication = 0.2, 0.5
+        world.network.loss, world.network.duplication = 0.1, 0.5
         payload = gradient_bytes(world.run, MODULE)
         receipt = (await push(node, document(world, node, payload), payload)).document
         await eventually(lambda: receipt.contribution in leader.owner(MODULE)._ledger.counted)
@@ -143,6 +146,19 @@ async def test_a_push_that_nobody_wants_ends_with_the_reason(tmp_path: Path) -> 
         with pytest.raises(Refused) as caught:
             await push(node, document(world, node, b"no tensors"), b"no tensors")
         assert caught.value.reason == Reason.MALFORMED
+
+
+async def test_what_an_earlier_process_sent_is_taken_by_a_leader_that_knows_no_claim(tmp_path: Path) -> None:
+    """As after an outage of all: the claims of then are gone with the memory of everybody."""
+    async with World(tmp_path, config=tiny_config(rounds=9)) as world:
+        node, leader = world.peer(60), world.leader(50)
+        await leader.lead(MODULE)
+        await node.watch.refresh()
+        payload, began_s = gradient_bytes(world.run, MODULE), world.clock.now_s()
+        Outbox(node).add(document(world, node, payload), payload)
+        await Contributor(node, InnerStates(node), Status()).resume(within_s=60.0)
+        assert Outbox(node).waiting() == [] and world.clock.now_s() - began_s < 5.0
+        assert not node.presence.has_claim
 
 
 async def test_a_receipt_for_something_else_is_not_believed(tmp_path: Path) -> None:

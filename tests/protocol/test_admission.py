@@ -12,8 +12,10 @@ from version_harness import MODULE, PATH, child
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.protocol.admission import (
     AdmissionRules,
+    Hold,
     Verdict,
     judge,
+    judge_claim,
     judge_decreed,
     judge_norm,
 )
@@ -232,7 +234,30 @@ def test_the_banned_are_refused_with_the_reason_and_while_frozen_everybody_is() 
     assert Reason.FROZEN in PASSING and not PASSING & {Reason.BANNED, Reason.ROLLED_BACK}
 
 
+# Claimed at 100 s, the base published at 90 s, others there before: the author has just come to a path of others.
+NEW, DEADLINE_S = Hold(since_s=100.0, opened_s=90.0, is_second=True), 20.0
+
+
+@pytest.mark.parametrize(
+    ("expected", "now_s", "base", "facts"),
+    [
+        (Reason.UNCLAIMED, 101.0, 5, {"since_s": None}),
+        (Reason.COVERED, 119.9, 5, {}),
+        (None, 120.0, 5, {}),  # those who were there did nothing for a deadline
+        (None, 101.0, 5, {"is_second": False}),  # nobody else trains it
+        (None, 101.0, 5, {"since_s": 90.0}),  # it was there when the round began
+        (None, 101.0, 5, {"opened_s": None}),  # the leader was not
+        (None, 101.0, 0, {}),  # nobody was: the run begins
+    ],
+)
+def test_a_contribution_needs_a_claim_from_before_its_round(
+    expected: Reason | None, now_s: float, base: int, facts: dict[str, Any]
+) -> None:
+    contribution, hold = dataclasses.replace(GOOD, base_version=base), dataclasses.replace(NEW, **facts)
+    assert judge_claim(contribution, hold, now_s=now_s, deadline_s=DEADLINE_S).reason is expected
+
+
 def test_every_reason_is_met_here_or_given_by_the_leader_itself() -> None:
     met = {expected for expected, _ in FAULTS} | {Reason.UNKNOWN_BASE, Reason.UNKNOWN_SHARDING, Reason.NORM}
-    met |= {Reason.BANNED, Reason.FROZEN, Reason.ROLLED_BACK, Reason.FULL}
+    met |= {Reason.BANNED, Reason.FROZEN, Reason.ROLLED_BACK, Reason.FULL, Reason.UNCLAIMED, Reason.COVERED}
     assert set(ADMISSION) - met == {Reason.NOT_LEADER, Reason.NO_MIRROR}

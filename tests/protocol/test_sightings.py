@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 import pytest
@@ -268,3 +269,29 @@ def test_no_crowd_is_so_large_that_its_chance_begins_again() -> None:
     scene.tell()
     scene.tell(after_s=CHANCE_DEADLINES * DEADLINE_S)
     assert not scene.weighing(HERE) and not scene.weighing(THERE)
+
+
+def test_a_claim_is_held_for_its_newest_path_only_and_from_when_it_was_seen() -> None:
+    scene = Scene()
+    scene.claim(IDLE, since_s=0.0)
+    scene.look()
+    assert scene.sightings.claimed_s(IDLE, HERE) == scene.now_s - TTL_S / 3, "nobody was there before it was seen"
+    assert scene.sightings.claimed_s(IDLE, THERE) is None
+    scene.now_s += DEADLINE_S
+    scene.claim(IDLE, THERE)
+    scene.look()
+    came_s = scene.now_s - TTL_S / 3
+    assert scene.sightings.claimed_s(IDLE, THERE) == came_s
+    assert scene.sightings.claimed_s(IDLE, HERE) is None
+    scene.live[THERE].clear()
+    scene.now_s += DEADLINE_S
+    scene.look()
+    scene.claim(IDLE, THERE)
+    scene.look()
+    assert scene.sightings.claimed_s(IDLE, THERE) == came_s, "it lapsed for a while, but its author had come before"
+
+
+def test_a_claim_that_was_there_before_us_was_always_there() -> None:
+    sightings = Sightings(ME, ttl_s=TTL_S, deadline_max_s=DEADLINE_S)
+    sightings.weighing(HERE, {HONEST: Claim(path=HERE, since_s=990.0)}, now_s=1000.0)
+    assert sightings.claimed_s(HONEST, HERE) == -math.inf

@@ -15,11 +15,12 @@ from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import DipacoError, SwarmError, WrongRun
 from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.node import Member, open_member, serve_store
+from dipaco_p2p.node.presence import Presence
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import serve_shardings
 from dipaco_p2p.node.stages import Stages, check_next_stage, fetch_stages
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.watch import Presence, Watch, serve_decrees
+from dipaco_p2p.node.watch import Watch, serve_decrees
 from dipaco_p2p.owner.chain import Chains
 from dipaco_p2p.owner.leadership import Electing, Leadership
 from dipaco_p2p.program.console import log_to

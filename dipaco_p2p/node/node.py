@@ -28,9 +28,10 @@ from ..swarm.blobs.blobs import send_blob, serve_blobs
 from ..swarm.blobs.fetch import fetch_blob
 from ..swarm.calls import Request
 from .authority import Decrees, Mandates
+from .presence import Presence
 from .run import Run
 from .store import Store, Uploads
-from .watch import Presence, Watch
+from .watch import Watch
 
 log = logging.getLogger(__name__)
 

@@ -34,8 +34,8 @@ from bootstrap.use.serving import ServedRun, read_swarm
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, WrongRun
 from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.node import serve_store
+from dipaco_p2p.node.presence import Presence
 from dipaco_p2p.node.stages import Stages
-from dipaco_p2p.node.watch import Presence
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed
 from dipaco_p2p.protocol.liveness import Head, Heartbeat

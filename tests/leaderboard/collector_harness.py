@@ -11,8 +11,8 @@ from leaderboard_harness import COORDINATOR, LEADER, MODULE, Bench, page
 from tiny_run import signer
 from virtual_time import VirtualClock
 
+from dipaco_p2p.node.presence import Presence
 from dipaco_p2p.node.stages import Stages
-from dipaco_p2p.node.watch import Presence
 from dipaco_p2p.protocol.liveness import Head, Heartbeat
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Reply

@@ -10,10 +10,12 @@ import asyncio
 import logging
 import math
 from collections.abc import Collection, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from ..clock import Clock
 from ..errors import ConfigError, EnvironmentUnfit, IntegrityError, Refused, SwarmError
+from ..program.tasks import SingleFlight
 from ..protocol import owners
 from ..protocol.decrees import Decree
 from ..protocol.documents import Grant
@@ -70,6 +72,7 @@ class Watch:
         )
         self._looked_s: dict[PathId, float] = {}
         """When the claims of a path were last looked for between two looks at the swarm."""
+        self._looking: SingleFlight[None] = SingleFlight()
         self.heads: dict[ModuleId, dict[PeerId, Head]] = {module: {} for module in run.topology.modules()}
         self._mandates = mandates
         self._decrees = decrees
@@ -128,10 +131,13 @@ class Watch:
         is looked for, at most once in CLAIM_LOOK_S for each path, whoever asks."""
         found, now_s = self._sightings.claimed_s(peer, path), self._clock.now_s()
         if found is None and now_s - self._looked_s.get(path, -math.inf) >= CLAIM_LOOK_S:
-            self._looked_s[path] = now_s
-            await self._read_claims_of(path)
+            await self._looking.do(str(path), partial(self._look_for_claims, path))
             found = self._sightings.claimed_s(peer, path)
         return found
+
+    async def _look_for_claims(self, path: PathId) -> None:
+        await self._read_claims_of(path)
+        self._looked_s[path] = self._clock.now_s()
 
     async def read_heads(self, module: ModuleId) -> None:
         found = read_all(Head, await self._bodies(heads_key(self._run.id, module)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_harness import TinyLeader, World, offer
+from runtime_harness import TinyLeader, World, claim, offer
 from tiny_run import MODEL, contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import eventually
 
@@ -433,6 +433,14 @@ async def test_work_of_a_peer_that_claims_nothing_is_refused_until_it_does(tmp_p
                 await stage.node.swarm.call(stage.leader.peer, method, header | extra, timeout_s=5.0)
             assert caught.value.reason == Reason.UNCLAIMED
         await offer(stage.node, stage.leader.peer, stage.document(payload), payload)
+
+
+async def test_whoever_asks_for_a_claim_while_it_is_looked_for_gets_what_the_look_finds(tmp_path: Path) -> None:
+    """Eight copies of a push that came with its claim: seven of them were refused, for they came too soon to look."""
+    async with on_stage(tmp_path, delay_s=(0.01, 0.1)) as stage:
+        await claim(stage.node, PATH)
+        found = await asyncio.gather(*(stage.leader.node.watch.claimed_s(stage.node.peer, PATH) for _ in range(8)))
+        assert None not in found
 
 
 async def test_one_identity_cannot_train_every_path_of_others(tmp_path: Path) -> None:

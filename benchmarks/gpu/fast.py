@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.trainer.loops import PLAIN, PLAIN_COMPILED, loops
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
-from dipaco_p2p.core.model.engine import head_loss
+from dipaco_p2p.core.model.engine import head_loss, hindrance
 from dipaco_p2p.core.model.inner import make_optimizer
 from dipaco_p2p.core.model.transformer import PathModel
 
@@ -158,6 +158,8 @@ def _steps(bench: Bench, *, batch: int = BATCH, is_compiled: bool = False, is_ex
 
 def _half_residual(bench: Bench) -> Figures:
     """The stream between the blocks in bfloat16, which a volunteer keeps in float32."""
+    if problem := hindrance(bench.device):
+        return {"cannot": problem}
     way = way_of(bench, is_compiled=True)
 
     def halve(module: object, inputs: object, output: torch.Tensor) -> torch.Tensor:
@@ -296,6 +298,7 @@ def _rows(found: Found) -> list[str]:
         ]
     rows: list[tuple[object, ...]] = [("way", "speed and memory", "trained with")]
     rows += [(name, _said(own), own.get("setup", "")) for name, own in found.items() if "memory_gib" in own]
+    rows += [(name, "not measured", own["cannot"]) for name, own in found.items() if "cannot" in own]
     if own := found.get("plain loop, compiled"):
         rows.append(("plain loop, compiled", f"{number(own, 'tokens_per_s'):,.0f} tokens/s", "torch's AdamW"))
     lines += table(*rows)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import IntegrityError, Refused
@@ -24,6 +24,7 @@ from ..protocol.claims import ranking
 from ..protocol.decrees import Decreed
 from ..protocol.documents import Contribution, Custody, Receipt, Sealed, seal
 from ..protocol.reasons import Reason
+from ..protocol.rounds import Arrivals
 from ..protocol.signing import PeerId, Signer
 from ..topology import PathId
 from .version import Admitted, read_payload, stored
@@ -118,6 +119,22 @@ class Intake:
             id_: sealed for id_, sealed in self.receipts.items() if sealed.document.round >= head - 1 - self._staleness
         }
 
+    def is_in(self, path: PathId, base: int, *, without: PeerId) -> bool:
+        """Whether work of another on `path` from version `base` counts, or will."""
+        return any(peer != without for peer, known, _ in self._work_from(base) if known == path)
+
+    def others(self, author: PeerId, path: PathId, *, base: int) -> int:
+        """On how many further paths the work of `author` from version `base` counts, or will."""
+        return sum(peer == author and known != path for peer, known, _ in self._work_from(base))
+
+    def have_worked(self, peers: Sequence[PeerId], path: PathId, *, base: int) -> bool:
+        """Whether any of these claimants has worked on `path` lately; in the first round nobody could have."""
+        return bool(peers) if base == 0 else not self._ledger.workers_on(path).isdisjoint(peers)
+
+    def _work_from(self, base: int) -> list[Key]:
+        """Not what only arrives: anybody may send that."""
+        return [key for key, id_ in self._contributed.items() if key[2] == base and self.has(id_)]
+
     @property
     def _staleness(self) -> int:
         return self._run.config.rounds.staleness
@@ -138,20 +155,22 @@ class Intake:
 
 
 async def require_claim(
-    node: Member, ledger: Ledger, contribution: Contribution, *, opened_s: Mapping[int, float], deadline_s: float
+    node: Member, intake: Intake, contribution: Contribution, *, arrivals: Arrivals, deadline_s: float
 ) -> None:
     """Raise Refused unless its author trains the path, as far as we have seen. Asked last, since it may take a look at
-    the DHT. `opened_s` is when the last versions were published here; `deadline_s` how long the open round waits."""
-    author, path = contribution.author, contribution.path
+    the DHT. `arrivals` are those of this leader; `deadline_s` is how long the open round waits."""
+    author, path, base = contribution.author, contribution.path, contribution.base_version
     if author == node.peer:
         return
     since_s = await node.watch.claimed_s(author, path)
-    order, workers = ranking(path, node.watch.claims[path]), ledger.workers_on(path)
+    order = ranking(path, node.watch.claims[path])
     before = order[: order.index(author)] if author in order else order
     hold = Hold(
         since_s=since_s,
-        opened_s=opened_s.get(contribution.base_version),
-        is_second=any(peer in workers for peer in before),
+        opened_s=arrivals.opened_s.get(base),
+        is_covered=intake.is_in(path, base, without=author) or intake.have_worked(before, path, base=base),
+        others=intake.others(author, path, base=base),
+        next_s=arrivals.next_s(author, node.run.config.rounds, base=base),
     )
     verdict = judge_claim(contribution, hold, now_s=node.clock.now_s(), deadline_s=deadline_s)
     if verdict.reason is not None:

@@ -218,8 +218,8 @@ class Leader:
             raise Refused("upload the payload first", reason=Reason.PAYLOAD_MISSING) from None
         self._intake.judge(sender, sealed, norm=norm)
         if not is_promised:
-            opened_s, deadline_s = self._arrivals.opened_s, self._deadline_s()
-            await require_claim(self._node, self._ledger, sealed.document, opened_s=opened_s, deadline_s=deadline_s)
+            arrivals, deadline_s = self._arrivals, self._deadline_s()
+            await require_claim(self._node, self._intake, sealed.document, arrivals=arrivals, deadline_s=deadline_s)
         custody = await self._keep(sealed, payload)
         async with self._lock:
             self._require_leading()

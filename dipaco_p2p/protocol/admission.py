@@ -142,8 +142,13 @@ class Hold:
     """Since when the author's newest claim is one of the path; None if it is one of another path, or of none."""
     opened_s: float | None
     """When the version was published from which the steps began; None if the leader does not know."""
-    is_second: bool
-    """Whether somebody claims the path who came before the author, and has worked on it."""
+    is_covered: bool
+    """Whether others train the path: somebody claims it who came before the author and has worked on it (from version
+    0: who came before), or work of another from the same version is in."""
+    others: int
+    """Further paths on which work of the author from the same version is in."""
+    next_s: float | None
+    """When the author may be through with its next path at the earliest; None if nothing is known of that."""
 
 
 def judge_claim(contribution: Contribution, hold: Hold, *, now_s: float, deadline_s: float) -> Verdict:
@@ -151,14 +156,19 @@ def judge_claim(contribution: Contribution, hold: Hold, *, now_s: float, deadlin
 
     A peer has one claim, so it may train one path from each version, and further ones that nobody else trains: who
     comes to a path in the middle of a round, while others train it, begins with the next round, or after a deadline.
-    In the first round everybody has just come.
+    In the first round everybody has just come, but to a second path. Nor is anybody through with one path after the
+    other much faster than others are.
     """
     path, since_s, opened_s = contribution.path, hold.since_s, hold.opened_s
     if since_s is None:
         return Verdict(Reason.UNCLAIMED, f"the newest claim of its author is not one of {path}")
-    is_newcomer = contribution.base_version > 0 and opened_s is not None and since_s > opened_s
-    if is_newcomer and hold.is_second and now_s - since_s < deadline_s:
+    is_first_round = contribution.base_version == 0
+    is_newcomer = hold.others > 0 if is_first_round else opened_s is not None and since_s > opened_s
+    if is_newcomer and hold.is_covered and now_s - since_s < deadline_s:
         return Verdict(Reason.COVERED, f"{path} is trained by others: a newcomer begins with the next round")
+    if hold.others and hold.next_s is not None and now_s < hold.next_s:
+        detail = f"work on {hold.others + 1} paths from version {contribution.base_version} takes others longer"
+        return Verdict(Reason.TOO_SOON, detail)
     return ADMITTED
 
 

@@ -32,6 +32,8 @@ class Reason(StrEnum):
     """Its author's newest claim is not one of the path."""
     COVERED = "covered"
     """Others trained the path when its author claimed it in the middle of the round."""
+    TOO_SOON = "too-soon"
+    """Its author was through with one path after the other much faster than others are."""
     NO_MIRROR = "no-mirror"
     """The contribution is on no second disk yet, so there is no receipt."""
     BANNED = "banned"
@@ -71,6 +73,7 @@ PASSING = {
     Reason.NOT_LEADER,
     Reason.NO_MIRROR,
     Reason.UNCLAIMED,
+    Reason.TOO_SOON,
     Reason.FROZEN,
     Reason.PAYLOAD_MISSING,
     Reason.BUSY,
@@ -96,6 +99,7 @@ ADMISSION = (
     Reason.FULL,
     Reason.UNCLAIMED,
     Reason.COVERED,
+    Reason.TOO_SOON,
     Reason.NO_MIRROR,
     Reason.BANNED,
     Reason.FROZEN,

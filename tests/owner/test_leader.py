@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from runtime_harness import TinyLeader, World, claim, offer
-from tiny_run import MODEL, contribution_of, gradient_bytes, signer, tiny_config
+from led_module import MODULE, PATH, Stage, on_stage
+from runtime_harness import offer
+from tiny_run import MODEL, contribution_of, gradient_bytes, signer
 from virtual_time import eventually
 
-from dipaco_p2p.config import CompressionConfig
 from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.core.outer.compress import CODECS, INT8
 from dipaco_p2p.core.tensor_file import encode
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.items import read_items
-from dipaco_p2p.node.node import Member, send
+from dipaco_p2p.node.node import send
 from dipaco_p2p.node.run import Run
-from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.rejections import OF_AUTHOR_MAX
 from dipaco_p2p.protocol.documents import (
     BlobRef,
-    Contribution,
     ModuleVersion,
     Rejection,
     Sealed,
@@ -39,48 +35,7 @@ from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.rounds import Entry, OpenRound, read_open_round
 from dipaco_p2p.topology import ModuleId, PathId
 
-MODULE = ModuleId(1, 0)
-PATH = PathId((0, 0, 0))
 SIZE = module_layout(MODEL, 1).size
-TTL_S = tiny_config().liveness.heartbeat_ttl_s
-
-
-class Stage:
-    """A led module, an honest contributor, and the means to let rounds pass."""
-
-    def __init__(self, world: World, leader: TinyLeader, owner: Leader, node: Member) -> None:
-        self.world, self.leader, self.owner, self.node = world, leader, owner, node
-
-    def document(self, payload: bytes, **changes: Any) -> Contribution:
-        head = self.owner.head
-        honest = {"module": MODULE, "path": PATH, "base_version": head.version, "base_digest": head.digest}
-        return contribution_of(self.world.run, self.node.swarm.signer, payload, **(honest | changes))
-
-    async def refusal(self, payload: bytes, **changes: Any) -> str:
-        with pytest.raises(Refused) as caught:
-            await offer(self.node, self.leader.peer, self.document(payload, **changes), payload)
-        return caught.value.reason
-
-    async def honest_round(self, number: int) -> None:
-        payload, before = gradient_bytes(self.world.run, MODULE, seed=number), self.owner.head.version
-        await offer(self.node, self.leader.peer, self.document(payload), payload)
-        await eventually(lambda: self.owner.head.version == before + 1)
-
-    async def hold_round_open(self) -> None:
-        """Somebody claims the other path and never contributes: rounds now wait for the deadline."""
-        await self.leader.node.presence.claim(PathId((0, 0, 1)), since_s=0.0)
-        await self.leader.node.watch.refresh()
-
-
-@asynccontextmanager
-async def on_stage(folder: Path, *, rounds: int = 9, **faults: Any) -> AsyncIterator[Stage]:
-    config = replace(tiny_config(rounds=rounds), compression=CompressionConfig(uplink=INT8))
-    async with World(folder, config=config, **faults) as world:
-        leader = world.leader(50)
-        owner = await leader.lead(MODULE)
-        node = world.peer(60)
-        await node.watch.refresh()
-        yield Stage(world, leader, owner, node)
 
 
 def payload_with(codes: np.ndarray[Any, Any], scales: np.ndarray[Any, Any]) -> bytes:
@@ -417,59 +372,6 @@ async def test_a_malformed_question_is_refused(tmp_path: Path, odd: dict[str, An
         with pytest.raises(Refused) as caught:
             await stage.node.swarm.call(stage.leader.peer, "module.next", header, timeout_s=20.0)
         assert caught.value.reason == Reason.MALFORMED
-
-
-# -- a contribution needs a claim
-
-
-async def test_work_of_a_peer_that_claims_nothing_is_refused_until_it_does(tmp_path: Path) -> None:
-    async with on_stage(tmp_path) as stage:
-        payload = gradient_bytes(stage.world.run, MODULE)
-        await send(stage.node, stage.leader.peer, payload)
-        header = {"contribution": seal(stage.node.swarm.signer, stage.document(payload)).to_dict()}
-        for method in ("module.contribute", "module.forward"):
-            with pytest.raises(Refused) as caught:
-                extra = {"module": str(MODULE)} if method == "module.forward" else {}
-                await stage.node.swarm.call(stage.leader.peer, method, header | extra, timeout_s=5.0)
-            assert caught.value.reason == Reason.UNCLAIMED
-        await offer(stage.node, stage.leader.peer, stage.document(payload), payload)
-
-
-async def test_whoever_asks_for_a_claim_while_it_is_looked_for_gets_what_the_look_finds(tmp_path: Path) -> None:
-    """Eight copies of a push that came with its claim: seven of them were refused, for they came too soon to look."""
-    async with on_stage(tmp_path, delay_s=(0.01, 0.1)) as stage:
-        await claim(stage.node, PATH)
-        found = await asyncio.gather(*(stage.leader.node.watch.claimed_s(stage.node.peer, PATH) for _ in range(8)))
-        assert None not in found
-
-
-async def test_one_identity_cannot_train_every_path_of_others(tmp_path: Path) -> None:
-    """It moves its claim to each path and pushes at once. Those who train the paths are there before it."""
-    async with on_stage(tmp_path) as stage:
-        run, paths = stage.world.run, stage.world.run.topology.paths_through(MODULE)
-        honest = [stage.world.peer(70 + number) for number, _ in enumerate(paths)]
-
-        async def push(node: Member, path: PathId) -> str:
-            payload = gradient_bytes(run, MODULE, seed=hash((node.peer, path, stage.owner.head.version)) % 2**32)
-            document = replace(stage.document(payload, path=path), author=node.peer)
-            try:
-                await offer(node, stage.leader.peer, document, payload)
-            except Refused as refused:
-                return refused.reason
-            return "taken"
-
-        for number in range(3):
-            assert {await push(node, path) for node, path in zip(honest, paths, strict=True)} == {"taken"}
-            await eventually(lambda number=number: stage.owner.head.version == number + 1)  # type: ignore[misc]
-        await stage.world.clock.sleep(TTL_S)
-        for node in honest:
-            await node.presence.beat()
-        said = [await push(stage.node, path) for path in paths]
-        assert said == [Reason.COVERED] * len(paths)
-        for node in honest[1:]:  # the last path is free now
-            await node.presence.release()
-        await stage.leader.node.watch.refresh()
-        assert await push(stage.node, paths[-1]) == "taken"
 
 
 # -- what it says of what it refused: signed, in bounds, and nothing of what it took

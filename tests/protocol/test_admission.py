@@ -235,7 +235,8 @@ def test_the_banned_are_refused_with_the_reason_and_while_frozen_everybody_is() 
 
 
 # Claimed at 100 s, the base published at 90 s, others there before: the author has just come to a path of others.
-NEW, DEADLINE_S = Hold(since_s=100.0, opened_s=90.0, is_second=True), 20.0
+NEW, DEADLINE_S = Hold(since_s=100.0, opened_s=90.0, is_covered=True, others=0, next_s=None), 20.0
+FREE = {"is_covered": False, "others": 1}
 
 
 @pytest.mark.parametrize(
@@ -244,10 +245,15 @@ NEW, DEADLINE_S = Hold(since_s=100.0, opened_s=90.0, is_second=True), 20.0
         (Reason.UNCLAIMED, 101.0, 5, {"since_s": None}),
         (Reason.COVERED, 119.9, 5, {}),
         (None, 120.0, 5, {}),  # those who were there did nothing for a deadline
-        (None, 101.0, 5, {"is_second": False}),  # nobody else trains it
+        (None, 101.0, 5, {"is_covered": False}),  # nobody else trains it
         (None, 101.0, 5, {"since_s": 90.0}),  # it was there when the round began
         (None, 101.0, 5, {"opened_s": None}),  # the leader was not
         (None, 101.0, 0, {}),  # nobody was: the run begins
+        (Reason.COVERED, 101.0, 0, {"others": 1}),  # and it has come to its second path
+        (None, 101.0, 0, FREE),  # which nobody trains
+        (Reason.TOO_SOON, 101.0, 5, FREE | {"next_s": 102.0}),
+        (None, 102.0, 5, FREE | {"next_s": 102.0}),
+        (None, 101.0, 5, {"is_covered": False, "next_s": 102.0}),  # its first path from this version
     ],
 )
 def test_a_contribution_needs_a_claim_from_before_its_round(
@@ -259,5 +265,13 @@ def test_a_contribution_needs_a_claim_from_before_its_round(
 
 def test_every_reason_is_met_here_or_given_by_the_leader_itself() -> None:
     met = {expected for expected, _ in FAULTS} | {Reason.UNKNOWN_BASE, Reason.UNKNOWN_SHARDING, Reason.NORM}
-    met |= {Reason.BANNED, Reason.FROZEN, Reason.ROLLED_BACK, Reason.FULL, Reason.UNCLAIMED, Reason.COVERED}
+    met |= {
+        Reason.BANNED,
+        Reason.FROZEN,
+        Reason.ROLLED_BACK,
+        Reason.FULL,
+        Reason.UNCLAIMED,
+        Reason.COVERED,
+        Reason.TOO_SOON,
+    }
     assert set(ADMISSION) - met == {Reason.NOT_LEADER, Reason.NO_MIRROR}

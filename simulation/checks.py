@@ -136,6 +136,14 @@ def claims_come_first(outcome: Outcome) -> Iterator[Broken]:
                     yield Broken(2, f"version {link.version} of {module} counts {each.id[:8]}, which nobody claimed")
 
 
+def strangers_lead_last(outcome: Outcome) -> Iterator[Broken]:
+    """5: the coordinator, which could lead itself, grants nothing to a stranger that nobody ever counted work of."""
+    worked = {each.peer for chain in outcome.chains.values() for link in chain for each in link.counts}
+    for event in outcome.of("granted"):
+        if event.facts["peer"] not in worked:
+            yield Broken(5, f"{event.facts['module']} was granted to a stranger that has not worked")
+
+
 def versions_only_grow(outcome: Outcome) -> Iterator[Broken]:
     """3: a chain has no gap, names its parents, and its terms do not fall; the archive never takes a version back."""
     for module, chain in outcome.chains.items():
@@ -306,6 +314,7 @@ SAFETY: tuple[Check, ...] = (
     nothing_counts_twice,
     bases_are_fresh,
     claims_come_first,
+    strangers_lead_last,
     versions_only_grow,
     terms_are_remembered,
     the_deposed_are_refused,

@@ -32,6 +32,7 @@ from .virtual_time import VirtualClock
 
 TIMEOUT_S = 5.0
 CLAIMED_FIRST = 0.5
+WORKERS, WORKS = 0.8, 0.2
 
 
 class Stranger:
@@ -120,11 +121,16 @@ class Stranger:
         return encode_compressed(compress(values, codec=self.run.config.compression.uplink)[0])
 
     async def lead_idly(self) -> None:
-        """Ask the coordinator for every module without an end; lead what it grants, and take nothing."""
+        """Ask the coordinator for every module without an end; lead what it grants, and take nothing. Most work a
+        little now and then, since strangers lead after everybody else."""
         coordinator, run = self.run.manifest.author, self.run
         leads: dict[ModuleId, Head] = {}
+        does_work = self.chance.random() < WORKERS
         while True:
             await self.put(peers_key(run.id), Heartbeat(owns=True, addresses=self.node.addresses))
+            if does_work and self.chance.random() < WORKS:
+                module = self.module()
+                await self.contribute(self.gradient(module), module=module)
             for module in run.topology.modules():
                 with contextlib.suppress(DipacoError):
                     shown = read_items(Grant, await self._call(coordinator, "module.mandate", module))
@@ -134,7 +140,8 @@ class Stranger:
                         reply = await self._call(coordinator, "archive.adopt", module, **header)
                         sealed = unseal(Grant, reply.header["grant"])
                         leads[module] = self._head_of(sealed.document, sealed.signature, await self.head(module))
-                        self.world.note("stranger", "granted", module=str(module), term=sealed.document.term)
+                        facts = {"module": str(module), "term": sealed.document.term, "peer": self.signer.peer}
+                        self.world.note("stranger", "granted", **facts)
             for module, head in leads.items():
                 await self.put(heads_key(run.id, module), head)
             await asyncio.sleep(self.world.plan.ttl_s / 6)

@@ -260,6 +260,14 @@ def deadline_never_fires(patches: Patches) -> None:
         return None if found is RoundEvent.DEADLINE else found
 
 
+@mutant("strangers lead ahead of the seed node", faults=("idle leader",))
+def strangers_lead_ahead(patches: Patches) -> None:
+    @patches.wrap(owners, "successors")
+    def successors(original: Any, module: Any, heartbeats: Any, **named: Any) -> Any:
+        order = original(module, heartbeats, **named)
+        return sorted(order, key=lambda peer: heartbeats[peer].role == "seed")
+
+
 replacing("an idle leader keeps its module", (Terms, "takes_back", _always(False)), faults=("idle leader",))
 
 replacing(

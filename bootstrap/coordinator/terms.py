@@ -97,9 +97,10 @@ class Terms(Granting):
 
     def takes_back(self, module: ModuleId) -> bool:
         """Whether the module's leader has made no version for longer than any round takes, while others were there and
-        nothing was frozen; or tells of fewer than we have signed; or goes on though another was granted the module.
-        Leading costs nothing, and a leader that refuses everybody would stop the module. Also whether we took it back
-        and have not come to lead it yet: nobody else may."""
+        nothing was frozen; or tells of fewer than we have signed; or goes on though another was granted the module; or
+        took it from us while we led it, as a stranger in our group. Leading costs nothing, and a leader that refuses
+        everybody would stop the module. Also whether we took it back and have not come to lead it yet: nobody else
+        may."""
         node, ledger, now_s = self._node, self._chains[module].ledger, self._node.clock.now_s()
         rounds, ttl_s = node.run.config.rounds, node.run.config.liveness.heartbeat_ttl_s
         leader, version = node.watch.leader(module), ledger.head.version
@@ -107,6 +108,8 @@ class Terms(Granting):
             for since in (self._moved, self._behind_s, self._deposed_s):
                 since.pop(module, None)
             return leader is None and version < self._ours_until.get(module, 0)
+        if self._is_usurped(module, leader):
+            return True
         others = len(node.watch.volunteers() - {leader})
         paths = node.run.topology.paths_through(module)
         slowest = min(self._chains[each].ledger.head.version for path in paths for each in path.modules())
@@ -125,6 +128,13 @@ class Terms(Granting):
         elif now_s - self._deposed_s.setdefault(module, now_s) >= 2 * ttl_s:
             return True
         return now_s - since_s >= 2 * ttl_s + round_s
+
+    def _is_usurped(self, module: ModuleId, leader: PeerId) -> bool:
+        """Whether a member of our group that has never worked granted itself what we were leading. While we live that
+        is not for the group to say; whoever has worked meanwhile may go on, as after a partition."""
+        mandate = [sealed.document for sealed in self._node.mandates.newest(module)]
+        is_theirs = len(mandate) > 1 and mandate[-1].leader == leader and mandate[0].leader == self._node.peer
+        return is_theirs and leader not in self._chains.workers and not self.is_catching_up
 
     async def grant(self, peer: PeerId, module: ModuleId, *, term: int, mirrors: tuple[PeerId, ...]) -> None:
         """Grant `term` to `peer`; the mandates have it then.
@@ -157,7 +167,7 @@ class Terms(Granting):
             await self._node.watch.read_heads(module)
             head = self._node.watch.heads[module].get(newest.leader)
             is_led = head is not None and head.term == newest.term
-            if is_led or self._node.watch.is_taking_over(module):
+            if is_led or self._node.watch.is_taking_over(module, workers=self._chains.workers):
                 detail = f"{module} is led by ...{short(newest.leader)}, which is alive"
                 raise Refused(detail, reason=Reason.NOT_LEADER)
         await self._deposed(module, newest.leader)
@@ -203,10 +213,10 @@ class Terms(Granting):
         last, ours = node.mandates.grant(module), self._chosen.get(module)
         if ours is not None and last is not None and last.leader == leader and ours in last.mirrors:
             self._deaf[module] |= {ours} - set(mirrors)  # it takes nothing, says its leader: somebody else, then
-        alive -= self._deaf[module]
+        workers, hearing = self._chains.workers & alive, alive - self._deaf[module]
         if not alive or mirrors_max < 1:
             return mirrors
-        known = (self._chains.workers & alive) or alive
+        known = (workers & hearing) or workers or hearing or alive  # a leader may call deaf whoever is no friend of it
         if self._chosen.get(module) not in known:
 
             def place(peer: PeerId) -> str:

@@ -39,6 +39,9 @@ ASKED_AT_ONCE = 4
 """Peers that are asked for a mandate."""
 DECREES_ASKED = 2
 """Peers that are asked at once for the coordinator's decrees that we lack."""
+WORKER_TTLS = 3
+"""Lives of a heartbeat in which only those who have worked may lead: to gather a chain from slow peers takes a while,
+and they may wait for a version that is lost."""
 CLAIM_LOOK_S = 0.5
 """Between two looks for claims that a contribution needs: a volunteer asks again as often."""
 ROUND_TIMEOUT_S = 5.0
@@ -188,24 +191,28 @@ class Watch:
         slack_s: float = 0.0,
     ) -> bool:
         """Whether `peer` should lead `module` now: a peer waits a heartbeat's life for each one before it in the order,
-        which may be alive and yet unable to lead, from `since_s` on at the earliest. `slack_s` is how much later than
-        `peer` we may have seen that nobody leads."""
+        which may be alive and yet unable to lead, from `since_s` on at the earliest; the seed node and strangers wait
+        WORKER_TTLS more for those who have worked. `slack_s` is how much later than `peer` we may have seen that nobody
+        leads."""
         order = self.successors(module, workers=workers)
         if peer not in order or (
-            self.is_taking_over(module) and self._mandates.newest(module)[-1].document.leader != peer
+            self.is_taking_over(module, workers=workers) and self._mandates.newest(module)[-1].document.leader != peer
         ):
             return False
         waited_s = self._clock.now_s() - max(self.led_s[module], since_s) + slack_s
-        return waited_s >= order.index(peer) * self._run.config.liveness.heartbeat_ttl_s
+        lives = order.index(peer) + WORKER_TTLS * (peer not in workers and order[0] in workers)
+        return waited_s >= lives * self._run.config.liveness.heartbeat_ttl_s
 
-    def is_taking_over(self, module: ModuleId) -> bool:
-        """Whether the leader of the newest term may still be about to announce itself."""
+    def is_taking_over(self, module: ModuleId, *, workers: Collection[PeerId] = ()) -> bool:
+        """Whether the leader of the newest term may still be about to announce itself: within a heartbeat's life, or
+        WORKER_TTLS more if it has worked."""
         grant, now_s = self._mandates.grant(module), self._clock.now_s()
         if grant is None:
             return False
         if self._terms_s[module][0] != grant.term:
             self._terms_s[module] = (grant.term, now_s)
-        is_new = now_s - self._terms_s[module][1] < self._run.config.liveness.heartbeat_ttl_s
+        lives = 1 + WORKER_TTLS * (grant.leader in workers)
+        is_new = now_s - self._terms_s[module][1] < lives * self._run.config.liveness.heartbeat_ttl_s
         return is_new and self.is_silent(module) and grant.leader in self.heartbeats
 
     def is_silent(self, module: ModuleId) -> bool:

@@ -2,10 +2,10 @@
 
 - A newcomer fills a gap, it does not displace: moving a module costs more than an uneven spread.
 - Of a group whose leader is gone a mirror takes over, since it has everything: first one whose work the last versions
-  of any module count, since any stranger may have become a mirror, but it has not worked. Then come others who did;
-  then the other mirrors; then anybody.
-- The seed node is the owner of last resort: it leads only while no volunteer does, and hands over when one asks. It is
-  never named as a mirror, since its archive keeps everything anyway.
+  of any module count, since any stranger may have become a mirror, but it has not worked. Then come others who did.
+- The seed node comes next: it leads while nobody who has worked does, so in the first round of a run, and hands over
+  when one asks. It is never named as a mirror, since its archive keeps everything anyway.
+- Strangers come last, mirrors before others: whoever leads can stop a module for a while, and has to earn it.
 - Every peer computes the same from the same view; who really leads is settled by the term (grants.py).
 
 Source: rendezvous (highest random weight) hashing, Thaler and Ravishankar 1998.
@@ -47,7 +47,8 @@ def successors(
     order.sort(key=lambda peer: (peer not in workers, peer not in group))
     able = [peer for peer, beat in heartbeats.items() if beat.owns and peer not in volunteers]
     seeds = [incumbent] if incumbent in able else rank(module, able)
-    return order or seeds
+    known = len(volunteers.intersection(workers))
+    return [*order[:known], *seeds, *order[known:]]
 
 
 def mirrors(

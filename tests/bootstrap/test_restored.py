@@ -230,6 +230,8 @@ async def test_a_backup_of_the_warm_up_takes_the_grid_over_or_says_what_is_missi
         standby = lost.standby
         assert standby is not None
         await eventually(lambda: len(standby.opened) == 2 and standby.opened[1].missing == 0)
+        warmup = standby.opened[0]._chains
+        await eventually(lambda: min(chain.ledger.head.version for chain in warmup.all()) == 1)
     grid = RunFolder(lost.folder).open(GRID)
     assert grid is not None
     await lost.lose()
@@ -290,7 +292,6 @@ async def test_a_second_seed_grants_nothing_and_keeps_nobody_from_going_on(lost:
     standby = lost.standby
     assert standby is not None
     await eventually(lambda: lost.head() >= 1 and len(standby.opened) == 2)
-    await lost.die()
     grid = RunFolder(lost.folder).open(GRID)
     assert grid is not None
 
@@ -299,6 +300,8 @@ async def test_a_second_seed_grants_nothing_and_keeps_nobody_from_going_on(lost:
         found = [unseal(Grant, item).document for path in paths for item in json.loads(path.read_bytes())]
         return sorted((grant for grant in found if grant.run == grid.id), key=lambda grant: grant.term)
 
+    await eventually(lambda: grants()[-1].leader != lost.coordinator and bool(grants()[-1].mirrors))
+    await lost.die()
     lost.network.kill(grants()[-1].leader)
     await eventually(lambda: grants()[-1].author != lost.coordinator)
     await lost.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,26 @@ def taking_uploads(run: Run, swarm: MemorySwarm, folder: Path, clock: Any) -> Me
     return node_of(run, swarm, folder, clock, Heartbeat(owns=True), upload_bytes_max=size_max)
 
 
+class SeedChains(ArchiveChains):
+    """What a seed node keeps, for which some have worked whom no version counts."""
+
+    known: AbstractSet[PeerId] = frozenset()
+
+    @property
+    def workers(self) -> frozenset[PeerId]:
+        return super().workers | self.known
+
+
+class LeaderChains(Chains):
+    """The same of a leader."""
+
+    known: AbstractSet[PeerId] = frozenset()
+
+    @property
+    def workers(self) -> frozenset[PeerId]:
+        return super().workers | self.known
+
+
 class TinySeed:
     """The seed node of a tiny run, without its command line: archive, blobs, owner of last resort."""
 
@@ -65,7 +86,8 @@ class TinySeed:
         size_max = 2 * max(map(run.snapshot_bytes_max, run.topology.modules()))
         self.node = node_of(run, self.swarm, world.folder / "seed", world.clock, heartbeat, upload_bytes_max=size_max)
         self.archive = SeedArchive(run, self.node.store)
-        self.chains = ArchiveChains(self.node, self.archive)
+        self.chains = SeedChains(self.node, self.archive)
+        self.chains.known = world.known
         self.terms = Terms(self.chains, on_deposed=self._on_deposed)
         self.terms.serve()
         self.ownership = Leadership(self.chains, self.terms)
@@ -139,6 +161,8 @@ class World:
         self.run = write_stage(store, make_run(store, config or tiny_config()).sealed)
         self.volunteers: list[TinyVolunteer] = []
         self.leaders: list[TinyLeader] = []
+        self.known: set[PeerId] = set()
+        """Leaders that are taken to have worked, so that they may lead ahead of the seed node."""
         self.seed: TinySeed
         self._seed_task: asyncio.Task[None] | None = None
 
@@ -186,8 +210,8 @@ class World:
         self.network.kill(volunteer.peer)
         await end(volunteer.task)
 
-    def leader(self, number: int) -> TinyLeader:
-        self.leaders.append(TinyLeader(self, number))
+    def leader(self, number: int, *, has_worked: bool = True) -> TinyLeader:
+        self.leaders.append(TinyLeader(self, number, has_worked=has_worked))
         return self.leaders[-1]
 
     def peer(self, number: int) -> Member:
@@ -204,13 +228,16 @@ class World:
 class TinyLeader:
     """A peer that leads what it is told to, without training: its rounds close half a second after a contribution."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: World, number: int, *, has_worked: bool = True) -> None:
         self.swarm = world.network.join(signer(number))
+        if has_worked:
+            world.known.add(self.peer)
         folder = world.folder / f"leader-{number}"
         self.node = taking_uploads(world.run, self.swarm, folder, world.clock)
         self.events: list[dict[str, Any]] = []
         self.node.history.listen(self.events.append)
-        self.chains = Chains(self.node)
+        self.chains = LeaderChains(self.node)
+        self.chains.known = world.known
         self.ownership = Leadership(self.chains, Electing(self.node), may_take=lambda: False)
         serve_store(self.swarm, self.node.store)
         self.tasks = [asyncio.create_task(part) for part in (self.node.presence.run(), watch_forever(self.node))]

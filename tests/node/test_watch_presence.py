@@ -221,7 +221,10 @@ async def test_a_seed_node_leads_only_until_a_volunteer_can(tmp_path: Path) -> N
         await eventually(lambda: len(world.seed.ownership.modules) == 5)
         await one.presence.say(owns=True)
         await other.watch.refresh()
-        assert {tuple(other.watch.successors(module)) for module in other.watch.heads} == {(one.peer,)}
+        modules, seed = list(other.watch.heads), world.seed.node.peer
+        assert {tuple(other.watch.successors(module)) for module in modules} == {(seed, one.peer)}
+        worked = {tuple(other.watch.successors(module, workers={one.peer})) for module in modules}
+        assert worked == {(one.peer, seed)}, "who has worked comes first"
 
 
 async def test_who_leads_is_the_coordinators_word(tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ async def test_a_stranger_cannot_lift_the_term(tmp_path: Path) -> None:
 )
 async def test_a_malformed_question_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
     async with on_archive(tmp_path) as shelf:
+        shelf.world.known.add(signer(3).peer)
         with pytest.raises(Refused):
             await adopt(shelf.world, 3, **odd)
         assert shelf.world.seed.term(MODULE) == 0

@@ -69,6 +69,7 @@ async def test_a_new_term_is_no_reason_to_be_patient_anew(tmp_path: Path) -> Non
     """Peers that take turns in waiting for a version that is lost would never come to lead."""
     async with on_stage(tmp_path) as (world, first, second, author):
         ttl_s, began_s = world.run.config.liveness.heartbeat_ttl_s, world.clock.now_s()
+        world.known.discard(second.peer)
         for each in (first, second, world.seed):
             each.ownership._may_take = lambda: False
         first.node.watch.seen[MODULE] = 1
@@ -87,6 +88,7 @@ async def test_patience_is_spent_once_whoever_takes_turns(tmp_path: Path) -> Non
     """Nobody led a module for eighty seconds: a dozen volunteers tried, and each waited as long as the first."""
     async with on_stage(tmp_path) as (world, first, second, author):
         ttl_s = world.run.config.liveness.heartbeat_ttl_s
+        world.known.discard(second.peer)
         for each in (first, second, world.seed):
             each.ownership._may_take = lambda: False
         first.node.watch.seen[MODULE] = 1

@@ -14,17 +14,20 @@ from tiny_run import gradient_bytes, signer
 from virtual_time import eventually
 
 from dipaco_p2p.errors import Refused, Unreachable
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.watch import WORKER_TTLS
 from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.protocol.owners import rank
 from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId
 
 
 def ahead_of(world: World, leader: TinyLeader, module: ModuleId = MODULE) -> TinyLeader:
     """A peer with a key that was made to come before `leader`'s."""
     number = next(each for each in range(100, 200) if rank(module, [signer(each).peer, leader.peer])[1] == leader.peer)
-    return world.leader(number)
+    return world.leader(number, has_worked=False)
 
 
 async def lose_leader(world: World, leader: TinyLeader, worker: TinyLeader) -> None:
@@ -34,6 +37,14 @@ async def lose_leader(world: World, leader: TinyLeader, worker: TinyLeader) -> N
     await make_versions(world, leader, worker.node)
     await leader.die(world)
     await eventually(lambda: not world.seed.node.watch.heads[MODULE])
+
+
+async def make_first_version(world: World, author: Member) -> None:
+    """Let the seed node, which leads, make one of the work of `author`."""
+    payload, ledger = gradient_bytes(world.run, MODULE), world.seed.archive.ledgers[MODULE]
+    await author.watch.refresh()
+    await offer(author, world.seed.node.peer, document(world, ledger, author, payload), payload)
+    await eventually(lambda: ledger.head.version == 1)
 
 
 async def require_refused(leader: TinyLeader, module: ModuleId = MODULE) -> None:
@@ -49,6 +60,43 @@ async def test_whoever_has_worked_leads_before_strangers(tmp_path: Path) -> None
         await lose_leader(world, first, second)
         await require_refused(stranger)
         await second.lead(MODULE)
+
+
+async def test_before_anybody_has_worked_the_seed_leads_and_no_stranger(tmp_path: Path) -> None:
+    """Attack: a stranger that was there first led all modules of a run, and none had a version for 113 s."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        world.known.clear()
+        stranger = world.leader(70, has_worked=False)
+        world.seed.ownership._may_take = lambda: False
+        await require_refused(stranger)
+        world.seed.ownership._may_take = lambda: True
+        await eventually(lambda: MODULE in world.seed.ownership.modules)
+        await make_first_version(world, first.node)
+        await require_refused(stranger)
+        await first.lead(MODULE)
+
+
+async def test_a_stranger_in_the_seeds_group_cannot_grant_itself_what_the_seed_leads(tmp_path: Path) -> None:
+    """Attack: it became a mirror in the first round, and its own word deposed a seed node that was alive."""
+    async with on_stage(tmp_path, owners=3) as (world, first, second, author):
+        world.known.clear()
+        stranger = world.leader(70, has_worked=False)
+        seed, ttl_s = world.seed, world.run.config.liveness.heartbeat_ttl_s
+        await eventually(lambda: seed.node.mandates.grant(MODULE) is not None)
+        await eventually(lambda: stranger.peer in seed.node.mandates.newest(MODULE)[-1].document.mirrors)
+        await eventually(lambda: stranger.node.mandates.term(MODULE) == seed.term(MODULE))
+        for peer in (first, second):
+            await peer.die(world)
+
+        async def obtain(module: ModuleId, *, mirrors: tuple[PeerId, ...]) -> None:
+            stranger.node.mandates.grant_next(stranger.swarm.signer, module, leader=stranger.peer, mirrors=mirrors)
+
+        stranger.ownership._granting.obtain = obtain  # type: ignore[method-assign]
+        await stranger.lead(MODULE)
+        term = stranger.node.mandates.term(MODULE)
+        await eventually(lambda: seed.term(MODULE) > term and MODULE in seed.ownership.modules, limit_s=3 * ttl_s)
+        await require_refused(world.leader(71, has_worked=False))
+        assert seed.term(MODULE) > term and MODULE in seed.ownership.modules
 
 
 async def test_work_for_another_module_counts_as_well(tmp_path: Path) -> None:
@@ -85,7 +133,7 @@ async def test_a_stranger_leads_once_those_who_worked_had_their_time(tmp_path: P
         stranger, ttl_s = ahead_of(world, second), world.run.config.liveness.heartbeat_ttl_s
         await lose_leader(world, first, second)
         await require_refused(stranger)
-        await asyncio.sleep(ttl_s)
+        await asyncio.sleep((2 + WORKER_TTLS) * ttl_s)  # theirs, and the seed node's
         await stranger.lead(MODULE)
 
 
@@ -118,7 +166,7 @@ async def test_a_seed_that_leads_gives_way_to_the_first_in_rank_only(tmp_path: P
 async def test_one_mirror_is_the_coordinators_choice(tmp_path: Path) -> None:
     """Attack: a leader whose mirrors are its own keys has every version cosigned."""
     async with on_stage(tmp_path, owners=3) as (world, first, second, author):
-        friends = [world.leader(number) for number in (70, 71)]
+        friends = [world.leader(number, has_worked=False) for number in (70, 71)]
         await first.lead(MODULE)
         await make_versions(world, first, second.node)
         await expired(world)
@@ -130,16 +178,14 @@ async def test_one_mirror_is_the_coordinators_choice(tmp_path: Path) -> None:
 async def test_a_leader_that_makes_no_version_loses_the_module(tmp_path: Path) -> None:
     """Attack: a stranger leads, and takes nothing: the module stands still for as long as it likes."""
     async with on_stage(tmp_path) as (world, first, second, author):
-        began_s, ledger = world.clock.now_s(), world.seed.archive.ledgers[MODULE]
+        began_s = world.clock.now_s()
         await first.lead(MODULE)
+        world.known.clear()
         await eventually(lambda: MODULE in world.seed.ownership.modules)
         assert world.clock.now_s() - began_s < 8 * world.run.config.rounds.deadline_s
         await first.ownership._check(MODULE)
         await require_refused(second)  # nobody leads it before there is a version
-        payload = gradient_bytes(world.run, MODULE)
-        await second.node.watch.refresh()
-        await offer(second.node, world.seed.node.peer, document(world, ledger, second.node, payload), payload)
-        await eventually(lambda: ledger.head.version == 1)
+        await make_first_version(world, second.node)
         await require_refused(first)  # while somebody lives that has not lost it so
         await second.lead(MODULE)
 

@@ -113,11 +113,12 @@ async def test_the_work_of_a_killed_volunteer_goes_on(tmp_path: Path) -> None:
 
 
 async def test_a_volunteer_that_leaves_hands_over_what_it_has(tmp_path: Path) -> None:
-    async with World(tmp_path, config=tiny_config(rounds=3, min_paths=1)) as world:
+    async with World(tmp_path, config=tiny_config(rounds=6, min_paths=1)) as world:
         first = world.join(1)
         await eventually(lambda: len(first.said("receipt")) >= 3 and len(first.ownership.modules) == 5)
         second = world.join(2)
         await eventually(lambda: bool(second.said("claimed")) and second.peer in first.node.watch.heartbeats)
+        await eventually(lambda: second.peer in first.chains.workers)
         first.volunteer.stop()
         await first.done()
         assert first.said("left")[0]["complete"] is False

@@ -27,8 +27,9 @@ def first(
     *,
     incumbent: PeerId | None = None,
     group: Collection[PeerId] = (),
+    workers: Collection[PeerId] = (),
 ) -> PeerId | None:
-    return next(iter(successors(module, view, incumbent=incumbent, group=group)), None)
+    return next(iter(successors(module, view, incumbent=incumbent, group=group, workers=workers)), None)
 
 
 def leaders(peers: list[PeerId]) -> dict[ModuleId, PeerId | None]:
@@ -105,17 +106,21 @@ def test_nobody_leads_an_empty_swarm() -> None:
     assert first(MODULES[0], {}, incumbent=PEERS[0], group=PEERS) is None
 
 
-def test_the_seed_node_leads_only_while_no_volunteer_can() -> None:
-    alone = {SEED_NODE: SEED} | dict.fromkeys(PEERS, TRAINER)
+def test_the_seed_node_leads_only_while_nobody_who_has_worked_can() -> None:
+    alone, worked = {SEED_NODE: SEED} | dict.fromkeys(PEERS, TRAINER), PEERS[:1]
     for module in MODULES:
-        assert first(module, alone) == SEED_NODE
-        assert first(module, alone | {PEERS[0]: OWNER}) == PEERS[0]
+        assert first(module, alone, workers=worked) == SEED_NODE
+        with_one = alone | {PEERS[0]: OWNER, PEERS[1]: OWNER}
+        assert first(module, with_one, group=PEERS[:2]) == SEED_NODE
+        assert successors(module, with_one, incumbent=None, group=(), workers=worked) == [
+            PEERS[0], SEED_NODE, PEERS[1]
+        ]  # fmt: skip
 
 
 def test_the_seed_node_hands_over_and_volunteers_do_not_hand_back() -> None:
-    view = {SEED_NODE: SEED, PEERS[0]: OWNER}
+    view, worked = {SEED_NODE: SEED, PEERS[0]: OWNER}, PEERS[:1]
     for module in MODULES:
-        assert first(module, view, incumbent=SEED_NODE, group=(SEED_NODE,)) == PEERS[0]
+        assert first(module, view, incumbent=SEED_NODE, group=(SEED_NODE,), workers=worked) == PEERS[0]
         assert first(module, view, incumbent=PEERS[0], group=(PEERS[0],)) == PEERS[0]
         assert first(module, {SEED_NODE: SEED}, incumbent=PEERS[0], group=(PEERS[0],)) == SEED_NODE
 

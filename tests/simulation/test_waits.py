@@ -87,8 +87,12 @@ def test_a_leader_that_is_busy_for_ever_holds_neither_claim_nor_volunteer(
 
     async def script(world: Scene) -> None:
         await eventually(lambda: all(world.said(each, "receipt") for each in world.volunteers), limit_s=60)
-        leading = {str(event.facts["module"]): event.who for event in world.events if event.ev == "leads"}
-        leader = world.machine(leading["L0.M0"])
+
+        def leading() -> str:
+            return [event.who for event in world.events if event.ev == "leads" and event.facts["module"] == "L0.M0"][-1]
+
+        await eventually(lambda: leading() != world.seed.name, limit_s=60)  # those who have worked lead
+        leader = world.machine(leading())
         others = [each for each in world.volunteers if each is not leader]
         world.network.overload(leader.peer)
         since_s = world.now_s

@@ -32,9 +32,18 @@ def bounded(
     low: float | None = None,
     high: float | None = None,
     choices: Sequence[Any] = (),
+    items: int | None = None,
 ) -> Any:
-    """A dataclass field whose value must lie in [low, high] and, if given, among `choices`."""
-    return dataclasses.field(default=default, metadata={"low": low, "high": high, "choices": tuple(choices)})
+    """A dataclass field whose value must lie in [low, high] and, if given, among `choices`; a list of at most `items`,
+    which are counted before any is looked at."""
+    bounds = {"low": low, "high": high, "choices": tuple(choices), "items": items}
+    return dataclasses.field(default=default, metadata=bounds)
+
+
+def added(default: Any) -> Any:
+    """A dataclass field that documents were signed without: it is left out of `plain` while it has its default, so that
+    these keep their bytes and their ids."""
+    return dataclasses.field(default=default, metadata={"is_added": True})
 
 
 def load(kind: type[T], mapping: object, *, where: str) -> T:
@@ -48,6 +57,8 @@ def load(kind: type[T], mapping: object, *, where: str) -> T:
     for name, field in fields.items():
         if name in mapping:
             value, hint = mapping[name], hints[name]
+            if is_bounded[name]:
+                _check_items(value, field, f"`{name}` in {where}")
             is_plain = type(value) is hint and hint in _EXACT
             values[name] = value if is_plain else _convert(value, hint, f"`{name}` in {where}")
             if is_bounded[name]:
@@ -58,7 +69,8 @@ def load(kind: type[T], mapping: object, *, where: str) -> T:
 
 
 def plain(value: Any) -> Any:
-    """The inverse of `load`: dataclasses to dicts, tuples to lists."""
+    """The inverse of `load`: dataclasses to dicts, tuples to lists; `added` fields only with another value than their
+    default."""
     kind: Any = type(value)
     return value if kind in _SCALARS else _plainer(kind)(value)
 
@@ -72,6 +84,13 @@ def _plainer(kind: type) -> Callable[[Any], Any]:
         return lambda value: value.to_dict()
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind)]
+        added = {field.name: field.default for field in dataclasses.fields(kind) if "is_added" in field.metadata}
+        if added:
+            return lambda value: {
+                name: plain(getattr(value, name))
+                for name in names
+                if name not in added or getattr(value, name) != added[name]
+            }
         return lambda value: {name: plain(getattr(value, name)) for name in names}
     if issubclass(kind, (tuple, list)):
         return lambda value: [plain(item) for item in value]
@@ -84,7 +103,7 @@ def _shape(kind: Any) -> tuple[dict[str, dataclasses.Field[Any]], dict[str, Any]
     the rest of `load`."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
     is_bounded = {
-        name: any(field.metadata.get(bound) not in (None, ()) for bound in ("low", "high", "choices"))
+        name: any(field.metadata.get(bound) not in (None, ()) for bound in ("low", "high", "choices", "items"))
         for name, field in fields.items()
     }
     return fields, typing.get_type_hints(kind), is_bounded
@@ -152,6 +171,12 @@ def _convert_union(value: object, kinds: tuple[Any, ...], where: str) -> Any:
             except ConfigError as error:
                 problems.append(error)
     raise problems[0]
+
+
+def _check_items(value: object, field: dataclasses.Field[Any], where: str) -> None:
+    most = field.metadata.get("items")
+    if most is not None and isinstance(value, (list, tuple)) and len(value) > most:
+        raise ConfigError(f"{where} has {len(value)} items, limit {most}")
 
 
 def _check_bounds(value: Any, field: dataclasses.Field[Any], where: str) -> None:

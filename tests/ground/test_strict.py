@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig, OuterConfig, RoundsConfig, RunConfig
 from dipaco_p2p.errors import ConfigError
-from dipaco_p2p.strict import bounded, load, plain
+from dipaco_p2p.strict import added, bounded, load, plain
 from dipaco_p2p.topology import PathId
 
 Name = NewType("Name", str)
@@ -37,6 +37,12 @@ class Bike:
     marks: tuple[int, ...] = bounded((), low=0, high=9)
     route: PathId | None = None
     trailer: Wheel | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shed:
+    bikes: tuple[Bike, ...] = bounded((), items=2)
+    gate: Wheel = added(Wheel())
 
 
 def bike(**values: object) -> Bike:
@@ -152,6 +158,19 @@ def test_plain_is_the_inverse() -> None:
     assert load(Bike, json.loads(json.dumps(plain(full))), where="the shed") == full
     assert plain(full)["route"] == "P0-1"
     assert set(plain(full)) == {one.name for one in fields(Bike)}
+
+
+def test_items_are_counted_before_any_is_looked_at() -> None:
+    assert len(load(Shed, {"bikes": [{"owner": "me"}] * 2}, where="the yard").bikes) == 2
+    with pytest.raises(ConfigError, match="`bikes` in the yard has 3 items, limit 2"):
+        load(Shed, {"bikes": ["no bike at all"] * 3}, where="the yard")
+
+
+def test_an_added_field_is_written_only_where_it_is_not_the_default() -> None:
+    assert plain(Shed()) == {"bikes": []} and load(Shed, {"bikes": []}, where="the yard") == Shed()
+    wide = Shed(gate=Wheel(size=36))
+    assert plain(wide) == {"bikes": [], "gate": {"size": 36, "pressure": 2.5}}
+    assert load(Shed, plain(wide), where="the yard") == wide
 
 
 def test_the_default_run_survives_json_and_toml() -> None:

@@ -3,7 +3,7 @@
     [run]       name, seed               \\
     [model]     and [[model.levels]]      |  `RunConfig`: shared by all participants, part of the fingerprint
     [warmup] [routing] [inner] [outer]    |
-    [rounds] [liveness]                  /
+    [rounds] [liveness] [admission]      /
     [corpus]    where the text comes from   only this machine's business
     [node]      where the coordinator listens, and how much of its line blobs may take
     [leaderboard]  whether and where its public page is served
@@ -21,12 +21,14 @@ import json
 import re
 import textwrap
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dipaco_p2p import strict
 from dipaco_p2p.config import (
+    AdmissionConfig,
     CompressionConfig,
     InnerConfig,
     LivenessConfig,
@@ -169,6 +171,7 @@ class _Layout:
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
     leaderboard: LeaderboardConfig = field(default_factory=LeaderboardConfig)
@@ -193,6 +196,14 @@ def load_run_file(path: Path) -> RunFile:
     return _beside(_run_file(mapping, where=path.name), path.parent)
 
 
+def _require_peers(peers: Sequence[str]) -> None:
+    if peers:  # run files without a list are read where signatures cannot be checked
+        from dipaco_p2p.protocol.documents import require_peers
+        from dipaco_p2p.protocol.signing import PeerId
+
+        require_peers(*map(PeerId, peers))
+
+
 def _run_file(mapping: object, *, where: str) -> RunFile:
     try:
         layout = strict.load(_Layout, mapping, where=where)
@@ -201,6 +212,7 @@ def _run_file(mapping: object, *, where: str) -> RunFile:
             raise ConfigError("validation, holdout and router shares leave less than half of the text for training")
         layout.node.line()
         read_place(layout.node.metrics)
+        _require_peers(layout.admission.peers)
         run = _run_config(layout)
     except ConfigError as error:
         message = str(error) if where in str(error) else f"{where}: {error}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from . import __version__
 from .errors import ConfigError, WrongRun
-from .strict import bounded
+from .strict import added, bounded
 from .topology import Topology
 
 PROTOCOL_VERSION = 8
@@ -29,6 +29,11 @@ UPLINKS = ("int8", "int4", "top128")
 """The codecs (core/outer/compress.py) that outer gradients may be sent in."""
 DOWNLINKS = ("int8", "int4")
 """Those for updates: one that leaves most values out would leave the followers behind."""
+
+ADMISSIONS = OPEN, INVITE, LIST = "open", "invite", "list"
+"""Whose work a run takes: anybody's; that of the invited; that of those on a list."""
+LISTED_MAX = 1024
+"""Peers on a run's list: about 55 bytes of the manifest each."""
 
 LEVELS_MAX = 16
 """Keeps a path's name, and with it a key of the DHT, short."""
@@ -260,6 +265,25 @@ class LivenessConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionConfig:
+    """Whose work the run takes. The ticket stays no secret, and all can read and watch the run."""
+
+    policy: str = bounded(OPEN, choices=ADMISSIONS)
+    """`open`: anybody's; `invite`: of those whom the coordinator invited, or a volunteer in good standing did; `list`:
+    of `peers`."""
+    peers: tuple[str, ...] = bounded((), items=LISTED_MAX)
+    """With `list`: the peer ids of the volunteers, as `dipaco-peer identity show` prints them."""
+
+    def __post_init__(self) -> None:
+        if (self.policy == LIST) != bool(self.peers):
+            hint = "name them in `peers`" if self.policy == LIST else 'leave `peers` out, or say `policy = "list"`'
+            message = f"a policy of `{self.policy}` with {len(self.peers) or 'no'} peers on the list of [admission]"
+            raise ConfigError(message, hint=hint)
+        if len(set(self.peers)) < len(self.peers):
+            raise ConfigError("a peer is on the list of [admission] twice", hint="name each peer once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Everything all participants must share; see docs/protocol.md for the fingerprint made from it."""
 
@@ -275,6 +299,7 @@ class RunConfig:
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
+    admission: AdmissionConfig = added(AdmissionConfig())
 
     def __post_init__(self) -> None:
         if not self.name.replace("-", "").replace("_", "").isalnum() or len(self.name) > 64:

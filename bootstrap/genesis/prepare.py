@@ -154,7 +154,7 @@ def _open(
         config=config,
         stage=stage,
         origin=origin,
-        admission="open",
+        admission=config.admission.policy,
         tokenizer=tokenizer,
         router=router,
         optimizer=optimizer,

@@ -26,6 +26,7 @@ from ..protocol.documents import (
     Sharding,
     require_peers,
 )
+from ..protocol.invitations import LINKS_MAX, Invitation
 from ..protocol.judgement import Check, Judgement
 from ..protocol.reasons import ADMISSION, Reason
 from ..protocol.signing import PeerId
@@ -163,6 +164,8 @@ class Contribute(Request[Receipted]):
     contribution: Sealed[Contribution]
     sharding: Sealed[Sharding] | None = None
     """The one that the contribution names, for a leader that has not heard of it."""
+    invitations: tuple[Sealed[Invitation], ...] | None = bounded(None, items=LINKS_MAX)
+    """From the coordinator's down to the author's own, for a run of the invited."""
 
 
 @call("module.next", by=LEADERS, refuses=(Reason.NOT_LEADER, Reason.UNKNOWN_BASE))

@@ -113,6 +113,10 @@ class Ledger:
         """Whose work the last versions count."""
         return frozenset(share.peer for sealed in self.versions[-WORK_VERSIONS:] for share in sealed.document.shares)
 
+    def has_worked(self, peer: PeerId) -> bool:
+        """Whether any version counts work of `peer`."""
+        return peer in self._tally.authors
+
     def workers_on(self, path: PathId) -> frozenset[PeerId]:
         """Whose work on `path` the last versions count."""
         shares = (share for sealed in self.versions[-WORK_VERSIONS:] for share in sealed.document.shares)

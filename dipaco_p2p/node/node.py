@@ -28,6 +28,7 @@ from ..swarm.blobs.blobs import send_blob, serve_blobs
 from ..swarm.blobs.fetch import fetch_blob
 from ..swarm.calls import Request
 from .authority import Decrees, Mandates
+from .invitations import Invitations
 from .presence import Presence
 from .run import Run
 from .store import Store, Uploads
@@ -75,6 +76,7 @@ class Member(Reader):
     presence: Presence
     history: History
     uploads: Uploads
+    invitations: Invitations
     admitting: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a contribution is decoded to be judged: many may come at once, and each takes memory."""
     averaging: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -104,6 +106,7 @@ def open_member(
 ) -> Member:
     """One that takes part: `heartbeat` is what it says of itself once its presence runs, and others may upload blobs of
     `upload_bytes_max` bytes each; 0: none. `decrees` are those of the whole run; without, those that `store` keeps."""
+    decrees = Decrees(run, store) if decrees is None else decrees
     return Member(
         run=run,
         swarm=swarm,
@@ -112,6 +115,7 @@ def open_member(
         presence=Presence(run, swarm, clock, Heartbeat(owns=False) if heartbeat is None else heartbeat),
         history=History(None, clock) if history is None else history,
         uploads=Uploads(swarm, store, clock, size_max=upload_bytes_max),
+        invitations=Invitations(run, decrees),
         **_authority(run, swarm, clock, store, decrees),
     )
 

@@ -19,6 +19,7 @@ from ..program.tasks import SingleFlight
 from ..protocol import owners
 from ..protocol.decrees import Decree
 from ..protocol.documents import Grant
+from ..protocol.invitations import is_listed
 from ..protocol.liveness import Claim, Head, Heartbeat, best_head, read_all
 from ..protocol.records import claims_key, heads_key, peers_key
 from ..protocol.rounds import OpenRound, Standing, read_open_round, standing, within_bounds
@@ -116,9 +117,7 @@ class Watch:
         async with self._gate:
             records = await self._swarm.get(peers_key(self._run.id))
         beats = read_all(Heartbeat, {peer: record.body for peer, record in records.items()})
-        self.heartbeats = {
-            peer: beat for peer, beat in beats.items() if not beat.left and not self._decrees.is_banned(peer)
-        }
+        self.heartbeats = {peer: beat for peer, beat in beats.items() if not beat.left and not self._is_out(peer)}
         known, now_s = self._beaten, self._clock.now_s()
         self._beaten = {}
         for peer in self.heartbeats:
@@ -274,7 +273,7 @@ class Watch:
     def _is_leading(self, module: ModuleId, peer: PeerId, head: Head) -> bool:
         """Whether `peer` leads or led, by its own word and a mandate. A mandate that we do not know is asked for, and
         the peer is believed when the heads are read again."""
-        if head.resigned or self._decrees.is_banned(peer):
+        if head.resigned or self._is_out(peer):
             return False
         try:
             sealed = grant_of(head, run=self._run.id, module=module, leader=peer)
@@ -309,6 +308,13 @@ class Watch:
         grants = read_items(Grant, reply)
         if grants:
             self._mandates.learn(module, grants)
+
+    def _is_out(self, peer: PeerId) -> bool:
+        """Whether nobody listens to `peer`: it is banned, or the run has a list and `peer` is not on it."""
+        admission, author = self._run.config.admission, self._run.manifest.author
+        seeds = self._decrees.state.seeds
+        is_in = is_listed(peer, admission=admission, coordinator=author, seeds=seeds)
+        return not is_in or self._decrees.is_banned(peer)
 
     # -- the coordinator's decrees
 
@@ -366,7 +372,7 @@ class Watch:
         live = {
             peer: claim
             for peer, claim in claims.items()
-            if claim.path == path and not claim.released and not self._decrees.is_banned(peer)
+            if claim.path == path and not claim.released and not self._is_out(peer)
         }
         self.claims[path] = self._sightings.weighing(path, live, now_s=self._clock.now_s())
 

@@ -65,6 +65,10 @@ class Chains:
         """Whose work the last versions of any module count, as far as they are here."""
         return frozenset().union(*(chain.ledger.workers for chain in self._chains.values()))
 
+    def has_worked(self, peer: PeerId) -> bool:
+        """Whether a version of any module counts work of `peer`, as far as they are here."""
+        return any(chain.ledger.has_worked(peer) for chain in self._chains.values())
+
     def drop_payloads(self, names: Iterable[str]) -> None:
         """Drop these blobs, unless a contribution that some chain keeps has the same payload: anybody can send
         another's once more."""
@@ -149,6 +153,10 @@ class ModuleChain:
         """Whether we are in the module's group."""
         grant = self.node.mandates.grant(self.module)
         return grant is not None and self.node.peer in grant.group
+
+    def has_worked(self, peer: PeerId) -> bool:
+        """As `Chains.has_worked`, of all the chains that this peer keeps."""
+        return self._chains.has_worked(peer)
 
     def give_up(self) -> None:
         """Leave the versions that are not final: nobody can show what they were made of."""

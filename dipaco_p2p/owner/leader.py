@@ -161,8 +161,7 @@ class Leader:
         `is_forwarded`: not by its author; `is_promised`: by a peer that may have given a receipt for it."""
         self._require_leading()
         decreed = self._node.decrees.state
-        if is_promised:  # a ban takes back no receipt
-            decreed = replace(decreed, banned={})
+        decreed = replace(decreed, banned={}) if is_promised else decreed  # a ban takes back no receipt
         self._intake.judge(sender, sealed, decreed=decreed)
         custody: tuple[Custody, ...] = ()
         if not self._intake.has(sealed.id):
@@ -212,6 +211,8 @@ class Leader:
 
     async def _receive(self, sender: PeerId, sealed: Sealed[Contribution], *, is_promised: bool) -> tuple[Custody, ...]:
         """Measure it, keep it, admit it; who holds it as well."""
+        if not is_promised:
+            self._node.invitations.require(sealed.document.author, has_worked=self._chain.has_worked)
         try:
             payload, norm = await self._measure(sealed)
         except PayloadLost:
@@ -243,10 +244,8 @@ class Leader:
             self._intake.admit(sealed, norm)
             document = sealed.document
             self._node.uploads.claim(document.payload.digest)
-            is_late = document.base_version < self.head.version
-            self._round = self._round.contributed(
-                document.path, document.author, now_s=self._node.clock.now_s(), is_late=is_late
-            )
+            is_late, now_s = document.base_version < self.head.version, self._node.clock.now_s()
+            self._round = self._round.contributed(document.path, document.author, now_s=now_s, is_late=is_late)
             self._arrived.set()
 
     def _learn_pace(self, document: Contribution) -> None:

@@ -61,6 +61,7 @@ class ModuleCalls:
         sealed = request.contribution
         owner = self._owner_of(sealed.document.module)
         with self._noting(sealed):
+            self._node.invitations.learn(sender, request.invitations or ())
             return Receipted(receipt=await owner.contribute(sender, sealed))
 
     async def _on_forward(self, sender: PeerId, request: Forward) -> Receipted:

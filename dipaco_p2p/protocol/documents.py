@@ -1,6 +1,6 @@
 """The signed documents: contribution, receipt, rejection, version, sharding, scores, manifest; one canonical form each.
 
-The coordinator's judgements, and the checks of them, are in judgement.py; its decrees in decrees.py.
+The coordinator's judgements, and checks of them, are in judgement.py; its decrees in decrees.py; invitations.py.
 
 - A document's `id` is the digest of its canonical bytes; the signature is over the same bytes, under its `KIND`.
 - `unseal` is the only door for a document from outside: schema, bounds, then signature. What comes out is safe to use.
@@ -15,11 +15,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from .. import strict
 from ..canonical import canonical_bytes, digest
-from ..config import SHARES_MAX, RunConfig
+from ..config import ADMISSIONS, SHARES_MAX, RunConfig
 from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import ModuleId, PathId
 from .decrees import Decree, Rollback
+from .invitations import Invitation
 from .judgement import Check, Judgement
 from .signing import VALUES_MAX, PeerId, Signer, public_key_of, require_digest, short, verify
 
@@ -323,7 +324,8 @@ class Manifest:
     stage: str = bounded(choices=("warmup", "grid"))
     origin: str = ""
     """Id of the warm-up's manifest that this grid was forked from; empty for a run's first stage."""
-    admission: str = bounded(choices=("open",))
+    admission: str = bounded(choices=ADMISSIONS)
+    """The policy, as the configuration has it."""
     tokenizer: BlobRef
     router: BlobRef | None
     """None in the warm-up, where there is nothing to choose."""
@@ -342,8 +344,10 @@ class Manifest:
 
     def __post_init__(self) -> None:
         topology = self.stage_config.topology
-        if self.origin:
-            require_digest(self.origin)
+        require_digest(*([self.origin] if self.origin else []))
+        require_peers(*map(PeerId, self.config.admission.peers))
+        if self.admission != self.config.admission.policy:
+            raise ConfigError(f"`admission` is {self.admission}, but {self.config.admission.policy} in the config")
         if (self.stage == "warmup") != (self.router is None) or (self.stage == "warmup" and self.origin):
             raise ConfigError("a warm-up has neither router nor origin, and a grid has a router")
         if [ref.module for ref in self.genesis] != list(topology.modules()):
@@ -363,10 +367,8 @@ class Manifest:
 
 
 _Traded = Contribution | Receipt | Grant | ModuleVersion | Sharding | Scores
-Document = _Traded | Judgement | Check | Rejection | Decree | Manifest
-D = TypeVar(
-    "D", Contribution, Receipt, Grant, ModuleVersion, Sharding, Scores, Judgement, Check, Rejection, Decree, Manifest
-)
+Document = _Traded | Judgement | Check | Rejection | Decree | Invitation | Manifest
+D = TypeVar("D", bound=Document)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ class Reason(StrEnum):
     """Others trained the path when its author claimed it in the middle of the round."""
     TOO_SOON = "too-soon"
     """Its author was through with one path after the other much faster than others are."""
+    UNINVITED = "uninvited"
+    """The run's admission does not take its author's work: not invited, not on the list, or an inviter is banned."""
     NO_MIRROR = "no-mirror"
     """The contribution is on no second disk yet, so there is no receipt."""
     BANNED = "banned"
@@ -100,6 +102,7 @@ ADMISSION = (
     Reason.UNCLAIMED,
     Reason.COVERED,
     Reason.TOO_SOON,
+    Reason.UNINVITED,
     Reason.NO_MIRROR,
     Reason.BANNED,
     Reason.FROZEN,
@@ -108,6 +111,6 @@ ADMISSION = (
 """Why a contribution is not admitted (admission.py)."""
 
 NOTED = {*ADMISSION, Reason.PAYLOAD_LOST, Reason.NOT_FINITE} - PASSING
-NOTED -= {Reason.WRONG_RUN, Reason.WRONG_MODULE, Reason.NOT_AUTHOR}
+NOTED -= {Reason.WRONG_RUN, Reason.WRONG_MODULE, Reason.NOT_AUTHOR, Reason.UNINVITED}
 """Reasons that say something about the contribution itself: a leader leaves a signed note. The others are about who
 asked what of whom."""

@@ -25,7 +25,7 @@ from bootstrap.runfile import _Layout, load_run_file, template
 from dipaco_p2p import errors
 from dipaco_p2p.node.calls import CALLS
 from dipaco_p2p.node.items import Page
-from dipaco_p2p.protocol import decrees, documents, judgement, liveness, records
+from dipaco_p2p.protocol import decrees, documents, invitations, judgement, liveness, records
 from dipaco_p2p.protocol import judgement as checks
 from dipaco_p2p.protocol.claims import CLAIM_TRANSITIONS
 from dipaco_p2p.protocol.reasons import PASSING, Reason
@@ -52,6 +52,7 @@ DOCUMENTS = (
     documents.Rejection,
     decrees.Decree,
     decrees.Rollback,
+    invitations.Invitation,
     documents.Manifest,
     documents.ShardRef,
     documents.GenesisRef,
@@ -109,12 +110,11 @@ def _fields_of(kind: type) -> str:
 
 def bounds(field: dataclasses.Field[Any]) -> str:
     """What a field may hold beyond its type."""
-    low, high, choices = (field.metadata.get(name) for name in ("low", "high", "choices"))
+    low, high, choices, items = (field.metadata.get(name) for name in ("low", "high", "choices", "items"))
     if choices:
         return " or ".join(f"`{choice}`" for choice in choices)
-    return ", ".join(
-        [*([f"≥ {low:g}"] if low is not None else []), *([f"≤ {_power(high)}"] if high is not None else [])]
-    )
+    least, most = ([f"≥ {low:g}"] if low is not None else []), ([f"≤ {_power(high)}"] if high is not None else [])
+    return ", ".join([*least, *most, *([f"≤ {items} items"] if items is not None else [])])
 
 
 def _power(value: float) -> str:

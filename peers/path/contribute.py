@@ -91,7 +91,8 @@ async def _push_once(
 ) -> Sealed[Receipt]:
     digest = sealed.document.payload.digest
     await send(node, leader, payload, digest=digest, on_progress=on_progress)
-    request = Contribute(contribution=sealed, sharding=node.run.sharding(sealed.document.sharding))
+    sharding, invitations = node.run.sharding(sealed.document.sharding), node.invitations.own or None
+    request = Contribute(contribution=sealed, sharding=sharding, invitations=invitations)
     addresses = node.watch.addresses(leader)
     receipt = (await request.call(node.swarm, leader, timeout_s=CALL_TIMEOUT_S, addresses=addresses)).receipt
     if receipt.document.contribution != sealed.id or receipt.document.author != leader:

@@ -9,9 +9,10 @@ import pytest
 
 import bootstrap
 from bootstrap.runfile import RunFile, load_run_file, template
-from dipaco_p2p.config import RunConfig
+from dipaco_p2p.config import AdmissionConfig, RunConfig
 from dipaco_p2p.errors import ConfigError
-from dipaco_p2p.strict import plain
+from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.strict import load, plain
 
 RUNS = sorted((Path(bootstrap.__file__).parent / "runs").glob("*.toml"))
 
@@ -44,6 +45,7 @@ def test_the_template_names_every_key_of_every_table() -> None:
     expected = {name: set(table) for name, table in run.items() if isinstance(table, dict)}
     expected["run"] = {name for name, value in run.items() if not isinstance(value, dict)}
     expected |= {name: set(plain(getattr(RunFile(), name))) for name in ("corpus", "node", "leaderboard")}
+    expected["admission"] = set(plain(RunFile().run.admission))  # left out of documents where it is the default
     assert {name: set(table) for name, table in tables.items()} == expected
     assert set(tables["model"]["levels"][0]) == set(run["model"]["levels"][0])
 
@@ -97,6 +99,30 @@ def test_a_value_of_another_type_is_refused(tmp_path: Path) -> None:
 def test_values_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     assert "width of 65" in str(refusal(tmp_path, "[model]\nwidth = 65\n"))
     assert "less than half" in str(refusal(tmp_path, "[corpus]\nvalidation_share = 0.4\nrouter_share = 0.3\n"))
+
+
+def test_a_policy_and_its_list_come_from_the_file(tmp_path: Path) -> None:
+    peers = [Signer(bytes([number]) * 32).peer for number in (1, 2)]
+    invited = load_run_file(write(tmp_path, '[admission]\npolicy = "invite"')).run
+    listed = load_run_file(write(tmp_path, f'[admission]\npolicy = "list"\npeers = {peers}')).run
+    assert invited.admission == AdmissionConfig(policy="invite")
+    assert listed.admission == AdmissionConfig(policy="list", peers=tuple(peers))
+    for run in (invited, listed):
+        assert load(RunConfig, plain(run), where="a manifest") == run
+        assert run.for_warmup().admission == run.admission
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('policy = "closed"', "`policy` in admission"),
+        ('policy = "list"', "no peers"),
+        ('peers = ["x"]', "1 peers on the list"),
+        ('policy = "list"\npeers = ["x"]', "not an Ed25519 peer id: 'x'"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused_in_one_line(tmp_path: Path, text: str, words: str) -> None:
+    assert words in str(refusal(tmp_path, f"[admission]\n{text}"))
 
 
 def test_a_syntax_error_gives_file_and_line(tmp_path: Path) -> None:

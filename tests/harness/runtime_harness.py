@@ -286,7 +286,8 @@ async def offer(
     sealed = document if isinstance(document, Sealed) else seal(node.swarm.signer, document)
     await claim(node, sealed.document.path)
     await send(node, leader, payload)
-    header = {"contribution": sealed.to_dict()}
+    header: dict[str, Any] = {"contribution": sealed.to_dict()}
+    header["invitations"] = [invitation.to_dict() for invitation in node.invitations.own]
     for _ in range(TRIES):
         try:
             reply = await node.swarm.call(leader, "module.contribute", header, timeout_s=timeout_s)

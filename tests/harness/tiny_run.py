@@ -116,7 +116,7 @@ def make_run(store: Store, config: RunConfig) -> Run:
         protocol=PROTOCOL_VERSION,
         config=config,
         stage="grid",
-        admission="open",
+        admission=config.admission.policy,
         tokenizer=store.put(b"{}"),
         router=store.put(encode_router(router)),
         optimizer=store.put(optimizer),

@@ -274,4 +274,4 @@ def test_every_reason_is_met_here_or_given_by_the_leader_itself() -> None:
         Reason.COVERED,
         Reason.TOO_SOON,
     }
-    assert set(ADMISSION) - met == {Reason.NOT_LEADER, Reason.NO_MIRROR}
+    assert set(ADMISSION) - met == {Reason.NOT_LEADER, Reason.NO_MIRROR, Reason.UNINVITED}

@@ -124,6 +124,26 @@ def ticket(
     _run(main)
 
 
+@app.command(epilog="Example: dipaco-bootstrap invite my-run 12D3KooW...\n\n" + EPILOG)
+def invite(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")],
+    peer: Annotated[str, typer.Argument(help="The peer id of who is invited: `dipaco-peer identity show` prints it.")],
+) -> None:
+    """Invite a volunteer to a run of the invited: prints a code for `dipaco-peer join --invitation`.
+
+    It is for that peer alone, and counts until the peer is banned. The coordinator may be running or not.
+    """
+
+    async def main() -> None:
+        from dipaco_p2p.clock import SystemClock
+
+        from .folder import invitation_of
+
+        print(invitation_of(folder, peer, at_s=SystemClock().now_s()))
+
+    _run(main)
+
+
 @app.command(epilog="Example: dipaco-bootstrap verify my-run\n\n" + EPILOG)
 def verify(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")],

@@ -15,14 +15,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.config import INVITE
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.node.entry import read_entry
+from dipaco_p2p.node.invitations import invite, write_code
 from dipaco_p2p.node.ledger import DAMAGED_HINT
 from dipaco_p2p.node.run import Run, open_run
 from dipaco_p2p.node.stages import DOORPLATE, make_ticket
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.protocol.documents import Manifest, Sealed, Sharding, unseal
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.swarm.identity import load_or_create
 
 WARMUP, GRID = "warmup", "grid"
 DECREES = "decrees"
@@ -159,6 +163,25 @@ def ticket_of(folder: Path, *, seeds: Sequence[str]) -> str:
     if not seeds and not known:
         raise ConfigError(f"the run in `{folder}` has never been open, so nobody can be reached yet", hint=NO_SEED_HINT)
     return make_ticket(run, [*seeds, *known])
+
+
+KEY_HINT = "bring its identity.key back"
+
+
+def invitation_of(folder: Path, peer: str, *, at_s: float) -> str:
+    """The code that lets a peer into the run in `folder`, by the coordinator's word; it may be at work there. Raises
+    ConfigError for a folder without a run of the invited, and for what is no peer id."""
+    stages = (read_stage(folder / name / "documents" / f"{MANIFEST}.json") for name in (GRID, WARMUP))
+    run = next((stage for stage in stages if stage is not None), None)
+    if run is None:
+        raise ConfigError(f"`{folder}` holds no prepared run", hint="give the folder that `start --dir` was given")
+    if (policy := run.config.admission.policy) != INVITE:
+        hint = 'only a run file with `policy = "invite"` in [admission] makes a run of the invited'
+        raise ConfigError(f"the admission of {run.name} is `{policy}`: nobody is invited to it", hint=hint)
+    signer = load_or_create(folder / "identity.key")
+    if signer.peer != run.manifest.author:
+        raise IntegrityError(f"the key in `{folder}` is not this run's coordinator's", hint=KEY_HINT)
+    return write_code(invite(signer, run.origin, PeerId(peer), at_s=at_s))
 
 
 def known_addresses(folder: Path) -> tuple[str, ...]:

@@ -39,6 +39,9 @@ def join(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details to peer.log.")] = False,
     log_format: Annotated[LogFormat, typer.Option(help="Of peer.log; json is one object a line.")] = LogFormat.TEXT,
+    invitation: Annotated[
+        str | None, typer.Option(help="A code that begins with invite1, for a run of the invited; kept from then on.")
+    ] = None,
     **flags: Any,
 ) -> None:
     """Join a run: claim a path, train it on its shard, push outer gradients, follow new versions.
@@ -61,7 +64,39 @@ def join(
 
         from .joining.join import join as join_run
 
-        await join_run(ticket, wishes, expected_run=run, verbose=verbose, is_dry=dry_run, log_format=log_format)
+        await join_run(
+            ticket,
+            wishes,
+            expected_run=run,
+            verbose=verbose,
+            is_dry=dry_run,
+            log_format=log_format,
+            invitation=invitation,
+        )
+
+    raise typer.Exit(run_program(main))
+
+
+@app.command(epilog="Example: dipaco-peer invite 12D3KooW...\n\n" + EPILOG)
+def invite(
+    peer: Annotated[str, typer.Argument(help="The peer id of who is invited: `dipaco-peer identity show` prints it.")],
+    run: RunId = None,
+    home: Home = None,
+) -> None:
+    """Invite somebody to the run that this volunteer was invited to: prints a code for `join --invitation`.
+
+    It counts once work of this volunteer is counted, and for as long as nobody in its chain is banned.
+    """
+    from dipaco_p2p.program.console import run_program
+
+    from .config import default_home
+
+    async def main() -> None:
+        from dipaco_p2p.clock import SystemClock
+
+        from .invitations import invite_by
+
+        print(invite_by(home or default_home(), peer, run=run, at_s=SystemClock().now_s()))
 
     raise typer.Exit(run_program(main))
 

@@ -20,6 +20,8 @@ from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
+from .invitations import check_admitted
+
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
@@ -43,8 +45,13 @@ class Obeying:
         return self._decrees.is_frozen
 
     @property
-    def is_banned(self) -> bool:
-        return self._decrees.reason(self._node.peer) is not None
+    def is_out(self) -> bool:
+        """Whether we are banned, or somebody is by whose invitation we take part."""
+        try:
+            self.check()
+        except Refused:
+            return True
+        return False
 
     @property
     def words(self) -> str:
@@ -52,8 +59,10 @@ class Obeying:
         return frozen_words(self._decrees)
 
     def check(self) -> None:
-        """Raise Refused if we are banned."""
-        check_ban(self._decrees.state, self._node.peer)
+        """Raise Refused if we are banned, or not admitted to the run (any more)."""
+        node, decreed = self._node, self._decrees.state
+        check_ban(decreed, node.peer)
+        check_admitted(node.run, node.peer, node.invitations.own, decreed)
 
     async def thawed(self) -> None:
         """Until the run goes on, or we are to leave."""

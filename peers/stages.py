@@ -14,6 +14,7 @@ from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import DipacoError, SwarmError, WrongRun
 from dipaco_p2p.node.authority import Decrees
+from dipaco_p2p.node.invitations import Chain
 from dipaco_p2p.node.node import Member, open_member, serve_store
 from dipaco_p2p.node.presence import Presence
 from dipaco_p2p.node.run import Run
@@ -69,6 +70,8 @@ class Entrance:
     """Joins again. Raises DipacoError."""
     meet: Callable[[Run, Sequence[str]], None] = lambda run, addresses: None
     """Is told the addresses of the peers that we see."""
+    invitations: Chain = ()
+    """What we show where only the invited may take part."""
 
 
 class StageRunner:
@@ -226,6 +229,7 @@ class StageRunner:
             upload_bytes_max=max(map(run.payload_bytes_max, run.topology.modules())),
             decrees=decrees,
         )
+        node.invitations.own = self._entrance.invitations
         watch = node.watch
         watch.typed.update(self.typed)
         serve_store(scope, store)

@@ -94,7 +94,7 @@ class Volunteer:
     async def run(self, *, grace_s: float) -> None:
         """Take part until the run is complete or `stop`; then leave in good order. Raises EnvironmentUnfit when the
         disk refused a write, even one on behalf of others: who cannot keep things must not be trusted with them. Raises
-        Refused when the coordinator bans us."""
+        Refused when the coordinator bans us, or who invited us."""
         self._obeying.check()
         self._grace_s = grace_s
         background = [asyncio.create_task(part) for part in self._background()]
@@ -373,7 +373,7 @@ class Volunteer:
     def _obey(self) -> None:
         """The coordinator has decreed something."""
         self.say_again()
-        if self._obeying.is_banned and self._work is not None:
+        if self._obeying.is_out and self._work is not None:
             self._work.cancel()
 
     def _say_engine(self, engine: Engine) -> None:

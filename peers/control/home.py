@@ -87,6 +87,7 @@ NAMES = {
     "identity": "identity.key",
     "lock": "lock",
     "peers met": "acquaintances.json",
+    "invitations": "invitations.json",
     "own address": "address.json",
     "where the control socket is": POINTER_NAME,
     "runs": "runs",

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dipaco_p2p.config import OPEN
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError, Unreachable, WrongRun
 from dipaco_p2p.node.entry import Entry, read_entry
 from dipaco_p2p.node.run import Run
@@ -31,6 +32,7 @@ from dipaco_p2p.program.examination import (
     warning,
 )
 from dipaco_p2p.program.files import is_clock_synchronised
+from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S
 from dipaco_p2p.swarm.addresses import read_address, read_place
 from dipaco_p2p.swarm.api import Swarm
@@ -41,6 +43,8 @@ from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 from ..config import PeerConfig
+from ..control.home import peer_of
+from ..invitations import WORDS, check_admitted, kept
 from ..joining.arrival import open_swarm
 from ..joining.preview import this_machine
 from .machine import (
@@ -100,6 +104,7 @@ async def _visit(
         return None, findings
     stage = open_seed.run
     port = read_place(read_address(swarm.addresses[0]).place)[1] if swarm.addresses else None
+    findings.append(judge_admission(stage, config.home))
     findings.append(judge_reach(await probe_reach(swarm, seeds), port=port))
     speed = await probe_speed(swarm, open_seed, stage)
     needs, deadline_s = needs_of(stage, stage.topology.path(0)), stage.config.rounds.deadline_s
@@ -206,6 +211,21 @@ def _judge_seed(seed: SeedFacts) -> Finding:
     if seed.latency_s is not None and seed.latency_s > SLOW_LATENCY_S:
         return warning(check, words, "its answers are slow: see whether the line is busy with something else")
     return fine(check, words)
+
+
+def judge_admission(run: Run, home: Path) -> Finding:
+    """Whether the run takes work of the volunteer in `home`; bans are not looked for."""
+    words, policy = WORDS[run.config.admission.policy], run.config.admission.policy
+    try:
+        peer = peer_of(home)
+    except DipacoError:  # none yet: it is made at the first join; or a bad one, which `identity` tells of
+        remedy = "make its identity with `dipaco-peer join`, which names it, and send the id to the coordinator"
+        return fine("admission", words) if policy == OPEN else warning("admission", words, remedy)
+    try:
+        check_admitted(run, peer, kept(home, run.origin), Decreed())
+    except DipacoError as error:
+        return warning("admission", f"{words}; {error}", error.hint)
+    return fine("admission", words)
 
 
 def judge_reach(reach: Reach, *, port: int | None) -> Finding:

@@ -8,6 +8,7 @@ from functools import partial
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.entry import Entry, read_entry
+from dipaco_p2p.node.invitations import Code, read_code
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import tell_address
 from dipaco_p2p.program.console import LogFormat, log_to, on_signals
@@ -21,6 +22,7 @@ from ..decrees import check_ban
 from ..display import tell
 from ..governor.governor import check_before, governed
 from ..governor.machine import use_threads
+from ..invitations import check_admitted, invitations_for, keep
 from ..stages import Entrance, Parts, StageRunner
 from .arrival import KnownPeers, arrive
 from .preview import take_preview
@@ -37,10 +39,12 @@ async def join(
     verbose: bool,
     is_dry: bool = False,
     log_format: LogFormat = LogFormat.TEXT,
+    invitation: str | None = None,
 ) -> None:
     """Take part in the run that `text` leads to (node/entry.py) until it is complete or a signal says stop; with
-    `is_dry` only say what that would take. Raises DipacoError."""
+    `is_dry` only say what that would take. `invitation` is a code, kept for later starts. Raises DipacoError."""
     parts = Parts(log_to=partial(log_to, kind=log_format, verbose=verbose))
+    code = None if invitation is None else read_code(invitation)
     check_before(config, SystemClock())
     device = torch_device(config.device)
     check_engine(config.engine)
@@ -49,10 +53,19 @@ async def join(
     control = Control(config, SystemClock())
     with folder_lock(config.home, hint=LOCKED_HINT):
         async with listening(config.home, Request, control.answer):
-            await _join(entry, config, control, parts, device=device, is_dry=is_dry)
+            await _join(entry, config, control, parts, device=device, is_dry=is_dry, code=code)
 
 
-async def _join(entry: Entry, config: PeerConfig, control: Control, parts: Parts, *, device: str, is_dry: bool) -> None:
+async def _join(
+    entry: Entry,
+    config: PeerConfig,
+    control: Control,
+    parts: Parts,
+    *,
+    device: str,
+    is_dry: bool,
+    code: Code | None,
+) -> None:
     friends = KnownPeers(config.home)
     arrival = await arrive(entry, config, friends, tell=tell)
     swarm, opened = arrival.swarm, arrival.opened
@@ -69,14 +82,18 @@ async def _join(entry: Entry, config: PeerConfig, control: Control, parts: Parts
         if is_dry:
             print("\n".join(preview.lines()), flush=True)
         check_ban(preview.decreed, swarm.peer)
+        invitations = invitations_for(preview.run, swarm.peer, config.home, code)
+        check_admitted(preview.run, swarm.peer, invitations, preview.decreed)
         if is_dry:
             print("nothing was claimed or sent: without --dry-run it starts", flush=True)
             return
+        if invitations:
+            keep(config.home, preview.run.origin, invitations)
         tell("\n".join(preview.lines()))
         meet(opened.stages[-1], friends.of(entry.key)[1])
         if swarm.addresses:  # others can join through us, should the coordinator's address not answer
             tell_address(config.home, swarm, opened.stages[-1])
-        entrance = Entrance(host=opened.host, dial=dial, meet=meet)
+        entrance = Entrance(host=opened.host, dial=dial, meet=meet, invitations=invitations)
         runner = StageRunner(swarm, config, SystemClock(), entrance=entrance, device=device, parts=parts)
         for address in dict.fromkeys([opened.address, *entry.addresses]):
             peer = read_address(address).peer

@@ -28,6 +28,7 @@ from dipaco_p2p.topology import PathId
 from ..config import PeerConfig
 from ..decrees import decrees_at
 from ..governor.machine import free_bytes, training_threads
+from ..invitations import WORDS
 from .arrival import Arrival
 
 
@@ -85,6 +86,7 @@ class Preview:
         yield "disk", f"up to {in_bytes(needs.disk)} of {in_bytes(machine.disk_bytes)} free{fits}"
         yield "at first", f"{in_bytes(needs.first_down)} down"
         yield "each round", f"{in_bytes(needs.round_up)} up, {in_bytes(needs.round_down)} down; {self._limits()}"
+        yield "admission", WORDS[self.run.config.admission.policy]
         if self.peer in self.decreed.banned:
             yield "banned", f"by the coordinator: {self.decreed.banned[PeerId(self.peer)]}"
         if self.decreed.frozen is not None:

@@ -15,6 +15,7 @@ from bootstrap.folder import GRID, RunFolder
 from bootstrap.genesis.prepare import prepare
 from bootstrap.runfile import CorpusConfig, RunFile
 from dipaco_p2p.config import (
+    INVITE,
     InnerConfig,
     LevelConfig,
     LivenessConfig,
@@ -24,6 +25,7 @@ from dipaco_p2p.config import (
     RunConfig,
     WarmupConfig,
 )
+from dipaco_p2p.node.invitations import Chain, invite
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.swarm.memory import MemoryNetwork
@@ -98,7 +100,11 @@ class Home:
         stages = await fetch_stages(swarm, self.coordinator, expected=None)
         config = PeerConfig(home=self.homes / f"volunteer-{number}", **settings)
 
-        tour = StageRunner(swarm, config, self.clock, entrance=Entrance(host=self.coordinator), device="cpu")
+        invitations: Chain = ()
+        if stages[0].config.admission.policy == INVITE:  # as the coordinator would, when it was asked
+            invitations = invite(signer(SEED_NUMBER), stages[0].origin, swarm.peer, at_s=self.clock.now_s())
+        entrance = Entrance(host=self.coordinator, invitations=invitations)
+        tour = StageRunner(swarm, config, self.clock, entrance=entrance, device="cpu")
         self._tours.append(asyncio.create_task(tour.take_part(stages)))
 
     async def volunteers_done(self) -> None:

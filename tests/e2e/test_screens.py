@@ -20,7 +20,7 @@ from e2e_harness import Program, Programs, entry_command, eventually, spawn
 from dipaco_p2p import __version__
 
 ESCAPE = "\x1b"
-PREVIEW = ["volunteer", "device", "memory", "disk", "at", "each"]
+PREVIEW = ["volunteer", "device", "memory", "disk", "at", "each", "admission"]
 """How the lines begin that say what a volunteer will use."""
 
 

@@ -7,7 +7,7 @@ whatever was interrupted before is done again, and a prepared stage is opened, n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,18 @@ WARMUP_REPLICAS = 8
 """The text of the warm-up is enough for this many replicas to see no sequence twice."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a stage is made from."""
+
+    config: RunConfig
+    signer: Signer
+    tokenizer: bytes
+    sequences: Sequences
+    flats: Sequence[Flat]
+    """Version 0 of each level."""
+
+
 def prepare(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
     """Make the first stage of the run that `file` describes, or open the newest there is. Raises DipacoError."""
     found = folder.newest()
@@ -45,11 +57,12 @@ def prepare(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
         _require_same(file.run, found[0], folder)
         return found[0]
     tokenizer, sequences = prepare_sequences(file, folder.root)
-    start = initial_modules(file.run.model, seed=file.run.seed)
-    flats = [start[level] for level in range(len(file.run.model.levels))]
+    modules = initial_modules(file.run.model, seed=file.run.seed)
+    flats = [modules[level] for level in range(len(file.run.model.levels))]
+    start = Start(config=file.run, signer=signer, tokenizer=tokenizer, sequences=sequences, flats=flats)
     if file.run.warmup.rounds:
-        return _open_warmup(file.run, folder.store(WARMUP), signer, tokenizer, sequences, flats)
-    return _open_grid(file.run, folder.store(GRID), signer, tokenizer, sequences, flats, origin="")
+        return _open_warmup(start, folder.store(WARMUP))
+    return _open_grid(start, folder.store(GRID), origin="")
 
 
 def fork(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
@@ -58,7 +71,8 @@ def fork(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
     assert warmup is not None, "nothing to fork from"
     tokenizer, sequences = prepare_sequences(file, folder.root)
     flats = [_head(warmup, store, level) for level in range(len(file.run.model.levels))]
-    return _open_grid(file.run, folder.store(GRID), signer, tokenizer, sequences, flats, origin=warmup.id)
+    start = Start(config=file.run, signer=signer, tokenizer=tokenizer, sequences=sequences, flats=flats)
+    return _open_grid(start, folder.store(GRID), origin=warmup.id)
 
 
 def _require_same(config: RunConfig, run: Run, folder: RunFolder) -> None:
@@ -78,76 +92,41 @@ def _head(warmup: Run, store: Store, level: int) -> Flat:
     return decode_module(data, warmup.layout(module))
 
 
-def _open_warmup(
-    config: RunConfig, store: Store, signer: Signer, tokenizer: bytes, sequences: Sequences, flats: Sequence[Flat]
-) -> Run:
+def _open_warmup(start: Start, store: Store) -> Run:
     """The one-path stage: fresh weights, no optimizer state, and as much text as it can use."""
-    rows = sequences.train.tokens
+    config, rows = start.config, start.sequences.train.tokens
     chosen = np.random.default_rng(config.seed).permutation(len(rows))
     chosen = np.sort(chosen[: WARMUP_REPLICAS * config.warmup_steps * config.inner.batch])
     blob = store.put(encode_shard(Shard(tokens=rows[chosen])))
     [path] = config.for_warmup().topology.paths()
-    return _open(
-        config,
-        store,
-        signer,
-        sequences,
-        flats,
-        stage=WARMUP,
-        origin="",
-        tokenizer=store.put(tokenizer),
-        router=None,
-        optimizer=store.put(_loop(config).state_bytes()),
-        shards=(ShardRef(path=path, blob=blob, sequences=len(chosen)),),
-    )
+    shards = (ShardRef(path=path, blob=blob, sequences=len(chosen)),)
+    return _open(start, store, WARMUP, origin="", router=None, optimizer=_loop(config).state_bytes(), shards=shards)
 
 
-def _open_grid(
-    config: RunConfig,
-    store: Store,
-    signer: Signer,
-    tokenizer: bytes,
-    sequences: Sequences,
-    flats: Sequence[Flat],
-    *,
-    origin: str,
-) -> Run:
+def _open_grid(start: Start, store: Store, *, origin: str) -> Run:
     """The stage of all paths: optimizer state, router, shards."""
-    optimizer = _moments(config, flats, sequences)
-    vectors = routing_features(config, frozen_model(config.model, flats), sequences)
+    config, sequences = start.config, start.sequences
+    optimizer = _moments(config, start.flats, sequences)
+    vectors = routing_features(config, frozen_model(config.model, start.flats), sequences)
     with stage("Routing the sequences"):
         router = first_router(config, vectors["train"], sequences.train.tokens)
         shards = cut_shards(config, store, router, sequences.train.tokens, vectors["train"])
-    return _open(
-        config,
-        store,
-        signer,
-        sequences,
-        flats,
-        stage=GRID,
-        origin=origin,
-        tokenizer=store.put(tokenizer),
-        router=router_blob(store, router),
-        optimizer=store.put(optimizer),
-        shards=shards,
-    )
+    ref = router_blob(store, router)
+    return _open(start, store, GRID, origin=origin, router=ref, optimizer=optimizer, shards=shards)
 
 
 def _open(
-    config: RunConfig,
+    start: Start,
     store: Store,
-    signer: Signer,
-    sequences: Sequences,
-    flats: Sequence[Flat],
-    *,
     stage: str,
+    *,
     origin: str,
-    tokenizer: BlobRef,
     router: BlobRef | None,
-    optimizer: BlobRef,
+    optimizer: bytes,
     shards: tuple[ShardRef, ...],
 ) -> Run:
-    blobs = [store.put(encode_module(flat, module_layout(config.model, level))) for level, flat in enumerate(flats)]
+    config, sequences = start.config, start.sequences
+    blobs = [store.put(encode_module(flat, module_layout(config.model, at))) for at, flat in enumerate(start.flats)]
     topology = (config.for_warmup() if stage == WARMUP else config).topology
     manifest = Manifest(
         protocol=PROTOCOL_VERSION,
@@ -155,17 +134,17 @@ def _open(
         stage=stage,
         origin=origin,
         admission=config.admission.policy,
-        tokenizer=tokenizer,
+        tokenizer=store.put(start.tokenizer),
         router=router,
-        optimizer=optimizer,
+        optimizer=store.put(optimizer),
         shards=shards,
         validation=store.put(encode_held_out(sequences.validation)),
         holdout=store.put(encode_held_out(sequences.holdout)),
         router_split=store.put(encode_held_out(sequences.router)),
         genesis=tuple(GenesisRef(module=module, blob=blobs[module.level]) for module in topology.modules()),
-        author=signer.peer,
+        author=start.signer.peer,
     )
-    return write_stage(store, seal(signer, manifest))
+    return write_stage(store, seal(start.signer, manifest))
 
 
 def _moments(config: RunConfig, flats: Sequence[Flat], sequences: Sequences) -> bytes:

@@ -21,7 +21,7 @@ from rich.table import Table
 from dipaco_p2p.core.model.inner import InnerLoop
 from dipaco_p2p.core.model.layout import decode_module
 from dipaco_p2p.core.model.shards import Shard, Tokens, decode_held_out
-from dipaco_p2p.core.model.transformer import PathModel, load_modules
+from dipaco_p2p.core.model.transformer import path_model
 from dipaco_p2p.core.outer.compress import compress
 from dipaco_p2p.core.outer.outer_step import OuterState, average, outer_gradient, outer_step
 from dipaco_p2p.core.routing.evaluate import Evaluation, counted_tokens, losses
@@ -122,7 +122,7 @@ def measure(
     chains = verify_stages(files)
     judged = {row["version"]: row for row in read_evaluations(files.stage(GRID) / "evaluations.jsonl")}
     finished = json.loads((files.stage(GRID) / "finished.json").read_text())
-    events = {name: [event for event in _history(home, run.id)] for name, home in homes.items()}
+    events = {name: _history(home, run.id) for name, home in homes.items()}
     receipts = {event["id"] for rows in events.values() for event in rows if event["ev"] == "receipt"}
     counted = {name for ledger in archive.ledgers.values() for name in ledger.counted}
     return DemoResult(
@@ -370,8 +370,7 @@ def _genesis(run: Run, blob: Blob) -> list[OuterState]:
 
 def _evaluate(run: Run, states: list[OuterState], blob: Blob) -> Evaluation:
     shape = run.config.model
-    model = PathModel(shape)
-    load_modules(model, [state.params for state in states])
+    model = path_model(shape, [state.params for state in states])
     data = blob(run.manifest.validation.digest)
     sequences = decode_held_out(data, vocab_size=shape.vocab_size, context=shape.context).tokens
     nats = losses(model, sequences)

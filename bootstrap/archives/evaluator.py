@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dipaco_p2p.config import PREFIX_TOKENS
 from dipaco_p2p.core.model.layout import decode_module
 from dipaco_p2p.core.model.shards import HeldOut, decode_held_out
-from dipaco_p2p.core.model.transformer import PathModel, load_modules
+from dipaco_p2p.core.model.transformer import PathModel, load_modules, path_model
 from dipaco_p2p.core.routing.evaluate import (
     Evaluation,
     counted_tokens,
@@ -172,8 +172,7 @@ class Evaluator:
     def frozen(self) -> PathModel:
         """The warm-up model, version 0 of every level, whose features everything is routed by."""
         if self._frozen is None:
-            self._frozen = PathModel(self.run.config.model)
-            load_modules(self._frozen, self.flats(self.run.topology.path(0), 0))
+            self._frozen = path_model(self.run.config.model, self.flats(self.run.topology.path(0), 0))
         return self._frozen
 
     def flats(self, path: PathId, version: int) -> list[Flat]:
@@ -268,9 +267,7 @@ def score_table(evaluator: Evaluator, version: int, tokens: NDArray[np.int32]) -
 
 def score_path(evaluator: Evaluator, path: PathId, version: int, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
     """Nats (n, J) of one path at one version, from the archive's snapshots."""
-    model = PathModel(evaluator.run.config.model)
-    load_modules(model, evaluator.flats(path, version))
-    return window_nats(model, tokens)
+    return window_nats(path_model(evaluator.run.config.model, evaluator.flats(path, version)), tokens)
 
 
 def _choices(evaluator: Evaluator, sharding: int) -> NDArray[np.int64]:

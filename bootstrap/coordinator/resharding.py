@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.core.model.layout import decode_module
 from dipaco_p2p.core.model.shards import HeldOut
-from dipaco_p2p.core.model.transformer import PathModel, load_modules
+from dipaco_p2p.core.model.transformer import path_model
 from dipaco_p2p.core.routing.evaluate import decode_scores, window_nats
 from dipaco_p2p.core.routing.features import document_features
 from dipaco_p2p.core.routing.router import Router
@@ -207,8 +207,7 @@ class Resharding:
             ]
         except (DipacoError, ValueError) as error:
             raise Refused(f"scores that cannot be checked: {error}", reason=Reason.MALFORMED) from None
-        model = PathModel(self._run.config.model)
-        load_modules(model, flats)
+        model = path_model(self._run.config.model, flats)
         chosen = np.random.default_rng().permutation(len(part))[:SAMPLE]
         ours, theirs = window_nats(model, part.tokens[chosen]).sum(axis=1), table[chosen].sum(axis=1)
         if not np.allclose(ours, theirs, rtol=TOLERANCE):

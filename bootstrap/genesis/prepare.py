@@ -16,7 +16,7 @@ from dipaco_p2p.config import PROTOCOL_VERSION, RunConfig
 from dipaco_p2p.core.model.inner import InnerLoop, StepReport
 from dipaco_p2p.core.model.layout import decode_module, encode_module, module_layout
 from dipaco_p2p.core.model.shards import Shard, encode_held_out, encode_shard
-from dipaco_p2p.core.model.transformer import initial_modules
+from dipaco_p2p.core.model.transformer import initial_modules, path_model
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
@@ -28,7 +28,7 @@ from ..folder import GRID, WARMUP, RunFolder, write_stage
 from ..progress import stage
 from ..runfile import RunFile
 from ..text.sequences import Sequences, prepare_sequences
-from .routing import cut_shards, first_router, frozen_model, router_blob, routing_features
+from .routing import cut_shards, first_router, router_blob, routing_features
 
 Flat = NDArray[np.float32]
 
@@ -107,7 +107,7 @@ def _open_grid(start: Start, store: Store, *, origin: str) -> Run:
     """The stage of all paths: optimizer state, router, shards."""
     config, sequences = start.config, start.sequences
     optimizer = _moments(config, start.flats, sequences)
-    vectors = routing_features(config, frozen_model(config.model, start.flats), sequences)
+    vectors = routing_features(config, path_model(config.model, start.flats), sequences)
     with stage("Routing the sequences"):
         router = first_router(config, vectors["train"], sequences.train.tokens)
         shards = cut_shards(config, store, router, sequences.train.tokens, vectors["train"])

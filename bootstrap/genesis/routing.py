@@ -7,16 +7,15 @@ n sequences, D width, P paths, J windows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dipaco_p2p.config import ModelConfig, RunConfig
+from dipaco_p2p.config import RunConfig
 from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.core.model.shards import Shard, encode_shard
-from dipaco_p2p.core.model.transformer import PathModel, load_modules
+from dipaco_p2p.core.model.transformer import PathModel
 from dipaco_p2p.core.routing.arrange import arrange
 from dipaco_p2p.core.routing.balance import balance_bias, match_bias
 from dipaco_p2p.core.routing.discriminative import balanced_labels, best_path, fit_logistic
@@ -50,15 +49,8 @@ class Routers:
     token_router: Router
 
 
-def frozen_model(model: ModelConfig, flats: Sequence[Flat]) -> PathModel:
-    """The warm-up model, whose features everything is routed by."""
-    frozen = PathModel(model)
-    load_modules(frozen, flats)
-    return frozen
-
-
 def routing_features(config: RunConfig, frozen: PathModel, sequences: Sequences) -> Features:
-    """Features of the first 32 tokens of every sequence."""
+    """Features of the first 32 tokens of every sequence, by the `frozen` model of the warm-up."""
     has_counts = config.routing.has_counts
     with stage("Reading the features that route"):
         return {

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.core.model.layout import decode_module
-from dipaco_p2p.core.model.transformer import PathModel, load_modules
+from dipaco_p2p.core.model.transformer import PathModel, path_model
 from dipaco_p2p.core.routing.router import Router, decode_router
 from dipaco_p2p.errors import ConfigError, IntegrityError, SwarmError, Unreachable, WrongRun
 from dipaco_p2p.node.calls import GetServing
@@ -117,7 +117,7 @@ class ServedRun:
 
     async def feature_model(self) -> PathModel:
         """The frozen model whose outputs routers look at: version 0, the same in all modules of a level."""
-        return self.model([await self._flat(version) for version in self.feature_versions()])
+        return path_model(self.run.config.model, [await self._flat(version) for version in self.feature_versions()])
 
     def feature_versions(self) -> tuple[ModuleVersion, ...]:
         """Version 0 of each level."""
@@ -148,12 +148,6 @@ class ServedRun:
     async def flats(self, versions: tuple[ModuleVersion, ...]) -> list[Flat]:
         """The flat vectors of these versions, one per level; only these are read. Raises IntegrityError."""
         return [await self._flat(version) for version in versions]
-
-    def model(self, flats: list[Flat]) -> PathModel:
-        """A path in memory."""
-        model = PathModel(self.run.config.model)
-        load_modules(model, flats)
-        return model
 
     def evaluations(self) -> list[dict[str, Any]]:
         """As `Source.evaluations`."""

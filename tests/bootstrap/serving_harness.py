@@ -26,7 +26,7 @@ from dipaco_p2p.config import (
 )
 from dipaco_p2p.core.model.layout import encode_module, module_layout
 from dipaco_p2p.core.model.shards import HeldOut, Shard, encode_held_out, encode_shard
-from dipaco_p2p.core.model.transformer import PathModel, initial_modules, load_modules
+from dipaco_p2p.core.model.transformer import PathModel, initial_modules, path_model
 from dipaco_p2p.core.routing.router import Router, encode_router
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.node import open_member
@@ -146,9 +146,7 @@ class Served:
 
     def model(self, path: PathId, version: int = ROUNDS) -> PathModel:
         """A path as the core puts it together, without anything that is tested here."""
-        model = PathModel(self.run.config.model)
-        load_modules(model, [self.flats[module, version] for module in path.modules()])
-        return model
+        return path_model(self.run.config.model, [self.flats[module, version] for module in path.modules()])
 
     def frozen(self) -> PathModel:
         return self.model(self.run.topology.path(0), 0)

@@ -20,7 +20,7 @@ from bootstrap.coordinator.resharding import Resharding
 from bootstrap.text.sequences import Sequences
 from dipaco_p2p.config import RoutingConfig
 from dipaco_p2p.core.model.shards import HeldOut, decode_held_out, decode_shard
-from dipaco_p2p.core.model.transformer import PathModel, load_modules
+from dipaco_p2p.core.model.transformer import path_model
 from dipaco_p2p.core.routing.evaluate import encode_scores, window_nats
 from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import Refused
@@ -86,8 +86,7 @@ class Desk:
 
     def honest(self, work: Work) -> bytes:
         """What the snapshots really give."""
-        model = PathModel(self.world.run.config.model)
-        load_modules(model, self.evaluator.flats(work.path, 1))
+        model = path_model(self.world.run.config.model, self.evaluator.flats(work.path, 1))
         return encode_scores(window_nats(model, self.evaluator.router_split().tokens))
 
     async def offer(self, node: Member, work: Work, table: bytes, **changes: Any) -> None:

@@ -174,6 +174,13 @@ def load_modules(model: PathModel, flats: Sequence[Floats]) -> None:
                 parameters[name].copy_(torch.from_numpy(values.copy()))
 
 
+def path_model(config: ModelConfig, flats: Sequence[Floats]) -> PathModel:
+    """A path in memory, with one flat vector per level."""
+    model = PathModel(config)
+    load_modules(model, flats)
+    return model
+
+
 def read_module(model: PathModel, level: int) -> Floats:
     """A fresh flat vector of what the model now holds of `level`."""
     parameters = dict(model.named_parameters())

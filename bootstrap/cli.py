@@ -30,14 +30,17 @@ RECOVERY_CODES = """Exit codes: 0 done; 2 a wrong flag, folder or file; 4 nobody
 Why = Annotated[str, typer.Option("--reason", help="Shown to the volunteers: one line of up to 200 characters.")]
 Peer = Annotated[str, typer.Argument(help="The peer's id, or the end of it, as `peers` shows it.")]
 RunFilePath = Annotated[Path, typer.Argument(help="A run file, as `init` writes one.")]
+RunFolder = Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")]
+OfVersion = Annotated[int | None, typer.Option(min=0, help="The version of every module. Default: the newest of each.")]
+RunId = Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")]
 RunFolderOption = Annotated[
     Path | None,
     typer.Option("--dir", help="Where the run is or would be kept. Default: as `start` would choose."),
 ]
 
-EXAMPLE = "Example: dipaco-bootstrap init run.toml"
-
-app = typer.Typer(no_args_is_help=True, epilog=EXAMPLE, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True, epilog="Example: dipaco-bootstrap init run.toml", pretty_exceptions_enable=False
+)
 app.add_typer(leaderboard_app, name="leaderboard")
 
 
@@ -71,7 +74,7 @@ def init(
 
 @app.command(epilog="Example: dipaco-bootstrap start run.toml\n\n" + EPILOG)
 def start(
-    run_file: Annotated[Path, typer.Argument(help="A run file, as `init` writes one.")],
+    run_file: RunFilePath,
     folder: Annotated[
         Path | None,
         typer.Option("--dir", help="Where the run is kept. Default: the run file's, else the user's data folder."),
@@ -111,7 +114,7 @@ def start(
 
 @app.command(epilog="Example: dipaco-bootstrap ticket my-run --seed /ip4/198.51.100.7/tcp/4001/p2p/12D...\n\n" + EPILOG)
 def ticket(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")],
+    folder: RunFolder,
     seed: Annotated[list[str] | None, typer.Option(help="A further address of a peer of the run. Repeatable.")] = None,
 ) -> None:
     """Print the run's ticket: the one word that volunteers join with. It is not a secret."""
@@ -146,7 +149,7 @@ def invite(
 
 @app.command(epilog="Example: dipaco-bootstrap verify my-run\n\n" + EPILOG)
 def verify(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")],
+    folder: RunFolder,
 ) -> None:
     """Recompute every module's chain from genesis to head, from the archived contributions."""
 
@@ -172,11 +175,9 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 0,
     path: Annotated[str, typer.Option(help="Take this path, as P0-1-1, instead of routing.")] = "",
     every: Annotated[int, typer.Option(help="Route again every N tokens, a multiple of 16; 0 routes once.")] = 0,
-    version: Annotated[
-        int | None, typer.Option(min=0, help="The version of every module. Default: the newest of each.")
-    ] = None,
+    version: OfVersion = None,
     best: Annotated[bool, typer.Option("--best", help="Each path at its best round on held-out text.")] = False,
-    run: Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")] = None,
+    run: RunId = None,
 ) -> None:
     """Route a prompt and let one path write on; only that path is read, never the whole model.
 
@@ -207,11 +208,9 @@ def export(
     source: Annotated[str, typer.Argument(help="The folder of a run, its ticket, or an address of it.")],
     path: Annotated[str, typer.Option(help="The path to take, as P0-1-1.")],
     to: Annotated[Path, typer.Option(help="A folder that is new or empty.")],
-    version: Annotated[
-        int | None, typer.Option(min=0, help="The version of every module. Default: the newest of each.")
-    ] = None,
+    version: OfVersion = None,
     best: Annotated[bool, typer.Option("--best", help="The path at its best round on held-out text.")] = False,
-    run: Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")] = None,
+    run: RunId = None,
 ) -> None:
     """Write one path as a Hugging Face checkpoint, with tokenizer, model card and lineage, and the router beside it."""
 
@@ -396,7 +395,7 @@ def plan(
 
 @app.command(epilog=f"Example: dipaco-bootstrap backup my-run --to /mnt/safe\n\n{RECOVERY_CODES}")
 def backup(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")],
+    folder: RunFolder,
     to: Annotated[
         Path, typer.Option(help="A new file, or a folder to put one into, named after the run and the time.")
     ],

@@ -27,7 +27,7 @@ from dipaco_p2p.swarm.hivemind.daemon import sweep_stale_sockets
 from leaderboard.places import SAID
 
 from .demo_report import Baseline, DemoResult, Kill, measure, print_result, problems, train_beside
-from .folder import GRID, MANIFEST
+from .folder import GRID, manifest_path
 from .processes import Child, Children, require_alive
 from .progress import stage
 
@@ -319,7 +319,7 @@ class Demo:
 
     async def train_dense(self, is_stopped: threading.Event) -> Baseline:
         """Train the dense baseline as soon as the grid is open, with what the swarm leaves of the processors."""
-        while not (self.grid_folder / "documents" / f"{MANIFEST}.json").exists():
+        while not manifest_path(self.coordinator_folder, GRID).exists():
             await asyncio.sleep(POLL_S)
         self.parts.end("warming up")
         folder, device = self.coordinator_folder, self.config.device
@@ -404,10 +404,7 @@ class Demo:
         for event in read_history(self.grid_folder / "history.jsonl"):
             if event["ev"] == "archived":
                 newest[event["module"]] = event["version"]
-        return min(newest.values()) if len(newest) == self._module_count() else 0
-
-    def _module_count(self) -> int:
-        return 1 + sum(int(part) for part in self.config.grid.split("x"))
+        return min(newest.values()) if len(newest) == 1 + sum(grid_widths(self.config.grid)) else 0
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The history of one volunteer, over all stages."""

@@ -33,7 +33,7 @@ from dipaco_p2p.protocol.versions import genesis_version
 
 from .archives.early_stopping import read_evaluations
 from .archives.verify import ChainReport, verify_stages
-from .folder import GRID, MANIFEST, RunFolder, read_stage
+from .folder import GRID, RunFolder, read_stage
 from .text.sequences import FILE as SEQUENCES_FILE
 from .text.sequences import read_sequences
 
@@ -304,13 +304,12 @@ def train_beside(folder: Path, *, device: str, is_stopped: Callable[[], bool]) -
     if sys.platform == "linux":  # elsewhere it would be the whole process
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
     torch.set_num_threads(1)
-    stage_folder = folder / GRID
-    run = read_stage(stage_folder / "documents" / f"{MANIFEST}.json")
+    run = read_stage(folder, GRID)
     sequences = read_sequences(folder / SEQUENCES_FILE, run.config.model) if run is not None else None
     assert run is not None and sequences is not None
 
     def blob(digest: str) -> bytes:
-        return (stage_folder / "blobs" / digest[:2] / digest).read_bytes()
+        return (folder / GRID / "blobs" / digest[:2] / digest).read_bytes()
 
     return train_dense(run, blob, sequences.train.tokens, device=device, is_stopped=is_stopped)
 

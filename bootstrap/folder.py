@@ -46,7 +46,7 @@ class RunFolder:
 
     def has(self, name: str) -> bool:
         """Whether this stage is prepared."""
-        return (self.stage(name) / "documents" / f"{MANIFEST}.json").exists()
+        return manifest_path(self.root, name).exists()
 
     def store(self, name: str) -> Store:
         """The store of a stage; one only, since opening a second would sweep away what the first is writing."""
@@ -91,8 +91,14 @@ def open_stage(store: Store) -> Run | None:
     return run
 
 
-def read_stage(path: Path) -> Run | None:
-    """The stage of a manifest's file, without its shardings and without opening the store: its owner may be at work."""
+def manifest_path(root: Path, stage: str) -> Path:
+    """Where the manifest of a stage is, or would be."""
+    return root / stage / "documents" / f"{MANIFEST}.json"
+
+
+def read_stage(root: Path, stage: str) -> Run | None:
+    """A stage without its shardings, and without opening the store: its owner may be at work."""
+    path = manifest_path(root, stage)
     try:
         return open_run(json.loads(path.read_bytes()))
     except FileNotFoundError:
@@ -171,7 +177,7 @@ KEY_HINT = "bring its identity.key back"
 def invitation_of(folder: Path, peer: str, *, at_s: float) -> str:
     """The code that lets a peer into the run in `folder`, by the coordinator's word; it may be at work there. Raises
     ConfigError for a folder without a run of the invited, and for what is no peer id."""
-    stages = (read_stage(folder / name / "documents" / f"{MANIFEST}.json") for name in (GRID, WARMUP))
+    stages = (read_stage(folder, name) for name in (GRID, WARMUP))
     run = next((stage for stage in stages if stage is not None), None)
     if run is None:
         raise ConfigError(f"`{folder}` holds no prepared run", hint="give the folder that `start --dir` was given")

@@ -28,7 +28,7 @@ from dipaco_p2p.program.files import LOCK_NAME, existing, free_disk, is_clock_sy
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.hivemind.daemon import wait_port_free
 
-from ..folder import GRID, MANIFEST, RESTORED, WARMUP, read_stage
+from ..folder import GRID, RESTORED, WARMUP, read_stage
 from ..runfile import RunFile, load_run_file, run_folder
 from .plan import Line, Plan, plan, tokens_of
 
@@ -143,7 +143,7 @@ def probe_folder(file: RunFile, folder: Path) -> FolderFacts:
     )
     try:
         for name in (GRID, WARMUP):
-            run = read_stage(folder / name / "documents" / f"{MANIFEST}.json")
+            run = read_stage(folder, name)
             if run is not None:
                 return replace(facts, stage=name, is_other=run.manifest.config != file.run)
     except DipacoError as error:

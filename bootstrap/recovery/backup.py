@@ -34,7 +34,7 @@ from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.program.files import unfit
 from dipaco_p2p.swarm.identity import load_or_create
 
-from ..folder import DECREES, GRID, MANIFEST, WARMUP, Marker, read_stage, write_marker
+from ..folder import DECREES, GRID, MANIFEST, WARMUP, Marker, manifest_path, read_stage, write_marker
 
 SCHEMA = "dipaco.backup/1"
 CONTENTS = "backup.json"
@@ -63,10 +63,10 @@ def back_up(root: Path, to: Path, *, now_s: float) -> Written:
     Raises ConfigError for a folder without a run and for a file that is there, EnvironmentUnfit for a disk that will
     not, IntegrityError for damaged files.
     """
-    stages = [name for name in (WARMUP, GRID) if _manifest(root, name).exists()]
+    stages = [name for name in (WARMUP, GRID) if manifest_path(root, name).exists()]
     if not (root / KEY).exists() or not stages:
         raise ConfigError(f"`{root}` holds no run that was prepared here", hint=RUN_HINT)
-    run = read_stage(_manifest(root, stages[0]))
+    run = read_stage(root, stages[0])
     assert run is not None
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
     path = to / f"{run.manifest.config.name}-{stamp}.tar" if to.is_dir() else to
@@ -154,10 +154,6 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, *, made_s: float) -> None
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = len(data), 0o600, int(made_s)
     tar.addfile(info, io.BytesIO(data))
-
-
-def _manifest(root: Path, stage: str) -> Path:
-    return root / stage / "documents" / f"{MANIFEST}.json"
 
 
 MEMBER = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*){0,3}")
@@ -259,7 +255,7 @@ def _read_contents(data: bytes, backup: Path) -> dict[str, Any]:
 
 def _check_key(folder: Path, found: dict[str, Any]) -> None:
     """The key must be that of the run's coordinator, else nobody would believe what it signs."""
-    run = read_stage(folder / str(found["stages"][0]) / "documents" / f"{MANIFEST}.json") if found["stages"] else None
+    run = read_stage(folder, str(found["stages"][0])) if found["stages"] else None
     if run is None or not (folder / KEY).exists():
         raise IntegrityError("a backup without a run or without its key", hint=DAMAGED_HINT)
     try:

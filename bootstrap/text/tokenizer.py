@@ -28,7 +28,7 @@ TOKEN_CHARS_MAX = 32
 
 
 def train_tokenizer(
-    texts: Iterable[str], *, vocab_size: int, on_progress: Callable[[int], None] | None = None
+    texts: Iterable[str], *, vocab_size: int, on_progress: Callable[[int], None] = lambda done: None
 ) -> bytes:
     """Train on all `texts`; `on_progress` hears how many bytes (UTF-8) have been read so far.
 
@@ -45,29 +45,22 @@ def train_tokenizer(
         max_token_length=TOKEN_CHARS_MAX,
         show_progress=False,
     )
-    counter = _Counter(on_progress)
-    bpe.train_from_iterator(counter.read(texts), trainer)
+    bytes_read = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal bytes_read
+        for text in texts:
+            yield text
+            bytes_read += len(text.encode())
+            on_progress(bytes_read)
+
+    bpe.train_from_iterator(counted(), trainer)
     if bpe.get_vocab_size() != vocab_size:
-        reached = f"{counter.bytes_read} bytes of text give {bpe.get_vocab_size()} tokens, not {vocab_size}"
+        reached = f"{bytes_read} bytes of text give {bpe.get_vocab_size()} tokens, not {vocab_size}"
         raise CorpusError(
             f"the corpus is too small for its vocabulary: {reached}", hint="add text, or lower `vocab_size`"
         )
     return bpe.to_str().encode()
-
-
-class _Counter:
-    """Counts the bytes of the texts that pass through."""
-
-    def __init__(self, on_progress: Callable[[int], None] | None) -> None:
-        self.bytes_read = 0
-        self._on_progress = on_progress
-
-    def read(self, texts: Iterable[str]) -> Iterator[str]:
-        for text in texts:
-            yield text
-            self.bytes_read += len(text.encode())
-            if self._on_progress is not None:
-                self._on_progress(self.bytes_read)
 
 
 class Tokenizer:
@@ -117,7 +110,7 @@ BATCH_DOCUMENTS = 64
 
 
 def tokenise(
-    documents: Sequence[Document], tokenizer: Tokenizer, *, on_progress: Callable[[int], None] | None = None
+    documents: Sequence[Document], tokenizer: Tokenizer, *, on_progress: Callable[[int], None] = lambda done: None
 ) -> list[NDArray[np.int32]]:
     """The tokens of each document, each ended by `<|end|>`, in the same order.
 
@@ -127,6 +120,5 @@ def tokenise(
     for start in range(0, len(documents), BATCH_DOCUMENTS):
         texts = [document.text for document in documents[start : start + BATCH_DOCUMENTS]]
         arrays.extend(np.array([*ids, END_ID], dtype=np.int32) for ids in tokenizer.encode_batch(texts))
-        if on_progress is not None:
-            on_progress(len(arrays))
+        on_progress(len(arrays))
     return arrays

@@ -30,6 +30,7 @@ from dipaco_p2p.swarm.hivemind.daemon import wait_port_free
 
 from ..folder import GRID, RESTORED, WARMUP, read_stage
 from ..runfile import RunFile, load_run_file, run_folder
+from ..text.corpus import documents_min, load_corpus
 from .plan import Line, Plan, plan, tokens_of
 
 LINE = Line(up_mbit=10.0, down_mbit=50.0)
@@ -71,7 +72,6 @@ def planned_of(file: RunFile, line: Line, volunteers: int) -> Plan:
 
 def _corpus(file: RunFile, folder: Path) -> tuple[list[Finding], int | None]:
     """What is to be said of the text, and how much there is; None if it cannot be read."""
-    from ..text.corpus import load_corpus
     from ..text.sequences import FILE
 
     tokenizer = folder / "tokenizer.json"
@@ -205,7 +205,6 @@ async def _taken(host: str, port: int) -> tuple[str | None, str]:
 
 PASSES_WELL = 4.0
 """Reading a text four times teaches nearly as much as four times the text; more of it does not (arXiv 2305.16264)."""
-DOCUMENTS_MIN, DOCUMENTS_A_PATH = 16, 4
 SPARE = 1.1
 """Documents, logs and judgements beside the blobs."""
 
@@ -258,11 +257,6 @@ def judge_corpus(facts: CorpusFacts, *, paths: int) -> Finding:
         found = f"{words}; only {facts.long_documents} of them fill a sequence, about {least} are needed"
         return warning("corpus", found, "add longer documents, or lower `context` in [model]")
     return fine("corpus", words)
-
-
-def documents_min(paths: int) -> int:
-    """As `prepare_sequences` demands."""
-    return max(DOCUMENTS_MIN, DOCUMENTS_A_PATH * paths)
 
 
 def judge_text(plan: Plan) -> Finding:

@@ -45,6 +45,7 @@ from .samples import Document, balanced
 KINDS: Mapping[str, str] = {".txt": "text", ".jsonl": "json", ".jsonl.gz": "json", ".parquet": "parquet"}
 """Suffix of a file to the builder of `datasets` that reads it."""
 PARAGRAPHS_CHARS_MIN = 2000
+DOCUMENTS_MIN, DOCUMENTS_A_PATH = 16, 4
 _HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 
 
@@ -63,6 +64,11 @@ def load_corpus(config: CorpusConfig, *, seed: int) -> list[Document]:
             f"no document with text in corpus `{config.source}`", hint="see `source` and `bytes_max` in [corpus]"
         )
     return documents
+
+
+def documents_min(paths: int) -> int:
+    """How many documents a run of so many paths needs."""
+    return max(DOCUMENTS_MIN, DOCUMENTS_A_PATH * paths)
 
 
 def require_documents(documents: Sequence[Document], minimum: int) -> None:
@@ -86,7 +92,8 @@ def _streams(config: CorpusConfig) -> dict[str, Iterable[Document]]:
 
 def _local_streams(path: Path, text_field: str) -> dict[str, Iterable[Document]]:
     if path.is_file():
-        _refuse_suffix(path)
+        if not _suffix(path):
+            raise CorpusError(f"corpus file `{path}` is of an unknown kind", hint=f"files end in {', '.join(KINDS)}")
         return {_stem(path): _file_documents(path, text_field, domain=_stem(path), source=path.name, split_text=True)}
     files = sorted(file for file in path.rglob("*") if file.is_file() and _suffix(file))
     if not files:
@@ -110,11 +117,6 @@ def _suffix(path: Path) -> str:
 
 def _stem(path: Path) -> str:
     return path.name[: -len(_suffix(path))]
-
-
-def _refuse_suffix(path: Path) -> None:
-    if not _suffix(path):
-        raise CorpusError(f"corpus file `{path}` is of an unknown kind", hint=f"files end in {', '.join(KINDS)}")
 
 
 def _file_documents(

@@ -21,7 +21,7 @@ from dipaco_p2p.strict import plain
 
 from ..progress import stage
 from ..runfile import RunFile
-from .corpus import load_corpus, require_documents
+from .corpus import documents_min, load_corpus, require_documents
 from .samples import Document
 from .tokenizer import Tokenizer, tokenise, train_tokenizer
 
@@ -51,7 +51,7 @@ def prepare_sequences(file: RunFile, folder: Path) -> tuple[bytes, Sequences]:
         tokenizer_path.unlink()  # of another corpus: the preparation was stopped, and the run file changed since
     with stage("Reading the corpus"):
         documents = load_corpus(file.corpus, seed=file.run.seed)
-    require_documents(documents, max(16, 4 * file.run.topology.path_count))
+    require_documents(documents, documents_min(file.run.topology.path_count))
     data = _tokenizer(file.run.model, documents, tokenizer_path)
     with stage("Tokenising", total=len(documents)) as advance:
         arrays = tokenise(documents, Tokenizer(data), on_progress=advance)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from dipaco_p2p.errors import ConfigError, CorpusError, DipacoError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.program.control.show import show_findings
 from dipaco_p2p.program.examination import (
+    CLOCK_REMEDY,
     DAMAGED,
     WRONG,
     Finding,
@@ -24,7 +24,7 @@ from dipaco_p2p.program.examination import (
     fine,
     warning,
 )
-from dipaco_p2p.program.files import LOCK_NAME, existing, free_disk, is_clock_synchronised
+from dipaco_p2p.program.files import LOCK_NAME, free_disk, is_clock_synchronised, why_unwritable
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.hivemind.daemon import wait_port_free
 
@@ -135,7 +135,7 @@ def probe_folder(file: RunFile, folder: Path) -> FolderFacts:
     used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
     facts = FolderFacts(
         path=folder,
-        problem=_problem_with(folder),
+        problem=why_unwritable(folder),
         free_bytes=free_disk(folder),
         used_bytes=used,
         is_running=is_in_use(folder),
@@ -164,14 +164,6 @@ def is_in_use(folder: Path) -> bool:
     finally:
         os.close(handle)
     return False
-
-
-def _problem_with(folder: Path) -> str | None:
-    try:
-        with tempfile.NamedTemporaryFile(dir=existing(folder), prefix=".dipaco-check-"):
-            return None
-    except OSError as error:
-        return error.strerror or str(error)
 
 
 # -- ports and clock
@@ -315,10 +307,8 @@ def judge_folder(facts: FolderFacts) -> Finding:
 
 def judge_clock(is_synchronised: bool | None) -> Finding:
     if is_synchronised is False:
-        remedy = "set the clock: timedatectl set-ntp true, or an NTP service of your system"
-        return warning(
-            "clock", "the clock is not synchronised by NTP; volunteers whose clocks differ cannot join", remedy
-        )
+        words = "the clock is not synchronised by NTP; volunteers whose clocks differ cannot join"
+        return warning("clock", words, CLOCK_REMEDY)
     return fine(
         "clock",
         "the clock is synchronised by NTP"

@@ -18,6 +18,7 @@ GRAVEST_FIRST = (MISMATCH, WRONG, DAMAGED, UNFIT, SILENT)
 """Of several exit codes: a wrong version or file makes the rest moot, and a silent seed is not for this machine to
 mend."""
 CHECK_CHARS = 10
+CLOCK_REMEDY = "set the clock: timedatectl set-ntp true, or an NTP service of your system"
 
 
 class Level(StrEnum):

@@ -18,6 +18,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -212,6 +213,15 @@ def installed_version(package: str) -> str | None:
 def existing(folder: Path) -> Path:
     """`folder`, or the nearest one above it that is there."""
     return next((each for each in (folder, *folder.absolute().parents) if each.is_dir()), Path("/"))
+
+
+def why_unwritable(folder: Path) -> str | None:
+    """Why nothing can be written where `folder` is, or would be made; None if something can."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=existing(folder), prefix=".dipaco-"):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def free_disk(folder: Path) -> int:

@@ -20,6 +20,7 @@ from dipaco_p2p.node.sizes import Needs, needs_of
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.program.control.show import show_findings
 from dipaco_p2p.program.examination import (
+    CLOCK_REMEDY,
     DAMAGED,
     MISMATCH,
     SILENT,
@@ -164,7 +165,6 @@ class SpeedFacts:
 
 
 SLOW_LATENCY_S = 1.0
-CLOCK_REMEDY = "set the clock: timedatectl set-ntp true, or an NTP service of your system"
 
 
 def judge_clock(seeds: Sequence[SeedFacts], *, is_synchronised: bool | None) -> Finding:

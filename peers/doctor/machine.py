@@ -10,7 +10,6 @@ import resource
 import signal
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from dipaco_p2p.config import PACKAGE
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit
 from dipaco_p2p.node.sizes import Needs
 from dipaco_p2p.program.examination import DAMAGED, Finding, failure, fine, warning
-from dipaco_p2p.program.files import existing, free_disk, installed_version, output_of
+from dipaco_p2p.program.files import free_disk, installed_version, output_of, why_unwritable
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.addresses import read_place
 from dipaco_p2p.swarm.hivemind.daemon import SOCKET_FOLDER, stale_sockets, wait_port_free
@@ -242,7 +241,7 @@ def judge_disk(home: HomeFacts, needs: Needs | None) -> Finding:
 
 
 def judge_identity(home: HomeFacts) -> Finding:
-    key = home.path / "identity.key"
+    key = home.path / KEY_FILE
     if home.key_mode is None:
         return fine("identity", "none yet: the first join makes one")
     if home.key_mode & 0o077:
@@ -321,13 +320,7 @@ def probe_packages() -> dict[str, str | None]:
 
 def probe_home(home: Path) -> HomeFacts:
     """The home folder; it is not made if it is not there."""
-    folder, problem = existing(home), None
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".dipaco-doctor-"):
-            pass
-    except OSError as error:
-        problem = error.strerror or str(error)
-    key, key_mode, key_problem = home / "identity.key", None, None
+    key, key_mode, key_problem = home / KEY_FILE, None, None
     with contextlib.suppress(OSError):
         key_mode = stat.S_IMODE(key.stat().st_mode)
     if key_mode is not None and not key_mode & 0o077:
@@ -335,7 +328,13 @@ def probe_home(home: Path) -> HomeFacts:
             load_or_create(key)
         except (DipacoError, OSError) as error:
             key_problem = str(error)
-    return HomeFacts(path=home, problem=problem, free_bytes=free_disk(home), key_mode=key_mode, key_problem=key_problem)
+    return HomeFacts(
+        path=home,
+        problem=why_unwritable(home),
+        free_bytes=free_disk(home),
+        key_mode=key_mode,
+        key_problem=key_problem,
+    )
 
 
 async def port_finding(listen: str) -> Finding:

@@ -95,17 +95,17 @@ class Home:
         self.network.kill(self.coordinator)
         await end(self._task)
 
-    async def join(self, number: int, **settings: Any) -> None:
-        swarm = self.network.join(signer(number))
-        stages = await fetch_stages(swarm, self.coordinator, expected=None)
-        config = PeerConfig(home=self.homes / f"volunteer-{number}", **settings)
-
-        invitations: Chain = ()
-        if stages[0].config.admission.policy == INVITE:  # as the coordinator would, when it was asked
-            invitations = invite(signer(SEED_NUMBER), stages[0].origin, swarm.peer, at_s=self.clock.now_s())
-        entrance = Entrance(host=self.coordinator, invitations=invitations)
-        tour = StageRunner(swarm, config, self.clock, entrance=entrance, device="cpu")
-        self._tours.append(asyncio.create_task(tour.take_part(stages)))
+    async def join(self, *numbers: int, **settings: Any) -> None:
+        for number in numbers:
+            swarm = self.network.join(signer(number))
+            stages = await fetch_stages(swarm, self.coordinator, expected=None)
+            config = PeerConfig(home=self.homes / f"volunteer-{number}", **settings)
+            invitations: Chain = ()
+            if stages[0].config.admission.policy == INVITE:  # as the coordinator would, when it was asked
+                invitations = invite(signer(SEED_NUMBER), stages[0].origin, swarm.peer, at_s=self.clock.now_s())
+            entrance = Entrance(host=self.coordinator, invitations=invitations)
+            tour = StageRunner(swarm, config, self.clock, entrance=entrance, device="cpu")
+            self._tours.append(asyncio.create_task(tour.take_part(stages)))
 
     async def volunteers_done(self) -> None:
         await asyncio.gather(*self._tours)
@@ -133,8 +133,7 @@ def play_whole(home: Home) -> None:
 
     async def scenario() -> None:
         home.start()
-        await home.join(1)
-        await home.join(2)
+        await home.join(1, 2)
         await home.volunteers_done()
         await eventually(home.is_over)
         await home.close()

@@ -128,8 +128,7 @@ def test_a_sharding_that_came_after_the_judgement_makes_no_two_measurements_diff
     async def scenario() -> None:
         home = Home(tmp_path, run_file(write_corpus(tmp_path / "corpus.jsonl"), warmup=WarmupConfig(rounds=0)))
         home.start()
-        await home.join(1)
-        await home.join(2)
+        await home.join(1, 2)
         await home.volunteers_done()
         await eventually(home.is_over)
         reader = home.network.join(signer(150))

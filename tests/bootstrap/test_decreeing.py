@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from group_harness import MODULE, make_versions, of_group
-from runtime_harness import finished_run
 from tiny_run import SEED_NUMBER, signer
 from typer.testing import CliRunner
 
@@ -107,12 +106,6 @@ async def test_what_makes_no_sense_is_refused_and_nothing_is_written(tmp_path: P
 
 
 # -- without a coordinator that runs
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
-    folder = tmp_path_factory.mktemp("finished")
-    return finished_run(folder), folder / "seed"
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_harness import finished_run
 
 from bootstrap.archives.early_stopping import best_rounds, read_evaluations, stopped_evaluation
 from bootstrap.archives.evaluator import Evaluator, append_evaluation, score_table
@@ -28,20 +27,14 @@ from dipaco_p2p.protocol.documents import ShardRef
 from dipaco_p2p.topology import ModuleId
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Store]:
-    folder = tmp_path_factory.mktemp("finished")
-    return finished_run(folder), Store(folder / "seed")
-
-
 @pytest.fixture
-def run(finished: tuple[Run, Store]) -> Run:
+def run(finished: tuple[Run, Path]) -> Run:
     return finished[0]
 
 
 @pytest.fixture
-def store(finished: tuple[Run, Store]) -> Store:
-    return finished[1]
+def store(finished: tuple[Run, Path]) -> Store:
+    return Store(finished[1])
 
 
 @pytest.fixture

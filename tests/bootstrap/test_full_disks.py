@@ -11,7 +11,6 @@ from typing import BinaryIO
 import pytest
 from runtime_harness import World
 from stages_harness import Home, run_file
-from test_stages import corpus  # noqa: F401  (a fixture)
 from tiny_run import tiny_config
 from virtual_time import eventually
 
@@ -51,9 +50,7 @@ async def test_a_volunteer_that_has_no_room_for_what_others_upload_leaves_and_sa
 
 
 async def test_a_seed_node_that_cannot_archive_ends_and_says_so(
-    tmp_path: Path,
-    corpus: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Home(tmp_path, run_file(corpus))
     home.start()

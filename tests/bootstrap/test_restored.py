@@ -61,9 +61,9 @@ class Lost(Home):
         await self.die()
         shutil.rmtree(self.folder)
 
-    async def join(self, number: int, **settings: Any) -> None:
+    async def join(self, *numbers: int, **settings: Any) -> None:
         """In runs as long as these a volunteer would try whether a compiled graph is quicker."""
-        await super().join(number, **settings, engine="exact")
+        await super().join(*numbers, **settings, engine="exact")
 
     async def stand_by(self) -> None:
         swarm = self.network.join(signer(STANDBY))
@@ -144,8 +144,7 @@ async def test_after_a_restore_the_run_goes_on_and_nothing_is_signed_twice(lost:
     lost.start()
     if has_second:
         await lost.stand_by()
-    await lost.join(1)
-    await lost.join(2)
+    await lost.join(1, 2)
     await eventually(lambda: lost.head() >= 1)
     if has_second:
         standby = lost.standby
@@ -185,8 +184,7 @@ async def test_after_a_restore_the_run_goes_on_and_nothing_is_signed_twice(lost:
 async def test_before_it_has_caught_up_it_grants_nothing_and_signs_nothing(lost: Lost) -> None:
     said: list[str] = []
     lost.start()
-    await lost.join(1)
-    await lost.join(2)
+    await lost.join(1, 2)
     await eventually(lambda: lost.head() >= 1)
     lost.save()
     await eventually(lambda: lost.head() >= 3)
@@ -223,8 +221,7 @@ async def test_a_backup_of_the_warm_up_takes_the_grid_over_or_says_what_is_missi
     if has_second:
         await lost.stand_by()
     lost.save()
-    await lost.join(1)
-    await lost.join(2)
+    await lost.join(1, 2)
     await eventually(lambda: lost.head() >= 1)
     if has_second:
         standby = lost.standby
@@ -254,8 +251,7 @@ async def test_a_backup_of_the_warm_up_takes_the_grid_over_or_says_what_is_missi
 async def test_a_second_seed_that_comes_late_has_everything_and_keeps_it(short: Lost) -> None:
     lost = short
     lost.start()
-    await lost.join(1)
-    await lost.join(2)
+    await lost.join(1, 2)
     await eventually(lambda: lost.head() >= 3)
     await lost.stand_by()
     standby = lost.standby
@@ -286,9 +282,7 @@ async def test_a_second_seed_grants_nothing_and_keeps_nobody_from_going_on(lost:
     """While the coordinator is away its group grants terms, though another seed node answers."""
     lost.start()
     await lost.stand_by()
-    await lost.join(1)
-    await lost.join(2)
-    await lost.join(3)
+    await lost.join(1, 2, 3)
     standby = lost.standby
     assert standby is not None
     await eventually(lambda: lost.head() >= 1 and len(standby.opened) == 2)

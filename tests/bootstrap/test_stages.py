@@ -36,11 +36,6 @@ from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.program.history import read_history
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    return write_corpus(tmp_path / "corpus.jsonl")
-
-
 class Died(Exception):
     """What stops a coordinator in these tests."""
 
@@ -91,8 +86,7 @@ def test_a_run_can_be_routed_by_tiny_models_from_its_first_shards_to_what_it_wri
 async def test_contributions_say_which_sharding_they_were_trained_on(tmp_path: Path, corpus: Path) -> None:
     home = Home(tmp_path, run_file(corpus, rounds=RoundsConfig(rounds=4, min_paths=2), routing=RESHARDED_ONCE))
     home.start()
-    await home.join(1)
-    await home.join(2)
+    await home.join(1, 2)
     await home.volunteers_done()
     await home.close()
     archive = RunFolder(home.folder).store(GRID)
@@ -111,8 +105,7 @@ async def test_the_coordinator_dies_after_the_warm_up_and_the_volunteers_wait_fo
 
     monkeypatch.setattr("bootstrap.coordinator.seed.fork", struck)
     home.start()
-    await home.join(1)
-    await home.join(2)
+    await home.join(1, 2)
     await eventually(lambda: set(home.heads(WARMUP).values()) == {2})
     await asyncio.sleep(10)
     await home.die()
@@ -128,8 +121,7 @@ async def test_the_coordinator_dies_after_the_warm_up_and_the_volunteers_wait_fo
 async def test_the_coordinator_dies_before_a_re_sharding_and_training_goes_on(tmp_path: Path, corpus: Path) -> None:
     home = Home(tmp_path, run_file(corpus, routing=RESHARDED_ONCE))
     home.start()
-    await home.join(1)
-    await home.join(2)
+    await home.join(1, 2)
     await eventually(lambda: set(home.heads(GRID).values()) == {1})
     await home.die()
     await asyncio.sleep(60)

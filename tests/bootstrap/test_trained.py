@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runtime_harness import World, finished_run
+from runtime_harness import World
 from tiny_run import MODEL, tiny_config
 from virtual_time import eventually
 
@@ -18,6 +18,7 @@ from dipaco_p2p.core.model.inner import InnerResult
 from dipaco_p2p.core.routing.router import Router
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.measuring import assign, trained_paths, witnesses
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.topology import ModuleId, PathId, Topology
@@ -96,7 +97,7 @@ async def test_a_path_that_failed_everywhere_is_neither_judged_nor_served(
         assert await served.usable() == [0, 2, 3]
 
 
-def test_a_run_in_which_every_path_was_trained_uses_all(tmp_path: Path) -> None:
-    run, store = finished_run(tmp_path), Store(tmp_path / "seed")
+def test_a_run_in_which_every_path_was_trained_uses_all(finished: tuple[Run, Path]) -> None:
+    run, store = finished[0], Store(finished[1])
     evaluator = Evaluator(run, store, SeedArchive(run, store))
     assert [evaluator.usable(version) for version in (0, 1, 2)] == [[0, 1, 2, 3]] * 3

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from runtime_harness import finished_run
 from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 
 from bootstrap.archives.verify import ChainReport, recompute, verify_run
@@ -25,12 +24,6 @@ from dipaco_p2p.topology import ModuleId
 
 MODULE = ModuleId(0, 0)
 SIGNERS = {signer(number).peer: signer(number) for number in (1, 2, 3, 4, SEED_NUMBER)}
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
-    folder = tmp_path_factory.mktemp("finished")
-    return finished_run(folder), folder / "seed"
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
-"""The pace of whole runs in memory, for the folders of tests that play them."""
+"""What folders of tests share that play whole runs in memory: their pace, and a text to train on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from e2e_harness import write_corpus
 
 from dipaco_p2p.program import tasks
 
@@ -15,3 +17,8 @@ def rounds_take_time() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "SOON_S", 0.5)
         yield
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "corpus.jsonl")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pace import rounds_take_time
+from pace import corpus, rounds_take_time
 
-__all__ = ["rounds_take_time"]
+__all__ = ["corpus", "rounds_take_time"]

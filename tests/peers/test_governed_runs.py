@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from stages_harness import Home, run_file
-from test_stages import corpus  # noqa: F401  (a fixture)
 from tiny_run import signer
 from virtual_time import BASE_S, eventually, play
 
@@ -52,7 +51,7 @@ def events(home: Home, number: int, name: str) -> list[dict[str, object]]:
     return sorted((event for event in found if event["ev"] == name), key=lambda event: event["t"])
 
 
-def scene(tmp_path: Path, corpus: Path, scenario: Callable[[Home], object]) -> None:  # noqa: F811
+def scene(tmp_path: Path, corpus: Path, scenario: Callable[[Home], object]) -> None:
     async def whole() -> None:
         home = Home(tmp_path, run_file(corpus))
         try:
@@ -64,10 +63,7 @@ def scene(tmp_path: Path, corpus: Path, scenario: Callable[[Home], object]) -> N
     play(whole)
 
 
-def test_a_run_that_needs_somebody_waits_until_its_schedule_opens(
-    tmp_path: Path,
-    corpus: Path,  # noqa: F811
-) -> None:
+def test_a_run_that_needs_somebody_waits_until_its_schedule_opens(tmp_path: Path, corpus: Path) -> None:
     async def scenario(home: Home) -> None:
         later = When(schedule=(span(from_min=3, minutes=600),))
         both = [
@@ -87,8 +83,7 @@ def test_a_run_that_needs_somebody_waits_until_its_schedule_opens(
 
 
 def test_who_pauses_to_the_end_of_a_run_holds_nobody_up_and_sees_later_that_it_is_over(
-    tmp_path: Path,
-    corpus: Path,  # noqa: F811
+    tmp_path: Path, corpus: Path
 ) -> None:
     async def scenario(home: Home) -> None:
         later = When(schedule=(span(from_min=5, minutes=60),))
@@ -99,10 +94,7 @@ def test_who_pauses_to_the_end_of_a_run_holds_nobody_up_and_sees_later_that_it_i
     scene(tmp_path, corpus, scenario)
 
 
-def test_a_month_that_is_used_up_ends_the_volunteer_in_good_order(
-    tmp_path: Path,
-    corpus: Path,  # noqa: F811
-) -> None:
+def test_a_month_that_is_used_up_ends_the_volunteer_in_good_order(tmp_path: Path, corpus: Path) -> None:
     async def scenario(home: Home) -> None:
         with pytest.raises(EnvironmentUnfit, match="of this month"):
             await join(home, 1, when=When(), limits=Limits(month_gb=1e-5))
@@ -114,10 +106,7 @@ def test_a_month_that_is_used_up_ends_the_volunteer_in_good_order(
     scene(tmp_path, corpus, scenario)
 
 
-def test_a_home_that_may_not_grow_ends_the_volunteer_with_the_limit_in_its_words(
-    tmp_path: Path,
-    corpus: Path,  # noqa: F811
-) -> None:
+def test_a_home_that_may_not_grow_ends_the_volunteer_with_the_limit_in_its_words(tmp_path: Path, corpus: Path) -> None:
     async def scenario(home: Home) -> None:
         with pytest.raises(EnvironmentUnfit, match="`disk_gb`"):
             await join(home, 1, when=When(), limits=Limits(disk_gb=0.0001))

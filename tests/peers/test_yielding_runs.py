@@ -16,7 +16,6 @@ import pytest
 from fake_nvml import GIB, LOST, OURS, FakeNvml, FakePrograms
 from stages_harness import Home, run_file
 from test_governed_runs import events
-from test_stages import corpus  # noqa: F401  (a fixture)
 from tiny_run import signer
 from virtual_time import eventually, play
 
@@ -158,9 +157,7 @@ def scene(tmp_path: Path, text: Path, scenario: Callable[[Gamer], Any], **settin
 
 
 def test_a_game_has_the_card_within_two_seconds_and_training_has_it_back_after_half_a_minute(
-    tmp_path: Path,
-    corpus: Path,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def scenario(gamer: Gamer) -> None:
         clock, busy_s = gamer.home.clock, gamer.busy_s
@@ -189,10 +186,7 @@ def test_a_game_has_the_card_within_two_seconds_and_training_has_it_back_after_h
     assert not any("NaN" in text for text in history), "a round without a step is none"
 
 
-def test_beside_another_volunteer_on_the_same_card_both_go_on(
-    tmp_path: Path,
-    corpus: Path,  # noqa: F811
-) -> None:
+def test_beside_another_volunteer_on_the_same_card_both_go_on(tmp_path: Path, corpus: Path) -> None:
     async def scenario(gamer: Gamer) -> None:
         gamer.who.volunteers.add(VOLUNTEER)
         gamer.nvml.put(VOLUNTEER, memory=8 * GIB, use=70)
@@ -205,9 +199,7 @@ def test_beside_another_volunteer_on_the_same_card_both_go_on(
 
 
 def test_without_nvml_one_line_says_so_and_the_volunteer_trains(
-    tmp_path: Path,
-    corpus: Path,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def scenario(gamer: Gamer) -> None:
         """Nobody looks."""
@@ -218,10 +210,7 @@ def test_without_nvml_one_line_says_so_and_the_volunteer_trains(
     assert capsys.readouterr().err.splitlines().count(line) == 1
 
 
-def test_a_hot_card_is_left_to_cool_down(
-    tmp_path: Path,
-    corpus: Path,  # noqa: F811
-) -> None:
+def test_a_hot_card_is_left_to_cool_down(tmp_path: Path, corpus: Path) -> None:
     async def scenario(gamer: Gamer) -> None:
         clock, busy_s = gamer.home.clock, gamer.busy_s
         began_s = clock.now_s()
@@ -235,10 +224,7 @@ def test_a_hot_card_is_left_to_cool_down(
     scene(tmp_path, corpus, scenario, when=When(gpu_yield="off", gpu_temperature_c=80.0))
 
 
-def test_when_nvml_fails_beside_a_game_the_volunteer_says_so_and_goes_on(
-    tmp_path: Path,
-    corpus: Path,  # noqa: F811
-) -> None:
+def test_when_nvml_fails_beside_a_game_the_volunteer_says_so_and_goes_on(tmp_path: Path, corpus: Path) -> None:
     async def scenario(gamer: Gamer) -> None:
         clock, busy_s = gamer.home.clock, gamer.busy_s
         gamer.nvml.put(GAME, memory=GIB // 8, use=40)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from typer.testing import CliRunner
+from virtual_time import VirtualClock
 
+from bootstrap import cli
 from bootstrap.folder import GRID, WARMUP, RunFolder, write_sharding, write_stage
 from bootstrap.text.tokenizer import train_tokenizer
-from bootstrap.use.serving import ServedRun, open_folder
+from bootstrap.use.generate import Request, write_on
+from bootstrap.use.serving import ServedRun, open_folder, read_swarm
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.config import (
@@ -46,9 +51,10 @@ from dipaco_p2p.protocol.documents import (
     Share,
     seal,
 )
-from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.swarm.api import Swarm
+from dipaco_p2p.swarm.memory import MemoryNetwork
 from dipaco_p2p.topology import ModuleId, PathId
 
 COORDINATOR, LEADER = Signer(bytes([200]) * 32), Signer(bytes([1]) * 32)
@@ -150,6 +156,44 @@ class Served:
 
     def frozen(self) -> PathModel:
         return self.model(self.run.topology.path(0), 0)
+
+
+class Written(NamedTuple):
+    """What a request came to."""
+
+    text: str
+    said: list[str]
+
+
+async def written(run: ServedRun, request: Request) -> Written:
+    pieces: list[str] = []
+    said: list[str] = []
+    await write_on(run, request, write=pieces.append, say=said.append)
+    return Written("".join(pieces), said)
+
+
+def write(served: Served, request: Request) -> Written:
+    return asyncio.run(written(served.open(), request))
+
+
+def run_cli(*arguments: str, text: str | None = None) -> tuple[int, str, str]:
+    """The exit code of a command, and what it prints on either stream."""
+    result = CliRunner().invoke(cli.app, arguments, input=text)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+class Reading:
+    """A swarm in memory, for tests to put peers into, and a client that reads the run there."""
+
+    def __init__(self, served: Served, folder: Path) -> None:
+        self.served, self.folder = served, folder
+        self.clock = VirtualClock()
+        self.network = MemoryNetwork(0, self.clock)
+        self.reader = self.network.join(Signer(bytes([9]) * 32))
+
+    async def read(self, host: PeerId = COORDINATOR.peer, *, expected: str | None = None) -> ServedRun:
+        return await read_swarm(self.reader, host, self.clock, folder=self.folder, expected=expected)
 
 
 def make_served(

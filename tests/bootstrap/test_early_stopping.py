@@ -14,23 +14,30 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from serving_harness import COORDINATOR, LEADER, PRIVATE, PROMPT, ROUNDS, Served, make_served
-from typer.testing import CliRunner
-from virtual_time import VirtualClock, eventually
+from serving_harness import (
+    COORDINATOR,
+    LEADER,
+    PRIVATE,
+    PROMPT,
+    ROUNDS,
+    Reading,
+    Served,
+    make_served,
+    run_cli,
+    write,
+    written,
+)
+from virtual_time import eventually
 
-from bootstrap import cli
 from bootstrap.archives import evaluator
 from bootstrap.archives.early_stopping import Best, best_rounds, read_evaluations, read_serving, serving_header
 from bootstrap.coordinator.stage import SeedStage
 from bootstrap.use.export import export_path
-from bootstrap.use.generate import Request, write_on
-from bootstrap.use.serving import ServedRun, read_swarm
+from bootstrap.use.generate import Request
 from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import ConfigError, IntegrityError, Unreachable
 from dipaco_p2p.node.stages import Stages
-from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.api import Reply
-from dipaco_p2p.swarm.memory import MemoryNetwork
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import PathId
 
@@ -61,17 +68,6 @@ def never_judged(tmp_path_factory: pytest.TempPathFactory) -> Served:
 def unjudged(never_judged: Served) -> Iterator[Served]:
     yield never_judged
     (never_judged.store.folder / "evaluations.jsonl").unlink(missing_ok=True)
-
-
-async def written(run: ServedRun, request: Request) -> tuple[str, list[str]]:
-    pieces: list[str] = []
-    said: list[str] = []
-    await write_on(run, request, write=pieces.append, say=said.append)
-    return "".join(pieces), said
-
-
-def write(served: Served, request: Request) -> tuple[str, list[str]]:
-    return asyncio.run(written(served.open(), request))
 
 
 # -- from a folder
@@ -145,12 +141,6 @@ def test_where_the_holdout_says_nothing_the_newest_round_is_taken(tmp_path: Path
 
 
 # -- what cannot be done
-
-
-def run_cli(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(cli.app, arguments)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 def test_the_commands_take_best(served: Served, tmp_path: Path) -> None:
@@ -233,54 +223,35 @@ def test_a_reply_that_is_not_as_it_should_be_is_refused_in_one_line(served: Serv
 
 # -- from a live swarm
 
-READER = Signer(bytes([9]) * 32)
 
-
-class Swarm:
-    """A real seed stage over a finished grid, and a reader."""
-
-    def __init__(self, served: Served, folder: Path) -> None:
-        self.served, self.folder = served, folder
-        self.clock = VirtualClock()
-        self.network = MemoryNetwork(0, self.clock)
-        self.reader = self.network.join(READER)
-
-    async def open(self) -> SeedStage:
-        run, store = self.served.open().run, self.served.store
-        swarm = self.network.join(COORDINATOR)
-        stage = SeedStage(run, swarm, store, sequences=_no_sequences, clock=self.clock)
-        stage.begin()
-        Stages(swarm).add(run)
-        await asyncio.sleep(1.0)
-        return stage
-
-    async def read(self) -> ServedRun:
-        return await read_swarm(self.reader, COORDINATOR.peer, self.clock, folder=self.folder, expected=None)
+@asynccontextmanager
+async def beside_a_seed(served: Served, folder: Path) -> AsyncIterator[Reading]:
+    """A reader, and a real seed stage over a finished grid."""
+    found, run = Reading(served, folder), served.open().run
+    swarm = found.network.join(COORDINATOR)
+    stage = SeedStage(run, swarm, served.store, sequences=_no_sequences, clock=found.clock)
+    stage.begin()
+    Stages(swarm).add(run)
+    await asyncio.sleep(1.0)
+    yield found
+    stage.cancel()
 
 
 def _no_sequences() -> Any:
     raise AssertionError("a finished grid is not sharded again")
 
 
-@asynccontextmanager
-async def a_swarm(served: Served, folder: Path) -> AsyncIterator[Swarm]:
-    yield Swarm(served, folder)
-
-
 @pytest.mark.parametrize("request_", [BESTS, replace(BESTS, every=16), replace(BESTS, path="P0-0-1")])
 async def test_a_seed_node_tells_the_best_rounds_of_its_evaluator(
     served: Served, tmp_path: Path, request_: Request
 ) -> None:
-    async with a_swarm(served, tmp_path) as swarm:
-        stage = await swarm.open()
+    async with beside_a_seed(served, tmp_path) as swarm:
         assert await written(await swarm.read(), request_) == await written(served.open(), request_)
-        stage.cancel()
 
 
 async def test_what_a_seed_node_judges_itself_is_what_it_tells(unjudged: Served, tmp_path: Path) -> None:
     path = unjudged.store.folder / "evaluations.jsonl"
-    async with a_swarm(unjudged, tmp_path) as swarm:
-        stage = await swarm.open()
+    async with beside_a_seed(unjudged, tmp_path) as swarm:
         await eventually(lambda: len(read_evaluations(path)) == ROUNDS + 1)
         run, rows = await swarm.read(), read_evaluations(path)
         found = {str(path): await run.best(path) for path in run.run.topology.paths()}
@@ -288,7 +259,6 @@ async def test_what_a_seed_node_judges_itself_is_what_it_tells(unjudged: Served,
         for name, best in found.items():
             assert best.loss == rows[best.version]["paths"][name]["loss"]
         assert any(best.loss is not None for best in found.values())
-        stage.cancel()
 
 
 async def test_a_loss_beyond_any_number_is_judged_and_so_are_the_rounds_after_it(
@@ -301,13 +271,11 @@ async def test_a_loss_beyond_any_number_is_judged_and_so_are_the_rounds_after_it
         return measure(model, tokens) + (1e6 if measured[0] == 1 else 0.0)  # e to this power is no float
 
     monkeypatch.setattr(evaluator, "losses", losses)
-    async with a_swarm(unjudged, tmp_path) as swarm:
-        stage = await swarm.open()
+    async with beside_a_seed(unjudged, tmp_path):
         await eventually(lambda: len(read_evaluations(path)) == ROUNDS + 1)
         rows = read_evaluations(path)
         assert [row["version"] for row in rows] == list(range(ROUNDS + 1))
         assert rows[0]["perplexity"] == math.inf and all(math.isfinite(row["perplexity"]) for row in rows[1:])
-        stage.cancel()
 
 
 async def test_a_round_that_cannot_be_judged_does_not_keep_later_ones_from_it(
@@ -321,59 +289,52 @@ async def test_a_round_that_cannot_be_judged_does_not_keep_later_ones_from_it(
         return judge(self, version, **named)
 
     monkeypatch.setattr(evaluator.Evaluator, "evaluate", evaluate)
-    async with a_swarm(unjudged, tmp_path) as swarm:
-        stage = await swarm.open()
+    async with beside_a_seed(unjudged, tmp_path):
         await eventually(lambda: [row["version"] for row in read_evaluations(path)] == [0, *range(2, ROUNDS + 1)])
-        stage.cancel()
 
 
 async def test_a_live_export_says_the_round_and_its_loss(served: Served, tmp_path: Path) -> None:
-    async with a_swarm(served, tmp_path / "reader") as swarm:
-        stage = await swarm.open()
+    async with beside_a_seed(served, tmp_path / "reader") as swarm:
         await export_path(await swarm.read(), PathId((0, 0, 1)), tmp_path / "out", best=True)
-        stage.cancel()
     card = (tmp_path / "out" / "README.md").read_text()
     assert "- round: 1 of 3, this path's best on held-out text" in card
     assert "sequences that are routed to it: 4.5000 nats" in card
 
 
-async def serve_only(swarm: Swarm, header: dict[str, Any] | None) -> None:
+def serve_only(swarm: Reading, header: dict[str, Any]) -> None:
     """A coordinator that answers but these."""
 
     async def serving(sender: str, question: dict[str, Any], body: bytes) -> Reply:
-        assert header is not None
         return Reply(header)
 
     seed = swarm.network.join(COORDINATOR)
     Stages(seed).add(swarm.served.run)
-    if header is not None:
-        ScopedSwarm(seed, swarm.served.run.id).serve("run.serving", serving)
+    ScopedSwarm(seed, swarm.served.run.id).serve("run.serving", serving)
 
 
 async def test_a_run_that_was_not_judged_yet_says_so(served: Served, tmp_path: Path) -> None:
-    async with a_swarm(served, tmp_path) as swarm:
-        await serve_only(swarm, {"rounds": {}, "losses": {}})
-        with pytest.raises(ConfigError, match="no round of run:.* has been judged yet"):
-            await (await swarm.read()).best(PathId((0, 0, 0)))
+    swarm = Reading(served, tmp_path)
+    serve_only(swarm, {"rounds": {}, "losses": {}})
+    with pytest.raises(ConfigError, match="no round of run:.* has been judged yet"):
+        await (await swarm.read()).best(PathId((0, 0, 0)))
 
 
 async def test_a_coordinator_that_talks_nonsense_is_refused(served: Served, tmp_path: Path) -> None:
-    async with a_swarm(served, tmp_path) as swarm:
-        await serve_only(swarm, {"rounds": BEST | {"P0-0-0": 99}})
-        with pytest.raises(IntegrityError, match="P0-0-0 cannot be served with round `99` of 3"):
-            await (await swarm.read()).best(PathId((0, 0, 0)))
+    swarm = Reading(served, tmp_path)
+    serve_only(swarm, {"rounds": BEST | {"P0-0-0": 99}})
+    with pytest.raises(IntegrityError, match="P0-0-0 cannot be served with round `99` of 3"):
+        await (await swarm.read()).best(PathId((0, 0, 0)))
 
 
 async def test_nobody_but_the_coordinator_is_asked(served: Served, tmp_path: Path) -> None:
     async def lying(sender: str, question: dict[str, Any], body: bytes) -> Reply:
         raise AssertionError("asked")
 
-    async with a_swarm(served, tmp_path) as swarm:
-        leader = swarm.network.join(LEADER)
-        Stages(leader).add(swarm.served.run)
-        ScopedSwarm(leader, swarm.served.run.id).serve("run.serving", lying)
-        run_id = swarm.served.run.id
-        run = await read_swarm(swarm.reader, leader.peer, swarm.clock, folder=swarm.folder, expected=run_id)
-        with pytest.raises(Unreachable, match="the coordinator, which judges the rounds, does not answer") as caught:
-            await run.best(PathId((0, 0, 0)))
-        assert "leave --version and --best out" in caught.value.hint
+    swarm = Reading(served, tmp_path)
+    leader = swarm.network.join(LEADER)
+    Stages(leader).add(swarm.served.run)
+    ScopedSwarm(leader, swarm.served.run.id).serve("run.serving", lying)
+    run = await swarm.read(leader.peer, expected=swarm.served.run.id)
+    with pytest.raises(Unreachable, match="the coordinator, which judges the rounds, does not answer") as caught:
+        await run.best(PathId((0, 0, 0)))
+    assert "leave --version and --best out" in caught.value.hint

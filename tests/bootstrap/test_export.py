@@ -22,15 +22,15 @@ from serving_harness import (
     Served,
     make_served,
     random_router,
+    run_cli,
+    write,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-from typer.testing import CliRunner
 
-from bootstrap import cli
 from bootstrap.text.tokenizer import Tokenizer
 from bootstrap.use import export
 from bootstrap.use.export import export_path
-from bootstrap.use.generate import Request, write_on
+from bootstrap.use.generate import Request
 from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
 from dipaco_p2p.topology import PathId
@@ -82,10 +82,8 @@ def test_transformers_generates_the_same_greedy_text(exported: tuple[Served, Pat
     inputs = tokenizer(PROMPT, return_tensors="pt")
     count = inputs["input_ids"].shape[1]
     output = model.generate(**inputs, max_new_tokens=CONTEXT - count, do_sample=False)[0, count:]
-    written: list[str] = []
     request = Request(prompt=PROMPT, tokens_max=CONTEXT - count, temperature=0, path=str(path))
-    asyncio.run(write_on(served.open(), request, write=written.append, say=lambda line: None))
-    assert tokenizer.decode(output, skip_special_tokens=True) == "".join(written) != ""
+    assert tokenizer.decode(output, skip_special_tokens=True) == write(served, request).text != ""
 
 
 def test_the_card_names_where_everything_comes_from(exported: tuple[Served, PathId, Path]) -> None:
@@ -171,12 +169,6 @@ def test_a_router_of_another_run_is_not_exported(tmp_path: Path) -> None:
     served = make_served(tmp_path / "run", router=random_router(8, seed=0))
     code = run_cli("export", str(served.root), "--path", "P0-0-0", "--to", str(tmp_path / "out"))[0]
     assert code == 8 and not (tmp_path / "out").exists()
-
-
-def run_cli(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(cli.app, arguments)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.stdout, result.stderr
 
 
 def test_the_command_exports_once(served: Served, tmp_path: Path) -> None:

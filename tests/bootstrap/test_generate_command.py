@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from serving_harness import CONTEXT, PROMPT, ROUNDS, TIED, TOKENIZER, UNTIED, Served, make_served, random_router
-from typer.testing import CliRunner
+from serving_harness import (
+    CONTEXT,
+    PROMPT,
+    ROUNDS,
+    TIED,
+    TOKENIZER,
+    UNTIED,
+    Served,
+    make_served,
+    random_router,
+    run_cli,
+    write,
+)
 
-from bootstrap import cli
 from bootstrap.text.tokenizer import END, Tokenizer
 from bootstrap.use import serving
-from bootstrap.use.generate import Pieces, Request, write_on
+from bootstrap.use.generate import Pieces, Request
 from dipaco_p2p.core.model.generate import visible
 from dipaco_p2p.core.model.transformer import PathModel
 from dipaco_p2p.errors import ConfigError, IntegrityError, WrongRun
@@ -36,22 +46,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Served:
     """Without a token router."""
     return make_served(tmp_path_factory.mktemp("plain"), model=UNTIED, has_token_router=False)
-
-
-@dataclass(slots=True)
-class Written:
-    text: str = ""
-    said: list[str] = field(default_factory=list)
-
-
-def write(served: Served, request: Request) -> Written:
-    written = Written()
-
-    def add(piece: str) -> None:
-        written.text += piece
-
-    asyncio.run(write_on(served.open(), request, write=add, say=written.said.append))
-    return written
 
 
 @torch.no_grad()
@@ -264,20 +258,11 @@ def test_half_a_character_waits_for_its_rest() -> None:
 # -- the command line
 
 
-def run_cli(*arguments: str, text: str | None = None) -> tuple[int, str, str]:
-    result = CliRunner().invoke(cli.app, arguments, input=text)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.stdout, result.stderr
-
-
 def test_the_command_writes_the_text_and_says_the_path_aside(served: Served) -> None:
     expected = write(served, GREEDY)
     options = ("--max-tokens", "40", "--temperature", "0")
-    assert run_cli("generate", str(served.root), PROMPT, *options) == (
-        0,
-        expected.text + "\n",
-        expected.said[0] + "\n",
-    )
+    said = (0, expected.text + "\n", expected.said[0] + "\n")
+    assert run_cli("generate", str(served.root), PROMPT, *options) == said
     assert run_cli("generate", str(served.root), *options, text=PROMPT + "\n")[1] == expected.text + "\n"
 
 

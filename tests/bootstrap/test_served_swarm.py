@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,19 @@ from serving_harness import (
     PROMPT,
     ROUNDS,
     TIED,
+    Reading,
     Served,
     grant_of,
     make_served,
+    run_cli,
     serve_archive,
+    write,
+    written,
 )
-from typer.testing import CliRunner
-from virtual_time import VirtualClock
 
-from bootstrap import cli
 from bootstrap.use.export import export_path
-from bootstrap.use.generate import Request, write_on
-from bootstrap.use.serving import ServedRun, read_swarm
+from bootstrap.use.generate import Request
+from bootstrap.use.serving import ServedRun
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, WrongRun
 from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.node import serve_store
@@ -39,9 +39,9 @@ from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed
 from dipaco_p2p.protocol.liveness import Head, Heartbeat
-from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Reply
-from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
+from dipaco_p2p.swarm.memory import MemorySwarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -56,14 +56,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     return make_served(tmp_path_factory.mktemp("served"))
 
 
-class Swarm:
+class Swarm(Reading):
     """A coordinator that only answers, a leader of every module, and a reader."""
-
-    def __init__(self, served: Served, folder: Path) -> None:
-        self.served, self.folder = served, folder
-        self.clock = VirtualClock()
-        self.network = MemoryNetwork(0, self.clock)
-        self.reader = self.network.join(Signer(bytes([9]) * 32))
 
     async def add_seed(self) -> PeerId:
         run = self.served.open().run
@@ -109,79 +103,68 @@ class Swarm:
         serve_store(scoped, self.served.store)
         return scoped
 
-    async def read(self, host: PeerId, *, expected: str | None = None) -> ServedRun:
-        return await read_swarm(self.reader, host, self.clock, folder=self.folder, expected=expected)
-
-
-@asynccontextmanager
-async def a_swarm(served: Served, folder: Path) -> AsyncIterator[Swarm]:
-    yield Swarm(served, folder)
-
 
 async def text_of(run: ServedRun, request: Request) -> str:
-    pieces: list[str] = []
-    await write_on(run, request, write=pieces.append, say=lambda line: None)
-    return "".join(pieces)
+    return (await written(run, request)).text
 
 
 @pytest.mark.parametrize("request_", [GREEDY, replace(GREEDY, every=16), replace(GREEDY, path="P0-1-0", version=1)])
 async def test_a_swarm_gives_the_text_that_its_archive_gives(served: Served, tmp_path: Path, request_: Request) -> None:
-    async with a_swarm(served, tmp_path) as swarm:
-        run = await swarm.read(await swarm.add_seed())
-        assert await text_of(run, request_) == await text_of(served.open(), request_) != ""
+    swarm = Swarm(served, tmp_path)
+    run = await swarm.read(await swarm.add_seed())
+    assert await text_of(run, request_) == await text_of(served.open(), request_) != ""
 
 
 async def test_the_coordinator_need_not_live(served: Served, tmp_path: Path) -> None:
     request = replace(GREEDY, path=str(PATH))
-    async with a_swarm(served, tmp_path) as swarm:
-        run = await swarm.read(await swarm.add_leader(), expected=served.run.id[:12])
-        assert await text_of(run, request) == await text_of(served.open(), request) != ""
+    swarm = Swarm(served, tmp_path)
+    run = await swarm.read(await swarm.add_leader(), expected=served.run.id[:12])
+    assert await text_of(run, request) == await text_of(served.open(), request) != ""
 
 
 async def test_a_reader_leaves_no_trace(served: Served, tmp_path: Path) -> None:
-    async with a_swarm(served, tmp_path) as swarm:
-        await swarm.add_leader()
-        await text_of(await swarm.read(await swarm.add_seed()), GREEDY)
-        assert swarm.reader.statistics().records_put == 0
-        assert swarm.reader.statistics().calls_served == 0
+    swarm = Swarm(served, tmp_path)
+    await swarm.add_leader()
+    await text_of(await swarm.read(await swarm.add_seed()), GREEDY)
+    assert swarm.reader.statistics().records_put == 0
+    assert swarm.reader.statistics().calls_served == 0
 
 
 async def test_only_one_path_is_fetched(served: Served, tmp_path: Path) -> None:
-    async with a_swarm(served, tmp_path) as swarm:
-        run = await swarm.read(await swarm.add_seed())
-        await text_of(run, replace(GREEDY, path=str(PATH)))
-        fetched = {path.name for path in (tmp_path / "blobs").rglob("*") if path.is_file()}
-        versions = await run.path_versions(PATH)
-        assert fetched == {version.digest for version in versions} | {served.run.manifest.tokenizer.digest}
+    swarm = Swarm(served, tmp_path)
+    run = await swarm.read(await swarm.add_seed())
+    await text_of(run, replace(GREEDY, path=str(PATH)))
+    fetched = {path.name for path in (tmp_path / "blobs").rglob("*") if path.is_file()}
+    versions = await run.path_versions(PATH)
+    assert fetched == {version.digest for version in versions} | {served.run.manifest.tokenizer.digest}
 
 
 async def test_a_path_is_exported_from_a_swarm(served: Served, tmp_path: Path) -> None:
-    async with a_swarm(served, tmp_path) as swarm:
-        await export_path(await swarm.read(await swarm.add_seed()), PATH, tmp_path / "from-swarm")
-        await export_path(served.open(), PATH, tmp_path / "from-folder")
-        one, other = (
-            {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
-            for name in ("from-swarm", "from-folder")
-        )
-        assert one == other
+    swarm = Swarm(served, tmp_path)
+    await export_path(await swarm.read(await swarm.add_seed()), PATH, tmp_path / "from-swarm")
+    await export_path(served.open(), PATH, tmp_path / "from-folder")
+    one, other = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("from-swarm", "from-folder")
+    )
+    assert one == other
 
 
 async def test_a_swarm_that_dies_ends_in_an_error(served: Served, tmp_path: Path) -> None:
-    async with a_swarm(served, tmp_path) as swarm:
-        seed = await swarm.add_seed()
-        run = await swarm.read(seed)
-        swarm.network.kill(seed)
-        with pytest.raises(SwarmError):
-            await text_of(run, replace(GREEDY, path=str(PATH)))
+    swarm = Swarm(served, tmp_path)
+    seed = await swarm.add_seed()
+    run = await swarm.read(seed)
+    swarm.network.kill(seed)
+    with pytest.raises(SwarmError):
+        await text_of(run, replace(GREEDY, path=str(PATH)))
 
 
 async def test_another_run_is_not_taken_for_it(served: Served, tmp_path: Path) -> None:
-    async with a_swarm(served, tmp_path) as swarm:
-        seed, leader = await swarm.add_seed(), await swarm.add_leader()
-        with pytest.raises(WrongRun):
-            await swarm.read(seed, expected="abcdef01")
-        with pytest.raises(WrongRun):
-            await swarm.read(leader)
+    swarm = Swarm(served, tmp_path)
+    seed, leader = await swarm.add_seed(), await swarm.add_leader()
+    with pytest.raises(WrongRun):
+        await swarm.read(seed, expected="abcdef01")
+    with pytest.raises(WrongRun):
+        await swarm.read(leader)
 
 
 def refuse(versions: Versions) -> Versions:
@@ -203,12 +186,12 @@ async def test_a_leader_that_lies_is_passed_over_and_alone_is_an_error(
 ) -> None:
     request = replace(GREEDY, path=str(PATH))
     endless[:] = SeedArchive(served.run, served.store).ledgers[PATH.modules()[0]].versions
-    async with a_swarm(served, tmp_path) as swarm:
-        leader = await swarm.add_leader(LIES[lie])
-        with pytest.raises((IntegrityError, Refused)):
-            await text_of(await swarm.read(leader, expected=served.run.id), request)
-        run = await swarm.read(await swarm.add_seed())
-        assert await text_of(run, request) == await text_of(served.open(), request)
+    swarm = Swarm(served, tmp_path)
+    leader = await swarm.add_leader(LIES[lie])
+    with pytest.raises((IntegrityError, Refused)):
+        await text_of(await swarm.read(leader, expected=served.run.id), request)
+    run = await swarm.read(await swarm.add_seed())
+    assert await text_of(run, request) == await text_of(served.open(), request)
 
 
 # -- a run that is still in its warm-up: one path, and nothing to route
@@ -225,17 +208,10 @@ def warming(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return found
 
 
-async def written(run: ServedRun, request: Request) -> tuple[str, list[str]]:
-    pieces: list[str] = []
-    said: list[str] = []
-    await write_on(run, request, write=pieces.append, say=said.append)
-    return "".join(pieces), said
-
-
 @pytest.mark.parametrize(("best", "version"), [(False, ROUNDS), (True, 2)])
 def test_its_one_path_writes(warming: Served, best: bool, version: int) -> None:
     request = Request(prompt=PROMPT, tokens_max=30, temperature=0, best=best)
-    text, [said] = asyncio.run(written(warming.open(), request))
+    text, [said] = write(warming, request)
     assert text and said.startswith(f"P0-0-0: L0.M0 version {version}, ")
 
 
@@ -258,20 +234,12 @@ def test_its_one_path_is_exported_without_a_router(warming: Served, tmp_path: Pa
     ],
 )
 def test_what_only_a_grid_has_is_one_line(warming: Served, flags: tuple[str, ...], words: str, hint: str) -> None:
-    result = CliRunner().invoke(cli.app, ("generate", str(warming.root), PROMPT, *flags))
-    [first, second] = result.stderr.splitlines()
-    assert result.exit_code == 2 and words in first and hint in second
+    code, _, errors = run_cli("generate", str(warming.root), PROMPT, *flags)
+    [first, second] = errors.splitlines()
+    assert code == 2 and words in first and hint in second
 
 
 async def test_a_live_warm_up_is_read_too(warming: Served, tmp_path: Path) -> None:
-    clock = VirtualClock()
-    network = MemoryNetwork(0, clock)
-    seed = network.join(COORDINATOR)
-    Stages(seed).add(warming.run)
-    scoped = ScopedSwarm(seed, warming.run.id)
-    serve_store(scoped, warming.store)
-    serve_archive(warming, scoped, clock)
-    await Presence(warming.run, scoped, clock, Heartbeat(role="seed", owns=True)).beat()
-    reader = network.join(Signer(bytes([9]) * 32))
-    run = await read_swarm(reader, seed.peer, clock, folder=tmp_path, expected=None)
+    swarm = Swarm(warming, tmp_path)
+    run = await swarm.read(await swarm.add_seed())
     assert await written(run, GREEDY) == await written(warming.open(), GREEDY)

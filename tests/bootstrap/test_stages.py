@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from e2e_harness import write_corpus
+from serving_harness import written
 from stages_harness import RESHARDED_ONCE, Home, play_whole, run_file
 from tiny_run import SEED_NUMBER, signer
 from virtual_time import eventually, play
@@ -27,7 +28,7 @@ from bootstrap.archives.verify import verify_stages
 from bootstrap.folder import GRID, WARMUP, RunFolder
 from bootstrap.genesis.prepare import fork, prepare
 from bootstrap.runfile import RunFile
-from bootstrap.use.generate import Request, write_on
+from bootstrap.use.generate import Request
 from bootstrap.use.serving import open_folder
 from dipaco_p2p.config import RoundsConfig, RoutingConfig
 from dipaco_p2p.core.routing.router import decode_router
@@ -75,10 +76,8 @@ def test_a_run_can_be_routed_by_tiny_models_from_its_first_shards_to_what_it_wri
     fronts = [np.abs(router.weights[:, :16]).sum() for router in routers]
     assert fronts[0] == 0 and min(fronts[1:]) > 0, "the first reads tokens only, those of the paths' scores both"
     assert all(np.abs(router.weights[:, 16:]).sum() > 0 for router in routers)
-    written: list[str] = []
     request = Request(prompt="the path of a text that is longer than its first tokens " * 3, tokens_max=8, every=32)
-    asyncio.run(write_on(open_folder(folder), request, write=written.append, say=lambda line: None))
-    assert written
+    assert asyncio.run(written(open_folder(folder), request)).text
     finished = json.loads((home.folder / GRID / "finished.json").read_text())
     assert finished["routing"]["routed once"]["perplexity"] < 300
 

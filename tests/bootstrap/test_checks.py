@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -197,26 +195,21 @@ class Keeper:
                 return found
 
 
-@asynccontextmanager
-async def a_keeper(played: Played, folder: Path) -> AsyncIterator[Keeper]:
-    yield Keeper(played, folder)
-
-
 async def test_a_disagreement_is_kept_like_any_other_and_the_same_again_changes_nothing(
     played: Played, tmp_path: Path
 ) -> None:
-    async with a_keeper(played, tmp_path) as keeper:
-        nats = keeper.honest.nats * 2
-        for _ in range(2):
-            await keeper.send(signer(2), nats=nats)
-        with pytest.raises(Refused, match="was checked"):
-            await keeper.send(signer(2))
-        assert [sealed.document.nats for sealed in await keeper.kept()] == [nats]
-        keeper.open()  # after a restart
-        with pytest.raises(Refused, match="was checked"):
-            await keeper.send(signer(2))
-        await keeper.send(signer(1))
-        assert len(await keeper.kept()) == 2
+    keeper = Keeper(played, tmp_path)
+    nats = keeper.honest.nats * 2
+    for _ in range(2):
+        await keeper.send(signer(2), nats=nats)
+    with pytest.raises(Refused, match="was checked"):
+        await keeper.send(signer(2))
+    assert [sealed.document.nats for sealed in await keeper.kept()] == [nats]
+    keeper.open()  # after a restart
+    with pytest.raises(Refused, match="was checked"):
+        await keeper.send(signer(2))
+    await keeper.send(signer(1))
+    assert len(await keeper.kept()) == 2
 
 
 FORGERIES: dict[str, dict[str, Any]] = {
@@ -234,10 +227,10 @@ FORGERIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("forgery", FORGERIES)
 async def test_what_is_about_something_else_is_refused(played: Played, tmp_path: Path, forgery: str) -> None:
-    async with a_keeper(played, tmp_path) as keeper:
-        with pytest.raises(Refused):
-            await keeper.send(signer(2), **FORGERIES[forgery])
-        assert await keeper.kept() == []
+    keeper = Keeper(played, tmp_path)
+    with pytest.raises(Refused):
+        await keeper.send(signer(2), **FORGERIES[forgery])
+    assert await keeper.kept() == []
 
 
 @pytest.mark.parametrize(
@@ -245,37 +238,37 @@ async def test_what_is_about_something_else_is_refused(played: Played, tmp_path:
     [{"nats": float("nan")}, {"nats": float("inf")}, {"nats": -1.0}, {"tokens": 0}, {"tokens": 2**41}, {"more": 1}],
 )
 async def test_what_is_no_figure_is_refused(played: Played, tmp_path: Path, changes: dict[str, Any]) -> None:
-    async with a_keeper(played, tmp_path) as keeper:
-        value = keeper.check(signer(2)).to_dict()
-        value["document"].update(changes)
-        with pytest.raises((Refused, ValueError, IntegrityError)):
-            await keeper.send(signer(2), value)
-        assert await keeper.kept() == []
+    keeper = Keeper(played, tmp_path)
+    value = keeper.check(signer(2)).to_dict()
+    value["document"].update(changes)
+    with pytest.raises((Refused, ValueError, IntegrityError)):
+        await keeper.send(signer(2), value)
+    assert await keeper.kept() == []
 
 
 async def test_a_check_counts_for_its_author_only(played: Played, tmp_path: Path) -> None:
-    async with a_keeper(played, tmp_path) as keeper:
-        theirs = keeper.check(signer(2)).to_dict()
-        with pytest.raises(Refused, match="by its author"):
-            await keeper.send(signer(1), theirs)
-        theirs["document"]["author"] = signer(1).peer
-        with pytest.raises((Refused, IntegrityError)):
-            await keeper.send(signer(1), theirs)
-        assert await keeper.kept() == []
+    keeper = Keeper(played, tmp_path)
+    theirs = keeper.check(signer(2)).to_dict()
+    with pytest.raises(Refused, match="by its author"):
+        await keeper.send(signer(1), theirs)
+    theirs["document"]["author"] = signer(1).peer
+    with pytest.raises((Refused, IntegrityError)):
+        await keeper.send(signer(1), theirs)
+    assert await keeper.kept() == []
 
 
 async def test_strangers_take_few_places_and_nobody_takes_all(played: Played, tmp_path: Path) -> None:
-    async with a_keeper(played, tmp_path) as keeper:
-        with pytest.raises(Refused, match="no heartbeat and no work"):
-            await keeper.send(signer(20))
-        strangers = [signer(number) for number in range(20, 20 + OF_STRANGERS_MAX + 1)]
-        keeper.alive.update(one.peer for one in strangers)
-        for one in strangers[:-1]:
-            await keeper.send(one)
-        with pytest.raises(Refused, match="enough"):
-            await keeper.send(strangers[-1])
-        await keeper.send(signer(1))  # whose work the versions count
-        assert len(await keeper.kept()) == OF_STRANGERS_MAX + 1 <= min(OF_PATH_MAX, OF_AUTHOR_MAX)
+    keeper = Keeper(played, tmp_path)
+    with pytest.raises(Refused, match="no heartbeat and no work"):
+        await keeper.send(signer(20))
+    strangers = [signer(number) for number in range(20, 20 + OF_STRANGERS_MAX + 1)]
+    keeper.alive.update(one.peer for one in strangers)
+    for one in strangers[:-1]:
+        await keeper.send(one)
+    with pytest.raises(Refused, match="enough"):
+        await keeper.send(strangers[-1])
+    await keeper.send(signer(1))  # whose work the versions count
+    assert len(await keeper.kept()) == OF_STRANGERS_MAX + 1 <= min(OF_PATH_MAX, OF_AUTHOR_MAX)
 
 
 # -- how much of a volunteer's time it takes

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -155,37 +154,36 @@ def test_a_damaged_blob_is_not_copied_as_if_it_were_whole(made: Home, tmp_path: 
 # -- files that are no whole backup
 
 
-def cut(saved: Path, tmp_path: Path) -> None:
+def cut(saved: Path) -> None:
     saved.write_bytes(saved.read_bytes()[: saved.stat().st_size // 2])
 
 
-def flip(saved: Path, tmp_path: Path) -> None:
+def flip(saved: Path) -> None:
     data = bytearray(saved.read_bytes())
     data[len(data) // 2] ^= 1
     saved.write_bytes(data)
 
 
-def add_outside(saved: Path, tmp_path: Path) -> None:
-    with tarfile.open(saved, "a") as tar:
-        tar.addfile(tarfile.TarInfo("../outside"), io.BytesIO())
-
-
-def add_link(saved: Path, tmp_path: Path) -> None:
-    info = tarfile.TarInfo("link")
-    info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+def add(saved: Path, name: str, **values: object) -> None:
+    info = tarfile.TarInfo(name)
+    for key, value in values.items():
+        setattr(info, key, value)
     with tarfile.open(saved, "a") as tar:
         tar.addfile(info)
 
 
-def add_unlisted(saved: Path, tmp_path: Path) -> None:
-    with tarfile.open(saved, "a") as tar:
-        tar.addfile(tarfile.TarInfo("grid/blobs/aa/extra"), io.BytesIO())
+HARM: dict[str, Callable[[Path], None]] = {
+    "cut": cut,
+    "flipped": flip,
+    "outside": lambda saved: add(saved, "../outside"),
+    "a link": lambda saved: add(saved, "link", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+    "unlisted": lambda saved: add(saved, "grid/blobs/aa/extra"),
+}
 
 
-@pytest.mark.parametrize("harm", [cut, flip, add_outside, add_link, add_unlisted])
-def test_a_file_that_is_not_whole_or_not_ours_leaves_nothing(saved: Path, tmp_path: Path, harm: object) -> None:
-    assert callable(harm)
-    harm(saved, tmp_path)
+@pytest.mark.parametrize("harm", HARM)
+def test_a_file_that_is_not_whole_or_not_ours_leaves_nothing(saved: Path, tmp_path: Path, harm: str) -> None:
+    HARM[harm](saved)
     with pytest.raises(IntegrityError) as caught:
         restore(saved, tmp_path / "again")
     assert "\n" not in str(caught.value) and caught.value.hint

@@ -130,10 +130,6 @@ def test_names_that_look_like_patterns_are_taken_as_they_are(tmp_path: Path) -> 
     assert texts(tmp_path / "a[1].txt") == ["right"]
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    assert "does not exist" in str(refusal(tmp_path / "none.jsonl"))
-
-
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.jsonl.gz"])
 @pytest.mark.parametrize("content", ["", "\n \n"], ids=["empty", "blank"])
 def test_a_file_without_text_is_refused(tmp_path: Path, name: str, content: str) -> None:
@@ -146,44 +142,28 @@ def test_an_empty_folder_is_refused_with_the_suffixes(tmp_path: Path) -> None:
     assert ".parquet" in refusal(tmp_path).hint
 
 
-def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    path = tmp_path / "a.pdf"
-    path.write_bytes(b"%PDF")
-    assert ".jsonl.gz" in refusal(path).hint
+FINE = b'{"text": "fine"}\n'
+UNREADABLE: dict[str, tuple[str, bytes | None, str, str]] = {
+    "missing": ("none.jsonl", None, "does not exist", ""),
+    "of an unknown kind": ("a.pdf", b"%PDF", "unknown kind", ".jsonl.gz"),
+    "a line that is no JSON": ("a.jsonl", FINE + b"nope\n", "line 2 of", ""),
+    "a line that is no object": ("a.jsonl", FINE + b"3\n", "line 2 of", ""),
+    "a line that is cut off": ("a.jsonl", FINE + b'{"text": "open\n', "line 2 of", ""),
+    "without the field": ("a.jsonl", b'{"body": "x", "title": "y"}\n', "no field `text`", "`body`, `title`"),
+    "a field that is no text": ("a.jsonl", b'{"text": 3}\n', "is int, not text", ""),
+    "no UTF-8": ("a.txt", b"caf\xe9 " * 10, "not UTF-8", ""),
+    "damaged Parquet": ("a.parquet", b"not what the name says" * 10, "cannot be read", ""),
+    "damaged gzip": ("a.jsonl.gz", b"not what the name says" * 10, "cannot be read", ""),
+}
 
 
-@pytest.mark.parametrize("bad", ["nope", "3", '{"text": "open'])
-def test_a_line_that_is_no_json_object_is_named(tmp_path: Path, bad: str) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "fine"}\n' + bad + "\n")
-    assert "line 2 of" in str(refusal(path))
-
-
-def test_a_missing_field_lists_the_fields_that_exist(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(lines([{"body": "x", "title": "y"}]))
-    error = refusal(path)
-    assert "no field `text`" in str(error)
-    assert "`body`, `title`" in error.hint
-
-
-def test_a_field_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(lines([{"text": 3}]))
-    assert "is int, not text" in str(refusal(path))
-
-
-def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"caf\xe9 " * 10)
-    assert "not UTF-8" in str(refusal(path))
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.gz"])
-def test_a_damaged_file_is_refused(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(b"not what the name says" * 10)
-    assert "cannot be read" in str(refusal(path))
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_file_that_cannot_be_read_is_refused_by_what_is_wrong_with_it(tmp_path: Path, case: str) -> None:
+    name, data, words, hint = UNREADABLE[case]
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    error = refusal(tmp_path / name)
+    assert words in str(error) and hint in error.hint
 
 
 def test_too_few_documents_are_refused_with_both_numbers() -> None:

@@ -19,10 +19,11 @@ from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
-from dipaco_p2p.protocol.documents import ModuleVersion, Share, seal, unseal
+from dipaco_p2p.protocol.documents import ModuleVersion, seal, unseal
 from dipaco_p2p.topology import ModuleId
 
 MODULE = ModuleId(0, 0)
+UNEARNED = "does not follow from its contributions"
 SIGNERS = {signer(number).peer: signer(number) for number in (1, 2, 3, 4, SEED_NUMBER)}
 
 
@@ -40,13 +41,6 @@ def store(finished: tuple[Run, Path], tmp_path: Path) -> Store:
 
 def verify(run: Run, store: Store) -> dict[ModuleId, ChainReport]:
     return {report.module: report for report in verify_run(run, store, SeedArchive(run, store))}
-
-
-def require_problem(run: Run, store: Store, words: str) -> None:
-    """The problem is in MODULE, and only there."""
-    reports = verify(run, store)
-    assert words in reports[MODULE].problem
-    assert all(not report.problem for module, report in reports.items() if module != MODULE)
 
 
 def first_version(run: Run, store: Store) -> ModuleVersion:
@@ -77,70 +71,61 @@ def test_an_honest_run_verifies_with_every_contribution(run: Run, store: Store) 
     assert done == list(range(1, 11))
 
 
-def test_a_flipped_byte_in_a_contribution_is_found(run: Run, store: Store) -> None:
+def payload_of(run: Run, store: Store) -> str:
     share = first_version(run, store).shares[0]
-    flip(store, SeedArchive(run, store).contribution(share.contribution).document.payload.digest)
-    require_problem(run, store, "damaged")
+    return SeedArchive(run, store).contribution(share.contribution).document.payload.digest
 
 
-def test_a_missing_payload_is_found(run: Run, store: Store) -> None:
-    share = first_version(run, store).shares[0]
-    store.drop(SeedArchive(run, store).contribution(share.contribution).document.payload.digest)
-    require_problem(run, store, "missing")
+def name_of(run: Run, store: Store) -> str:
+    """The document of the first contribution that counted."""
+    return f"contribution-{first_version(run, store).shares[0].contribution}"
 
 
-def test_a_missing_contribution_is_found(run: Run, store: Store) -> None:
-    store.drop_document(f"contribution-{first_version(run, store).shares[0].contribution}")
-    require_problem(run, store, "not in the archive")
-
-
-def test_a_changed_contribution_is_found(run: Run, store: Store) -> None:
-    name = f"contribution-{first_version(run, store).shares[0].contribution}"
+def change_contribution(run: Run, store: Store) -> None:
+    name = name_of(run, store)
     value = json.loads(store.read_document(name) or b"")
     value["document"]["tokens"] -= 1
     store.write_document(name, canonical_bytes(value))
-    require_problem(run, store, "signature")
 
 
-def test_a_changed_weight_is_found(run: Run, store: Store) -> None:
-    def shift(version: ModuleVersion) -> ModuleVersion:
-        first, second, *rest = version.shares
-        shares: list[Share] = [
-            replace(first, weight=first.weight + 0.01),
-            replace(second, weight=second.weight - 0.01),
-            *rest,
-        ]
-        return replace(version, shares=tuple(shares))
-
-    forge(run, store, shift)
-    require_problem(run, store, "does not follow from its contributions")
+def shift(version: ModuleVersion) -> ModuleVersion:
+    first, second, *rest = version.shares
+    moved = (replace(first, weight=first.weight + 0.01), replace(second, weight=second.weight - 0.01))
+    return replace(version, shares=(*moved, *rest))
 
 
-def test_a_contribution_that_was_left_out_is_found(run: Run, store: Store) -> None:
-    def leave_out(version: ModuleVersion) -> ModuleVersion:
-        gone, *rest = version.shares
-        rest[0] = replace(rest[0], tokens=rest[0].tokens + gone.tokens)  # the chain weighs what it did
-        total = sum(share.weight for share in rest)
-        return replace(version, shares=tuple(replace(share, weight=share.weight / total) for share in rest))
+def leave_out(version: ModuleVersion) -> ModuleVersion:
+    gone, *rest = version.shares
+    rest[0] = replace(rest[0], tokens=rest[0].tokens + gone.tokens)  # the chain weighs what it did
+    total = sum(share.weight for share in rest)
+    return replace(version, shares=tuple(replace(share, weight=share.weight / total) for share in rest))
 
-    forge(run, store, leave_out)
-    require_problem(run, store, "does not follow from its contributions")
+
+HARM: dict[str, tuple[Callable[[Run, Store], None], str]] = {
+    "a flipped byte": (lambda run, store: flip(store, payload_of(run, store)), "damaged"),
+    "a missing payload": (lambda run, store: store.drop(payload_of(run, store)), "missing"),
+    "a missing contribution": (lambda run, store: store.drop_document(name_of(run, store)), "not in the archive"),
+    "a changed contribution": (change_contribution, "signature"),
+    "a changed weight": (lambda run, store: forge(run, store, shift), UNEARNED),
+    "a contribution left out": (lambda run, store: forge(run, store, leave_out), UNEARNED),
+    "another clip norm": (lambda run, store: forge(run, store, lambda v: replace(v, clip_norm=1e-6)), UNEARNED),
+    "a damaged genesis": (lambda run, store: flip(store, run.manifest.genesis[0].blob.digest), "damaged"),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_harm_to_a_module_is_found_in_it_and_only_there(run: Run, store: Store, harm: str) -> None:
+    do, words = HARM[harm]
+    do(run, store)
+    reports = verify(run, store)
+    assert words in reports[MODULE].problem
+    assert all(not report.problem for module, report in reports.items() if module != MODULE)
 
 
 def test_a_chain_that_says_it_weighs_more_is_found(run: Run, store: Store) -> None:
     forge(run, store, lambda version: replace(version, weight=version.weight + 1))
     with pytest.raises(IntegrityError, match="its chain weighs"):
         verify(run, store)
-
-
-def test_another_clip_norm_is_found(run: Run, store: Store) -> None:
-    forge(run, store, lambda version: replace(version, clip_norm=1e-6))
-    require_problem(run, store, "does not follow from its contributions")
-
-
-def test_a_damaged_genesis_is_found_in_every_module_that_starts_from_it(run: Run, store: Store) -> None:
-    flip(store, run.manifest.genesis[0].blob.digest)
-    require_problem(run, store, "damaged")
 
 
 def test_versions_can_be_read_by_anybody(run: Run, store: Store) -> None:

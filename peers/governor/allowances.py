@@ -19,6 +19,9 @@ from dipaco_p2p.errors import EnvironmentUnfit
 from dipaco_p2p.program import files
 from dipaco_p2p.program.files import Disk, LimitReached, write_atomically
 
+from ..preferences.keys import GB
+from ..preferences.schedule import next_month_s
+
 log = logging.getLogger(__name__)
 
 FILE_NAME = "month.json"
@@ -28,9 +31,10 @@ SAVE_BYTES = 10**6
 class MonthAccount:
     """The account of one home."""
 
-    def __init__(self, home: Path, *, now_s: float, zone: tzinfo | None = None) -> None:
+    def __init__(self, home: Path, *, now_s: float, zone: tzinfo | None = None, limit_gb: float | None = None) -> None:
         self._path = home / FILE_NAME
         self._zone = zone
+        self._limit_gb = limit_gb
         self._month, self._bytes = self._load()
         self._counter = 0
         """What the swarm had counted at the last look."""
@@ -40,6 +44,19 @@ class MonthAccount:
     @property
     def used_bytes(self) -> int:
         return self._bytes
+
+    @property
+    def share(self) -> float:
+        """How much of the monthly traffic is used; 0 without a limit."""
+        return 0.0 if self._limit_gb is None else self._bytes / (self._limit_gb * GB)
+
+    def used_up(self, now_s: float) -> EnvironmentUnfit:
+        """What to say when no more may be sent this month."""
+        again = f"{datetime.fromtimestamp(next_month_s(now_s, self._zone), self._zone):%d %B}"
+        return EnvironmentUnfit(
+            f"{self._bytes / GB:,.2f} GB of the {self._limit_gb:g} GB of this month (`month_gb`) are used up",
+            hint=f"it goes on from {again}; or raise `month_gb`",
+        )
 
     def count(self, total_bytes: int, *, now_s: float) -> None:
         """The swarm has moved `total_bytes` since it was opened."""

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, tzinfo
+from datetime import tzinfo
 from pathlib import Path
 from typing import Protocol
 
@@ -122,7 +122,6 @@ class Governor:
         senses: Senses | None = None,
         zone: tzinfo | None = None,
         month: MonthAccount | None = None,
-        month_gb: float | None = None,
         moved_bytes: Callable[[], int] = lambda: 0,
         each_look: Callable[[], None] = lambda: None,
         gpu: Callable[[], tuple[str, ...]] | None = None,
@@ -137,7 +136,6 @@ class Governor:
         self._senses = senses or Senses()
         self._zone = zone
         self._month = month
-        self._month_gb = month_gb
         self._moved_bytes = moved_bytes
         self._each_look = each_look
         self._gpu = gpu
@@ -155,7 +153,9 @@ class Governor:
             sight = await self._look()
             self._steer(holds(self._when, sight, self._zone))
             self._say_whether(", ".join(sight.gpu))
-            self._check_month(sight)
+            if sight.month_share > MONTH_END_SHARE:
+                assert self._month is not None
+                raise self._month.used_up(sight.now_s)
             at_most_s = LOOK_S if self._gpu is None else GPU_LOOK_S
             await self._clock.sleep(look_s(self._when, sight, self._zone, at_most_s=at_most_s))
 
@@ -198,36 +198,13 @@ class Governor:
         if self._month is None:
             return 0.0
         self._month.count(self._moved_bytes(), now_s=now_s)
-        return month_share(self._month, self._month_gb)
-
-    def _check_month(self, sight: Sight) -> None:
-        if sight.month_share > MONTH_END_SHARE:
-            assert self._month is not None
-            raise used_up(self._month, self._month_gb, sight.now_s, self._zone)
+        return self._month.share
 
 
-def month_share(month: MonthAccount, month_gb: float | None) -> float:
-    """How much of the monthly traffic is used."""
-    return 0.0 if month_gb is None else month.used_bytes / (month_gb * GB)
-
-
-def used_up(month: MonthAccount, month_gb: float | None, now_s: float, zone: tzinfo | None) -> EnvironmentUnfit:
-    """What to say when no more may be sent this month."""
-    again = f"{datetime.fromtimestamp(next_month_s(now_s, zone), zone):%d %B}"
-    return EnvironmentUnfit(
-        f"{month.used_bytes / GB:,.2f} GB of the {month_gb:g} GB of this month (`month_gb`) are used up",
-        hint=f"it goes on from {again}; or raise `month_gb`",
-    )
-
-
-def moved_by(swarm: Swarm) -> Callable[[], int]:
+def moved_bytes(swarm: Swarm) -> int:
     """What a swarm has sent and received since it was opened."""
-
-    def moved() -> int:
-        statistics = swarm.statistics()
-        return statistics.bytes_sent + statistics.bytes_received
-
-    return moved
+    statistics = swarm.statistics()
+    return statistics.bytes_sent + statistics.bytes_received
 
 
 @contextlib.asynccontextmanager
@@ -278,9 +255,10 @@ def check_before(config: PeerConfig, clock: Clock, *, senses: Senses | None = No
     choose_gpu(config.limits.gpu)
     if config.when.only_idle and (senses or Senses()).idle_min() is None:
         raise EnvironmentUnfit("nobody knows whether this machine is idle (`only_idle`)", hint=IDLE_HINT)
-    month, now_s = MonthAccount(config.home, now_s=clock.now_s()), clock.now_s()
-    if month_share(month, config.limits.month_gb) >= 1.0:
-        raise used_up(month, config.limits.month_gb, now_s, None)
+    now_s = clock.now_s()
+    month = MonthAccount(config.home, now_s=now_s, limit_gb=config.limits.month_gb)
+    if month.share >= 1.0:
+        raise month.used_up(now_s)
 
 
 @contextlib.asynccontextmanager
@@ -295,7 +273,7 @@ async def governed(
     zone: tzinfo | None = None,
 ) -> AsyncIterator[None]:
     """While the block runs, `runner` keeps what its owner wishes. Raises EnvironmentUnfit when it cannot."""
-    month = MonthAccount(config.home, now_s=clock.now_s(), zone=zone)
+    month = MonthAccount(config.home, now_s=clock.now_s(), zone=zone, limit_gb=config.limits.month_gb)
     limit_memory(device, config.limits.gpu_memory)
     card = watch(runner, config.when, clock, device, senses or Senses())
     with _space(runner, config) as allowance:
@@ -306,8 +284,7 @@ async def governed(
             senses=senses,
             zone=zone,
             month=month,
-            month_gb=config.limits.month_gb,
-            moved_bytes=moved_by(swarm),
+            moved_bytes=lambda: moved_bytes(swarm),
             each_look=lambda: None if allowance is None else allowance.measure(),
             gpu=None if card is None else card.look,
             give_way=runner.steps.give_way,
@@ -317,7 +294,7 @@ async def governed(
                 yield
         finally:
             runner.steps.stop()
-            month.count(moved_by(swarm)(), now_s=clock.now_s())
+            month.count(moved_bytes(swarm), now_s=clock.now_s())
             month.save()
 
 

@@ -146,16 +146,9 @@ async def test_a_user_who_comes_back_is_noticed_and_who_goes_is_waited_for() -> 
 
 async def test_the_month_counts_pauses_and_at_last_ends_the_volunteer(tmp_path: Path) -> None:
     clock, steered, moved = ManualClock(MONDAY), Steered(), [0]
-    month = MonthAccount(tmp_path, now_s=MONDAY, zone=UTC)
-    governor = Governor(
-        steered,
-        When(on_battery=True),
-        clock=clock,
-        zone=UTC,
-        month=month,
-        month_gb=1.0,
-        moved_bytes=lambda: moved[0],
-    )
+    month = MonthAccount(tmp_path, now_s=MONDAY, zone=UTC, limit_gb=1.0)
+    when = When(on_battery=True)
+    governor = Governor(steered, when, clock=clock, zone=UTC, month=month, moved_bytes=lambda: moved[0])
     with pytest.raises(EnvironmentUnfit, match="1.04 GB of the 1 GB of this month") as caught:
         async with beside(governor, steered):
             moved[0] = 970_000_000

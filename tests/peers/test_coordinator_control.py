@@ -13,7 +13,7 @@ import pytest
 from control_harness import answered
 
 from bootstrap.control.requests import Control, Request
-from dipaco_p2p.errors import ConfigError, IntegrityError, NotRunning, Refused, WrongRun
+from dipaco_p2p.errors import ConfigError, IntegrityError, Refused, WrongRun
 from dipaco_p2p.program.control import server
 from dipaco_p2p.program.control.client import ask
 from peers.control.control import Request as OfAVolunteer
@@ -82,9 +82,3 @@ def test_an_answer_beyond_its_bound_is_an_error_and_no_half_answer(
     control.on("status", lambda request: {"long": "x" * 100})
     with running(tmp_path, control), pytest.raises(IntegrityError, match="of 100 at most"):
         ask(tmp_path, Request(ask="status"))
-
-
-def test_without_a_coordinator_the_hint_names_the_command_that_starts_one(tmp_path: Path) -> None:
-    with pytest.raises(NotRunning, match="no coordinator runs in") as missing:
-        ask(tmp_path, Request(ask="status"))
-    assert missing.value.exit_code == 3 and "dipaco-bootstrap start" in missing.value.hint

@@ -291,16 +291,6 @@ def test_without_memory_a_batch_gets_smaller_whoever_says_so(ask: Callable[[], N
         ask()
 
 
-def test_another_error_of_the_attempt_passes() -> None:
-    def attempt(fit: Fit) -> None:
-        raise RuntimeError("a shape is wrong")
-
-    with pytest.raises(RuntimeError, match="shape"):
-        MicroBatch().fitted(8, attempt)
-    with pytest.raises(RuntimeError, match="shape"), within_memory():
-        raise RuntimeError("a shape is wrong")
-
-
 def test_there_is_nothing_smaller_than_the_smallest() -> None:
     micro = MicroBatch()
     assert not micro.shrink(), "before the first step nothing is known"

@@ -319,13 +319,10 @@ def write_template(path: Path) -> None:
 
 def in_toml(value: object) -> str:
     """A value as TOML has it; `auto`-like nothing has no form there."""
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(in_toml(str(item)) for item in value)}]"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+    if isinstance(value, (bool, str)):  # which JSON writes the same way
+        return json.dumps(value, ensure_ascii=False)
     return str(value)
 
 

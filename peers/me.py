@@ -27,7 +27,7 @@ from dipaco_p2p.protocol.documents import ModuleVersion, Share
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.identity import load_or_create
+from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
@@ -67,7 +67,7 @@ async def show_me(text: str, home: Path, *, expected: str | None, is_whole: bool
 
     Raises ConfigError if no volunteer lives there, and as joining does.
     """
-    key = home / "identity.key"
+    key = home / KEY_NAME
     if not key.exists():
         raise ConfigError(f"no volunteer lives in `{home}`", hint="name its folder with --home")
     me = load_or_create(key).peer

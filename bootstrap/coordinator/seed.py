@@ -32,6 +32,7 @@ from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.decrees import ACTS
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
+from dipaco_p2p.swarm.identity import KEY_NAME
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 from ..archives.records import Checks, PublicRecords
@@ -83,7 +84,7 @@ async def _serve(
 ) -> None:
     # The port comes first: to learn after minutes of preparation that it is taken would be a pity.
     swarm = await open_libp2p(
-        folder.root / "identity.key",
+        folder.root / KEY_NAME,
         listen=f"/ip4/{file.node.host}/tcp/{file.node.port}",
         ttl_max_s=TTL_MAX_S,
         clock=SystemClock(),

@@ -32,14 +32,13 @@ from typing import Any
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.program.files import unfit
-from dipaco_p2p.swarm.identity import load_or_create
+from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create
 
 from ..folder import DECREES, GRID, MANIFEST, WARMUP, Marker, manifest_path, read_stage, write_marker
 
 SCHEMA = "dipaco.backup/1"
 CONTENTS = "backup.json"
-KEY = "identity.key"
-ROOT_FILES = (KEY, "tokenizer.json", "sequences.safetensors", "address.json", "met.json")
+ROOT_FILES = (KEY_NAME, "tokenizer.json", "sequences.safetensors", "address.json", "met.json")
 FIRST = ("version-", "open-", "contribution-")
 """In this order, before all other documents."""
 APPENDED = (".jsonl",)
@@ -64,7 +63,7 @@ def back_up(root: Path, to: Path, *, now_s: float) -> Written:
     not, IntegrityError for damaged files.
     """
     stages = [name for name in (WARMUP, GRID) if manifest_path(root, name).exists()]
-    if not (root / KEY).exists() or not stages:
+    if not (root / KEY_NAME).exists() or not stages:
         raise ConfigError(f"`{root}` holds no run that was prepared here", hint=RUN_HINT)
     run = read_stage(root, stages[0])
     assert run is not None
@@ -256,10 +255,10 @@ def _read_contents(data: bytes, backup: Path) -> dict[str, Any]:
 def _check_key(folder: Path, found: dict[str, Any]) -> None:
     """The key must be that of the run's coordinator, else nobody would believe what it signs."""
     run = read_stage(folder, str(found["stages"][0])) if found["stages"] else None
-    if run is None or not (folder / KEY).exists():
+    if run is None or not (folder / KEY_NAME).exists():
         raise IntegrityError("a backup without a run or without its key", hint=DAMAGED_HINT)
     try:
-        peer = load_or_create(folder / KEY).peer
+        peer = load_or_create(folder / KEY_NAME).peer
     except EnvironmentUnfit as error:
         raise IntegrityError(f"the key of the backup cannot be used: {error}", hint=DAMAGED_HINT) from None
     if peer != run.manifest.author:

@@ -38,6 +38,7 @@ from dipaco_p2p.swarm.addresses import read_address
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.blobs.bandwidth import Line
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
+from dipaco_p2p.swarm.identity import KEY_NAME
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
@@ -197,9 +198,7 @@ async def keep_seed(text: str, root: Path, *, listen: str, line: Line, verbose: 
     entry = read_entry(text)
     with folder_lock(root, hint="end it, or choose another --dir"):
         log_to(root / "seed.log", verbose=verbose)
-        swarm = await open_libp2p(
-            root / "identity.key", listen=listen, ttl_max_s=TTL_MAX_S, clock=SystemClock(), line=line
-        )
+        swarm = await open_libp2p(root / KEY_NAME, listen=listen, ttl_max_s=TTL_MAX_S, clock=SystemClock(), line=line)
         standby = Standby(swarm, RunFolder(root), SystemClock())
         stopped = asyncio.Event()
         try:

@@ -20,6 +20,7 @@ from ..protocol.signing import PeerId
 from ..protocol.versions import check_chain
 from ..swarm.addresses import read_address
 from ..swarm.api import Swarm
+from ..swarm.identity import KEY_NAME
 from ..topology import ModuleId
 from .calls import GetChain, GetJudgements, GetVersions
 from .dial import doors, knock
@@ -58,7 +59,7 @@ async def open_connection(text: str, *, expected: str | None = None) -> AsyncIte
     entry = read_entry(text, run=expected)
     with tempfile.TemporaryDirectory(prefix="dipaco-") as folder:
         clock = SystemClock()
-        swarm = await open_libp2p(Path(folder) / "identity.key", client_mode=True, ttl_max_s=TTL_MAX_S, clock=clock)
+        swarm = await open_libp2p(Path(folder) / KEY_NAME, client_mode=True, ttl_max_s=TTL_MAX_S, clock=clock)
 
         async def enter(address: str) -> None:
             await swarm.join({address: read_address(address)})

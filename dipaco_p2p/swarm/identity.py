@@ -16,6 +16,8 @@ from pathlib import Path
 from ..errors import EnvironmentUnfit, IntegrityError
 from ..protocol.signing import KEY_BYTES, Signer
 
+KEY_NAME = "identity.key"
+"""In the folder of every program."""
 _PREFIX = b"\x08\x01\x12\x40"
 _FILE_BYTES = len(_PREFIX) + 2 * KEY_BYTES
 _DAMAGED_HINT = "move it away: a new identity is made when there is none"

@@ -84,7 +84,7 @@ def _written_s(path: Path) -> float:
 
 PATHS_SCHEMA = "dipaco.paths/1"
 NAMES = {
-    "identity": "identity.key",
+    "identity": identity.KEY_NAME,
     "lock": "lock",
     "peers met": "acquaintances.json",
     "invitations": "invitations.json",
@@ -152,14 +152,13 @@ def _sizes(path: Path) -> Iterator[int]:
 
 
 IDENTITY_SCHEMA = "dipaco.identity/1"
-KEY_NAME = "identity.key"
 RUNNING_HINT = "stop the volunteer first: `dipaco-peer stop`"
 ONCE_HINT = "an identity must not be in two places at once: end the volunteer here before you start it elsewhere"
 
 
 def peer_of(home: Path) -> PeerId:
     """Raises ConfigError without an identity, EnvironmentUnfit if others may read it, IntegrityError if damaged."""
-    path = home / KEY_NAME
+    path = home / identity.KEY_NAME
     if not path.exists():
         raise ConfigError(
             f"no identity in `{home}`", hint="it is made at the first join; or name its folder with --home"
@@ -169,7 +168,7 @@ def peer_of(home: Path) -> PeerId:
 
 def plain_identity(home: Path) -> dict[str, Any]:
     """For `--json`: nothing of it is secret."""
-    path = home / KEY_NAME
+    path = home / identity.KEY_NAME
     peer = peer_of(home)
     return {"schema": IDENTITY_SCHEMA, "peer": peer, "file": str(path.absolute()), "written_s": path.stat().st_mtime}
 
@@ -177,7 +176,7 @@ def plain_identity(home: Path) -> dict[str, Any]:
 def export_to(home: Path, target: Path, *, is_forced: bool) -> PeerId:
     """Copy the key file, for its owner only to read; raises ConfigError where there is something already."""
     peer = peer_of(home)
-    _write(target, (home / KEY_NAME).read_bytes(), is_forced=is_forced)
+    _write(target, (home / identity.KEY_NAME).read_bytes(), is_forced=is_forced)
     return peer
 
 
@@ -192,7 +191,7 @@ def import_from(source: Path, home: Path, *, is_forced: bool) -> PeerId:
     peer = identity.load_or_create(source).peer
     data = source.read_bytes()
     with folder_lock(home, hint=RUNNING_HINT):
-        target = home / KEY_NAME
+        target = home / identity.KEY_NAME
         if target.exists() and is_forced:
             target.rename(_kept_name(target))
         _write(target, data, is_forced=False)

@@ -22,7 +22,7 @@ from dipaco_p2p.program.files import free_disk, installed_version, output_of, wh
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.addresses import read_place
 from dipaco_p2p.swarm.hivemind.daemon import SOCKET_FOLDER, stale_sockets, wait_port_free
-from dipaco_p2p.swarm.identity import load_or_create
+from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create
 
 from ..config import PeerConfig, torch_device
 from ..joining.preview import Machine
@@ -73,7 +73,6 @@ class Leftovers:
 
 PROC, SHM = Path("/proc"), Path("/dev/shm")
 DAEMON = "p2pd"
-KEY_FILE = "identity.key"
 _SEGMENT = re.compile(r"torch_(\d+)_\d+_\d+")
 
 
@@ -120,7 +119,7 @@ def _dead_segments(proc: Path, shm: Path) -> Iterator[Path]:
 def _orphans(proc: Path) -> Iterator[int]:
     for folder in proc.glob("[0-9]*"):
         command = _text(folder / "cmdline").split("\0")
-        if Path(command[0]).name == DAEMON and _is_mine(folder) and any(KEY_FILE in word for word in command):
+        if Path(command[0]).name == DAEMON and _is_mine(folder) and any(KEY_NAME in word for word in command):
             parent = _parent(folder)
             if parent is not None and "python" not in _program(proc / str(parent)):
                 yield int(folder.name)
@@ -241,7 +240,7 @@ def judge_disk(home: HomeFacts, needs: Needs | None) -> Finding:
 
 
 def judge_identity(home: HomeFacts) -> Finding:
-    key = home.path / KEY_FILE
+    key = home.path / KEY_NAME
     if home.key_mode is None:
         return fine("identity", "none yet: the first join makes one")
     if home.key_mode & 0o077:
@@ -320,7 +319,7 @@ def probe_packages() -> dict[str, str | None]:
 
 def probe_home(home: Path) -> HomeFacts:
     """The home folder; it is not made if it is not there."""
-    key, key_mode, key_problem = home / KEY_FILE, None, None
+    key, key_mode, key_problem = home / KEY_NAME, None, None
     with contextlib.suppress(OSError):
         key_mode = stat.S_IMODE(key.stat().st_mode)
     if key_mode is not None and not key_mode & 0o077:

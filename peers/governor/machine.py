@@ -15,6 +15,7 @@ from typing import Any
 
 from dipaco_p2p.core.model.microbatch import MicroBatch
 from dipaco_p2p.program.files import LOCK_NAME, output_of
+from dipaco_p2p.swarm.identity import KEY_NAME
 
 from ..config import PeerConfig
 from ..preferences.keys import GB, Limits
@@ -100,7 +101,6 @@ def _lines(pid: int) -> dict[str, int]:
     return found
 
 
-KEY_NAME = "identity.key"
 NAME_CHARS_MAX = 40
 COMM_CHARS_MAX = 15
 """The kernel keeps no more of a name in `comm`."""

@@ -27,6 +27,7 @@ from dipaco_p2p.swarm.addresses import is_address, read_address, read_place
 from dipaco_p2p.swarm.blobs.bandwidth import Line
 from dipaco_p2p.swarm.dialback import Reach, ask_reach
 from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm, open_libp2p
+from dipaco_p2p.swarm.identity import KEY_NAME
 
 from ..config import PeerConfig
 
@@ -120,7 +121,7 @@ async def arrive(entry: Entry, config: PeerConfig, friends: KnownPeers, *, tell:
 async def open_swarm(config: PeerConfig, *, is_listening: bool) -> Libp2pSwarm:
     """This volunteer's place in the network, in nobody's DHT yet; raises as `open_libp2p`."""
     return await open_libp2p(
-        config.home / "identity.key",
+        config.home / KEY_NAME,
         listen=config.listen,
         client_mode=not is_listening,
         ttl_max_s=TTL_MAX_S,

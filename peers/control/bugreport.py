@@ -32,7 +32,7 @@ from dipaco_p2p.program.files import installed_version
 from dipaco_p2p.swarm.identity import KEY_NAME
 
 from .control import Request
-from .home import last_lines, newest_log, secrets_of
+from .home import LOG_NAME, last_lines, newest_log, secrets_of
 
 WORD_CHARS_MIN = 3
 """A user or machine with a shorter name is only looked for in paths: it would be in every second word."""
@@ -117,8 +117,8 @@ def _without_ip6(found: re.Match[str]) -> str:
 
 
 SCHEMA = "dipaco.bugreport/1"
-LOG_LINES = 500
-HISTORY_LINES = 500
+LINES = 500
+"""Of the log, and of the history."""
 LIBRARIES = (
     "hivemind",
     "torch",
@@ -161,8 +161,7 @@ def collect(home: Path) -> dict[str, str]:
         "about.json": _json(about()),
         "status.json": _json(_asked(home, "status")),
         "config.json": _json(_asked(home, "config")),
-        "peer.log": _log(home),
-        "history.jsonl": _history(home),
+        **{name: _end_of(home, name) for name in (LOG_NAME, "history.jsonl")},
     }
 
 
@@ -198,17 +197,10 @@ def _asked(home: Path, what: str) -> dict[str, Any]:
         return {"unknown": str(error)}
 
 
-def _log(home: Path) -> str:
+def _end_of(home: Path, name: str) -> str:
+    """The last lines of a file beside the newest log, or why there are none."""
     try:
-        return "".join(f"{line}\n" for line in last_lines(newest_log(home), LOG_LINES)[0])
-    except (ConfigError, OSError) as error:
-        return f"{error}\n"
-
-
-def _history(home: Path) -> str:
-    try:
-        path = newest_log(home).with_name("history.jsonl")
-        return "".join(f"{line}\n" for line in last_lines(path, HISTORY_LINES)[0])
+        return "".join(f"{line}\n" for line in last_lines(newest_log(home).with_name(name), LINES)[0])
     except (ConfigError, OSError) as error:
         return f"{error}\n"
 

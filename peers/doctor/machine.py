@@ -10,8 +10,9 @@ import resource
 import signal
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dipaco_p2p.config import PACKAGE
@@ -88,22 +89,15 @@ def find_leftovers(*, proc: Path = PROC, shm: Path = SHM, sockets: Path = SOCKET
 def remove(left: Leftovers) -> Leftovers:
     """Remove them; what could be removed."""
     return Leftovers(
-        sockets=tuple(path for path in left.sockets if _unlink(path)),
-        segments=tuple(path for path in left.segments if _unlink(path)),
-        daemons=tuple(pid for pid in left.daemons if _end(pid)),
+        sockets=tuple(path for path in left.sockets if _is_done(path.unlink)),
+        segments=tuple(path for path in left.segments if _is_done(path.unlink)),
+        daemons=tuple(pid for pid in left.daemons if _is_done(partial(os.kill, pid, signal.SIGTERM))),
     )
 
 
-def _unlink(path: Path) -> bool:
+def _is_done(work: Callable[[], None]) -> bool:
     with contextlib.suppress(OSError):
-        path.unlink()
-        return True
-    return False
-
-
-def _end(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGTERM)
+        work()
         return True
     return False
 

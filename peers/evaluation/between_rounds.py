@@ -101,7 +101,6 @@ SHARE_MAX = 0.1
 """Of a volunteer's time."""
 WANTED = 3
 """Checks of one path at one round: that many of different peers say enough."""
-WAIT_S = 1.0
 
 Place = tuple[int, PathId]
 

@@ -242,7 +242,6 @@ def _word(path: Path) -> str:
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
-KIB = 1024
 
 
 def training_threads(wanted: int, *, offered: int, cores: int) -> int:

@@ -49,7 +49,6 @@ from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId, PathId
 
 HEARD, KEYS = "heard.json", "keys.json"
-TTL_MAX_S = 3600.0
 TIMEOUT_S = 10.0
 AGAIN_S = 0.1
 """Between two looks at the swarm, or two questions."""
@@ -427,7 +426,7 @@ async def live(name: str, address: str, folder: Path) -> None:
     """Join the run at `address`, and attack it until SIGTERM."""
     folder.mkdir(parents=True, exist_ok=True)
     clock = SystemClock()
-    swarm = await open_libp2p(folder / "identity.key", initial_peers=[address], ttl_max_s=TTL_MAX_S, clock=clock)
+    swarm = await open_libp2p(folder / "identity.key", initial_peers=[address], clock=clock)
     try:
         seed = await swarm.connect(address, timeout_s=TIMEOUT_S)
         run = (await fetch_stages(swarm, seed, expected=None))[-1]

@@ -27,7 +27,6 @@ OBSERVER = "observer"
 """Its name among the histories."""
 LOOK_S = 0.25
 CONNECT_TIMEOUT_S = 15.0
-TTL_MAX_S = 3600.0
 
 
 @asynccontextmanager
@@ -35,9 +34,7 @@ async def observe(address: str, folder: Path) -> AsyncIterator[None]:
     """Look at the newest stage of the run at `address` while the block runs. Raises as joining does."""
     folder.mkdir(parents=True, exist_ok=True)
     clock = SystemClock()
-    swarm = await open_libp2p(
-        folder / "identity.key", initial_peers=[address], client_mode=True, ttl_max_s=TTL_MAX_S, clock=clock
-    )
+    swarm = await open_libp2p(folder / "identity.key", initial_peers=[address], client_mode=True, clock=clock)
     try:
         seed = await swarm.connect(address, timeout_s=CONNECT_TIMEOUT_S)
         run = (await fetch_stages(swarm, seed, expected=None))[-1]

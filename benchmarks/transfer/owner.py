@@ -43,7 +43,6 @@ from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.addresses import best_address
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
-from peers.joining.arrival import TTL_MAX_S
 from simulation.training import NoEvaluator, no_text, sealed_manifest
 
 ROUNDS = 10_000
@@ -133,7 +132,7 @@ async def opened(folder: Path, config: RunConfig) -> AsyncIterator[Handler]:
     """A run is made and served while the block runs."""
     clock, grid = SystemClock(), folder / GRID
     store = Store(grid)
-    swarm = await open_libp2p(folder / "identity.key", listen=LISTEN, ttl_max_s=TTL_MAX_S, clock=clock)
+    swarm = await open_libp2p(folder / "identity.key", listen=LISTEN, clock=clock)
     try:
         run = await asyncio.to_thread(make_run, store, config, swarm.signer)
         Stages(swarm).add(run)

@@ -39,7 +39,6 @@ from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
-from peers.joining.arrival import TTL_MAX_S
 from peers.path.contribute import push
 
 LEADERS_S = 120.0
@@ -207,9 +206,7 @@ class Volunteers:
 async def joined(address: str, folder: Path) -> AsyncIterator[IdleVolunteer]:
     """A volunteer in the run at `address` while the block runs. Raises as joining does."""
     folder.mkdir(parents=True, exist_ok=True)
-    swarm = await open_libp2p(
-        folder / "identity.key", initial_peers=[address], client_mode=True, ttl_max_s=TTL_MAX_S, clock=SystemClock()
-    )
+    swarm = await open_libp2p(folder / "identity.key", initial_peers=[address], client_mode=True, clock=SystemClock())
     try:
         seed = await swarm.connect(address, timeout_s=CONNECT_TIMEOUT_S)
         run = (await fetch_stages(swarm, seed, expected=None))[-1]

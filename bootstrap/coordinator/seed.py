@@ -49,8 +49,6 @@ from .stage import SeedStage
 
 log = logging.getLogger(__name__)
 
-TTL_MAX_S = 3600.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
@@ -86,7 +84,6 @@ async def _serve(
     swarm = await open_libp2p(
         folder.root / KEY_NAME,
         listen=f"/ip4/{file.node.host}/tcp/{file.node.port}",
-        ttl_max_s=TTL_MAX_S,
         clock=SystemClock(),
         line=file.node.line(),
     )

@@ -49,7 +49,6 @@ from .rejoin import Met, read_met
 
 log = logging.getLogger(__name__)
 
-TTL_MAX_S = 3600.0
 LOOK_S = 2.0
 """Between two looks whether a stage was opened."""
 ASKED_MAX = 8
@@ -198,7 +197,7 @@ async def keep_seed(text: str, root: Path, *, listen: str, line: Line, verbose: 
     entry = read_entry(text)
     with folder_lock(root, hint="end it, or choose another --dir"):
         log_to(root / "seed.log", verbose=verbose)
-        swarm = await open_libp2p(root / KEY_NAME, listen=listen, ttl_max_s=TTL_MAX_S, clock=SystemClock(), line=line)
+        swarm = await open_libp2p(root / KEY_NAME, listen=listen, clock=SystemClock(), line=line)
         standby = Standby(swarm, RunFolder(root), SystemClock())
         stopped = asyncio.Event()
         try:

@@ -28,8 +28,6 @@ from .entry import read_entry
 from .items import Page, read_items
 from .node import CALL_TIMEOUT_S, Observer, ask
 
-TTL_MAX_S = 3600.0
-
 Teller = tuple[PeerId, type[GetVersions] | type[GetChain]]
 """Who has a chain, and the call that it answers."""
 
@@ -59,7 +57,7 @@ async def open_connection(text: str, *, expected: str | None = None) -> AsyncIte
     entry = read_entry(text, run=expected)
     with tempfile.TemporaryDirectory(prefix="dipaco-") as folder:
         clock = SystemClock()
-        swarm = await open_libp2p(Path(folder) / KEY_NAME, client_mode=True, ttl_max_s=TTL_MAX_S, clock=clock)
+        swarm = await open_libp2p(Path(folder) / KEY_NAME, client_mode=True, clock=clock)
 
         async def enter(address: str) -> None:
             await swarm.join({address: read_address(address)})

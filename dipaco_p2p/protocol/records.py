@@ -30,6 +30,8 @@ RECORD_VALUES_MAX = 256
 KEY_CHARS_MAX = 128
 COUNTER_MAX = 2**63 - 1
 CLOCK_SKEW_MAX_S = 3.0
+TTL_MAX_S = 3600.0
+"""Longest life of a record that a node keeps for others, before it knows the run's own."""
 _KIND = "record"
 _TYPES: dict[str, type] = {
     "key": str,

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from ..clock import Clock
 from ..errors import ConfigError, IntegrityError, Refused, Unreachable
 from ..protocol.reasons import Reason
-from ..protocol.records import Record
+from ..protocol.records import TTL_MAX_S, Record
 from ..protocol.signing import PeerId, Signer, public_key_of, short
 from . import frames
 from .api import Handler, Reply, SwarmStatistics
@@ -54,7 +54,7 @@ class MemoryNetwork:
         duplication: float = 0.0,
         reordering: float = 0.0,
         *,
-        ttl_max_s: float = 3600.0,
+        ttl_max_s: float = TTL_MAX_S,
     ) -> None:
         self.clock, self.delay_s, self.loss, self.duplication = clock, delay_s, loss, duplication
         self.reordering = reordering

@@ -77,8 +77,6 @@ def _run_of(entry: object) -> object:
     return entry.get("run") if isinstance(entry, dict) else None
 
 
-TTL_MAX_S = 3600.0
-"""Longest life of a record that this node keeps for others, before it knows the run's own."""
 WITNESSES_MAX = 3
 """Peers that are asked to dial us back."""
 
@@ -124,7 +122,6 @@ async def open_swarm(config: PeerConfig, *, is_listening: bool) -> Libp2pSwarm:
         config.home / KEY_NAME,
         listen=config.listen,
         client_mode=not is_listening,
-        ttl_max_s=TTL_MAX_S,
         clock=SystemClock(),
         line=Line(up_mbit=config.up_mbit, down_mbit=config.down_mbit),
     )

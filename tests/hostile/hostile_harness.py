@@ -48,7 +48,6 @@ GROWTH_MAX_BYTES = 64 * MIB
 """Of a program's memory during one attack, peak included; the caps that are meant are smaller, but torch, Python and
 Go take and give back some tens of MiB as they please."""
 CALL_TIMEOUT_S = 15.0
-TTL_MAX_S = 3600.0
 CLAIM_TTL_S = 60.0
 LATER = 2**20
 HONEST = "taken"
@@ -240,7 +239,7 @@ class Battlefield:
         return Attacker(self.background.run(self._open(name)), self.run)
 
     async def _open(self, name: str, **options: Any) -> Swarm:
-        options = {"initial_peers": [self._address], "ttl_max_s": TTL_MAX_S, "clock": SystemClock()} | options
+        options = {"initial_peers": [self._address], "clock": SystemClock()} | options
         swarm = await open_libp2p(self._folder / f"{name}.key", **options)
         self._opened.append(swarm)
         return swarm

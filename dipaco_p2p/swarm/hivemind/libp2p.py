@@ -31,7 +31,7 @@ from torch.multiprocessing import set_sharing_strategy
 
 from ...clock import Clock
 from ...errors import EnvironmentUnfit, Unreachable
-from ...protocol.records import Record
+from ...protocol.records import TTL_MAX_S, Record
 from ...protocol.signing import PeerId, Signer, short
 from .. import frames, identity, streams
 from ..addresses import Address, places_of, read_address, read_place
@@ -69,7 +69,7 @@ async def open_libp2p(
     initial_peers: Sequence[str] = (),
     listen: str = "/ip4/127.0.0.1/tcp/0",
     client_mode: bool = False,
-    ttl_max_s: float,
+    ttl_max_s: float = TTL_MAX_S,
     clock: Clock,
     frame_timeout_s: float = FRAME_TIMEOUT_S,
     line: Line | None = None,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from stages_harness import Home, run_file
 from tiny_run import signer
-from virtual_time import BASE_S, eventually, play
+from virtual_time import BASE_S, eventually
 
 from bootstrap.folder import GRID
 from dipaco_p2p.errors import EnvironmentUnfit
@@ -24,6 +25,7 @@ from peers.preferences.schedule import Span
 from peers.stages import Entrance, StageRunner
 
 QUIET = Senses(on_battery=lambda: False, idle_min=lambda: None)
+ALWAYS, UNLIMITED = When(), Limits()
 START = datetime.fromtimestamp(BASE_S, UTC)
 
 
@@ -34,7 +36,7 @@ def span(*, from_min: int, minutes: int) -> Span:
     return Span(from_min=first, to_min=(first + minutes) % 1440)
 
 
-async def join(home: Home, number: int, *, when: When, limits: Limits) -> None:
+async def join(home: Home, number: int, *, when: When = ALWAYS, limits: Limits = UNLIMITED) -> None:
     swarm: MemorySwarm = home.network.join(signer(number))
     stages = await fetch_stages(swarm, home.coordinator, expected=None)
     config = PeerConfig(home=home.homes / f"volunteer-{number}", when=when, limits=limits)
@@ -51,25 +53,21 @@ def events(home: Home, number: int, name: str) -> list[dict[str, object]]:
     return sorted((event for event in found if event["ev"] == name), key=lambda event: event["t"])
 
 
-def scene(tmp_path: Path, corpus: Path, scenario: Callable[[Home], object]) -> None:
-    async def whole() -> None:
-        home = Home(tmp_path, run_file(corpus))
-        try:
-            home.start()
-            await scenario(home)  # type: ignore[misc]
-        finally:
-            await home.close()
+@asynccontextmanager
+async def begun(folder: Path, corpus: Path) -> AsyncIterator[Home]:
+    """A run whose coordinator is there."""
+    home = Home(folder, run_file(corpus))
+    try:
+        home.start()
+        yield home
+    finally:
+        await home.close()
 
-    play(whole)
 
-
-def test_a_run_that_needs_somebody_waits_until_its_schedule_opens(tmp_path: Path, corpus: Path) -> None:
-    async def scenario(home: Home) -> None:
-        later = When(schedule=(span(from_min=3, minutes=600),))
-        both = [
-            asyncio.create_task(join(home, number, when=when, limits=Limits()))
-            for number, when in ((1, When()), (2, later))
-        ]
+async def test_a_run_that_needs_somebody_waits_until_its_schedule_opens(tmp_path: Path, corpus: Path) -> None:
+    later = When(schedule=(span(from_min=3, minutes=600),))
+    async with begun(tmp_path, corpus) as home:
+        both = [asyncio.create_task(join(home, 1)), asyncio.create_task(join(home, 2, when=later))]
         await eventually(lambda: any("2 paths" in str(event["waits_for"]) for event in events(home, 1, "doing")))
         assert not events(home, 2, "claimed"), "it claimed a path though it may not train"
         assert "schedule until" in str(events(home, 2, "paused")[0]["detail"])
@@ -79,36 +77,28 @@ def test_a_run_that_needs_somebody_waits_until_its_schedule_opens(tmp_path: Path
         assert opened_s <= claimed_s < opened_s + 5.0
         assert all(events(home, number, "left")[-1]["complete"] for number in (1, 2))
 
-    scene(tmp_path, corpus, scenario)
 
-
-def test_who_pauses_to_the_end_of_a_run_holds_nobody_up_and_sees_later_that_it_is_over(
+async def test_who_pauses_to_the_end_of_a_run_holds_nobody_up_and_sees_later_that_it_is_over(
     tmp_path: Path, corpus: Path
 ) -> None:
-    async def scenario(home: Home) -> None:
-        later = When(schedule=(span(from_min=5, minutes=60),))
-        wishes = ((1, When()), (2, When()), (3, later))
-        await asyncio.gather(*(join(home, number, when=when, limits=Limits()) for number, when in wishes))
+    later = When(schedule=(span(from_min=5, minutes=60),))
+    async with begun(tmp_path, corpus) as home:
+        await asyncio.gather(join(home, 1), join(home, 2), join(home, 3, when=later))
         assert not events(home, 3, "claimed") and events(home, 3, "left")[-1]["complete"]
 
-    scene(tmp_path, corpus, scenario)
 
-
-def test_a_month_that_is_used_up_ends_the_volunteer_in_good_order(tmp_path: Path, corpus: Path) -> None:
-    async def scenario(home: Home) -> None:
+async def test_a_month_that_is_used_up_ends_the_volunteer_in_good_order(tmp_path: Path, corpus: Path) -> None:
+    async with begun(tmp_path, corpus) as home:
         with pytest.raises(EnvironmentUnfit, match="of this month"):
-            await join(home, 1, when=When(), limits=Limits(month_gb=1e-5))
+            await join(home, 1, limits=Limits(month_gb=1e-5))
         assert events(home, 1, "left") and (home.homes / "volunteer-1" / "month.json").exists()
-        others = [asyncio.create_task(join(home, number, when=When(), limits=Limits())) for number in (2, 3)]
-        await asyncio.gather(*others)
+        await asyncio.gather(join(home, 2), join(home, 3))
         assert set(home.heads(GRID).values()) == {3}, "the others finish without it"
 
-    scene(tmp_path, corpus, scenario)
 
-
-def test_a_home_that_may_not_grow_ends_the_volunteer_with_the_limit_in_its_words(tmp_path: Path, corpus: Path) -> None:
-    async def scenario(home: Home) -> None:
+async def test_a_home_that_may_not_grow_ends_the_volunteer_with_the_limit_in_its_words(
+    tmp_path: Path, corpus: Path
+) -> None:
+    async with begun(tmp_path, corpus) as home:
         with pytest.raises(EnvironmentUnfit, match="`disk_gb`"):
-            await join(home, 1, when=When(), limits=Limits(disk_gb=0.0001))
-
-    scene(tmp_path, corpus, scenario)
+            await join(home, 1, limits=Limits(disk_gb=0.0001))

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from fake_nvml import GIB, LOST, OURS, FakeNvml, FakePrograms
 from stages_harness import Home, run_file
 from test_governed_runs import events
 from tiny_run import signer
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from bootstrap.folder import GRID
 from dipaco_p2p.clock import Clock
@@ -128,38 +129,35 @@ class Gamer:
         return f"{state(self.runner, self.runner.pauses)}: {in_words(self.runner.pauses)}"
 
 
-def scene(tmp_path: Path, text: Path, scenario: Callable[[Gamer], Any], **settings: Any) -> None:
-    """`scenario` beside two volunteers of a long run; the first has the card. They take it to its end."""
+@asynccontextmanager
+async def a_gamer(folder: Path, corpus: Path, **settings: Any) -> AsyncIterator[Gamer]:
+    """One of two volunteers of a long run, which has the card; afterwards they take the run to its end."""
     file = run_file(
-        text,
+        corpus,
         inner=InnerConfig(steps=STEPS, batch=2, warmup_steps=1),
         rounds=RoundsConfig(rounds=6, min_paths=2, deadline_s=60.0, grace_s=1.0),
     )
-
-    async def whole() -> None:
-        home = Home(tmp_path, file)
-        gamer, other = Gamer(home, **settings), Gamer(home)
-        gamer.nvml.own_bytes = 3 * GIB
-        showing = asyncio.create_task(gamer.show())
-        try:
-            home.start()
-            both = [asyncio.create_task(gamer.join(1)), asyncio.create_task(other.join(2, device="cpu"))]
-            await eventually(lambda: len(gamer.busy_s) > PARTS)
-            await scenario(gamer)
-            await asyncio.gather(*both)
-            assert set(home.heads(GRID).values()) == {6}
-            assert events(home, 1, "left")[-1]["complete"]
-        finally:
-            showing.cancel()
-            await home.close()
-
-    play(whole)
+    home = Home(folder, file)
+    gamer, other = Gamer(home, **settings), Gamer(home)
+    gamer.nvml.own_bytes = 3 * GIB
+    showing = asyncio.create_task(gamer.show())
+    try:
+        home.start()
+        both = [asyncio.create_task(gamer.join(1)), asyncio.create_task(other.join(2, device="cpu"))]
+        await eventually(lambda: len(gamer.busy_s) > PARTS)
+        yield gamer
+        await asyncio.gather(*both)
+        assert set(home.heads(GRID).values()) == {6}
+        assert events(home, 1, "left")[-1]["complete"]
+    finally:
+        showing.cancel()
+        await home.close()
 
 
-def test_a_game_has_the_card_within_two_seconds_and_training_has_it_back_after_half_a_minute(
+async def test_a_game_has_the_card_within_two_seconds_and_training_has_it_back_after_half_a_minute(
     tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def scenario(gamer: Gamer) -> None:
+    async with a_gamer(tmp_path, corpus) as gamer:
         clock, busy_s = gamer.home.clock, gamer.busy_s
         await eventually(gamer.is_in_first_step)
         began_s = clock.now_s()
@@ -174,8 +172,6 @@ def test_a_game_has_the_card_within_two_seconds_and_training_has_it_back_after_h
         await eventually(lambda: max(busy_s) > ended_s)
         assert max(busy_s) < ended_s + QUIET_S + 10.0
         assert gamer.stands() == "running: "
-
-    scene(tmp_path, corpus, scenario)
     said = capsys.readouterr().err
     for line in (f"limits: {PLAYING}", f"paused for {PLAYING}", "limits: the GPU is free again", "goes on"):
         assert line in said
@@ -186,32 +182,27 @@ def test_a_game_has_the_card_within_two_seconds_and_training_has_it_back_after_h
     assert not any("NaN" in text for text in history), "a round without a step is none"
 
 
-def test_beside_another_volunteer_on_the_same_card_both_go_on(tmp_path: Path, corpus: Path) -> None:
-    async def scenario(gamer: Gamer) -> None:
+async def test_beside_another_volunteer_on_the_same_card_both_go_on(tmp_path: Path, corpus: Path) -> None:
+    async with a_gamer(tmp_path, corpus) as gamer:
         gamer.who.volunteers.add(VOLUNTEER)
         gamer.nvml.put(VOLUNTEER, memory=8 * GIB, use=70)
         await gamer.home.clock.sleep(20.0)
         assert not gamer.runner or not gamer.runner.pauses
-
-    scene(tmp_path, corpus, scenario)
     text = "".join(path.read_text() for path in (tmp_path / "volunteer-1").rglob("history.jsonl"))
     assert "yielding" not in text and "paused" not in text
 
 
-def test_without_nvml_one_line_says_so_and_the_volunteer_trains(
+async def test_without_nvml_one_line_says_so_and_the_volunteer_trains(
     tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def scenario(gamer: Gamer) -> None:
-        """Nobody looks."""
+    async with a_gamer(tmp_path, corpus, nvml=FakeNvml(failure=LOST)) as gamer:
         gamer.nvml.put(GAME, memory=GIB, use=90)
-
-    scene(tmp_path, corpus, scenario, nvml=FakeNvml(failure=LOST))
     line = "the GPU is not yielded to other programs: NVML fails: NVML error 15"
     assert capsys.readouterr().err.splitlines().count(line) == 1
 
 
-def test_a_hot_card_is_left_to_cool_down(tmp_path: Path, corpus: Path) -> None:
-    async def scenario(gamer: Gamer) -> None:
+async def test_a_hot_card_is_left_to_cool_down(tmp_path: Path, corpus: Path) -> None:
+    async with a_gamer(tmp_path, corpus, when=When(gpu_yield="off", gpu_temperature_c=80.0)) as gamer:
         clock, busy_s = gamer.home.clock, gamer.busy_s
         began_s = clock.now_s()
         gamer.nvml.celsius = 85
@@ -221,18 +212,14 @@ def test_a_hot_card_is_left_to_cool_down(tmp_path: Path, corpus: Path) -> None:
         gamer.nvml.celsius = 50
         await eventually(lambda: max(busy_s) > began_s + QUIET_S)
 
-    scene(tmp_path, corpus, scenario, when=When(gpu_yield="off", gpu_temperature_c=80.0))
 
-
-def test_when_nvml_fails_beside_a_game_the_volunteer_says_so_and_goes_on(tmp_path: Path, corpus: Path) -> None:
-    async def scenario(gamer: Gamer) -> None:
+async def test_when_nvml_fails_beside_a_game_the_volunteer_says_so_and_goes_on(tmp_path: Path, corpus: Path) -> None:
+    async with a_gamer(tmp_path, corpus) as gamer:
         clock, busy_s = gamer.home.clock, gamer.busy_s
         gamer.nvml.put(GAME, memory=GIB // 8, use=40)
         await eventually(lambda: gamer.stands().startswith("paused"))
         gamer.nvml.failure = LOST
         failed_s = clock.now_s()
         await eventually(lambda: max(busy_s) > failed_s)
-
-    scene(tmp_path, corpus, scenario)
     text = "".join(path.read_text() for path in (tmp_path / "volunteer-1").rglob("history.jsonl"))
     assert "the GPU is not yielded until the next start: NVML fails: NVML error 15" in text

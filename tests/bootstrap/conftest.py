@@ -5,12 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from e2e_harness import write_corpus
 from pace import corpus, rounds_take_time
 from runtime_harness import finished_run
+from stages_harness import Home, play_whole, run_file
+from tiny_run import SEED_NUMBER
 
 from dipaco_p2p.node.run import Run
+from dipaco_p2p.swarm.identity import write as write_key
 
 __all__ = ["corpus", "rounds_take_time"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """The folder of a run of two volunteers, from its corpus to its end, with the coordinator's key."""
+    folder = tmp_path_factory.mktemp("made")
+    home = Home(folder, run_file(write_corpus(folder / "corpus.jsonl")))
+    play_whole(home)
+    write_key(home.folder / "identity.key", bytes([SEED_NUMBER]) * 32)
+    return home
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from e2e_harness import write_corpus
-from stages_harness import Home, play_whole, run_file
-from tiny_run import SEED_NUMBER, signer
+from stages_harness import Home
+from tiny_run import signer
 from typer.testing import CliRunner
 
 import bootstrap.recovery.backup as backup_module
@@ -25,16 +24,6 @@ from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.swarm.identity import write as write_key
 
 NOW_S = 1_700_000_000.0
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """The folder of a run of two volunteers, from its corpus to its end, with the coordinator's key."""
-    folder = tmp_path_factory.mktemp("made")
-    home = Home(folder, run_file(write_corpus(folder / "corpus.jsonl")))
-    play_whole(home)
-    write_key(home.folder / "identity.key", bytes([SEED_NUMBER]) * 32)
-    return home
 
 
 @pytest.fixture

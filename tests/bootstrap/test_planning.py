@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from e2e_harness import write_corpus, write_run
-from stages_harness import Home, play_whole, run_file
+from stages_harness import Home, run_file
 from tiny_run import SEED_NUMBER, signer
 from typer.testing import CliRunner
 
@@ -39,7 +39,8 @@ from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.program.examination import Finding, Level
 from dipaco_p2p.program.files import folder_lock
 
-PLAN = plan(RunConfig(), text_bytes=12_000_000, line=Line(up_mbit=10.0, down_mbit=50.0))
+LINE = Line(up_mbit=10.0, down_mbit=50.0)
+PLAN = plan(RunConfig(), text_bytes=12_000_000, line=LINE)
 FOLDER = FolderFacts(path=Path("/runs/a"), free_bytes=2 * PLAN.disk.seed)
 CORPUS = CorpusFacts(source="found", documents=100, text_bytes=10**7, long_documents=90)
 
@@ -190,18 +191,6 @@ def test_the_folder_of_a_coordinator_at_work_is_a_warning(file: Path, tmp_path: 
     with folder_lock(tmp_path / "run", hint="x"):
         code, checks = checked(file)
     assert code == 0 and checks["folder"]["level"] == "warn" and "is running" in checks["folder"]["found"]
-
-
-LINE = Line(up_mbit=10.0, down_mbit=50.0)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """A run of two volunteers, from its corpus to its end."""
-    folder = tmp_path_factory.mktemp("made")
-    home = Home(folder, run_file(write_corpus(folder / "corpus.jsonl")))
-    play_whole(home)
-    return home
 
 
 def planned(home: Home) -> Plan:

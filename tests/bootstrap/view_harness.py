@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from control_harness import answered
+from control_harness import answered, printed
 from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
-from typer.testing import CliRunner
 from virtual_time import VirtualClock, play
 
 from bootstrap.cli import app
@@ -109,9 +109,4 @@ def answering(folder: Path, seen: Seen) -> Iterator[None]:
         yield
 
 
-def run(*words: str | Path, code: int = 0) -> str:
-    """What a command prints, errors too."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result.output
+run = partial(printed, app)

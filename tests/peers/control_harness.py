@@ -1,4 +1,4 @@
-"""A program's end of the control socket, in a thread: for the tests of the commands that ask it."""
+"""A program's end of the control socket, in a thread, and what the commands print that ask it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import typer
+from typer.testing import CliRunner
 
 from dipaco_p2p.program.control.server import listening
 
@@ -32,3 +35,11 @@ def answered(folder: Path, kind: Any, answer: Any) -> Iterator[None]:
         thread.join()
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
+
+
+def printed(app: typer.Typer, *words: str | Path, code: int = 0) -> str:
+    """What a command of `app` prints, errors too."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result.output

@@ -6,14 +6,15 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
-from control_harness import answered
+from control_harness import answered, printed
 from rich.console import Console
-from typer.testing import CliRunner
 
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.program.control import show
@@ -48,13 +49,6 @@ class Watching:
         return "12D3KooWleader" if module.level else None
 
 
-class Anything:
-    """An object with these attributes."""
-
-    def __init__(self, **values: Any) -> None:
-        self.__dict__.update(values)
-
-
 @dataclass
 class HandMadeTour:
     """Keeps `StageRunner`'s face, and what it was told."""
@@ -85,10 +79,10 @@ def runner_at_work() -> HandMadeTour:
     status.loss, status.tokens_per_s, status.eta_s = 4.25, 1234.5, 3700.0
     status.receipts, status.last_receipt = 6, "L0.M0 round 2 from ...aBcDeF"
     status.peers_alive, status.peers_training, status.paths_covered, status.paths = 4, 3, 2, 2
-    run = Anything(origin="0123abcd" * 8, manifest=Anything(stage="grid"))
-    swarm = Anything(statistics=lambda: SwarmStatistics(bytes_sent=1_234_567, bytes_received=89))
-    decrees = Anything(state=Anything(frozen=None))
-    return HandMadeTour(status, Anything(run=run, swarm=swarm, watch=Watching(), decrees=decrees))
+    run = SimpleNamespace(origin="0123abcd" * 8, manifest=SimpleNamespace(stage="grid"))
+    swarm = SimpleNamespace(statistics=lambda: SwarmStatistics(bytes_sent=1_234_567, bytes_received=89))
+    decrees = SimpleNamespace(state=SimpleNamespace(frozen=None))
+    return HandMadeTour(status, SimpleNamespace(run=run, swarm=swarm, watch=Watching(), decrees=decrees))
 
 
 @dataclass
@@ -107,12 +101,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
         yield Running(tmp_path, control, runner)
 
 
-def run(*words: str | Path, code: int = 0) -> str:
-    """What a command prints, errors too."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result.output
+run = partial(printed, app)
 
 
 # -- status

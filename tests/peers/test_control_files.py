@@ -18,9 +18,7 @@ from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm import identity
-from peers.control import home as keys
-from peers.control import home as logs
-from peers.control import home as places
+from peers.control import home as at_home
 from peers.control.bugreport import Redactor, collect, redacted, write_report
 
 PEER = Signer(bytes([9]) * 32).peer
@@ -43,13 +41,13 @@ def home(tmp_path: Path) -> Path:
 
 def test_an_identity_goes_to_another_home_and_is_the_same_there(home: Path, tmp_path: Path) -> None:
     copy, other = tmp_path / "my.key", tmp_path / "other"
-    peer = keys.export_to(home, copy, is_forced=False)
+    peer = at_home.export_to(home, copy, is_forced=False)
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600 and copy.read_bytes() == (home / "identity.key").read_bytes()
     assert (
-        keys.import_from(copy, other, is_forced=False)
+        at_home.import_from(copy, other, is_forced=False)
         == peer
-        == keys.peer_of(other)
-        == keys.plain_identity(other)["peer"]
+        == at_home.peer_of(other)
+        == at_home.plain_identity(other)["peer"]
     )
     assert stat.S_IMODE((other / "identity.key").stat().st_mode) == 0o600
 
@@ -58,42 +56,42 @@ def test_nothing_is_replaced_unless_that_is_asked_for_and_then_the_old_key_is_ke
     copy, other = tmp_path / "my.key", tmp_path / "other"
     copy.write_text("my diary")
     with pytest.raises(ConfigError, match="is there already") as refused:
-        keys.export_to(home, copy, is_forced=False)
+        at_home.export_to(home, copy, is_forced=False)
     assert copy.read_text() == "my diary" and "--force" in refused.value.hint
-    keys.export_to(home, copy, is_forced=True)
+    at_home.export_to(home, copy, is_forced=True)
     before = identity.write(other / "identity.key", bytes([7]) * 32).peer
     with pytest.raises(ConfigError, match="is there already"):
-        keys.import_from(copy, other, is_forced=False)
-    assert keys.peer_of(other) == before
-    peer = keys.import_from(copy, other, is_forced=True)
-    assert keys.peer_of(other) == peer != before
+        at_home.import_from(copy, other, is_forced=False)
+    assert at_home.peer_of(other) == before
+    peer = at_home.import_from(copy, other, is_forced=True)
+    assert at_home.peer_of(other) == peer != before
     assert identity.load_or_create(other / "identity-before-1.key").peer == before
     assert not list(other.glob(".*")) and not list(tmp_path.glob(".*"))
 
 
 def test_a_key_that_others_may_read_or_that_is_none_is_not_taken(home: Path, tmp_path: Path) -> None:
     copy, other = tmp_path / "my.key", tmp_path / "other"
-    keys.export_to(home, copy, is_forced=False)
+    at_home.export_to(home, copy, is_forced=False)
     copy.chmod(0o640)
     with pytest.raises(EnvironmentUnfit, match="can be read or written by others"):
-        keys.import_from(copy, other, is_forced=False)
+        at_home.import_from(copy, other, is_forced=False)
     copy.chmod(0o600)
     copy.write_bytes(b"hello")
     with pytest.raises(IntegrityError):
-        keys.import_from(copy, other, is_forced=False)
+        at_home.import_from(copy, other, is_forced=False)
     with pytest.raises(ConfigError, match="there is no file"):
-        keys.import_from(tmp_path / "nothing", other, is_forced=False)
+        at_home.import_from(tmp_path / "nothing", other, is_forced=False)
     assert not other.exists()
     with pytest.raises(ConfigError, match="no identity"):
-        keys.peer_of(other)
+        at_home.peer_of(other)
     assert not other.exists(), "to look makes no identity"
 
 
 def test_no_identity_is_changed_under_a_volunteer_that_runs(home: Path, tmp_path: Path) -> None:
     copy = tmp_path / "my.key"
-    keys.export_to(home, copy, is_forced=False)
+    at_home.export_to(home, copy, is_forced=False)
     with folder_lock(home, hint=""), pytest.raises(EnvironmentUnfit, match="in use") as refused:
-        keys.import_from(copy, home, is_forced=True)
+        at_home.import_from(copy, home, is_forced=True)
     assert "dipaco-peer stop" in refused.value.hint
 
 
@@ -102,13 +100,13 @@ def test_no_identity_is_changed_under_a_volunteer_that_runs(home: Path, tmp_path
 
 @pytest.mark.parametrize("count", [0, 1, 50, 19_999, 20_000, 30_000])
 def test_the_last_lines_of_a_log_are_its_last_whole_ones(home: Path, count: int) -> None:
-    lines, place = logs.last_lines(logs.newest_log(home), count)
+    lines, place = at_home.last_lines(at_home.newest_log(home), count)
     assert lines == [f"line {number}" for number in range(max(0, 20_000 - count), 20_000)]
-    assert place == logs.newest_log(home).stat().st_size - len("half a li")
+    assert place == at_home.newest_log(home).stat().st_size - len("half a li")
 
 
 def test_what_comes_is_followed_into_a_cut_log_and_into_the_next_stage(home: Path) -> None:
-    path = logs.newest_log(home)
+    path = at_home.newest_log(home)
 
     def later() -> None:
         following = home / "runs" / "fedcba9876543210" / "peer.log"
@@ -121,15 +119,15 @@ def test_what_comes_is_followed_into_a_cut_log_and_into_the_next_stage(home: Pat
             file.write("ne\nnext\n")
 
     steps = iter((more, lambda: path.write_text("anew\n"), later))
-    _, place = logs.last_lines(path, 0)
-    found = logs.follow(home, path, place, sleep=lambda duration_s: next(steps)() and None)
+    _, place = at_home.last_lines(path, 0)
+    found = at_home.follow(home, path, place, sleep=lambda duration_s: next(steps)() and None)
     assert list(islice(found, 4)) == ["half a line", "next", "anew", "grid"]
 
 
 def test_a_log_moves_no_cursor_and_a_missing_one_is_said(tmp_path: Path) -> None:
-    assert logs.clean("a\tb\x1b[2Jc\r\u202ed") == "a    b?[2Jc??d"
+    assert at_home.clean("a\tb\x1b[2Jc\r\u202ed") == "a    b?[2Jc??d"
     with pytest.raises(ConfigError, match="left a log"):
-        logs.newest_log(tmp_path)
+        at_home.newest_log(tmp_path)
 
 
 # -- the files
@@ -138,14 +136,14 @@ def test_a_log_moves_no_cursor_and_a_missing_one_is_said(tmp_path: Path) -> None
 def test_every_file_of_a_home_is_in_a_place_that_is_listed(home: Path) -> None:
     for name in ("lock", "acquaintances.json", "address.json"):
         (home / name).write_text("{}")
-    listed = [each.path for each in places.places(home)]
+    listed = [each.path for each in at_home.places(home)]
     files = [path for path in home.rglob("*") if path.is_file()]
     assert files and all(any(path == place or place in path.parents for place in listed[1:]) for path in files)
-    document = places.plain_places(home)
+    document = at_home.plain_places(home)
     assert document["schema"] == "dipaco.paths/1" and set(document) == {"schema", "home", "places"}
     assert all(set(entry) == {"what", "path", "is_there", "bytes"} for entry in document["places"])
     log = next(entry for entry in document["places"] if entry["what"].endswith(": log"))
-    assert log["is_there"] and log["bytes"] == logs.newest_log(home).stat().st_size
+    assert log["is_there"] and log["bytes"] == at_home.newest_log(home).stat().st_size
 
 
 # -- the report
@@ -192,9 +190,9 @@ def careless(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with everything in its log that a report must not hold."""
     monkeypatch.setattr(platform, "node", lambda: MACHINE)
     lines = [f"2026-11-22 04:44:01,123 INFO peers: {text.format(home=home)}" for text in PLANTED.values()]
-    logs.newest_log(home).write_text("\n".join(lines) + "\n")
+    at_home.newest_log(home).write_text("\n".join(lines) + "\n")
     events = [json.dumps({"ev": "failed", "t": 1.5, "detail": text.format(home=home)}) for text in PLANTED.values()]
-    (logs.newest_log(home).with_name("history.jsonl")).write_text("\n".join(events) + "\n")
+    (at_home.newest_log(home).with_name("history.jsonl")).write_text("\n".join(events) + "\n")
     return home
 
 
@@ -217,7 +215,7 @@ def test_a_report_holds_nothing_that_was_planted_and_is_for_its_owner_only(carel
 
 
 def test_the_names_in_the_settings_are_taken_out_everywhere(careless: Path) -> None:
-    with logs.newest_log(careless).open("a") as file:
+    with at_home.newest_log(careless).open("a") as file:
         file.write("Zaphod-B. trains\n")
     texts = collect(careless) | {"config.json": json.dumps({"public_name": "Zaphod-B.", "device": "cpu"})}
     clean = redacted(careless, texts)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -98,10 +96,6 @@ class Machine:
     @property
     def senses(self) -> Senses:
         return Senses(on_battery=lambda: self.on_battery, idle_min=lambda: self.idle_min)
-
-
-def play(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 60))
 
 
 async def test_each_change_is_told_once_and_at_the_second() -> None:

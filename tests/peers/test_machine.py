@@ -14,8 +14,7 @@ import pytest
 from dipaco_p2p.core.model.microbatch import Fit
 from dipaco_p2p.program.files import LOCK_NAME, folder_lock
 from peers.config import PeerConfig
-from peers.governor import machine as programs
-from peers.governor import machine as senses
+from peers.governor import machine
 from peers.governor.machine import (
     NAME_CHARS_MAX,
     NEVER_MIN,
@@ -146,7 +145,7 @@ def test_loginctl_is_read_as_it_prints(tmp_path: Path, monkeypatch: pytest.Monke
 def test_where_loginctl_fails_terminals_are_asked_and_without_any_nobody_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(senses, "_sessions", lambda: None)
+    monkeypatch.setattr(machine, "_sessions", lambda: None)
     assert idle_min(now_s=NOW_S, devices=tmp_path) is None
 
 
@@ -244,7 +243,7 @@ def test_a_program_goes_by_the_last_part_of_what_it_was_started_as(name: str) ->
 
 
 def test_a_name_that_the_kernel_cut_off_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(programs, "PROC", tmp_path)
+    monkeypatch.setattr(machine, "PROC", tmp_path)
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "comm").write_text("a-game-with-a-lo\n"[:15] + "\n")
     assert is_named(7, frozenset({"a-game-with-a-long-name"}))
@@ -260,5 +259,5 @@ def test_what_a_program_calls_itself_cannot_move_the_terminal_or_fill_it() -> No
 
 def test_we_are_this_process_and_those_that_it_started() -> None:
     with called("cat") as pid:
-        assert {os.getpid(), pid} <= programs.ours()
-    assert pid not in programs.ours()
+        assert {os.getpid(), pid} <= machine.ours()
+    assert pid not in machine.ours()

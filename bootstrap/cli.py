@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
 from dipaco_p2p.program.console import LogFormat
-from dipaco_p2p.program.control.options import Json, Version, end
+from dipaco_p2p.program.control.options import Json, Version, end, end_program
 from leaderboard.cli import app as leaderboard_app
 
 from .control.cli import Folder, add_commands
@@ -44,13 +43,6 @@ app = typer.Typer(
 app.add_typer(leaderboard_app, name="leaderboard")
 
 
-def _run(main: Callable[[], Coroutine[Any, Any, None]], code: Callable[[], int] = lambda: 0) -> NoReturn:
-    """Run `main`, and leave with its exit code; with `code` where it ends well."""
-    from dipaco_p2p.program.console import run_program
-
-    raise typer.Exit(run_program(main) or code())
-
-
 @app.callback()
 def about(version: Version = False) -> None:
     """Describe a run, prepare it, and be the node that volunteers join through."""
@@ -69,7 +61,7 @@ def init(
         write_template(path, name)
         print(f"wrote {path}; change what you like, then: dipaco-bootstrap start {path}")
 
-    _run(main)
+    end_program(main)
 
 
 @app.command(epilog="Example: dipaco-bootstrap start run.toml\n\n" + EPILOG)
@@ -109,7 +101,7 @@ def start(
         wishes = Wishes(through=through or [], metrics=place, log_format=log_format)
         await start_seed(file, folder or run_folder(file), wishes, verbose=verbose)
 
-    _run(main)
+    end_program(main)
 
 
 @app.command(epilog="Example: dipaco-bootstrap ticket my-run --seed /ip4/198.51.100.7/tcp/4001/p2p/12D...\n\n" + EPILOG)
@@ -124,12 +116,12 @@ def ticket(
 
         print(ticket_of(folder, seeds=seed or []))
 
-    _run(main)
+    end_program(main)
 
 
 @app.command(epilog="Example: dipaco-bootstrap invite my-run 12D3KooW...\n\n" + EPILOG)
 def invite(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")],
+    folder: RunFolder,
     peer: Annotated[str, typer.Argument(help="The peer id of who is invited: `dipaco-peer identity show` prints it.")],
 ) -> None:
     """Invite a volunteer to a run of the invited: prints a code for `dipaco-peer join --invitation`.
@@ -144,7 +136,7 @@ def invite(
 
         print(invitation_of(folder, peer, at_s=SystemClock().now_s()))
 
-    _run(main)
+    end_program(main)
 
 
 @app.command(epilog="Example: dipaco-bootstrap verify my-run\n\n" + EPILOG)
@@ -158,7 +150,7 @@ def verify(
 
         print_chains(verify_folder(folder))
 
-    _run(main)
+    end_program(main)
 
 
 @app.command(
@@ -200,7 +192,7 @@ def generate(
         )
         await generate_from(source, request, expected=run)
 
-    _run(main)
+    end_program(main)
 
 
 @app.command(epilog="Example: dipaco-bootstrap export my-run --path P0-1-0 --to my-path\n\n" + EPILOG)
@@ -220,7 +212,7 @@ def export(
         exported = await export_from(source, path=path, to=to, version=version, best=best, expected=run)
         print(f"wrote {exported.path} to {exported.folder}")
 
-    _run(main)
+    end_program(main)
 
 
 @app.command(epilog="Example: dipaco-bootstrap demo --rounds 4 --dir demo\n\n" + EPILOG)
@@ -243,15 +235,14 @@ def demo(
     ] = None,
 ) -> None:
     """Train a small model with a real swarm of processes on this machine, kill a volunteer, and show the result."""
-    failed: list[str] = []
 
-    async def main() -> None:
+    async def main() -> int:
         from .demo import DemoConfig, run_demo
 
         config = DemoConfig(peers=peers, grid=grid, rounds=rounds, steps=steps, kills=kills, corpus=corpus, seed=seed)
-        failed.extend(await run_demo(config, folder=folder, json_file=json_file, export=export))
+        return 1 if await run_demo(config, folder=folder, json_file=json_file, export=export) else 0
 
-    _run(main, lambda: 1 if failed else 0)
+    end_program(main)
 
 
 add_commands(app)
@@ -356,14 +347,13 @@ def check(
 
     Looks at the run file, the folder, the corpus, the tokenizer, disk, ports and clock; makes and changes nothing.
     """
-    codes: list[int] = []
 
-    async def main() -> None:
+    async def main() -> int:
         from .planning.examine import examine, show
 
-        codes.append(show(await examine(run_file, folder), is_json=as_json))
+        return show(await examine(run_file, folder), is_json=as_json)
 
-    _run(main, lambda: codes[0])
+    end_program(main)
 
 
 @app.command(epilog=f"Example: dipaco-bootstrap plan run.toml --up-mbit 5\n\n{PLAN_CODES}")
@@ -390,7 +380,7 @@ def plan(
         line = Line(up_mbit=up_mbit, down_mbit=down_mbit)
         show_plan(planned_of(file, line, volunteers), is_json=as_json)
 
-    _run(main)
+    end_program(main)
 
 
 @app.command(epilog=f"Example: dipaco-bootstrap backup my-run --to /mnt/safe\n\n{RECOVERY_CODES}")
@@ -415,7 +405,7 @@ def backup(
         print(f"wrote {written.path}: {written.run}, {written.files} files, {in_bytes(written.bytes)}")
         print("the coordinator's key is inside: whoever has this file can sign for the run, so keep it safe")
 
-    _run(main)
+    end_program(main)
 
 
 @app.command(epilog=f"Example: dipaco-bootstrap restore my-run.tar --dir my-run\n\n{RECOVERY_CODES}")
@@ -439,7 +429,7 @@ def restore(
         print("make sure that the old coordinator never runs again: it has the same key")
         print(f"go on with: dipaco-bootstrap start RUN.toml --dir {found.folder} --through ADDRESS")
 
-    _run(main)
+    end_program(main)
 
 
 @app.command(epilog=f"Example: dipaco-bootstrap seed dipaco1... --dir second-seed\n\n{RECOVERY_CODES}")
@@ -470,7 +460,7 @@ def seed(
 
         await keep_seed(ticket, folder, listen=listen, line=line, verbose=verbose)
 
-    _run(main)
+    end_program(main)
 
 
 def main() -> None:

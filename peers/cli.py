@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from dipaco_p2p.program.console import LogFormat
-from dipaco_p2p.program.control.options import Version
+from dipaco_p2p.program.control.options import Version, end_program
 
 from .control.cli import add_commands
 from .preferences.commands import ConfigFile, Home, RunId, config_app, preference_flags
@@ -51,8 +51,6 @@ def join(
     Ctrl-C finishes cleanly: what was trained is pushed, the claim released, led modules are handed over.
     A second Ctrl-C leaves at once. Every flag below may stand in a file, see `dipaco-peer config`.
     """
-    from dipaco_p2p.program.console import run_program
-
     from .config import PeerConfig
     from .preferences.layers import resolve
 
@@ -74,7 +72,7 @@ def join(
             invitation=invitation,
         )
 
-    raise typer.Exit(run_program(main))
+    end_program(main)
 
 
 @app.command(epilog="Example: dipaco-peer invite 12D3KooW...\n\n" + EPILOG)
@@ -87,8 +85,6 @@ def invite(
 
     It counts once work of this volunteer is counted, and for as long as nobody in its chain is banned.
     """
-    from dipaco_p2p.program.console import run_program
-
     from .config import default_home
 
     async def main() -> None:
@@ -98,7 +94,7 @@ def invite(
 
         print(invite_by(home or default_home(), peer, run=run, at_s=SystemClock().now_s()))
 
-    raise typer.Exit(run_program(main))
+    end_program(main)
 
 
 @app.command(epilog="Example: dipaco-peer me dipaco1...\n\n" + EPILOG)
@@ -112,8 +108,6 @@ def me(
 
     The versions are asked of the swarm and checked here; the figures are those of the leaderboard.
     """
-    from dipaco_p2p.program.console import run_program
-
     from .config import default_home
 
     async def main() -> None:
@@ -126,7 +120,7 @@ def me(
 
         await show_me(ticket, home or default_home(), expected=run, is_whole=is_whole, clock=SystemClock())
 
-    raise typer.Exit(run_program(main))
+    end_program(main)
 
 
 @app.command(epilog="Example: dipaco-peer doctor dipaco1... --fix\n\n" + EPILOG)
@@ -145,19 +139,15 @@ def doctor(
     Looks at clock, versions, GPU, memory, disk, identity, file limits, port, leftovers; with a ticket at each seed, the
     way back from it, and the line.
     """
-    from dipaco_p2p.program.console import run_program
-
     from .config import PeerConfig, default_home
 
-    codes: list[int] = []
-
-    async def main() -> None:
+    async def main() -> int:
         from .doctor.examine import examine, show
 
         config = PeerConfig(home=home or default_home(), device=device, listen=listen, is_listening=not no_listen)
-        codes.append(show(await examine(ticket, config, run=run, is_fixing=fix), is_json=as_json))
+        return show(await examine(ticket, config, run=run, is_fixing=fix), is_json=as_json)
 
-    raise typer.Exit(run_program(main) or codes[0])
+    end_program(main)
 
 
 @app.command(epilog="Example: dipaco-peer evaluate dipaco1... --path P0-1\n\n" + EPILOG)
@@ -175,11 +165,8 @@ def evaluate(
 
     Needs no key and says nothing to the swarm. The exit code is 1 if a figure differs by more than machines do.
     """
-    from dipaco_p2p.program.console import run_program
 
-    differs: list[str] = []
-
-    async def main() -> None:
+    async def main() -> int:
         from dipaco_p2p.node.entry import read_entry
 
         read_entry(ticket, run=run)  # before the imports that take seconds
@@ -187,14 +174,12 @@ def evaluate(
         from .config import torch_device
         from .evaluation.evaluate import print_evaluation
 
-        differs.extend(
-            await print_evaluation(
-                ticket, round_number, path, expected=run, device=torch_device(device), is_json=is_json
-            )
+        differs = await print_evaluation(
+            ticket, round_number, path, expected=run, device=torch_device(device), is_json=is_json
         )
+        return 1 if differs else 0
 
-    code = run_program(main)
-    raise typer.Exit(code or (1 if differs else 0))
+    end_program(main)
 
 
 add_commands(app)

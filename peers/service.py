@@ -296,17 +296,14 @@ def uninstall(name: Name = DEFAULT_NAME) -> None:
 )
 def status(name: Name = DEFAULT_NAME, is_json: Json = False) -> None:
     """Say whether the service is installed and runs, how it ended last, and whether it lives without a login."""
-    from dipaco_p2p.program.console import run_command
 
-    found: dict[str, Any] = {}
-
-    def work() -> None:
-        found.update(state(name))
+    def work() -> int:
+        found = state(name)
         document = {"schema": STATUS_SCHEMA, "name": name, **found}
         typer.echo(json.dumps(document, indent=2) if is_json else as_text(name, found))
+        return 0 if found["active"] == "active" else NotRunning.exit_code
 
-    code = run_command(work)
-    raise typer.Exit(code or (0 if found["active"] == "active" else NotRunning.exit_code))
+    end(work)
 
 
 @service_app.command(epilog="Example: dipaco-peer service show dipaco1... > my.service")

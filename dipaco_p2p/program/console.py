@@ -39,13 +39,14 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-def run_program(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
-    """Run `main` to its end; the exit code. Errors of the tree become one line and a hint, without a traceback.
+def run_program(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
+    """Run `main` to its end; the exit code, which `main` may return. Errors of the tree become one line and a hint,
+    without a traceback.
 
     SIGINT and SIGTERM cancel `main` until it has a way of its own to stop, see `on_signals`.
     """
     try:
-        asyncio.run(_stoppable(main))
+        return asyncio.run(_stoppable(main)) or 0
     except DipacoError as error:
         print_error(error)
         return error.exit_code
@@ -59,13 +60,13 @@ def run_program(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
         return unfit.exit_code
     except KeyboardInterrupt:
         return EXIT_SECOND_INTERRUPT
-    return 0
 
 
-def run_command(work: Callable[[], None]) -> int:
+def run_command(work: Callable[[], int | None]) -> int:
     """The exit code of `work`, which asks and prints, and needs no event loop: what it raises is said as above."""
+    code = None
     try:
-        work()
+        code = work()
         sys.stdout.flush()
     except DipacoError as error:
         print_error(error)
@@ -74,16 +75,16 @@ def run_command(work: Callable[[], None]) -> int:
         return EXIT_SECOND_INTERRUPT
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    return code or 0
 
 
-async def _stoppable(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _stoppable(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int | None:
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
     try:
-        await main()
+        return await main()
     except asyncio.CancelledError:  # what was open is closed, its daemon too
         interrupted = Interrupted("stopped before it was ready", hint="the same command starts again")
         print_error(interrupted)

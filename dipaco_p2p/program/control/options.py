@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -24,8 +24,15 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until it ends.")]
 
 
-def end(work: Callable[[], None]) -> None:
+def end(work: Callable[[], int | None]) -> NoReturn:
     """Leave with the exit code of `work`."""
     from ..console import run_command
 
     raise typer.Exit(run_command(work))
+
+
+def end_program(main: Callable[[], Coroutine[Any, Any, int | None]]) -> NoReturn:
+    """The same of `main`, which needs an event loop."""
+    from ..console import run_program
+
+    raise typer.Exit(run_program(main))

@@ -98,27 +98,27 @@ def check_every(request: Request, *, context: int) -> None:
         raise ConfigError(f"`--every {request.every}` with `--path {request.path}`: nothing is left to route")
 
 
+@dataclass(slots=True)
 class _Writer:
     """Holds one path, and loads another when the router says so."""
 
-    def __init__(self, served: ServedRun, request: Request, say: Write) -> None:
-        self._served = served
-        self._request = request
-        self._say = say
-        self._path: PathId | None = None
-        self._model: PathModel | None = None
+    served: ServedRun
+    request: Request
+    say: Write
+    path: PathId | None = None
+    model: PathModel | None = None
 
     async def load(self, path: PathId) -> PathModel:
         """The model, with the parameters of `path`."""
-        if self._model is None or path != self._path:
-            best = await self._served.best(path) if self._request.best else None
-            versions = await self._served.path_versions(path, version=best.version if best else self._request.version)
-            flats = await self._served.flats(versions)
-            self._model = self._model or PathModel(self._served.run.config.model)
-            load_modules(self._model, flats)
-            self._path = path
-            self._say(describe(path, versions, best))
-        return self._model
+        if self.model is None or path != self.path:
+            best = await self.served.best(path) if self.request.best else None
+            versions = await self.served.path_versions(path, version=best.version if best else self.request.version)
+            flats = await self.served.flats(versions)
+            self.model = self.model or PathModel(self.served.run.config.model)
+            load_modules(self.model, flats)
+            self.path = path
+            self.say(describe(path, versions, best))
+        return self.model
 
 
 def describe(path: PathId, versions: Sequence[ModuleVersion], best: Best | None) -> str:
@@ -137,41 +137,32 @@ async def _router(served: ServedRun, request: Request, forced: PathId | None) ->
     router = await served.router(version=version)
     usable = await served.usable(version=version)
     frozen, has_counts = await served.feature_model(), served.run.config.routing.has_counts
-    return _Route(router, token_router, frozen, topology, usable, has_counts=has_counts)
+    return _Route(router, token_router, frozen, topology, usable, has_counts)
 
 
+@dataclass(slots=True)
 class _Route:
     """From a text so far to a path that was trained; lets go of the frozen model after the prompt if the text is routed
     once."""
 
-    def __init__(
-        self,
-        router: Router,
-        token_router: Router | None,
-        frozen: PathModel,
-        topology: Topology,
-        usable: Sequence[int],
-        *,
-        has_counts: bool,
-    ) -> None:
-        self._usable = usable
-        self._has_counts = has_counts
-        self._router = router
-        self._token_router = token_router
-        self._frozen: PathModel | None = frozen
-        self._topology = topology
+    router: Router
+    token_router: Router | None
+    frozen: PathModel | None
+    topology: Topology
+    usable: Sequence[int]
+    has_counts: bool
 
     def __call__(self, tokens: Sequence[int]) -> PathId:
-        assert self._frozen is not None, "a prompt is routed once"
+        assert self.frozen is not None, "a prompt is routed once"
         # At first nothing more is known than a router of documents knows.
-        if self._token_router is None or len(tokens) <= PREFIX_TOKENS:
-            router, found = self._router, prompt_features(self._frozen, tokens, has_counts=self._has_counts)
+        if self.token_router is None or len(tokens) <= PREFIX_TOKENS:
+            router, found = self.router, prompt_features(self.frozen, tokens, has_counts=self.has_counts)
         else:
-            router, found = self._token_router, text_features(self._frozen, tokens)
-        if self._token_router is None:
-            self._frozen = None
-        number = assign(router, found, self._usable)[0]
-        return self._topology.path(int(number))
+            router, found = self.token_router, text_features(self.frozen, tokens)
+        if self.token_router is None:
+            self.frozen = None
+        number = assign(router, found, self.usable)[0]
+        return self.topology.path(int(number))
 
 
 def _counts(request: Request) -> Iterator[int]:

@@ -210,7 +210,7 @@ def export(
         from .use.export import export_from
 
         exported = await export_from(source, path=path, to=to, version=version, best=best, expected=run)
-        print(f"wrote {exported.path} to {exported.folder}")
+        print(f"wrote {exported} to {to}")
 
     end_program(main)
 

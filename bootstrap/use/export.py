@@ -36,28 +36,21 @@ from .serving import Flat, ServedRun, check_choice, open_served
 ROUTER, TOKEN_ROUTER = "router.safetensors", "token_router.safetensors"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """What was written."""
-
-    folder: Path
-    path: PathId
-    versions: tuple[ModuleVersion, ...]
-
-
 async def export_from(
     source: str, *, path: str, to: Path, version: int | None, best: bool, expected: str | None
-) -> Exported:
+) -> PathId:
     """Write the checkpoint of `path` to the folder `to`, which must be empty or not there. Raises DipacoError."""
     require_empty(to)
     check_choice(version=version, best=best)
     async with open_served(source, expected=expected) as served:
-        return await export_path(served, served.path(path), to, version=version, best=best)
+        found = served.path(path)
+        await export_path(served, found, to, version=version, best=best)
+        return found
 
 
 async def export_path(
     served: ServedRun, path: PathId, to: Path, *, version: int | None = None, best: bool = False
-) -> Exported:
+) -> None:
     """As `export_from`, of an open run."""
     require_empty(to)
     check_choice(version=version, best=best)
@@ -72,9 +65,7 @@ async def export_path(
         evaluations=served.evaluations(),
         has_router=served.router_ref(version=version) is not None,
     )
-    files = await _files(served, card, await _routers(served, version))
-    _write_folder(to, files)
-    return Exported(folder=to, path=path, versions=versions)
+    _write_folder(to, await _files(served, card, await _routers(served, version)))
 
 
 def require_empty(folder: Path) -> None:

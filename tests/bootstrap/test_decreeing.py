@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from group_harness import MODULE, make_versions, of_group
 from tiny_run import SEED_NUMBER, signer
-from typer.testing import CliRunner
+from view_harness import run
 
-from bootstrap.cli import app
 from bootstrap.control.decrees import Decreeing, Order, decrees_in, lines, offline
 from bootstrap.folder import RunFolder, write_stage
 from dipaco_p2p.canonical import canonical_bytes
@@ -118,19 +117,14 @@ def folder(finished: tuple[Run, Path], tmp_path: Path) -> Path:
     return root
 
 
-def run_command(*words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, list(words))
-    return done.exit_code, done.output
-
-
 def test_without_a_running_coordinator_the_command_writes_for_its_next_start(folder: Path) -> None:
-    code, said = run_command("freeze", str(folder), "--reason", "a bad shard")
-    assert code == 0 and "decree 1: freeze: a bad shard" in said and "is not running" in said
-    run, _ = RunFolder(folder).require()
-    assert decrees_in(RunFolder(folder), run).state.frozen == "a bad shard"
-    assert run_command("unfreeze", str(folder))[0] == 0
-    code, said = run_command("decrees", str(folder))
-    assert code == 0 and said.count("decree ") == 2 and "nothing is frozen" in said
+    said = run("freeze", folder, "--reason", "a bad shard")
+    assert "decree 1: freeze: a bad shard" in said and "is not running" in said
+    open_run, _ = RunFolder(folder).require()
+    assert decrees_in(RunFolder(folder), open_run).state.frozen == "a bad shard"
+    run("unfreeze", folder)
+    said = run("decrees", folder)
+    assert said.count("decree ") == 2 and "nothing is frozen" in said
 
 
 @pytest.mark.parametrize(
@@ -143,20 +137,18 @@ def test_without_a_running_coordinator_the_command_writes_for_its_next_start(fol
 )
 def test_a_command_that_makes_no_sense_has_one_line_and_an_exit_code(folder: Path, words: list[str], why: str) -> None:
     place = 2 if words[0] == "ban" else 3 if words[0] == "rollback" else 1
-    code, said = run_command(*words[:place], str(folder), *words[place:])
-    assert code == 2 and why in said and "Traceback" not in said
+    assert why in run(*words[:place], folder, *words[place:], code=2)
     assert not list((folder / "decrees" / "documents").iterdir())
 
 
 def test_a_folder_without_a_run_is_left_as_it_is(tmp_path: Path) -> None:
-    code, said = run_command("freeze", str(tmp_path / "nothing"), "--reason", "x")
-    assert code == 2 and "holds no run" in said and not (tmp_path / "nothing").exists()
+    said = run("freeze", tmp_path / "nothing", "--reason", "x", code=2)
+    assert "holds no run" in said and not (tmp_path / "nothing").exists()
 
 
 def test_a_folder_in_use_is_not_written_to(folder: Path) -> None:
     with folder_lock(folder, hint=""):
-        code, said = run_command("freeze", str(folder), "--reason", "x")
-    assert code == 5 and "in use" in said
+        assert "in use" in run("freeze", folder, "--reason", "x", code=5)
 
 
 def test_only_the_runs_own_coordinator_decrees(folder: Path) -> None:
@@ -167,7 +159,6 @@ def test_only_the_runs_own_coordinator_decrees(folder: Path) -> None:
 
 
 def test_a_damaged_log_is_not_signed_over(folder: Path) -> None:
-    assert run_command("freeze", str(folder), "--reason", "x")[0] == 0
+    run("freeze", folder, "--reason", "x")
     (folder / "decrees" / "documents" / "decree-00000001.json").write_bytes(canonical_bytes({}))
-    code, said = run_command("unfreeze", str(folder))
-    assert code == 8 and "decree-00000001.json was damaged" in said
+    assert "decree-00000001.json was damaged" in run("unfreeze", folder, code=8)

@@ -306,11 +306,6 @@ def _is_built_for(architectures: list[str], major: int, minor: int) -> bool:
     return not architectures
 
 
-def probe_packages() -> dict[str, str | None]:
-    """The versions of the packages that are known to matter."""
-    return {name: installed_version(name) for name in PINS}
-
-
 def probe_home(home: Path) -> HomeFacts:
     """The home folder; it is not made if it is not there."""
     key, key_mode, key_problem = home / KEY_NAME, None, None
@@ -344,7 +339,7 @@ def machine_findings(home: HomeFacts, gpu: GpuFacts, config: PeerConfig) -> list
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [
         judge_python(sys.version_info[:3]),
-        judge_packages(probe_packages()),
+        judge_packages({name: installed_version(name) for name in PINS}),
         judge_gpu(gpu, is_wanted=config.device.startswith("cuda")),
         judge_identity(home),
         judge_files(soft, hard if hard > 0 else os.sysconf("SC_OPEN_MAX")),

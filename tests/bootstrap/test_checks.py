@@ -109,8 +109,8 @@ def test_a_stranger_measures_what_was_published(played: Played) -> None:
     assert played.problems == ["round 9 of this run is not judged", "P0-7 has no published loss"]
 
 
-def test_a_sharding_that_came_after_the_judgement_makes_no_two_measurements_differ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_sharding_that_came_after_the_judgement_makes_no_two_measurements_differ(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine the first sharding is published rounds after its own; what was judged stays as it was."""
     last = tmp_path / "run" / GRID / "documents" / "judgement-00000003.json"
@@ -121,22 +121,16 @@ def test_a_sharding_that_came_after_the_judgement_makes_no_two_measurements_diff
             await self._node.clock.sleep(0.5)
         await publish(self, number, round_number)
 
-    rows: list[Compared] = []
-
-    async def scenario() -> None:
-        home = Home(tmp_path, run_file(write_corpus(tmp_path / "corpus.jsonl"), warmup=WarmupConfig(rounds=0)))
-        home.start()
-        await home.join(1, 2)
-        await home.volunteers_done()
-        await eventually(home.is_over)
-        reader = home.network.join(signer(150))
-        run, (_, found) = await evaluate(reader, home.coordinator, home.clock, tmp_path / "reader")
-        assert run.sharding_at(2) == 1
-        rows.extend(found)
-        await home.close()
-
     monkeypatch.setattr(Resharding, "_publish", late)
-    play(scenario, limit_s=7200)
+    home = Home(tmp_path, run_file(corpus, warmup=WarmupConfig(rounds=0)))
+    home.start()
+    await home.join(1, 2)
+    await home.volunteers_done()
+    await eventually(home.is_over)
+    reader = home.network.join(signer(150))
+    run, (_, rows) = await evaluate(reader, home.coordinator, home.clock, tmp_path / "reader")
+    assert run.sharding_at(2) == 1
+    await home.close()
     assert unseal(Judgement, json.loads(last.read_bytes())).document.sharding == 0
     assert rows and all(row.measured == pytest.approx(row.published, abs=1e-9) for row in rows)
 

@@ -99,16 +99,13 @@ def test_no_part_begins_while_others_want_the_gpu(tmp_path: Path) -> None:
     assert taken() == 3
 
 
-def test_both_are_said_once() -> None:
-    async def scenario() -> list[str]:
-        steps, said = between(), list[str]()
-        steps.tell(said.append)
-        steps.give_way("cooling the GPU, above 80 °C")
-        steps.give_way("")
-        await asyncio.sleep(0)
-        return said
-
-    assert asyncio.run(scenario()) == ["cooling the GPU, above 80 °C", FREE]
+async def test_both_are_said_once() -> None:
+    steps, said = between(), list[str]()
+    steps.tell(said.append)
+    steps.give_way("cooling the GPU, above 80 °C")
+    steps.give_way("")
+    await asyncio.sleep(0)
+    assert said == ["cooling the GPU, above 80 °C", FREE]
 
 
 def test_a_measurement_for_others_ends_before_its_next_batch(tmp_path: Path) -> None:

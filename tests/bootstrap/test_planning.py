@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_harness import write_corpus, write_run
+from e2e_harness import write_run
 from stages_harness import Home, run_file
 from tiny_run import SEED_NUMBER, signer
 from typer.testing import CliRunner
@@ -120,8 +120,8 @@ def test_a_clock_that_nobody_sets_is_a_warning() -> None:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return write_run(tmp_path / "run.toml", write_corpus(tmp_path / "corpus.jsonl"), rounds=4, min_paths=1)
+def file(tmp_path: Path, corpus: Path) -> Path:
+    return write_run(tmp_path / "run.toml", corpus, rounds=4, min_paths=1)
 
 
 def checked(file: Path, *more: str) -> tuple[int, dict[str, dict[str, str]]]:

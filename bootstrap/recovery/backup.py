@@ -32,7 +32,7 @@ from typing import Any
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.program.files import unfit
-from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create
+from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create, private_file
 
 from ..folder import DECREES, GRID, MANIFEST, WARMUP, Marker, manifest_path, read_stage, write_marker
 
@@ -85,19 +85,15 @@ def back_up(root: Path, to: Path, *, now_s: float) -> Written:
 
 
 def _write(root: Path, stages: list[str], path: Path, *, made_s: float, run: str) -> int:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as raw:
-        with tarfile.open(fileobj=raw, mode="w") as tar:
-            digests: dict[str, str] = {}
-            for name in _names(root, stages):
-                data = _read(root / name)
-                if data is not None:
-                    digests[name] = _checked_digest(name, data)
-                    _add(tar, name, data, made_s=made_s)
-            contents = {"schema": SCHEMA, "made_s": made_s, "run": run, "stages": stages, "files": digests}
-            _add(tar, CONTENTS, json.dumps(contents, sort_keys=True).encode(), made_s=made_s)
-        raw.flush()
-        os.fsync(raw.fileno())
+    with private_file(path) as raw, tarfile.open(fileobj=raw, mode="w") as tar:
+        digests: dict[str, str] = {}
+        for name in _names(root, stages):
+            data = _read(root / name)
+            if data is not None:
+                digests[name] = _checked_digest(name, data)
+                _add(tar, name, data, made_s=made_s)
+        contents = {"schema": SCHEMA, "made_s": made_s, "run": run, "stages": stages, "files": digests}
+        _add(tar, CONTENTS, json.dumps(contents, sort_keys=True).encode(), made_s=made_s)
     return len(digests)
 
 
@@ -229,14 +225,11 @@ def _pieces(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
 
 def _write_member(path: Path, pieces: Iterator[bytes]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     found = hashlib.sha256()
-    with os.fdopen(handle, "wb") as file:
+    with private_file(path) as file:
         for piece in pieces:
             found.update(piece)
             file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
     return found.hexdigest()
 
 

@@ -11,7 +11,9 @@ import contextlib
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import EnvironmentUnfit, IntegrityError
 from ..protocol.signing import KEY_BYTES, Signer
@@ -44,7 +46,8 @@ def write(path: Path, private_key_bytes: bytes) -> Signer:
     try:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True)
-        _write_synced(temporary, _PREFIX + private_key_bytes + signer.public_key)
+        with private_file(temporary) as file:
+            file.write(_PREFIX + private_key_bytes + signer.public_key)
         try:
             os.link(temporary, path)  # Unlike a rename, this fails if the file has appeared meanwhile.
         finally:
@@ -74,10 +77,12 @@ def _load(path: Path) -> Signer:
     return signer
 
 
-def _write_synced(path: Path, data: bytes) -> None:
+@contextlib.contextmanager
+def private_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file for its owner only, synced when the block ends; raises FileExistsError rather than replace one."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+        yield file
         file.flush()
         os.fsync(file.fileno())
 

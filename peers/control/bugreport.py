@@ -29,7 +29,7 @@ from dipaco_p2p import __version__
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit
 from dipaco_p2p.program.control.client import ask
 from dipaco_p2p.program.files import installed_version
-from dipaco_p2p.swarm.identity import KEY_NAME
+from dipaco_p2p.swarm.identity import KEY_NAME, private_file
 
 from .control import Request
 from .home import LOG_NAME, last_lines, newest_log, secrets_of
@@ -144,13 +144,12 @@ def write_report(home: Path, target: Path) -> list[str]:
     texts = redacted(home, collect(home))
     data = _archive(texts)
     try:
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with private_file(target) as file:
+            file.write(data)
     except FileExistsError:
         raise ConfigError(f"`{target}` is there already", hint="choose another with --to") from None
     except OSError as error:
         raise EnvironmentUnfit(f"cannot write {target}: {error.strerror}", hint="choose another with --to") from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
     return list(texts)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -219,12 +218,9 @@ def _write(target: Path, data: bytes, *, is_forced: bool) -> None:
     """Whole or not at all; never readable by others, never over something else unless that was asked for."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IRUSR | stat.S_IWUSR)
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with identity.private_file(temporary) as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
             if is_forced:
                 temporary.replace(target)
             else:

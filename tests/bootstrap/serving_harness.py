@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,15 +75,6 @@ TIED = ModelConfig(
         LevelConfig(modules=2, blocks=1),
     ),
 )
-UNTIED = ModelConfig(
-    vocab_size=VOCAB_SIZE,
-    width=16,
-    heads=4,
-    ffn_width=24,
-    context=CONTEXT,
-    tied=False,
-    levels=(LevelConfig(modules=2, blocks=1, embedding=True), LevelConfig(modules=2, blocks=2, head=True)),
-)
 PRIVATE = ModelConfig(  # 2x2x4p: the last level, with the head, has a module for each path
     vocab_size=VOCAB_SIZE,
     width=16,
@@ -97,14 +88,13 @@ PRIVATE = ModelConfig(  # 2x2x4p: the last level, with the head, has a module fo
         LevelConfig(blocks=1, head=True, private=True),
     ),
 )
-FLAT = ModelConfig(  # four models that share nothing
-    vocab_size=VOCAB_SIZE,
-    width=16,
-    heads=2,
-    ffn_width=24,
-    context=CONTEXT,
-    paths=4,
-    levels=(LevelConfig(blocks=2, embedding=True, head=True, private=True),),
+UNTIED = replace(
+    PRIVATE,
+    heads=4,
+    levels=(LevelConfig(modules=2, blocks=1, embedding=True), LevelConfig(modules=2, blocks=2, head=True)),
+)
+FLAT = replace(  # four models that share nothing
+    PRIVATE, tied=True, paths=4, levels=(LevelConfig(blocks=2, embedding=True, head=True, private=True),)
 )
 PROMPT = "the path of the prompt, and the rest of the text"  # 35 tokens or more
 

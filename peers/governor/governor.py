@@ -110,6 +110,9 @@ class Senses:
     programs: Programs = machine
 
 
+THIS_MACHINE = Senses()
+
+
 class Governor:
     """Of one volunteer."""
 
@@ -119,7 +122,7 @@ class Governor:
         when: When,
         *,
         clock: Clock,
-        senses: Senses | None = None,
+        senses: Senses = THIS_MACHINE,
         zone: tzinfo | None = None,
         month: MonthAccount | None = None,
         moved_bytes: Callable[[], int] = lambda: 0,
@@ -133,7 +136,7 @@ class Governor:
         self._steered = steered
         self._when = when
         self._clock = clock
-        self._senses = senses or Senses()
+        self._senses = senses
         self._zone = zone
         self._month = month
         self._moved_bytes = moved_bytes
@@ -250,10 +253,10 @@ def between_steps(config: PeerConfig, micro: MicroBatch, *, device: str) -> Betw
     )
 
 
-def check_before(config: PeerConfig, clock: Clock, *, senses: Senses | None = None) -> None:
+def check_before(config: PeerConfig, clock: Clock, *, senses: Senses = THIS_MACHINE) -> None:
     """What can be known before anything is opened; raises EnvironmentUnfit."""
     choose_gpu(config.limits.gpu)
-    if config.when.only_idle and (senses or Senses()).idle_min() is None:
+    if config.when.only_idle and senses.idle_min() is None:
         raise EnvironmentUnfit("nobody knows whether this machine is idle (`only_idle`)", hint=IDLE_HINT)
     now_s = clock.now_s()
     month = MonthAccount(config.home, now_s=now_s, limit_gb=config.limits.month_gb)
@@ -269,13 +272,13 @@ async def governed(
     clock: Clock,
     *,
     device: str,
-    senses: Senses | None = None,
+    senses: Senses = THIS_MACHINE,
     zone: tzinfo | None = None,
 ) -> AsyncIterator[None]:
     """While the block runs, `runner` keeps what its owner wishes. Raises EnvironmentUnfit when it cannot."""
     month = MonthAccount(config.home, now_s=clock.now_s(), zone=zone, limit_gb=config.limits.month_gb)
     limit_memory(device, config.limits.gpu_memory)
-    card = watch(runner, config.when, clock, device, senses or Senses())
+    card = watch(runner, config.when, clock, device, senses)
     with _space(runner, config) as allowance:
         governor = Governor(
             runner,

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +128,7 @@ def places(home: Path) -> list[Place]:
 
 def plain_places(home: Path) -> dict[str, Any]:
     """For `--json`."""
-    entries = [
-        {"what": each.what, "path": str(each.path), "is_there": each.is_there, "bytes": each.bytes}
-        for each in places(home)
-    ]
+    entries = [asdict(each) | {"path": str(each.path)} for each in places(home)]
     return {"schema": PATHS_SCHEMA, "home": str(home.absolute()), "places": entries}
 
 

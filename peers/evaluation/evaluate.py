@@ -6,7 +6,7 @@ A client that only reads: it listens nowhere, signs nothing, and forgets its ide
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -127,16 +127,7 @@ def document_of(run: Run, version: int, rows: list[Compared]) -> dict[str, objec
         "stage": run.id,
         "round": version,
         "tolerance_nats": TOLERANCE_NATS,
-        "paths": [
-            {
-                "path": str(row.path),
-                "published": row.published,
-                "measured": row.measured,
-                "tokens": row.tokens,
-                "agrees": row.is_same,
-            }
-            for row in rows
-        ],
+        "paths": [asdict(row) | {"path": str(row.path), "agrees": row.is_same} for row in rows],
     }
 
 

@@ -19,7 +19,7 @@ from bootstrap.cli import app
 from bootstrap.folder import GRID, WARMUP, RunFolder, read_marker
 from bootstrap.planning.examine import probe_folder
 from bootstrap.recovery.backup import back_up, restore
-from dipaco_p2p.errors import ConfigError, DipacoError, IntegrityError
+from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.swarm.identity import write as write_key
 
@@ -216,4 +216,4 @@ def test_what_cannot_be_done_is_one_line_and_a_code(
     (tmp_path / "text.tar").write_text("no backup")
     done = CliRunner().invoke(app, words)
     assert done.exit_code == code and done.stderr.startswith("error: ") and "hint: " in done.stderr
-    assert not (tmp_path / "new").exists() and issubclass(IntegrityError, DipacoError)
+    assert not (tmp_path / "new").exists()

@@ -289,4 +289,3 @@ def test_what_is_no_length_of_time_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_duration(text)
     assert "90s" in refused.value.hint and "\n" not in str(refused.value)
-    assert client.TIMEOUT_S > 0

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from stages_harness import Home
 from tiny_run import signer
-from typer.testing import CliRunner
+from view_harness import run
 
 import bootstrap.recovery.backup as backup_module
 from bootstrap.archives.verify import verify_stages
-from bootstrap.cli import app
 from bootstrap.folder import GRID, WARMUP, RunFolder, read_marker
 from bootstrap.planning.examine import probe_folder
 from bootstrap.recovery.backup import back_up, restore
@@ -193,12 +192,11 @@ def test_the_key_of_somebody_else_is_refused(made: Home, tmp_path: Path) -> None
 
 
 def test_the_commands_say_that_the_key_is_inside(made: Home, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["backup", str(made.folder), "--to", str(tmp_path / "a.tar")])
-    assert done.exit_code == 0 and "key is inside" in done.stdout
-    done = CliRunner().invoke(app, ["restore", str(tmp_path / "a.tar"), "--dir", str(tmp_path / "new")])
-    assert done.exit_code == 0 and "same key" in done.stdout and "--through" in done.stdout
+    assert "key is inside" in run("backup", made.folder, "--to", tmp_path / "a.tar")
+    said = run("restore", tmp_path / "a.tar", "--dir", tmp_path / "new")
+    assert "same key" in said and "--through" in said
     assert read_marker(tmp_path / "new") is not None
-    assert "KEY IS INSIDE" in CliRunner().invoke(app, ["backup", "--help"]).stdout
+    assert "KEY IS INSIDE" in run("backup", "--help")
 
 
 @pytest.mark.parametrize(
@@ -214,6 +212,6 @@ def test_what_cannot_be_done_is_one_line_and_a_code(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.tar").write_text("no backup")
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == code and done.stderr.startswith("error: ") and "hint: " in done.stderr
+    said = run(*words, code=code)
+    assert said.startswith("error: ") and "hint: " in said
     assert not (tmp_path / "new").exists()

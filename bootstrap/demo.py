@@ -28,7 +28,7 @@ from leaderboard.places import SAID
 
 from .demo_report import Baseline, DemoResult, Kill, measure, print_result, problems, train_beside
 from .folder import GRID, manifest_path
-from .processes import Child, Children, require_alive
+from .processes import Child, Children, pass_on, require_alive
 from .progress import stage
 
 T = TypeVar("T")
@@ -36,7 +36,8 @@ T = TypeVar("T")
 COORDINATOR = "coordinator"
 POLL_S = 0.5
 TOLD = ("validation perplexity", "is open", "sharding ", SAID)
-"""In the lines of the coordinator that are passed on: what it judged, what it opened, where to look."""
+"""In the lines of the coordinator that are passed on: what it judged, what it opened, where to look. Not the line after
+the last round, which says how to stop it: that is ours to do."""
 LEAVE_S = 60.0
 """Volunteers of a complete run leave by themselves, within this."""
 STALL_S = 150.0
@@ -111,7 +112,8 @@ async def _measured(config: DemoConfig, work: Path, is_stopped: threading.Event)
         try:
             await demo.start_coordinator(run_file)
             demo.parts.end("preparing")
-            await demo.start_volunteers()
+            for _ in range(config.peers):
+                await demo.start_volunteer()
             await demo.wait_rounds()
         finally:
             await demo.end()
@@ -306,7 +308,9 @@ class Demo:
             words = line.decode().split()
             if words[:2] == ["dipaco-peer", "join"]:
                 self.address = words[2:]
-                self._listening = asyncio.create_task(_print_rounds(child.process.stdout))
+                self._listening = asyncio.create_task(
+                    pass_on(child.process.stdout, lambda text: any(part in text for part in TOLD))
+                )
                 return
         raise DipacoError("the coordinator did not open the run", hint="see its message above")
 
@@ -324,10 +328,6 @@ class Demo:
         self.parts.end("warming up")
         folder, device = self.coordinator_folder, self.config.device
         return await _in_thread(partial(train_beside, folder, device=device, is_stopped=is_stopped.is_set), is_stopped)
-
-    async def start_volunteers(self) -> None:
-        for _ in range(self.config.peers):
-            await self.start_volunteer()
 
     async def start_volunteer(self) -> str:
         """One more volunteer, as a person would start it; its name."""
@@ -427,12 +427,3 @@ class Demo:
             for name, child in self.volunteers.items():
                 if name not in killed and child.process.returncode != 0:  # 0: it saw the end of the run before we do
                     require_alive(child, "training")
-
-
-async def _print_rounds(stream: asyncio.StreamReader) -> None:
-    """Pass on what the coordinator says of each round; a pipe that nobody reads would stop it one day."""
-    async for line in stream:
-        text = line.decode(errors="replace").rstrip()
-        # Not the line after the last round, which says how to stop it: that is ours to do.
-        if any(words in text for words in TOLD):
-            print(text, flush=True)

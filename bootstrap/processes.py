@@ -12,7 +12,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,7 +152,7 @@ class PublicPage:
     async def _keep(self, plate: Doorplate) -> None:
         while True:
             child = await self._start(plate)
-            await _pass_on(child)
+            await pass_on(child.process.stdout, lambda text: text.startswith(SAID))
             if await child.process.wait() in GIVES_UP:
                 print(f"the leaderboard does not run: {child.last_words()}", flush=True)
                 return
@@ -176,10 +176,10 @@ def _keep_short(errors: Path) -> None:
             errors.replace(errors.with_suffix(".1.log"))
 
 
-async def _pass_on(child: Child) -> None:
-    """Print where it is, for whoever looks at the coordinator."""
-    assert child.process.stdout is not None
-    async for line in child.process.stdout:
+async def pass_on(stream: asyncio.StreamReader | None, is_told: Callable[[str], bool]) -> None:
+    """Print the lines of a child that are for whoever looks at us. All are read: a full pipe would stop it one day."""
+    assert stream is not None
+    async for line in stream:
         text = line.decode(errors="replace").rstrip()
-        if text.startswith(SAID):
+        if is_told(text):
             print(text, flush=True)

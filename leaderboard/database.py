@@ -148,8 +148,6 @@ WITNESSED_MAX = 500_000
 
 STATEMENTS = {
     "record": "INSERT OR REPLACE INTO records (kind, id, run, module, number, sealed) VALUES (?, ?, ?, ?, ?, ?)",
-    "judgement": "INSERT OR REPLACE INTO records (kind, id, run, module, number, sealed)"
-    " VALUES ('judgement', ?, ?, '', ?, ?)",
     "drop": "DELETE FROM records WHERE kind = ? AND id = ?",
     "witness": "INSERT OR IGNORE INTO witnessed (kind, id, run, module, number, sealed) VALUES (?, ?, ?, ?, ?, ?)",
     "seen": "INSERT OR IGNORE INTO first_seen (id, at_s) VALUES (?, ?)",
@@ -236,12 +234,6 @@ class Database:
                 heard_s=heard[0] if heard else None,
             )
 
-    def dump(self, table: str) -> list[tuple[Any, ...]]:
-        """All rows of a table, sorted: two databases with the same rows give equal lists."""
-        assert table.isidentifier(), table
-        with self._lock:
-            return sorted(self._connection.execute(f"SELECT * FROM {table}"))
-
     def _load_stage(self, run: Run, refusals: Refusals) -> Stage:
         stage = Stage(run, refusals)
         for module in run.topology.modules():
@@ -255,16 +247,12 @@ class Database:
         stage.take_judgements(self._read("records", Judgement, run, refusals))
         stage.take_checks(self._read("witnessed", Check, run, refusals))
         stage.take_contributions(self._read("records", Contribution, run, refusals))
-        stage.take_contributions(self._overdue(stage, refusals))
+        overdue, receipted = set(stage.overdue()), self._read("witnessed", Contribution, run, refusals)
+        stage.take_contributions(sealed for sealed in receipted if sealed.id in overdue)
         stage.forget_writes()
         with self._lock:
             stage.first_seen = dict(self._connection.execute("SELECT id, at_s FROM first_seen"))
         return stage
-
-    def _overdue(self, stage: Stage, refusals: Refusals) -> list[Any]:
-        found = self._read("witnessed", Contribution, stage.run, refusals)
-        overdue = set(stage.overdue())
-        return [sealed for sealed in found if sealed.id in overdue]
 
     def _read(
         self, table: str, kind: type[D], run: Run, refusals: Refusals, module: ModuleId | None = None

@@ -71,7 +71,7 @@ class Stage:
         self.changes = 0
         """Grows with every change: rows that were made before are still good while it stays."""
         self._writes: list[Write] = []
-        self._write(("record", ("manifest", run.id, run.id, "", int(run.is_last_stage), run.sealed)))
+        self._keep("record", "manifest", run.id, "", int(run.is_last_stage), run.sealed)
 
     def copy(self) -> Stage:
         """This stage as it is now, for a thread to read while it goes on."""
@@ -95,7 +95,7 @@ class Stage:
         for sealed in grants:
             if sealed.id not in self.grants:
                 self.grants[sealed.id] = sealed.document
-                self._witness("grant", sealed.id, module, sealed.document.term, sealed)
+                self._keep("witness", "grant", sealed.id, module, sealed.document.term, sealed)
 
     def take_versions(self, module: ModuleId, found: Sequence[Sealed[ModuleVersion]], *, now_s: float) -> None:
         """Versions of `module` that follow each other, as somebody told them."""
@@ -123,7 +123,7 @@ class Stage:
                 self.refusals.note(Reason.MODULE, sealed.id)
             elif self._is_news(sealed):
                 self.judgements[judgement.version] = sealed
-                self._write(("judgement", (sealed.id, self.run.id, judgement.version, sealed)))
+                self._keep("record", "judgement", sealed.id, "", judgement.version, sealed)
 
     def take_contributions(self, found: Iterable[Sealed[Contribution]]) -> None:
         """Contributions by id: those that a version or a receipt names, and as it names them."""
@@ -135,11 +135,10 @@ class Stage:
             elif share is not None and _is_share(document, share):
                 self.contributions[id_] = document
                 self.recorded.add(id_)
-                values = ("contribution", id_, self.run.id, str(document.module), document.base_version)
-                self._write(("record", (*values, sealed)))
+                self._keep("record", "contribution", id_, document.module, document.base_version, sealed)
             elif share is None and self._is_receipted(id_, document):
                 self.contributions[id_] = document
-                self._witness("contribution", id_, document.module, document.base_version, sealed)
+                self._keep("witness", "contribution", id_, document.module, document.base_version, sealed)
             else:
                 self.refusals.note(Reason.IDENTITY, id_)
 
@@ -174,8 +173,7 @@ class Stage:
             else:
                 self.checks[check.version, check.path] = known | {check.author: check}
                 self._checks_count += 1
-                values = ("check", sealed.id, self.run.id, "", check.version)
-                self._write(("witness", (*values, sealed)))
+                self._keep("witness", "check", sealed.id, "", check.version, sealed)
 
     def take_rejections(self, module: ModuleId, found: Iterable[Sealed[Rejection]]) -> None:
         """Leaders' notes on contributions to `module`; only of who led in that term, and with the author's signature
@@ -194,7 +192,7 @@ class Stage:
                     continue
                 self._rejected_of[module, note.round] = count + 1
                 self.rejections[id_] = note
-                self._witness("rejection", sealed.id, module, note.round, sealed)
+                self._keep("witness", "rejection", sealed.id, module, note.round, sealed)
 
     def _wrong(self, module: ModuleId, note: Rejection) -> Reason | None:
         """Why a note is not believed to be a leader's."""
@@ -269,15 +267,15 @@ class Stage:
             published = after[place]
             if published.id not in known:
                 self._see(published, now_s)
-            values = ("version", published.id, self.run.id, str(module), published.version.version)
-            self._write(("record", (*values, self._as_recorded(published.sealed))))
+            recorded = self._as_recorded(published.sealed)
+            self._keep("record", "version", published.id, module, published.version.version, recorded)
             self._note_cosignatures(module, published)
 
     def _note_cosignatures(self, module: ModuleId, published: Published) -> None:
         for peer, signature in published.sealed.cosignatures.items():
             if peer != self.run.manifest.author:
                 text = json.dumps({"version": published.id, "peer": peer, "signature": signature})
-                self._witness("cosignature", f"{published.id} {peer}", module, published.version.version, text)
+                self._keep("witness", "cosignature", f"{published.id} {peer}", module, published.version.version, text)
 
     def cosign(self, module: ModuleId, number: int, said: Mapping[str, Any]) -> None:
         """A cosignature as it was written down."""
@@ -335,14 +333,17 @@ class Stage:
             self.refusals.note(Reason.SUCCESSOR, sealed.id)
             return
         self.receipts[receipt.contribution] = receipt
-        self._witness("receipt", sealed.id, receipt.module, receipt.round, sealed)
+        self._keep("witness", "receipt", sealed.id, receipt.module, receipt.round, sealed)
         if len(self.receipts) > RECEIPTS_MAX:
             oldest = sorted(self.receipts, key=lambda id_: self.receipts[id_].round)
             for id_ in oldest[: RECEIPTS_MAX // 10]:
                 del self.receipts[id_]
 
-    def _witness(self, kind: str, id_: str, module: ModuleId, number: int, text: str | Sealed[Any]) -> None:
-        self._write(("witness", (kind, id_, self.run.id, str(module), number, text)))
+    def _keep(
+        self, table: str, kind: str, id_: str, module: ModuleId | str, number: int, text: str | Sealed[Any]
+    ) -> None:
+        """As a `record`, or as something that was witnessed."""
+        self._write((table, (kind, id_, self.run.id, str(module), number, text)))
 
     def _write(self, write: Write) -> None:
         self.changes += 1

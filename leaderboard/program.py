@@ -70,7 +70,7 @@ async def serve(
         listening(
             place.host, place.port, refused=refused, hint="choose another port, or 0 for any free one"
         ) as listener,
-        _opened(folder / FILE) as database,
+        contextlib.closing(Database.open(folder / FILE)) as database,
     ):
         log_to(folder / LOG, verbose=verbose)
         shown = _Shown()
@@ -106,7 +106,7 @@ def rebuild_tables(folder: Path, to: Path) -> int:
     if to.exists():
         raise ConfigError(f"`{to}` exists", hint="name a new file: what is there might have been observed, not signed")
     try:
-        with _opened(to) as database:
+        with contextlib.closing(Database.open(to)) as database:
             stages = rebuild(folder, database)
     except BaseException:
         to.unlink(missing_ok=True)  # half of it would look like all
@@ -143,7 +143,7 @@ async def _follow(address: str, database: Database, shown: _Shown, *, expected: 
 async def _collected(address: str, *, expected: str | None) -> Snapshot:
     """Everything that the live run has to tell, as long as that takes no longer than two minutes."""
     shown = _Shown()
-    with _opened(None) as database:
+    with contextlib.closing(Database.open(None)) as database:
         async with collect(address, database, expected=expected, on_snapshot=shown.show) as collector:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SETTLED_S_MAX):
@@ -158,24 +158,15 @@ def _of_folder(folder: Path) -> Snapshot:
     """What a leaderboard observed there, if there is one, and the documents of the run."""
     file = next((path for path in (folder / FILE, folder / IN_RUN_FOLDER / FILE) if path.exists()), None)
     now_s = SystemClock().now_s()
-    with _opened(None) as database:
+    with contextlib.closing(Database.open(None)) as database:
         if file is None:
             rebuild(folder, database)
             snapshot = stored_snapshot(database, load_stages(database), now_s=now_s)
         else:
-            with _opened(file) as stored:
+            with contextlib.closing(Database.open(file)) as stored:
                 snapshot = with_documents(stored, folder, now_s=now_s)
     assert snapshot is not None
     return replace(snapshot, peers_alive=0, peers_training=0)
-
-
-@contextlib.contextmanager
-def _opened(file: Path | None) -> Iterator[Database]:
-    database = Database.open(file)
-    try:
-        yield database
-    finally:
-        database.close()
 
 
 STAGES = ("warmup", "grid")
@@ -190,7 +181,9 @@ def rebuild(folder: Path, database: Database) -> list[Stage]:
     documents that are damaged are left out, and counted.
     """
     refusals = Refusals()
-    runs = [open_run(_read(path)) for name in STAGES if (path := _documents(folder / name) / "manifest.json").exists()]
+    runs = [
+        open_run(_read(path)) for name in STAGES if (path := folder / name / "documents" / "manifest.json").exists()
+    ]
     if not runs:
         raise ConfigError(f"`{folder}` holds no prepared run", hint="give the folder that `start --dir` was given")
     for before, after in zip(runs, runs[1:], strict=False):
@@ -220,7 +213,7 @@ def take_documents(stage: Stage, store: Path) -> None:
 
 def _sealed(kind: type[D], store: Path, pattern: str, refusals: Refusals) -> Iterator[Any]:
     """The documents of a kind, in the order of their names."""
-    for path in sorted(_documents(store).glob(pattern)):
+    for path in sorted(store.glob(f"documents/{pattern}")):
         try:
             value = _read(path)
         except IntegrityError:
@@ -228,10 +221,6 @@ def _sealed(kind: type[D], store: Path, pattern: str, refusals: Refusals) -> Ite
         sealed: Sealed[D] | None = refusals.read(kind, value)
         if sealed is not None:
             yield sealed
-
-
-def _documents(store: Path) -> Path:
-    return store / "documents"
 
 
 def _read(path: Path) -> Any:

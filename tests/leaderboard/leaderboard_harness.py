@@ -18,6 +18,7 @@ from dipaco_p2p.protocol.judgement import Judgement, ModuleLoss, PathLoss
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.topology import ModuleId, PathId
 from leaderboard.chains import Refusals
+from leaderboard.database import Database
 from leaderboard.ledger import Stage
 from leaderboard.model import Snapshot, VersionRow
 from leaderboard.rows import StageRows, stage_rows
@@ -121,6 +122,11 @@ class Bench:
 
 def signed_by(sealed: Sealed[ModuleVersion], *signers: Signer) -> Sealed[ModuleVersion]:
     return sealed.cosigned({one.peer: cosign(one, sealed) for one in signers})
+
+
+def dump(database: Database, table: str) -> list[tuple[Any, ...]]:
+    """All rows of a table, sorted: two databases with the same rows give equal lists."""
+    return sorted(database._connection.execute(f"SELECT * FROM {table}"))
 
 
 def page(*items: Any) -> bytes:

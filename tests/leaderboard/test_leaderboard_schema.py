@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from leaderboard_harness import Bench
+from leaderboard_harness import Bench, dump
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, WrongRun
 from leaderboard import database as database_module
@@ -89,7 +89,7 @@ def test_a_batch_of_writes_is_done_whole_or_not_at_all(tmp_path: Path) -> None:
     database = Database.open(None)
     with pytest.raises(sqlite3.Error):
         database.write([("heard", (1.0,)), ("heartbeat", ("peer", "volunteer", None, 1.0))])
-    assert database.dump("heard") == []
+    assert dump(database, "heard") == []
     database.close()
 
 
@@ -114,9 +114,9 @@ def test_observations_are_pruned_to_the_newest(monkeypatch: pytest.MonkeyPatch) 
     database.write([("witness", ("receipt", f"id-{n}", "run", "L0.M0", n, "{}")) for n in range(10)])
     database.write([("seen", ("gone", 1.0))])
     database.prune()
-    assert [row[0] for row in database.dump("heartbeats")] == ["peer-7", "peer-8", "peer-9"]
-    assert [row[2] for row in database.dump("witnessed")] == [f"id-{n}" for n in range(6, 10)]
-    assert database.dump("first_seen") == []
+    assert [row[0] for row in dump(database, "heartbeats")] == ["peer-7", "peer-8", "peer-9"]
+    assert [row[2] for row in dump(database, "witnessed")] == [f"id-{n}" for n in range(6, 10)]
+    assert dump(database, "first_seen") == []
     database.close()
 
 

@@ -4,11 +4,13 @@ the same."""
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from e2e_harness import write_corpus
+from leaderboard_harness import dump
 from stages_harness import Home, run_file
 from tiny_run import signer
 from virtual_time import end, eventually, play
@@ -127,11 +129,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
 
 
 def stages(path: Path) -> list[Stage]:
-    database = Database.open(path)
-    try:
+    with closing(Database.open(path)) as database:
         return database.load(Refusals())
-    finally:
-        database.close()
 
 
 def observed(path: Path) -> list[StageRows]:
@@ -147,31 +146,24 @@ def derived(path: Path) -> list[StageRows]:
     return [replace(one, versions=tuple(replace(row, cosigners=()) for row in one.versions)) for one in found]
 
 
+def kept(path: Path, table: str = "records") -> list[tuple[object, ...]]:
+    with closing(Database.open(path)) as database:
+        return dump(database, table)
+
+
 def checks_of(path: Path) -> set[object]:
     """The ids of the measurements that are kept there."""
-    database = Database.open(path)
-    try:
-        return {row[2] for row in database.dump("witnessed") if row[1] == "check"}
-    finally:
-        database.close()
-
-
-def records(path: Path) -> list[tuple[object, ...]]:
-    database = Database.open(path)
-    try:
-        return database.dump("records")
-    finally:
-        database.close()
+    return {row[2] for row in kept(path, "witnessed") if row[1] == "check"}
 
 
 def test_who_was_away_for_five_rounds_has_the_same_tables(watched: Watched) -> None:
     assert 0 < min(watched.left_at) and max(watched.left_at) + 5 <= min(watched.back_at)
-    assert records(watched.always) == records(watched.away) != []
+    assert kept(watched.always) == kept(watched.away) != []
     assert derived(watched.always) == derived(watched.away)
 
 
 def test_who_comes_after_a_restart_needs_no_folder_for_the_warm_up(watched: Watched) -> None:
-    assert records(watched.late) == records(watched.always)
+    assert kept(watched.late) == kept(watched.always)
     assert derived(watched.late) == derived(watched.always)
 
 
@@ -191,13 +183,12 @@ def test_losses_that_both_volunteers_checked_are_verified(watched: Watched) -> N
 
 
 def test_the_folder_alone_gives_the_same_tables(watched: Watched, tmp_path: Path) -> None:
-    again = Database.open(tmp_path / "again.sqlite")
-    rebuild(watched.folder, again)
-    assert again.dump("records") == records(watched.always)
-    assert again.dump("refused") == []
-    assert {row[2] for row in again.dump("witnessed") if row[1] == "check"} == checks_of(watched.always)
-    again.close()
-    assert derived(tmp_path / "again.sqlite") == derived(watched.always)
+    again = tmp_path / "again.sqlite"
+    with closing(Database.open(again)) as database:
+        rebuild(watched.folder, database)
+    assert kept(again) == kept(watched.always) and kept(again, "refused") == []
+    assert checks_of(again) == checks_of(watched.always)
+    assert derived(again) == derived(watched.always)
 
 
 def test_all_versions_are_verified_judged_and_credited(watched: Watched) -> None:
@@ -251,9 +242,7 @@ def test_a_database_that_is_opened_again_shows_the_same(watched: Watched) -> Non
 
 
 def test_nobodys_address_is_written_down(watched: Watched) -> None:
-    database = Database.open(watched.always)
-    text = repr([database.dump(table) for table in TABLES])
-    database.close()
+    text = repr([kept(watched.always, table) for table in TABLES])
     assert "/memory/" not in text and "/ip4/" not in text
 
 

@@ -154,7 +154,8 @@ class Collector:
         stages = tuple(stage.copy() for stage in self._stages)
         changes = [stage.changes for stage in self._stages]
         inputs = Inputs(stages=stages, live=self._live, refused=dict(self._refusals.counts), join=self._join)
-        rows = [self._known_rows(stage.run.id, count) for stage, count in zip(self._stages, changes, strict=True)]
+        known = [self._rows.get(stage.run.id, (-1, None)) for stage in stages]
+        rows = [row if made_at == count else None for (made_at, row), count in zip(known, changes, strict=True)]
         now_s = self._clock.now_s()
 
         def work() -> tuple[list[StageRows], Snapshot]:
@@ -234,10 +235,6 @@ class Collector:
                 self._unwritten.append(("path", (*key, *self._states[key])))
             since[path] = self._states[key]
         return since
-
-    def _known_rows(self, run: str, changes: int) -> StageRows | None:
-        known = self._rows.get(run)
-        return known[1] if known is not None and known[0] == changes else None
 
     async def _write(self) -> None:
         """In a thread. What the disk refuses is tried again with the next poll."""

@@ -82,21 +82,14 @@ class _Rows:
 
     def versions(self, module: ModuleId) -> Iterable[VersionRow]:
         """From the genesis on."""
-        chain = self._stage.chains[module]
-        yield self._row(chain.genesis, Mark.VERIFIED)
+        chain, coordinator = self._stage.chains[module], self._stage.run.manifest.author
+        yield self._row(chain.genesis, Mark.VERIFIED, (), None)
         for published in chain.versions:
-            version = published.version
-            row = self._row(version, mark_of(published, coordinator=self._stage.run.manifest.author))
-            yield replace(
-                row,
-                cosigners=tuple(sorted(published.sealed.cosignatures)),
-                loss_before=self._judged(version.version - 1, module, version.parent)[0],
-                made_s=row.made_s if row.made_s is not None else self._stage.first_seen.get(published.id),
-                shares=tuple(self._share_row(version, share) for share in version.shares),
-            )
+            mark, seen_s = mark_of(published, coordinator=coordinator), self._stage.first_seen.get(published.id)
+            yield self._row(published.version, mark, published.sealed.cosignatures, seen_s)
 
-    def _row(self, version: ModuleVersion, mark: Mark) -> VersionRow:
-        """What the version itself and its judgement say."""
+    def _row(self, version: ModuleVersion, mark: Mark, cosigners: Iterable[PeerId], seen_s: float | None) -> VersionRow:
+        """`seen_s` is when it was first seen here."""
         loss, judged_s = self._judged(version.version, version.module, version.digest)
         checks = self.checked.modules.get((version.version, version.module), RECEIPTED)
         return VersionRow(
@@ -107,7 +100,7 @@ class _Rows:
             parent=version.parent,
             mark=mark,
             author=version.author,
-            cosigners=(),
+            cosigners=tuple(sorted(cosigners)),
             term=version.term,
             snapshot_bytes=version.snapshot.size,
             update_bytes=version.update.size if version.update is not None else 0,
@@ -115,10 +108,10 @@ class _Rows:
             momentum=version.momentum,
             clip_norm=version.clip_norm,
             is_fresh=version.is_fresh,
-            loss_before=None,
+            loss_before=self._judged(version.version - 1, version.module, version.parent)[0],
             loss_after=loss,
-            made_s=judged_s,
-            shares=(),
+            made_s=seen_s if judged_s is None else judged_s,
+            shares=tuple(self._share_row(version, share) for share in version.shares),
             loss_checks=checks if loss is not None else None,
         )
 

@@ -18,7 +18,8 @@ from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.claims import taking_part
 from dipaco_p2p.protocol.credit import Earned, recent_credit
 from dipaco_p2p.protocol.judgement import Judgement
-from dipaco_p2p.protocol.liveness import Claim, Head
+from dipaco_p2p.protocol.liveness import Head
+from dipaco_p2p.protocol.rounds import PathClaims
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -49,7 +50,7 @@ class Live:
 
     volunteers: Mapping[PeerId, str] = field(default_factory=dict)
     """Those alive, and what they do; seed nodes are not among them."""
-    claims: Mapping[PathId, Mapping[PeerId, float]] = field(default_factory=dict)
+    claims: PathClaims = field(default_factory=dict)
     """Who trains a path, and since when."""
     leads: Mapping[ModuleId, tuple[PeerId, Head]] = field(default_factory=dict)
     """Who leads a module, and its announcement."""
@@ -66,7 +67,7 @@ def read_live(watch: Watch, before: Live, *, now_s: float) -> Live:
     volunteers = {peer: cleaned(beat.doing) for peer, beat in watch.heartbeats.items() if beat.role == "volunteer"}
     return Live(
         volunteers=volunteers,
-        claims={path: {peer: claim.since_s for peer, claim in found.items()} for path, found in watch.claims.items()},
+        claims={path: dict(found) for path, found in watch.claims.items()},
         leads={
             module: (leader, heads[leader])
             for module, heads in watch.heads.items()
@@ -117,7 +118,7 @@ def take_snapshot(inputs: Inputs, *, now_s: float, rows: Sequence[StageRows] | N
         heard_s=live.heard_s,
         state=_state(stage, paths),
         peers_alive=len(live.volunteers),
-        peers_training=len(taking_part(_claims(live))),
+        peers_training=len(taking_part(live.claims)),
         paths_covered=sum(bool(row.peers) for row in paths),
         credit_total=sum(share.credit for row in versions for share in row.shares),
         refused=dict(inputs.refused),
@@ -186,13 +187,6 @@ def _state(stage: Stage, paths: Sequence[PathRow]) -> str:
     if stage.run.is_last_stage and all(row.state is PathState.DONE for row in paths):
         return "complete"
     return "training" if any(row.peers for row in paths) else "waiting"
-
-
-def _claims(live: Live) -> dict[PathId, dict[PeerId, Claim]]:
-    return {
-        path: {peer: Claim(path=path, since_s=since_s) for peer, since_s in found.items()}
-        for path, found in live.claims.items()
-    }
 
 
 def _path_rows(stage: Stage, rows: StageRows, live: Live) -> Iterable[PathRow]:
@@ -283,10 +277,13 @@ def contributor_rows(
     known = claimed.keys() | checked.keys() | counts["lost"].keys() | counts["rejected"].keys()
     newcomers = sorted(known - by_peer.keys())[:NEWCOMERS_MAX]
     made = [
-        replace(
-            _contributor_row(
-                peer, by_peer.get(peer, ()), counts["lost"][peer], claimed.get(peer, ()), live, now_s=now_s
-            ),
+        _contributor_row(
+            peer,
+            by_peer.get(peer, ()),
+            claimed.get(peer, ()),
+            live,
+            now_s=now_s,
+            lost=counts["lost"][peer],
             rejected=counts["rejected"][peer],
             checks=checked[peer],
         )
@@ -297,9 +294,9 @@ def contributor_rows(
 
 
 def _contributor_row(
-    peer: PeerId, work: Sequence[Work], lost: int, claimed: Sequence[PathId], live: Live, *, now_s: float
+    peer: PeerId, work: Sequence[Work], claimed: Sequence[PathId], live: Live, *, now_s: float, **counts: int
 ) -> ContributorRow:
-    """Its rank is not known yet."""
+    """Its rank is not known yet; `counts` are of what no version counts, and of checks."""
     earned = [Earned(credit=share.credit, at_s=row.made_s) for row, share in work if row.made_s is not None]
     times_s = [one.at_s for one in earned]
     times_s += [live.last_seen_s[peer]] if peer in live.last_seen_s else []
@@ -310,12 +307,12 @@ def _contributor_row(
         recent=recent_credit(earned, now_s=now_s),
         tokens=_tokens(work),
         contributions=len({share.contribution for _, share in work}),
-        lost=lost,
         versions=len({(row.stage, row.module, row.version) for row, _ in work}),
         paths=tuple(sorted({share.path for _, share in work} | set(claimed))),
         last_s=max(times_s, default=None),
         is_alive=peer in live.volunteers,
         doing=live.volunteers.get(peer, ""),
+        **counts,
     )
 
 

@@ -14,10 +14,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import islice
 from typing import Any
 
-from . import text
+from . import query, text
 from .book import Book
 
 VERSION = 1
@@ -33,13 +32,14 @@ Cell = str | int | float | bool | None
 class Column:
     """One column; lists of ids are one text with spaces between them, in CSV and JSON alike."""
 
-    name: str
     kind: str
     """`string`, `integer`, `number` or `boolean`, as JSON Schema says."""
+    name: str
     about: str
     get: Callable[[Any], Any] | None = None
     """None: the attribute of that name."""
-    may_be_null: bool = False
+    null: bool = False
+    """Whether a cell may be null."""
 
     def cell(self, row: Any) -> Cell:
         """What is shown of `row`: text is cleaned, and what is not a number is null."""
@@ -66,11 +66,7 @@ class Table:
         return f"dipaco-leaderboard/{self.name}/{VERSION}"
 
 
-def _column(kind: str, name: str, about: str, get: Callable[[Any], Any] | None = None, *, null: bool = False) -> Column:
-    return Column(name, kind, about, get, null)
-
-
-_text, _whole, _number, _flag = (partial(_column, kind) for kind in ("string", "integer", "number", "boolean"))
+_text, _whole, _number, _flag = (partial(Column, kind) for kind in ("string", "integer", "number", "boolean"))
 
 
 def _checks(attribute: str) -> tuple[Column, ...]:
@@ -311,7 +307,9 @@ def json_document(table: Table, book: Book, rows: Sequence[Any], *, page: int, n
         "pages": pages_of(rows),
         "rows_total": len(rows),
         "next": next_page,
-        "rows": [{column.name: column.cell(row) for column in table.columns} for row in _slice(rows, page)],
+        "rows": [
+            {column.name: column.cell(row) for column in table.columns} for row in query.slice_of(rows, page, ROWS_MAX)
+        ],
     }
     return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -321,14 +319,14 @@ def csv_document(table: Table, rows: Sequence[Any], *, page: int) -> str:
     out = io.StringIO(newline="")
     writer = csv.writer(out)
     writer.writerow([column.name for column in table.columns])
-    for row in _slice(rows, page):
+    for row in query.slice_of(rows, page, ROWS_MAX):
         writer.writerow([_plain(column.cell(row)) for column in table.columns])
     return out.getvalue()
 
 
 def pages_of(rows: Sequence[Any]) -> int:
     """Documents that hold all of `rows`: at least one."""
-    return max(1, -(-len(rows) // ROWS_MAX))
+    return query.pages_of(rows, ROWS_MAX)
 
 
 @cache
@@ -344,10 +342,6 @@ def schema_document() -> str:
         "$defs": defs,
     }
     return json.dumps(schema, indent=1) + "\n"
-
-
-def _slice(rows: Sequence[Any], page: int) -> Iterable[Any]:
-    return islice(rows, (page - 1) * ROWS_MAX, page * ROWS_MAX)
 
 
 def _plain(cell: Cell) -> Cell:
@@ -375,4 +369,4 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _column_schema(column: Column) -> dict[str, Any]:
-    return {"type": [column.kind, "null"] if column.may_be_null else column.kind, "description": column.about}
+    return {"type": [column.kind, "null"] if column.null else column.kind, "description": column.about}

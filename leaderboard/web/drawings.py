@@ -4,7 +4,7 @@ templates draw it, and colours come from the style sheet."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -205,7 +205,7 @@ class Graph:
 def lineage(book: Book, row: VersionRow) -> Graph:
     """The versions around `row`, and what went into each: one line of versions, the newest at the top, with the
     contributions of each on a branch that joins it; narrow enough for a phone."""
-    chain = [*reversed(list(_after(book, row))), row, *_before(book, row)]
+    chain = [*reversed(list(_steps(book, row, _child))), row, *_steps(book, row, _parent)]
     versions, shares, y = [], [], GRAPH_ROW // 2
     for place, version in enumerate(chain):
         is_last = place == len(chain) - 1
@@ -217,28 +217,23 @@ def lineage(book: Book, row: VersionRow) -> Graph:
     return Graph(versions=tuple(versions), shares=tuple(shares), height=y - GRAPH_ROW // 2)
 
 
-def _after(book: Book, row: VersionRow) -> Iterator[VersionRow]:
-    """Its child in the same module and stage, and that one's."""
-    rows = book.by_module.get(str(row.module), ())
+def _steps(book: Book, row: VersionRow, step: Callable[[Book, VersionRow], VersionRow | None]) -> Iterator[VersionRow]:
+    """`AROUND` versions, each the one that `step` finds from the one before it; fewer where it finds none."""
     for _ in range(AROUND):
-        found = next((each for each in rows if _follows(each, row)), None)
+        found = step(book, row)
         if found is None:
             return
         yield found
         row = found
+
+
+def _child(book: Book, row: VersionRow) -> VersionRow | None:
+    """In the same module and stage."""
+    return next((each for each in book.by_module.get(str(row.module), ()) if _follows(each, row)), None)
 
 
 def _follows(child: VersionRow, row: VersionRow) -> bool:
     return child.parent == row.digest and (child.stage, child.version) == (row.stage, row.version + 1)
-
-
-def _before(book: Book, row: VersionRow) -> Iterator[VersionRow]:
-    for _ in range(AROUND):
-        found = _parent(book, row)
-        if found is None:
-            return
-        yield found
-        row = found
 
 
 def _parent(book: Book, row: VersionRow) -> VersionRow | None:

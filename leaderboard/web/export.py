@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dipaco_p2p.errors import ConfigError
 
 from ..model import Snapshot
+from . import query
 from .api import API_TABLES, csv_document, json_document, pages_of, rows_of, schema_document
 from .book import Book
 from .links import file_of, static_links
-from .query import ROWS
 from .site import STATIC, Site
 
 MARKER = ".dipaco-leaderboard"
@@ -62,19 +62,14 @@ def files_of(snapshot: Snapshot, *, now_s: float) -> Iterator[tuple[str, str]]:
 def _addresses(book: Book) -> Iterator[tuple[str, int]]:
     """Every page of the server, and the number of each page of a list."""
     yield from ((address, 1) for address in ("/", "/modules", "/paths", "/run", "/api"))
-    yield from _numbered("/versions", len(book.newest))
-    yield from _numbered("/contributors", len(book.snapshot.contributors))
-    for name in book.names:
-        yield from _numbered(f"/modules/{name}", len(book.by_module.get(name, ())))
-    for peer in book.contributors:
-        yield from _numbered(f"/contributors/{peer}", len(book.credited(peer)))
+    lists: dict[str, Sequence[object]] = {"/versions": book.newest, "/contributors": book.snapshot.contributors}
+    lists |= {f"/modules/{name}": book.by_module.get(name, ()) for name in book.names}
+    lists |= {f"/contributors/{peer}": book.credited(peer) for peer in book.contributors}
+    for address, rows in lists.items():
+        yield from ((address, page) for page in range(1, query.pages_of(rows) + 1))
     for digest in book.by_digest:
         yield f"/versions/{digest}", 1
         yield f"/lineage/{digest}", 1
-
-
-def _numbered(address: str, rows: int) -> Iterator[tuple[str, int]]:
-    yield from ((address, page) for page in range(1, max(1, -(-rows // ROWS)) + 1))
 
 
 def _documents(book: Book) -> Iterator[tuple[str, str]]:

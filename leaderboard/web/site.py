@@ -28,7 +28,6 @@ from .query import (
     FILTERS,
     ROWS,
     VERSION_ORDERS,
-    Order,
     Query,
     asked_versions,
     ordered,
@@ -53,6 +52,11 @@ NAVIGATION = (
     ("run", "Run"),
     ("api", "Data"),
 )
+TEXT_FILTERS = (
+    *("count", "whole", "size", "loss", "gain", "perplexity", "share", "word", "short_digest", "short_peer"),
+    *("age", "age_exact", "span", "moment", "machine_time"),
+)
+"""Functions of text.py that templates use."""
 TEMPLATES = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
 
@@ -105,9 +109,8 @@ class Site:
         """The list that `asked` asks for; raises ConfigError if it makes no sense."""
         query = query_of(asked, VERSION_ORDERS, FILTERS)
         rows = asked_versions(self._book, query)
-        return self._list(
-            "versions", rows, query, VERSION_ORDERS, marks=tuple(Mark), data=("versions", "contributions")
-        )
+        shown = {"orders": VERSION_ORDERS, "marks": tuple(Mark), "data": ("versions", "contributions")}
+        return self._list("versions", rows, query.page, "versions", query, **shown)
 
     def version(self, digest: str) -> str | None:
         row = self._book.by_digest.get(digest)
@@ -138,20 +141,19 @@ class Site:
     def module(self, name: str, page: int = 1) -> str | None:
         if name not in self._book.names:
             return None
-        rows = tuple(reversed(self._book.by_module.get(name, ())))
-        pager = Pager(page=page, pages=pages_of(rows), rows=len(rows), address=f"modules/{name}", query={})
-        if page > pager.pages:
-            return None
         losses = self._book.losses_of_modules.get(name, ())
-        shown = {"rows": slice_of(rows, page), "plots": module_plots(self._book, name), "losses": losses[-ROWS:]}
-        return self._draw(
+        rows = tuple(reversed(self._book.by_module.get(name, ())))
+        return self._list(
             "module",
+            rows,
+            page,
+            f"modules/{name}",
             name=name,
             now=self._book.modules.get(name),
-            pager=pager,
+            plots=module_plots(self._book, name),
+            losses=losses[-ROWS:],
             losses_all=len(losses),
             nav="modules",
-            **shown,
         )
 
     def paths(self) -> str:
@@ -161,21 +163,21 @@ class Site:
         """The list that `asked` asks for; raises ConfigError if it makes no sense."""
         query = query_of(asked, CONTRIBUTOR_ORDERS)
         rows = ordered(self._book.snapshot.contributors, query, CONTRIBUTOR_ORDERS)
-        return self._list("contributors", rows, query, CONTRIBUTOR_ORDERS, data=("contributors", "contributions"))
+        shown = {"orders": CONTRIBUTOR_ORDERS, "data": ("contributors", "contributions")}
+        return self._list("contributors", rows, query.page, "contributors", query, **shown)
 
     def contributor(self, peer: str, page: int = 1) -> str | None:
         row = self._book.contributors.get(peer)
-        credited = self._book.credited(peer)
-        pager = Pager(page=page, pages=pages_of(credited), rows=len(credited), address=f"contributors/{peer}", query={})
-        if row is None or page > pager.pages:
+        if row is None:
             return None
-        losses = self._book.losses_of_peers.get(peer, ())
-        return self._draw(
+        credited, losses = self._book.credited(peer), self._book.losses_of_peers.get(peer, ())
+        return self._list(
             "contributor",
+            credited,
+            page,
+            f"contributors/{peer}",
             row=row,
-            credited=slice_of(credited, page),
             credit=sum(share.credit for _, share in credited),
-            pager=pager,
             losses=losses[:ROWS],
             losses_all=len(losses),
             nav="contributors",
@@ -194,12 +196,14 @@ class Site:
         return self._draw("problem", title=title, message=message, nav="")
 
     def _list(
-        self, name: str, rows: Sequence[Any], query: Query, orders: Mapping[str, Order[Any]], **shown: Any
+        self, template: str, rows: Sequence[Any], page: int, address: str, query: Query | None = None, **shown: Any
     ) -> str | None:
-        pager = Pager(page=query.page, pages=pages_of(rows), rows=len(rows), address=name, query=query.asked)
-        if query.page > pager.pages:
+        """One page of the list at `address`; None behind its last one."""
+        asked = query.asked if query is not None else {}
+        pager = Pager(page=page, pages=pages_of(rows), rows=len(rows), address=address, query=asked)
+        if page > pager.pages:
             return None
-        return self._draw(name, rows=slice_of(rows, query.page), pager=pager, query=query, orders=orders, **shown)
+        return self._draw(template, rows=slice_of(rows, page), pager=pager, query=query, **shown)
 
     def _draw(self, template: str, /, **shown: Any) -> str:
         book = self._book
@@ -277,17 +281,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(
-        {name: getattr(text, name) for name in ("count", "whole", "size", "loss", "gain", "perplexity", "share")},
-        age=text.age,
-        span=text.span,
-        age_exact=text.age_exact,
-        moment=text.moment,
-        machine_time=text.machine_time,
-        word=text.word,
-        short_digest=text.short_digest,
-        short_peer=text.short_peer,
-    )
+    made.filters.update({name: getattr(text, name) for name in TEXT_FILTERS})
     made.globals.update(navigation=NAVIGATION)
     return made
 

@@ -6,14 +6,12 @@ so that neither what another measurement left behind counts, nor the outer state
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import statistics
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,7 +23,7 @@ import typer
 from rich.table import Table
 
 from benchmarks.processes import forget_peak, memory_bytes
-from benchmarks.report import MB, JsonFile, median_ratio, run_benchmark, show, table, write_json
+from benchmarks.report import MB, JsonFile, median_ratio, run_benchmark, seconds_of, show, table, write_json
 from benchmarks.trainer.loops import EXACT, loops
 from dipaco_p2p.config import CompressionConfig, InnerConfig, LevelConfig, ModelConfig, RunConfig
 from dipaco_p2p.core.arrays import Floats
@@ -72,7 +70,8 @@ def main(
 MODULE = ModuleId(0, 0)
 PATHS = 16
 LEADER = Signer(b"\x01" * 32)
-LIST = "payloads"
+Payload = tuple[BlobRef, float]
+"""What the blob holds, and the norm of its outer gradient."""
 
 
 def run_of(codec: str, *, width: int) -> Run:
@@ -88,36 +87,33 @@ def run_of(codec: str, *, width: int) -> Run:
     return Run(sealed_manifest(LEADER, config, sequences=1000))
 
 
-def fill(folder: Path, run: Run) -> None:
-    """Put a payload of each path into the store in `folder`, and a list of them with their norms."""
-    store, size, found = Store(folder), run.layout(MODULE).size, []
+def fill(folder: Path, run: Run) -> list[Payload]:
+    """Put a payload of each path into the store in `folder`."""
+    store, size, found = Store(folder), run.layout(MODULE).size, list[Payload]()
     values = np.random.default_rng(0).standard_normal(size, dtype=np.float32) * np.float32(1e-3)
     for number in range(PATHS):
         compressed, _ = compress(np.roll(values, 1009 * number), codec=run.config.compression.uplink)
-        ref = store.put(encode_compressed(compressed))
-        found.append({"digest": ref.digest, "size": ref.size, "norm": compressed.norm()})
-    store.write_document(LIST, json.dumps(found).encode())
+        found.append((store.put(encode_compressed(compressed)), compressed.norm()))
+    return found
 
 
-def admitted(folder: Path, run: Run, count: int) -> list[Admitted]:
-    """The first `count` contributions of what `fill` has put there, as the leader holds them."""
-    store = Store(folder)
-    listed = json.loads(store.read_document(LIST) or b"[]")[:count]
-    items = []
-    for path, entry in zip(run.topology.paths_through(MODULE)[:count], listed, strict=True):
+def admitted(folder: Path, run: Run, payloads: Sequence[Payload]) -> list[Admitted]:
+    """Contributions of these payloads, which `fill` has put there, as the leader holds them."""
+    store, items = Store(folder), []
+    for path, (payload, norm) in zip(run.topology.paths_through(MODULE), payloads, strict=False):
         document = Contribution(
             run=run.id,
             module=MODULE,
             path=path,
             base_version=0,
             base_digest=genesis_version(run.manifest, MODULE).digest,
-            payload=BlobRef(digest=entry["digest"], size=entry["size"]),
+            payload=payload,
             steps=run.config.inner.steps,
             tokens=run.tokens_full,
             loss=5.0,
             author=LEADER.peer,
         )
-        items.append(stored(run, store, MODULE, seal(LEADER, document), norm=entry["norm"]))
+        items.append(stored(run, store, MODULE, seal(LEADER, document), norm=norm))
     return items
 
 
@@ -147,23 +143,19 @@ class Measured:
     """Of the module."""
 
 
-def measure(folder: Path, run: Run, count: int, what: str, *, runs: int) -> Measured:
+def measure(folder: Path, run: Run, payloads: Sequence[Payload], what: str, *, runs: int) -> Measured:
     """In this process, which should do nothing else."""
-    work = _work(folder, run, count, what)
+    work = _work(folder, run, payloads, what)
     us = os.getpid()
     before = memory_bytes(us, "VmRSS")
     forget_peak(us)
-    seconds = []
-    for _ in range(runs):
-        began_s = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - began_s)
+    seconds = [seconds_of(work) for _ in range(runs)]
     return Measured(seconds=seconds, peak_bytes=memory_bytes(us, "VmHWM") - before, values=run.layout(MODULE).size)
 
 
-def _work(folder: Path, run: Run, count: int, what: str) -> Callable[[], object]:
-    items = admitted(folder, run, count)
-    alphas = [1 / count] * count
+def _work(folder: Path, run: Run, payloads: Sequence[Payload], what: str) -> Callable[[], object]:
+    items = admitted(folder, run, payloads)
+    alphas = [1 / len(items)] * len(items)
     if what == AVERAGE:
         return lambda: averaged(run, Gradients(items), alphas, clip_norm=None)
     parent, state = genesis_version(run.manifest, MODULE), state_of(run)
@@ -187,21 +179,20 @@ class Beside:
     """Over a round in which one whole version is made, as an owner does; the twin before it is of a round without."""
 
 
-def beside(folder: Path, run: Run, wish: Wish) -> Beside:
+def beside(folder: Path, run: Run, payloads: Sequence[Payload], wish: Wish) -> Beside:
     """In turns, so that what disturbs one disturbs both."""
     torch.set_num_threads(1)
     model, inner = ModelConfig(), InnerConfig()
     loop, done = loops(model, inner, is_quick=True)[EXACT], 0
-    average, version = (_work(folder, run, COUNT, what) for what in (AVERAGE, VERSION))
+    average, version = (_work(folder, run, payloads[:COUNT], what) for what in (AVERAGE, VERSION))
     found: dict[str, list[float]] = {"alone": [], "averaging": [], "round_alone": [], "round_once": []}
     averages, tokens = 0, inner.batch * model.context
 
     def train(steps: int) -> float:
         nonlocal done
-        began_s = time.perf_counter()
-        loop(done, steps)
+        took_s = seconds_of(lambda: loop(done, steps))
         done += steps
-        return steps * tokens / (time.perf_counter() - began_s)
+        return steps * tokens / took_s
 
     train(3)  # caches and the allocator
 
@@ -249,11 +240,11 @@ def run(wish: Wish, *, json_file: Path | None) -> None:
     """Measure, print, and write."""
     found: dict[str, dict[int, dict[str, Measured]]] = {}
     with tempfile.TemporaryDirectory(prefix="averaging-") as name:
-        folder = Path(name)
+        folder, payloads = Path(name), dict[str, list[Payload]]()
         for codec in CODECS:
-            fill(folder / codec, run_of(codec, width=wish.width))
-            found[codec] = {count: _measured(folder / codec, codec, count, wish) for count in wish.counts}
-        trained = beside(folder / INT4, run_of(INT4, width=wish.width), wish)
+            own = payloads[codec] = fill(folder / codec, run_of(codec, width=wish.width))
+            found[codec] = {count: _measured(folder / codec, codec, own[:count], wish) for count in wish.counts}
+        trained = beside(folder / INT4, run_of(INT4, width=wish.width), payloads[INT4], wish)
     show(averages_table(found, runs=wish.runs), beside_table(trained, wish))
     cases = [
         {"codec": codec, "contributions": count, "what": what} | asdict(measured)
@@ -270,13 +261,13 @@ def run(wish: Wish, *, json_file: Path | None) -> None:
     write_json(json_file, figures)
 
 
-def _measured(folder: Path, codec: str, count: int, wish: Wish) -> dict[str, Measured]:
+def _measured(folder: Path, codec: str, payloads: Sequence[Payload], wish: Wish) -> dict[str, Measured]:
     """Each kind of work in a process of its own."""
     found = {}
     for what in (AVERAGE, VERSION):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
             run = run_of(codec, width=wish.width)
-            found[what] = fresh.submit(measure, folder, run, count, what, runs=wish.runs).result()
+            found[what] = fresh.submit(measure, folder, run, payloads, what, runs=wish.runs).result()
     return found
 
 

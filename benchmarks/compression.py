@@ -6,22 +6,19 @@ What a codec costs in loss: `python -m benchmarks.methods --compare compression`
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import numpy as np
 import typer
 from rich.table import Table
 
-from benchmarks.report import MB, JsonFile, run_benchmark, show, table, write_json
+from benchmarks.report import MB, JsonFile, run_benchmark, seconds_of, show, table, write_json
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.outer.compress import CODECS, compress, decode_compressed, encode_compressed
 
 RUNS = 5
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +53,12 @@ def speeds(count: int) -> list[Speed]:
 
 
 def _speed(codec: str, values: Floats, residual: Floats) -> Speed:
-    size = values.nbytes
-    encode_s, data = _timed(lambda: encode_compressed(compress(values, residual, codec=codec)[0]))
-    decode_s, _ = _timed(lambda: decode_compressed(data, size=values.size, codec=codec).expand())
+    def encode() -> bytes:
+        return encode_compressed(compress(values, residual, codec=codec)[0])
+
+    size, data = values.nbytes, encode()
+    encode_s = _median_s(encode)
+    decode_s = _median_s(lambda: decode_compressed(data, size=values.size, codec=codec).expand())
     return Speed(
         codec=codec,
         bytes=len(data),
@@ -68,14 +68,8 @@ def _speed(codec: str, values: Floats, residual: Floats) -> Speed:
     )
 
 
-def _timed(work: Callable[[], T]) -> tuple[float, T]:
-    """Median seconds, and what came out last."""
-    taken = []
-    for _ in range(RUNS):
-        began_s = time.perf_counter()
-        made = work()
-        taken.append(time.perf_counter() - began_s)
-    return statistics.median(taken), made
+def _median_s(work: Callable[[], object]) -> float:
+    return statistics.median(seconds_of(work) for _ in range(RUNS))
 
 
 def speed_table(found: Sequence[Speed], count: int) -> Table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,6 +48,13 @@ def write_json(path: Path | None, figures: object) -> None:
     """Write `figures` to `path`, if there is one."""
     if path is not None:
         path.write_text(json.dumps(figures, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long `work` takes."""
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
 
 
 def median_ratio(values: Iterable[float], others: Iterable[float]) -> float:

@@ -8,7 +8,6 @@ import shutil
 import socket
 import statistics
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ import typer
 import uvicorn
 from rich.table import Table
 
-from benchmarks.report import JsonFile, run_benchmark, show, table, write_json
+from benchmarks.report import JsonFile, run_benchmark, seconds_of, show, table, write_json
 from dipaco_p2p.clock import SystemClock
 from leaderboard.model import Snapshot
 from leaderboard.web.app import make_app
@@ -206,9 +205,7 @@ def _median(measure: Callable[[], float], repeats: int) -> float:
 
 
 def _timed_ms(port: int, page: str) -> float:
-    began_s = time.perf_counter()
-    _get(port, page)
-    return 1e3 * (time.perf_counter() - began_s)
+    return 1e3 * seconds_of(lambda: _get(port, page))
 
 
 def _get(port: int, page: str) -> bytes:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.table import Table
 
-from benchmarks.report import JsonFile, median_ratio, run_benchmark, show, table, write_json
+from benchmarks.report import JsonFile, median_ratio, run_benchmark, seconds_of, show, table, write_json
 from dipaco_p2p.config import InnerConfig, ModelConfig
 from peers.config import torch_device
 
@@ -23,18 +21,6 @@ from .rounds import whole_rounds
 WANTED = {"volunteer, exact": 1.0, "volunteer, fast": 2.5}
 """Times the plain loop's speed."""
 ROUNDS_WANTED = 0.95
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What the flags say."""
-
-    steps: int
-    runs: int
-    threads: int
-    rounds: int
-    device: str
-    is_quick: bool
 
 
 def main(
@@ -47,35 +33,21 @@ def main(
     json_file: JsonFile = None,
 ) -> None:
     """Train the default path with each loop in turns; medians, and ratios to the plain loop in float32."""
-    wish = Wish(
-        steps=3 if quick else steps,
-        runs=2 if quick else runs,
-        threads=threads,
-        rounds=rounds,
-        device=torch_device(device),
-        is_quick=quick,
-    )
-    run(wish, json_file=json_file)
-
-
-def run(wish: Wish, *, json_file: Path | None) -> dict[str, object]:
-    """Measure, print, and write."""
-    torch.set_num_threads(wish.threads)
-    model, inner = ModelConfig(), InnerConfig()
-    found = loops(model, inner, is_quick=wish.is_quick, device=wish.device)
+    steps, runs = (3, 2) if quick else (steps, runs)
+    own_device, model, inner = torch_device(device), ModelConfig(), InnerConfig()
+    torch.set_num_threads(threads)
+    found = loops(model, inner, is_quick=quick, device=own_device)
     for name, loop in found.items():  # caches, allocator, compiling
-        began_s = time.perf_counter()
-        loop(0, 3)
-        show(f"{name}: the first three steps took {time.perf_counter() - began_s:.1f} s")
-    steps_s = measure(found, steps=wish.steps, runs=wish.runs)
+        show(f"{name}: the first three steps took {seconds_of(partial(loop, 0, 3)):.1f} s")
+    steps_s = measure(found, steps=steps, runs=runs)
     tokens = inner.batch * model.context
-    title = f"{wish.steps} steps on {wish.device}, medians of {wish.runs}, {wish.threads} thread(s)"
+    title = f"{steps} steps on {own_device}, medians of {runs}, {threads} thread(s)"
     show(speed_table(steps_s, tokens=tokens, title=title))
-    figures: dict[str, object] = {"device": wish.device, "tokens_a_step": tokens, "seconds_a_step": steps_s}
-    if wish.rounds:
+    figures: dict[str, object] = {"device": own_device, "tokens_a_step": tokens, "seconds_a_step": steps_s}
+    if rounds:
+        wish = {"rounds": rounds, "runs": runs, "device": own_device, "steps": steps if quick else None}
         figures["whole_rounds"] = _rounds(wish, has_fast=FAST in found)
     write_json(json_file, figures)
-    return figures
 
 
 def measure(found: Mapping[str, Loop], *, steps: int, runs: int) -> dict[str, list[float]]:
@@ -83,9 +55,7 @@ def measure(found: Mapping[str, Loop], *, steps: int, runs: int) -> dict[str, li
     steps_s: dict[str, list[float]] = {name: [] for name in found}
     for number in range(runs):
         for name, loop in found.items():
-            began_s = time.perf_counter()
-            loop(3 + number * steps, steps)
-            steps_s[name].append((time.perf_counter() - began_s) / steps)
+            steps_s[name].append(seconds_of(partial(loop, 3 + number * steps, steps)) / steps)
     return steps_s
 
 
@@ -104,13 +74,12 @@ def speed_table(steps_s: Mapping[str, list[float]], *, tokens: int, title: str) 
     return table(title, ("loop", "ms a step", "tokens/s", "of the plain loop", "wanted"), rows)
 
 
-def _rounds(wish: Wish, *, has_fast: bool) -> dict[str, object]:
+def _rounds(wish: Mapping[str, Any], *, has_fast: bool) -> dict[str, object]:
+    """`wish` is for `whole_rounds`."""
     figures: dict[str, object] = {}
     for name, fast in (("exact", False), ("fast", True)):
         if has_fast or not fast:
-            steps = wish.steps if wish.is_quick else None
-            own = whole_rounds(rounds=wish.rounds, runs=wish.runs, device=wish.device, fast=fast, steps=steps)
-            figures[name] = own
+            figures[name] = own = whole_rounds(fast=fast, **wish)
             told = f"{own['rounds']} rounds of {own['steps_a_round']} steps"
             show(f"{name}: {own['median']:.3f} of the bare steps' speed over {told}; wanted {ROUNDS_WANTED}")
     return figures

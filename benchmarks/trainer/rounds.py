@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import time
 from dataclasses import replace
 
+from benchmarks.report import seconds_of
 from dipaco_p2p.config import ModelConfig, RunConfig
 from dipaco_p2p.core.model.engine import EXACT, FAST
 from dipaco_p2p.core.model.inner import InnerLoop
@@ -40,15 +40,12 @@ class Volunteer:
 
     def bare_s(self, rounds: int) -> float:
         """Seconds of as many steps as these rounds have."""
-        began_s = time.perf_counter()
-        self._bare.run(self.flats, self._shard, first_step=self.rounds_done * self._steps, steps=rounds * self._steps)
-        return time.perf_counter() - began_s
+        first_step, steps = self.rounds_done * self._steps, rounds * self._steps
+        return seconds_of(lambda: self._bare.run(self.flats, self._shard, first_step=first_step, steps=steps))
 
     def whole_s(self, rounds: int) -> float:
         """Seconds of these rounds, one after the other."""
-        began_s = time.perf_counter()
-        asyncio.run(self._rounds(rounds))
-        return time.perf_counter() - began_s
+        return seconds_of(lambda: asyncio.run(self._rounds(rounds)))
 
     async def _rounds(self, rounds: int) -> None:
         trainer = self._trainer

@@ -30,8 +30,7 @@ COUNTS = Wish(runs=1, round_s=1).counts
 
 def test_what_is_averaged_is_what_a_leader_has_on_its_disk(tmp_path: Path) -> None:
     run = run_of(INT4, width=WIDTH)
-    fill(tmp_path, run)
-    items = admitted(tmp_path, run, PATHS)
+    items = admitted(tmp_path, run, fill(tmp_path, run))
     assert len({item.sealed.document.path for item in items}) == PATHS == max(COUNTS)
     assert [item.norm for item in items] == [item.read().norm() for item in items]
     assert len({item.sealed.document.payload for item in items}) == PATHS
@@ -39,9 +38,9 @@ def test_what_is_averaged_is_what_a_leader_has_on_its_disk(tmp_path: Path) -> No
 
 def test_each_kind_of_work_is_timed_with_its_memory(tmp_path: Path) -> None:
     run = run_of(INT4, width=WIDTH)
-    fill(tmp_path, run)
+    payloads = fill(tmp_path, run)
     for what in (AVERAGE, VERSION):
-        found = measure(tmp_path, run, 2, what, runs=2)
+        found = measure(tmp_path, run, payloads[:2], what, runs=2)
         assert found.values == run.layout(MODULE).size
         assert len(found.seconds) == 2 and found.peak_bytes >= 0
 
@@ -57,8 +56,7 @@ def test_memory_is_compared_between_the_most_and_the_fewest_contributions() -> N
 
 def test_a_trainer_is_compared_with_itself_in_the_same_run(tmp_path: Path) -> None:
     run = run_of(INT4, width=WIDTH)
-    fill(tmp_path, run)
-    found = beside(tmp_path, run, Wish(steps=1, runs=2, round_s=0.01))
+    found = beside(tmp_path, run, fill(tmp_path, run), Wish(steps=1, runs=2, round_s=0.01))
     assert len(found.alone) == len(found.averaging) == 2 and found.averages >= 2
     assert len(found.round_alone) == len(found.round_once) == 2
 

@@ -14,7 +14,7 @@ from benchmarks.gpu import utilisation
 from benchmarks.gpu.utilisation import PATH, Way, attention_flops, flops_per_token, nominal_flops, product_weights
 from benchmarks.overlap import WIDTH, Lines, model_of, path_values, share_of, share_table
 from benchmarks.trainer import __main__ as report
-from benchmarks.trainer.__main__ import Wish, measure, ratios
+from benchmarks.trainer.__main__ import measure, ratios
 from benchmarks.trainer.loops import EXACT, PLAIN, loops
 from benchmarks.trainer.rounds import Volunteer, shares
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig, RunConfig
@@ -87,11 +87,11 @@ def test_the_figures_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(report, "ModelConfig", lambda: MODEL)
     monkeypatch.setattr(report, "whole_rounds", lambda **wish: {"median": 0.5, **wish, "steps_a_round": 1})
     file = tmp_path / "trainer.json"
-    wish = Wish(steps=1, runs=1, threads=1, rounds=3, device="cpu", is_quick=True)
-    figures = report.run(wish, json_file=file)
-    assert json.loads(file.read_text()) == figures
-    assert figures["tokens_a_step"] == InnerConfig().batch * MODEL.context
-    assert "exact" in figures["whole_rounds"]
+    report.main(threads=1, rounds=3, device="cpu", quick=True, json_file=file)
+    figures = json.loads(file.read_text())
+    assert figures["tokens_a_step"] == InnerConfig().batch * MODEL.context and figures["device"] == "cpu"
+    assert list(map(len, figures["seconds_a_step"].values())) == [2, 2]
+    assert figures["whole_rounds"]["exact"].items() >= {"rounds": 3, "runs": 2, "steps": 3, "fast": False}.items()
 
 
 # -- utilisation

@@ -22,7 +22,7 @@ import typer
 from rich.table import Table
 
 from benchmarks.processes import memory_bytes
-from benchmarks.report import Disks, JsonFile, run_benchmark, show, table, write_json
+from benchmarks.report import Disks, JsonFile, require_known, run_benchmark, show, table, write_json
 from benchmarks.swarm_faults.swarm import LocalSwarm
 from bootstrap.processes import Child, require_alive
 from dipaco_p2p.errors import DipacoError
@@ -144,10 +144,10 @@ class Scene(LocalSwarm):
             await self.members[name].end()
 
 
-def _write_corpus(path: Path, *, documents: int = 1500, words: int = 300) -> None:
+def _write_corpus(path: Path) -> None:
     chance = random.Random(1)
     known = ["".join(chance.choices("abcdefghijklmnopqrst", k=chance.randint(2, 9))) for _ in range(3000)]
-    texts = (" ".join(chance.choices(known, k=words)) for _ in range(documents))
+    texts = (" ".join(chance.choices(known, k=300)) for _ in range(1500))
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
@@ -312,8 +312,7 @@ def main(
 ) -> None:
     """Start a coordinator and one volunteer after the other, each with a limit, and measure it from outside."""
     names = case or list(CASES)
-    if unknown := [name for name in names if name not in CASES]:
-        raise typer.BadParameter(f"no case `{unknown[0]}`; there are {', '.join(CASES)}")
+    require_known("case", names, CASES)
     rows: list[Row] = []
 
     async def play(place: Path) -> None:

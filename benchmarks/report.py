@@ -34,14 +34,11 @@ def run_benchmark(main: Callable[..., None], *, epilog: str | None = None) -> No
     app()
 
 
-def require_codecs(names: Sequence[str], *, default: Sequence[str]) -> tuple[str, ...]:
-    """The codecs of the flags, each once, or `default`. Raises BadParameter for one that does not exist."""
-    from dipaco_p2p.core.outer.compress import CODECS
-
-    codecs = tuple(dict.fromkeys(names or default))
-    if unknown := [name for name in codecs if name not in CODECS]:
-        raise typer.BadParameter(f"no codec `{unknown[0]}`; there are {', '.join(CODECS)}")
-    return codecs
+def require_known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise BadParameter for the first of the flag's `names` that is not among those that are `known`."""
+    there = list(known)
+    if unknown := next((name for name in names if name not in there), None):
+        raise typer.BadParameter(f"no {kind} `{unknown}`; there are {', '.join(there)}")
 
 
 def write_json(path: Path | None, figures: object) -> None:

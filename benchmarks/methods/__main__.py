@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.report import run_benchmark
+from benchmarks.report import require_known, run_benchmark
 from dipaco_p2p.errors import Interrupted
 from dipaco_p2p.program.console import run_command
 
@@ -47,8 +47,7 @@ def main(
     from .comparisons import COMPARISONS
     from .experiment import Choice, run_comparison, run_experiment
 
-    if compare is not None and compare not in COMPARISONS:
-        raise typer.BadParameter(f"no comparison `{compare}`; there are {', '.join(COMPARISONS)}")
+    require_known("comparison", filter(None, [compare]), COMPARISONS)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     choice = Choice(
         corpus=tuple(corpus or []),

@@ -14,9 +14,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from benchmarks.report import MB, Disks, JsonFile, require_codecs, run_benchmark, show, table, write_json
+from benchmarks.report import MB, Disks, JsonFile, require_known, run_benchmark, show, table, write_json
 from dipaco_p2p.config import CompressionConfig
 from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.outer.compress import CODECS
 from dipaco_p2p.program.console import run_program
 from dipaco_p2p.swarm.hivemind.daemon import sweep_stale_sockets
 
@@ -36,7 +37,8 @@ def main(
     json_file: JsonFile = None,
 ) -> None:
     """Play rounds of a run whose only module has 100 MB."""
-    codecs = require_codecs(codec or (), default=(CompressionConfig().uplink, "int8"))
+    codecs = dict.fromkeys(codec or (CompressionConfig().uplink, "int8"))
+    require_known("codec", codecs, CODECS)
     counts = fan_ins(min(up_to, QUICK_UP_TO) if quick else up_to)
     cases = [Case(codec=name, fan_in=fan_in) for fan_in in counts for name in codecs]
     values, runs = (QUICK_VALUES, QUICK_RUNS) if quick else (VALUES, runs)

@@ -13,31 +13,29 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import SwarmError
 from dipaco_p2p.node.node import open_observer
+from dipaco_p2p.node.reading import open_connection
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.program.history import History
 from dipaco_p2p.swarm.addresses import read_address
-from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
+from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
 OBSERVER = "observer"
 """Its name among the histories."""
 LOOK_S = 0.25
-CONNECT_TIMEOUT_S = 15.0
 
 
 @asynccontextmanager
 async def observe(address: str, folder: Path) -> AsyncIterator[None]:
     """Look at the newest stage of the run at `address` while the block runs. Raises as joining does."""
     folder.mkdir(parents=True, exist_ok=True)
-    clock = SystemClock()
-    swarm = await open_libp2p(folder / "identity.key", initial_peers=[address], client_mode=True, clock=clock)
-    try:
-        seed = await swarm.connect(address, timeout_s=CONNECT_TIMEOUT_S)
-        run = (await fetch_stages(swarm, seed, expected=None))[-1]
+    async with open_connection(address) as connection:
+        swarm, clock = connection.swarm, connection.clock
+        assert isinstance(swarm, Libp2pSwarm)
+        run = (await fetch_stages(swarm, connection.host, expected=None))[-1]
         watch = open_observer(run, ScopedSwarm(swarm, run.id), clock).watch
 
         async def find_again() -> None:
@@ -49,8 +47,6 @@ async def observe(address: str, folder: Path) -> AsyncIterator[None]:
         finally:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
-    finally:
-        await swarm.close()
 
 
 async def _look(watch: Watch, history: History, find_again: Callable[[], Awaitable[None]]) -> None:

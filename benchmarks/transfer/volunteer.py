@@ -25,8 +25,8 @@ from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.errors import DipacoError
-from dipaco_p2p.node.dial import CONNECT_TIMEOUT_S
 from dipaco_p2p.node.node import open_member, serve_store
+from dipaco_p2p.node.reading import open_connection
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.node.store import Store
@@ -36,7 +36,6 @@ from dipaco_p2p.program.tasks import keep_going
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed
 from dipaco_p2p.protocol.liveness import heartbeat_interval_s
 from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 from peers.path.contribute import push
@@ -205,20 +204,15 @@ class Volunteers:
 @contextlib.asynccontextmanager
 async def joined(address: str, folder: Path) -> AsyncIterator[IdleVolunteer]:
     """A volunteer in the run at `address` while the block runs. Raises as joining does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    swarm = await open_libp2p(folder / "identity.key", initial_peers=[address], client_mode=True, clock=SystemClock())
-    try:
-        seed = await swarm.connect(address, timeout_s=CONNECT_TIMEOUT_S)
-        run = (await fetch_stages(swarm, seed, expected=None))[-1]
-        volunteer = IdleVolunteer(swarm, run, folder)
-        volunteer.node.watch.typed[seed] = (address,)
+    async with open_connection(address) as connection:
+        run = (await fetch_stages(connection.swarm, connection.host, expected=None))[-1]
+        volunteer = IdleVolunteer(connection.swarm, run, folder)
+        volunteer.node.watch.typed[connection.host] = (address,)
         try:
             await volunteer.begin()
             yield volunteer
         finally:
             await volunteer.end()
-    finally:
-        await swarm.close()
 
 
 @contextlib.asynccontextmanager

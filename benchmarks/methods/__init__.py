@@ -7,5 +7,5 @@ comparisons   short runs beside a reference: lost work, codecs, overlap
 grid          rounds of a grid of paths, the same arithmetic as the swarm's; every_step is the control to rounds
 routing       which sequences each path trains on
 work, pool    what a worker process does with a job, and the worker processes
-summary       results.jsonl -> summary.json; claims, report and plots read that only
+summary       results.jsonl -> summary.json; claims and report read that only
 """

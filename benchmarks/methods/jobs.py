@@ -68,14 +68,12 @@ GRIDS: Mapping[str, tuple[LevelConfig, ...]] = {
     "1": (_TRUNK, LevelConfig(blocks=4)),
     "2x2": _halves(2),
     "2x4": (_halves(2)[0], _halves(4)[1]),
-    "3x3": _halves(3),
     "4x4": _halves(4),
     "2x2 private ends": _with_private_ends(2),
     "4x4 private ends": _with_private_ends(4),
     "2x2 shared embedding": (_TRUNK, LevelConfig(modules=2, blocks=2), LevelConfig(modules=2, blocks=2)),
     "2x2 shared trunk": (LevelConfig(blocks=2, embedding=True, head=True), *[LevelConfig(modules=2, blocks=1)] * 2),
     "flat 4": _ALL_PRIVATE,
-    "flat 9": _ALL_PRIVATE,
     "flat 16": _ALL_PRIVATE,
 }
 """Always four blocks in a path. The tied embedding and head are part of the first level's modules, as the sizes that

@@ -5,7 +5,6 @@ data.npz          all sequences
 results.jsonl     one line per finished task
 warm/             the model that everything starts from, per seed and width, and features of all sequences
 models/           the modules of each finished job
-tables/           scores (n, J, P) of the report split under all paths
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Folder:
             if json.loads(path.read_text("utf-8")) != settings:
                 raise ConfigError(f"`{self.root}` holds an experiment with other settings", hint="choose another --out")
             return
-        for name in ("warm", "models", "tables"):
+        for name in ("warm", "models"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
 
@@ -60,9 +59,6 @@ class Folder:
 
     def model(self, job: Job) -> Path:
         return self.root / "models" / f"{job.key}.npz"
-
-    def table(self, job: Job) -> Path:
-        return self.root / "tables" / f"{job.key}.npz"
 
     def read_results(self) -> Results:
         """What is finished; a last line that was cut off by a kill counts as not written, and is removed."""

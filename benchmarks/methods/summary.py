@@ -1,4 +1,4 @@
-"""From finished tasks to the figures that tables, plots and claims are made of. Plain dicts, as in summary.json.
+"""From finished tasks to the figures that tables and claims are made of. Plain dicts, as in summary.json.
 
 Losses are nats per token of the report split; `tune` only decided the outer learning rate.
 """

@@ -41,7 +41,7 @@ from dipaco_p2p.core.routing.router import Doubles, Paths
 from dipaco_p2p.core.routing.unigram import fit_on_best
 
 from .comparisons import OverlappedGrid
-from .data import PARTS, Data, Ints, Part, save_arrays
+from .data import PARTS, Data, Ints, Part
 from .every_step import EveryStep
 from .grid import Grid, WarmStart, untrained_path
 from .jobs import SIZES, STEPS, WARMUP_STEPS, Job, path_model
@@ -77,7 +77,7 @@ class Bench:
         self.folder = folder
         self.fast = fast
         self.device = device
-        self.warm = functools.lru_cache(maxsize=2)(self._warm)
+        self.warm = functools.lru_cache(maxsize=2)(lambda seed, width: load_warm(folder.warm(seed, width)))
 
     @functools.cached_property
     def data(self) -> Data:
@@ -95,9 +95,6 @@ class Bench:
     def router_features(self, job: Job) -> Mapping[str, Floats]:
         """What the job's routers look at, of each part."""
         return router_features(job, self.warm(job.seed, job.width)[1], self.tokens)
-
-    def _warm(self, seed: int, width: int) -> tuple[WarmStart, dict[str, Floats]]:
-        return load_warm(self.folder.warm(seed, width))
 
 
 def warm_up(bench: Bench, job: Job) -> dict[str, Any]:
@@ -175,14 +172,6 @@ def routed_nats(
         rows = np.flatnonzero(chosen == number)
         nats[rows] = _nats(job, flats(number), part.rows(rows), device)
     return nats
-
-
-def start_model(width: int, start: WarmStart) -> PathModel:
-    """The frozen model that everything is routed by."""
-    config = path_model(width)
-    model = PathModel(config)
-    load_modules(model, start.flats(config))
-    return model
 
 
 def evaluation(nats: Doubles, part: Part) -> dict[str, float | None]:
@@ -281,7 +270,6 @@ def score(bench: Bench, job: Job) -> dict[str, Any]:
     data = bench.data
     paths, assigned, _ = load_model(bench.folder.model(job), job)
     fitted_on, table = score_table(job, paths, data.router), score_table(job, paths, data.report)
-    save_arrays(bench.folder.table(job), report=table.astype(np.float32), assigned=assigned)
     nats = {"once": routed_once(table, assigned), "oracle once": oracle_once(table)}
     nats["all paths read along, every 64"] = rerouted_nats(table, held(_seen_best(table, assigned), every=64))
     document, starved = _document_routers(bench, job, fitted_on, table)
@@ -329,7 +317,9 @@ def _document_routers(
 
 def _token_routers(bench: Bench, job: Job, fitted_on: Doubles, table: Doubles, data: Data) -> dict[str, Doubles]:
     """One router for all W, which looks ahead to the end of the sequence, and one per W that looks W tokens ahead."""
-    frozen = start_model(job.width, bench.warm(job.seed, job.width)[0])
+    config = path_model(job.width)
+    frozen = PathModel(config)
+    load_modules(frozen, bench.warm(job.seed, job.width)[0].flats(config))
     starts = window_starts(data.report.tokens.shape[1])
     points = token_features(frozen, data.router.tokens, at=starts)
     seen = token_features(frozen, data.report.tokens, at=starts)

@@ -121,9 +121,7 @@ class Evidence:
         return min(times, default=None)
 
 
-def gather(
-    folder: Path, homes: Mapping[str, Path], *, done: Sequence[Done], ended_s: float, lost_disks: Iterable[str] = ()
-) -> Evidence:
+def gather(folder: Path, homes: Mapping[str, Path], *, done: Sequence[Done], ended_s: float) -> Evidence:
     """The evidence of the grid's stage; `folder` is the seed's, `homes` those of the volunteers by name.
 
     All programs must have ended. Raises DipacoError when there is no run.
@@ -144,7 +142,6 @@ def gather(
         staleness=run.config.rounds.staleness,
         done=tuple(done),
         problems=tuple(f"{r.module}: {r.problem}" for r in verify_stages(files) if r.problem),
-        lost_disks=frozenset(lost_disks),
     )
 
 

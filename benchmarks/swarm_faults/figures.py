@@ -69,7 +69,7 @@ class Figures:
 
 def figures(evidence: Evidence, *, began_s: float) -> Figures:
     """Everything that is measured of one run whose clock began at `began_s`."""
-    archived = _archived(evidence)
+    archived = {(event["module"], event["version"]): event.t_s for _, event in evidence.events("archived")}
     within = [
         share
         for module, links in evidence.chains.items()
@@ -143,11 +143,6 @@ def _next_version_s(evidence: Evidence, module: str, after_s: float) -> float | 
         if event["module"] == module and event.t_s > after_s and event["digest"] in digests
     ]
     return min(times, default=None)
-
-
-def _archived(evidence: Evidence) -> dict[tuple[str, int], float]:
-    """When each version came into the archive."""
-    return {(event["module"], event["version"]): event.t_s for _, event in evidence.events("archived")}
 
 
 def _round_s(archived: dict[tuple[str, int], float], began_s: float) -> float:

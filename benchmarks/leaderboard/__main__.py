@@ -20,7 +20,7 @@ import uvicorn
 from rich.table import Table
 
 from benchmarks.report import JsonFile, run_benchmark, seconds_of, show, table, write_json
-from dipaco_p2p.clock import SystemClock
+from dipaco_p2p.clock import Clock, SystemClock
 from leaderboard.model import Snapshot
 from leaderboard.web.app import make_app
 from leaderboard.web.site import STATIC
@@ -46,7 +46,7 @@ def main(
     newest = Newest(snapshot_of(shape=LARGE))
     counts = (newest.snapshot.versions, newest.snapshot.contributors, newest.snapshot.paths)
     show("{:,} versions, {:,} contributors, {:,} paths".format(*map(len, counts)))
-    with served(newest) as port:
+    with served(lambda: newest.snapshot, SystemClock()) as port:
         costs = [page_cost(port, newest, page, repeats=repeats) for page in pages_of(newest.snapshot)]
         content_ms = first_content_ms(port, repeats=repeats)
         held = memory_bytes(port, newest, [cost.page for cost in costs], MEMORY_ROUNDS)
@@ -125,9 +125,9 @@ class PageCost:
 
 
 @contextmanager
-def served(newest: Newest) -> Iterator[int]:
+def served(newest: Callable[[], Snapshot | None], clock: Clock) -> Iterator[int]:
     """The port that the site is on."""
-    app = make_app(lambda: newest.snapshot, clock=SystemClock())
+    app = make_app(newest, clock=clock)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none", access_log=False))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from axe_core_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Route, sync_playwright
 from web_harness import Held
 
+from benchmarks.leaderboard.__main__ import served as served_at
 from dipaco_p2p.clock import ManualClock
 from leaderboard.model import Snapshot
-from leaderboard.web.app import make_app
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 HOW_TO = "no Chromium was found; on Debian: apt-get install chromium; elsewhere name one in DIPACO_BROWSER"
@@ -70,16 +67,8 @@ class Served:
 def served(snapshot: Snapshot | None) -> Iterator[Served]:
     """A site on a free port of this machine."""
     held = Held(snapshot, ManualClock(snapshot.taken_s + 1 if snapshot else 0.0))
-    app = make_app(lambda: held.snapshot, clock=held.clock)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none", access_log=False))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            yield Served(held, f"http://127.0.0.1:{listening.getsockname()[1]}")
-        finally:
-            server.should_exit = True
-            thread.join()
+    with served_at(lambda: held.snapshot, held.clock) as port:
+        yield Served(held, f"http://127.0.0.1:{port}")
 
 
 @dataclass(slots=True)
@@ -93,6 +82,15 @@ class Watched:
         """Nothing went wrong so far."""
         violations = self.page.evaluate("window.violations")
         assert not self.problems and not violations, [*self.problems, *violations]
+
+
+@contextmanager
+def looking(browser: Browser, inside: str, **options: Any) -> Iterator[Watched]:
+    """A new page in a context of its own; at the end nothing may have gone wrong on it."""
+    with browser.new_context(**options) as context:
+        watched = watch(context, inside)
+        yield watched
+        watched.check()
 
 
 def watch(context: BrowserContext, inside: str) -> Watched:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from browser_harness import Served, Watched, grave_violations, served, started_browser, watch
+from browser_harness import Served, Watched, grave_violations, looking, served, started_browser, watch
 from playwright.sync_api import Browser, Page, expect
 from web_harness import LONGER, SMALL, newest_judged, pages_of, with_version
 
@@ -40,10 +41,8 @@ def small() -> Iterator[Served]:
 @pytest.fixture
 def watched(browser: Browser, small: Served) -> Iterator[Watched]:
     """A page that has not been anywhere yet; at the end nothing may have gone wrong on it."""
-    with browser.new_context() as context:
-        found = watch(context, small.address)
+    with looking(browser, small.address) as found:
         yield found
-        found.check()
 
 
 def first_column(page: Page, number: int) -> list[str]:
@@ -55,8 +54,8 @@ def first_column(page: Page, number: int) -> list[str]:
 def test_every_page_fits_breaks_nothing_and_can_be_read_by_everybody(
     browser: Browser, small: Served, tmp_path: Path, width: int, scheme: str
 ) -> None:
-    with browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme) as context:
-        watched = watch(context, small.address)
+    look: dict[str, Any] = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
+    with looking(browser, small.address, **look) as watched:
         for number, address in enumerate(
             [*pages_of(SMALL), "/versions?module=L1.M1&sort=after", "/versions?module=no"]
         ):
@@ -72,14 +71,12 @@ def test_every_page_fits_breaks_nothing_and_can_be_read_by_everybody(
 def test_a_site_without_fresh_figures_says_so_and_can_be_read_by_everybody(
     browser: Browser, tmp_path: Path, snapshot: Snapshot | None, scheme: str
 ) -> None:
-    with served(snapshot) as site, browser.new_context(color_scheme=scheme) as context:
-        watched = watch(context, site.address)
+    with served(snapshot) as site, looking(browser, site.address, color_scheme=scheme) as watched:
         watched.page.goto(site.address)
         said = "These figures are old" if snapshot else "Nothing was collected yet"
         expect(watched.page.get_by_text(said)).to_be_visible()
         watched.page.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)
         require_accessible(watched.page, said)
-        watched.check()
 
 
 def require_accessible(page: Page, name: str) -> None:
@@ -182,14 +179,12 @@ def test_a_page_that_nobody_looks_at_does_not_ask(watched: Watched, small: Serve
 
 
 def test_a_page_fills_when_the_first_snapshot_is_there(browser: Browser) -> None:
-    with served(None) as site, browser.new_context() as context:
-        watched = watch(context, site.address)
+    with served(None) as site, looking(browser, site.address) as watched:
         watched.page.clock.install()
         watched.page.goto(f"{site.address}/versions")
         site.show(replace(SMALL, heard_s=1e12))
         watched.page.clock.run_for(11_000)
         expect(watched.page.get_by_role("heading", name="Versions")).to_be_visible()
-        watched.check()
 
 
 def test_a_reader_is_told_when_the_server_is_gone_and_when_it_is_back(browser: Browser, small: Served) -> None:
@@ -227,8 +222,7 @@ def test_hostile_text_runs_nothing(browser: Browser) -> None:
     rows = tuple(replace(row, doing=evil) for row in SMALL.contributors)
     losses = tuple(replace(row, reason=evil) for row in SMALL.losses)
     snapshot = replace(SMALL, contributors=rows, losses=losses, refused={evil: 1}, join=evil, state=evil)
-    with served(snapshot) as site, browser.new_context() as context:
-        watched = watch(context, site.address)
+    with served(snapshot) as site, looking(browser, site.address) as watched:
         watched.page.on("dialog", lambda dialog: watched.problems.append("an alert"))
         for address in pages_of(snapshot):
             watched.page.goto(f"{site.address}{address}")
@@ -240,8 +234,8 @@ def test_tables_of_a_copy_are_sorted_and_narrowed_without_a_server(
     browser: Browser, tmp_path: Path, width: int
 ) -> None:
     export_site(LONGER, tmp_path / "site", now_s=LONGER.taken_s)
-    with browser.new_context(viewport={"width": width, "height": 800}) as context:
-        watched = watch(context, f"file://{tmp_path}/site/")
+    look: dict[str, Any] = {"viewport": {"width": width, "height": 800}}
+    with looking(browser, f"file://{tmp_path}/site/", **look) as watched:
         page = watched.page
         page.goto(f"file://{tmp_path}/site/versions.html")
         page.get_by_role("button", name="Loss after").click()
@@ -261,7 +255,6 @@ def test_tables_of_a_copy_are_sorted_and_narrowed_without_a_server(
         require_accessible(page, "a narrowed copy")
         page.get_by_label("Only rows with").fill("")
         expect(page.locator("#list tbody tr:visible")).to_have_count(50)
-        watched.check()
 
 
 def test_tables_of_a_copy_stand_as_they_are_without_scripts(browser: Browser, tmp_path: Path) -> None:
@@ -276,8 +269,7 @@ def test_tables_of_a_copy_stand_as_they_are_without_scripts(browser: Browser, tm
 
 def test_a_copy_is_read_from_the_disk_alone(browser: Browser, tmp_path: Path) -> None:
     export_site(LONGER, tmp_path / "site", now_s=LONGER.taken_s)
-    with browser.new_context() as context:
-        watched = watch(context, f"file://{tmp_path}/site/")
+    with looking(browser, f"file://{tmp_path}/site/") as watched:
         page = watched.page
         page.goto(f"file://{tmp_path}/site/index.html")
         page.get_by_role("navigation", name="Pages").get_by_role("link", name="Versions").click()
@@ -285,4 +277,3 @@ def test_a_copy_is_read_from_the_disk_alone(browser: Browser, tmp_path: Path) ->
         page.locator("#list tbody a.id").last.click()
         page.get_by_role("link", name="See its lineage").click()
         expect(page.get_by_role("heading", name="Lineage")).to_be_visible()
-        watched.check()

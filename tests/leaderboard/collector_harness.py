@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from virtual_time import VirtualClock
 
 from dipaco_p2p.node.presence import Presence
 from dipaco_p2p.node.stages import Stages
+from dipaco_p2p.protocol.documents import ModuleVersion, Sealed
 from dipaco_p2p.protocol.liveness import Head, Heartbeat
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Reply
@@ -53,7 +53,12 @@ class Peer:
 
         self.answer(method, answer)
 
-    async def lead(self, version: int, digest: str, *, signer_: Signer = LEADER) -> None:
+    async def lead_with(self, *versions: Sealed[ModuleVersion]) -> None:
+        """Lead with the last of these versions, and tell all of them."""
+        self.tell_chain("module.next", *versions)
+        await self.lead(versions[-1].document.version, versions[-1].document.digest)
+
+    async def lead(self, version: int, digest: str) -> None:
         grant = self.bench.grant
         head = Head(
             version=version,
@@ -98,15 +103,6 @@ class Swarm:
         snapshot = await self.collector.snapshot()
         assert snapshot is not None
         return snapshot
-
-
-@asynccontextmanager
-async def a_swarm(folder: Path) -> AsyncIterator[Swarm]:
-    swarm = Swarm(folder)
-    try:
-        yield swarm
-    finally:
-        swarm.database.close()
 
 
 def shown(snapshot: Snapshot) -> list[tuple[int, Mark]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collector_harness import a_swarm
+from collector_harness import Swarm
 from leaderboard_harness import (
     COORDINATOR,
     LEADER,
@@ -86,33 +86,33 @@ def test_a_loss_that_only_the_coordinator_signed_is_receipted(judged: Judged) ->
     assert judged.bench.row(0).loss_checks is None, "no loss, nobody stands for it"
 
 
-def test_an_independent_peer_that_measures_the_same_verifies_it(judged: Judged) -> None:
-    assert judged.take(judged.check(STRANGER, loss=LOSS + TOLERANCE_NATS / 2)) == LossChecks(
-        mark=Mark.VERIFIED, agree=1
-    )
-    [row] = judged.bench.snapshot().checks
-    assert (row.peer, row.agrees, row.is_independent, row.published) == (STRANGER.peer, True, True, LOSS)
-
-
-def test_who_trained_the_path_verifies_nothing(judged: Judged) -> None:
-    assert judged.take(judged.check(WORKER)) == LossChecks(mark=Mark.RECEIPTED, agree=1)
-    assert [row.is_independent for row in judged.bench.snapshot().checks] == [False]
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        pytest.param({STRANGER: LOSS + TOLERANCE_NATS / 2}, LossChecks(mark=Mark.VERIFIED, agree=1), id="independent"),
+        pytest.param({WORKER: LOSS}, LossChecks(mark=Mark.RECEIPTED, agree=1), id="trained the path"),
+        pytest.param({STRANGER: LOSS - 0.5}, LossChecks(mark=Mark.RECEIPTED, differ=1), id="only disagreement"),
+        pytest.param(
+            {STRANGER: LOSS, MIRROR: LOSS, LEADER: LOSS + 0.1},
+            LossChecks(mark=Mark.VERIFIED, agree=2, differ=1),
+            id="disagreement beside the mark",
+        ),
+    ],
+)
+def test_an_independent_peer_that_measures_the_same_verifies_a_loss(
+    judged: Judged, measured: dict[Signer, float], expected: LossChecks
+) -> None:
+    assert judged.take(*(judged.check(author, loss=loss) for author, loss in measured.items())) == expected
+    rows = {row.peer: (row.agrees, row.is_independent, row.published) for row in judged.bench.snapshot().checks}
+    assert rows == {
+        author.peer: (abs(loss - LOSS) <= TOLERANCE_NATS, author is not WORKER, LOSS)
+        for author, loss in measured.items()
+    }
 
 
 def test_the_coordinators_own_check_is_refused(judged: Judged) -> None:
     assert judged.take(judged.check(COORDINATOR)) == LossChecks(mark=Mark.RECEIPTED)
     assert judged.bench.refused == {Reason.AUTHOR: 1}
-
-
-def test_a_disagreement_is_counted_beside_the_mark(judged: Judged) -> None:
-    found = judged.take(judged.check(STRANGER), judged.check(MIRROR), judged.check(LEADER, loss=LOSS + 0.1))
-    assert found == LossChecks(mark=Mark.VERIFIED, agree=2, differ=1)
-    alone = judged.bench.snapshot().checks
-    assert sorted(row.agrees for row in alone) == [False, True, True]
-
-
-def test_only_disagreement_does_not_verify(judged: Judged) -> None:
-    assert judged.take(judged.check(STRANGER, loss=LOSS - 0.5)) == LossChecks(mark=Mark.RECEIPTED, differ=1)
 
 
 def test_a_mean_that_its_paths_do_not_give_is_not_verified(judged: Judged) -> None:
@@ -230,10 +230,9 @@ def test_nobody_but_a_leader_can_leave_a_note_and_none_can_invent_a_contribution
 
 def test_a_leaders_notes_are_bounded(judged: Judged) -> None:
     bench = judged.bench
-    signer_ = WORKER
-    made = [bench.work(None, seed=1)[0].document for _ in range(1)][0]
+    made = bench.work(None, seed=1)[0].document
     for number in range(OF_ROUND_MAX + 2):
-        sealed = seal(signer_, replace(made, loss=float(number)))
+        sealed = seal(WORKER, replace(made, loss=float(number)))
         note = rejection(bench, contribution=sealed.document, signature=sealed.signature)
         bench.stage.take_rejections(MODULE, [note])
     assert len(bench.stage.rejections) == OF_ROUND_MAX and bench.refused == {Reason.TOO_MANY: 2}
@@ -242,28 +241,26 @@ def test_a_leaders_notes_are_bounded(judged: Judged) -> None:
 # -- over the network, and kept
 
 
-async def test_a_collector_asks_for_both_and_finds_them_again_in_its_database(tmp_path: Path) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        judged = Judged(tmp_path / "judged")
-        bench = judged.bench
-        leader = await swarm.begin()
-        leader.tell_chain("module.next", signed_by(judged.first, COORDINATOR))
-        judgement = bench.stage.judgements[1]
-        check, note = judged.check(STRANGER), rejection(bench)
+async def test_a_collector_asks_for_both_and_finds_them_again_in_its_database(swarm: Swarm, tmp_path: Path) -> None:
+    judged = Judged(tmp_path / "judged")
+    bench = judged.bench
+    leader = await swarm.begin()
+    judgement = bench.stage.judgements[1]
+    check, note = judged.check(STRANGER), rejection(bench)
 
-        def items(*found: Sealed[Any]) -> Any:
-            return lambda header: Reply({"next": 1}, page(*found) if not header.get("from") else page())
+    def items(*found: Sealed[Any]) -> Any:
+        return lambda header: Reply({"next": 1}, page(*found) if not header.get("from") else page())
 
-        swarm.seed.answer("run.judgements", lambda h: Reply({}, page(judgement) if h["from"] <= 1 else page()))
-        swarm.seed.answer("run.checks", items(check))
-        leader.answer("module.rejections", lambda h: Reply({}, page(note) if not h["after"] else page()))
-        await leader.lead(1, judged.first.document.digest)
-        for _ in range(11):
-            snapshot = await swarm.look()
-        [row] = [row for row in snapshot.versions if (row.module, row.version) == (MODULE, 1)]
-        assert row.loss_checks == LossChecks(mark=Mark.VERIFIED, agree=1)
-        assert [loss.kind for loss in snapshot.losses] == ["rejected"]
-        await swarm.collector.poll()
-        [stage] = swarm.database.load(Refusals())
-        assert stage.checks == swarm.collector.stages[0].checks
-        assert stage.rejections == swarm.collector.stages[0].rejections != {}
+    swarm.seed.answer("run.judgements", lambda h: Reply({}, page(judgement) if h["from"] <= 1 else page()))
+    swarm.seed.answer("run.checks", items(check))
+    leader.answer("module.rejections", lambda h: Reply({}, page(note) if not h["after"] else page()))
+    await leader.lead_with(signed_by(judged.first, COORDINATOR))
+    for _ in range(11):
+        snapshot = await swarm.look()
+    [row] = [row for row in snapshot.versions if (row.module, row.version) == (MODULE, 1)]
+    assert row.loss_checks == LossChecks(mark=Mark.VERIFIED, agree=1)
+    assert [loss.kind for loss in snapshot.losses] == ["rejected"]
+    await swarm.collector.poll()
+    [stage] = swarm.database.load(Refusals())
+    assert stage.checks == swarm.collector.stages[0].checks
+    assert stage.rejections == swarm.collector.stages[0].rejections != {}

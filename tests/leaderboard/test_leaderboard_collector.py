@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collector_harness import Peer, a_swarm, shown
+from collector_harness import Peer, Swarm, shown
 from leaderboard_harness import (
     COORDINATOR,
     LEADER,
@@ -39,37 +39,33 @@ from leaderboard.model import Mark, PathState
 SCRIPT = "<script>alert(1)</script>"
 
 
-async def test_a_chain_is_followed_as_it_grows_and_is_signed(tmp_path: Path) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        leader = await swarm.begin()
-        [one, two, three], _ = swarm.bench.chain(3)
-        await leader.lead(2, two.document.digest)
-        leader.tell_chain("module.next", signed_by(one, MIRROR), two)
-        assert shown(await swarm.look()) == [(1, Mark.RECEIPTED), (2, Mark.CLAIMED)]
-        await leader.lead(3, three.document.digest)
-        leader.tell_chain("module.next", signed_by(one, MIRROR, COORDINATOR), signed_by(two, MIRROR), three)
-        assert shown(await swarm.look()) == [(1, Mark.VERIFIED), (2, Mark.RECEIPTED), (3, Mark.CLAIMED)]
+async def test_a_chain_is_followed_as_it_grows_and_is_signed(swarm: Swarm) -> None:
+    leader = await swarm.begin()
+    [one, two, three], _ = swarm.bench.chain(3)
+    await leader.lead_with(signed_by(one, MIRROR), two)
+    assert shown(await swarm.look()) == [(1, Mark.RECEIPTED), (2, Mark.CLAIMED)]
+    await leader.lead_with(signed_by(one, MIRROR, COORDINATOR), signed_by(two, MIRROR), three)
+    assert shown(await swarm.look()) == [(1, Mark.VERIFIED), (2, Mark.RECEIPTED), (3, Mark.CLAIMED)]
 
 
-async def test_what_is_final_is_asked_for_once(tmp_path: Path) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        leader = await swarm.begin()
-        versions, _ = swarm.bench.chain(3)
-        signed = [signed_by(sealed, COORDINATOR) for sealed in versions]
-        asked: list[int] = []
+async def test_what_is_final_is_asked_for_once(swarm: Swarm) -> None:
+    leader = await swarm.begin()
+    versions, _ = swarm.bench.chain(3)
+    signed = [signed_by(sealed, COORDINATOR) for sealed in versions]
+    asked: list[int] = []
 
-        def answer(header: dict[str, Any]) -> Reply:
-            asked.append(header["after"])
-            return items_reply(signed[header["after"] :])
+    def answer(header: dict[str, Any]) -> Reply:
+        asked.append(header["after"])
+        return items_reply(signed[header["after"] :])
 
-        await leader.lead(3, versions[-1].document.digest)
-        leader.answer("module.next", answer)
+    await leader.lead(3, versions[-1].document.digest)
+    leader.answer("module.next", answer)
+    await swarm.look()
+    assert asked[0] == 0
+    asked.clear()
+    for _ in range(3):
         await swarm.look()
-        assert asked[0] == 0
-        asked.clear()
-        for _ in range(3):
-            await swarm.look()
-        assert set(asked) <= {3}
+    assert set(asked) <= {3}
 
 
 LIES: dict[str, Callable[[Bench], list[Any]]] = {
@@ -89,220 +85,201 @@ def scripted(bench: Bench) -> Any:
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_leaders_lie_is_counted_and_the_seed_nodes_chain_is_shown(tmp_path: Path, lie: str) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        leader = await swarm.begin()
-        versions, _ = swarm.bench.chain(2, seed=500)
-        leader.tell_chain("module.next", *LIES[lie](swarm.bench))
-        await leader.lead(3, "0" * 64)
-        first = await swarm.look()
-        assert shown(first) == [] and first.refused and SCRIPT not in repr(first)
-        swarm.seed.tell_chain("mirror.chain", *[signed_by(sealed, COORDINATOR) for sealed in versions])
-        second = await swarm.look()
-        assert shown(second) == [(1, Mark.VERIFIED), (2, Mark.VERIFIED)]
-        text = repr([dump(swarm.database, table) for table in ("records", "witnessed", "heartbeats")])
-        assert SCRIPT not in text and STRANGER.peer not in text
+async def test_a_leaders_lie_is_counted_and_the_seed_nodes_chain_is_shown(swarm: Swarm, lie: str) -> None:
+    leader = await swarm.begin()
+    versions, _ = swarm.bench.chain(2, seed=500)
+    leader.tell_chain("module.next", *LIES[lie](swarm.bench))
+    await leader.lead(3, "0" * 64)
+    first = await swarm.look()
+    assert shown(first) == [] and first.refused and SCRIPT not in repr(first)
+    swarm.seed.tell_chain("mirror.chain", *[signed_by(sealed, COORDINATOR) for sealed in versions])
+    second = await swarm.look()
+    assert shown(second) == [(1, Mark.VERIFIED), (2, Mark.VERIFIED)]
+    text = repr([dump(swarm.database, table) for table in ("records", "witnessed", "heartbeats")])
+    assert SCRIPT not in text and STRANGER.peer not in text
 
 
-async def test_who_only_says_that_it_is_a_seed_node_cannot_make_versions(tmp_path: Path) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        await swarm.seed.presence.beat()
-        liar = Peer(swarm, STRANGER, Heartbeat(role="seed", owns=True))
-        await liar.presence.beat()
-        sealed, _ = swarm.bench.make(leader=STRANGER)
-        liar.tell_chain("mirror.chain", sealed)
-        liar.answer("run.judgements", lambda header: items_reply([swarm.bench.judgement(0, "0" * 64, author=STRANGER)]))
-        snapshot = await swarm.look()
-        assert shown(snapshot) == [] and snapshot.rounds == ()
-        assert not snapshot.refused, "nobody asks it"
-        assert STRANGER.peer not in {row.peer for row in snapshot.contributors}
+async def test_who_only_says_that_it_is_a_seed_node_cannot_make_versions(swarm: Swarm) -> None:
+    await swarm.seed.presence.beat()
+    liar = Peer(swarm, STRANGER, Heartbeat(role="seed", owns=True))
+    await liar.presence.beat()
+    sealed, _ = swarm.bench.make(leader=STRANGER)
+    liar.tell_chain("mirror.chain", sealed)
+    liar.answer("run.judgements", lambda header: items_reply([swarm.bench.judgement(0, "0" * 64, author=STRANGER)]))
+    snapshot = await swarm.look()
+    assert shown(snapshot) == [] and snapshot.rounds == ()
+    assert not snapshot.refused, "nobody asks it"
+    assert STRANGER.peer not in {row.peer for row in snapshot.contributors}
 
 
-async def test_a_mandate_that_was_missed_is_asked_for(tmp_path: Path) -> None:
+async def test_a_mandate_that_was_missed_is_asked_for(swarm: Swarm) -> None:
     """Versions of a former leader, not final yet, are believed once somebody shows its grant."""
-    async with a_swarm(tmp_path) as swarm:
-        leader = await swarm.begin()
-        swarm.bench.stage.grants.clear()
-        [sealed], _ = swarm.bench.chain(1)
-        swarm.seed.tell_chain("mirror.chain", sealed)
-        swarm.seed.answer(
-            "module.mandate",
-            lambda header: items_reply([swarm.bench.grant] if header["module"] == str(MODULE) else []),
-        )
-        assert leader.answers == {}  # it does not say that it leads, any more
-        assert shown(await swarm.look()) == [(1, Mark.CLAIMED)]
+    leader = await swarm.begin()
+    swarm.bench.stage.grants.clear()
+    [sealed], _ = swarm.bench.chain(1)
+    swarm.seed.tell_chain("mirror.chain", sealed)
+    swarm.seed.answer(
+        "module.mandate",
+        lambda header: items_reply([swarm.bench.grant] if header["module"] == str(MODULE) else []),
+    )
+    assert leader.answers == {}  # it does not say that it leads, any more
+    assert shown(await swarm.look()) == [(1, Mark.CLAIMED)]
 
 
-async def test_a_leader_that_is_silent_does_not_keep_the_others_from_being_heard(tmp_path: Path) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        leader = await swarm.begin()
-        versions, _ = swarm.bench.chain(1)
+async def test_a_leader_that_is_silent_does_not_keep_the_others_from_being_heard(swarm: Swarm) -> None:
+    leader = await swarm.begin()
+    versions, _ = swarm.bench.chain(1)
 
-        async def never(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
-            await asyncio.Event().wait()
-            raise AssertionError
+    async def never(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        await asyncio.Event().wait()
+        raise AssertionError
 
-        for method in ("module.next", "module.round", "module.receipts"):
-            leader.scoped.serve(method, never)
-        await leader.lead(1, versions[0].document.digest)
-        swarm.seed.tell_chain("mirror.chain", signed_by(versions[0], COORDINATOR))
-        before_s = swarm.clock.now_s()
-        assert shown(await swarm.look()) == [(1, Mark.VERIFIED)]
-        assert swarm.clock.now_s() - before_s < collector_module.POLL_MAX_S
+    for method in ("module.next", "module.round", "module.receipts"):
+        leader.scoped.serve(method, never)
+    await leader.lead(1, versions[0].document.digest)
+    swarm.seed.tell_chain("mirror.chain", signed_by(versions[0], COORDINATOR))
+    before_s = swarm.clock.now_s()
+    assert shown(await swarm.look()) == [(1, Mark.VERIFIED)]
+    assert swarm.clock.now_s() - before_s < collector_module.POLL_MAX_S
 
 
-async def test_a_poll_ends_in_time_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_poll_ends_in_time_whatever_happens(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector_module, "POLL_MAX_S", 3.0)
-    async with a_swarm(tmp_path) as swarm:
-        await swarm.begin()
+    await swarm.begin()
+    await swarm.look()
+    swarm.network.freeze(COORDINATOR.peer)
+    before_s = swarm.clock.now_s()
+    await swarm.collector.poll()
+    assert 2.9 < swarm.clock.now_s() - before_s < 3.1
+
+
+async def test_receipts_contributions_and_judgements_come_in(swarm: Swarm) -> None:
+    bench, leader = swarm.bench, await swarm.begin()
+    [sealed], _ = bench.chain(1)
+    share = sealed.document.shares[0]
+    await leader.lead_with(signed_by(sealed, COORDINATOR))
+    leader.answer("module.round", lambda header: Reply({}, OpenRound(version=1).to_bytes()))
+    leader.answer(
+        "module.receipts",
+        lambda header: items_reply([bench.receipt(share.contribution)] if header["after"] == "" else []),
+    )
+    judged = [bench.judgement(1, sealed.document.digest)]
+    swarm.seed.answer("run.judgements", lambda header: items_reply(judged[header["from"] > 1 :]))
+    swarm.seed.answer("archive.contributions", lambda header: items_reply(bench.contributions))
+    snapshot = await swarm.look()
+    [row] = [row for row in snapshot.versions if row.module == MODULE and row.version == 1]
+    assert row.loss_after == 3.0 and row.shares[0].has_receipt and row.shares[0].bytes and row.shares[0].steps
+    assert [(found.peer, found.contributions) for found in snapshot.contributors] == [(share.peer, 1)]
+
+
+async def test_what_nobody_has_is_asked_for_less_and_less_often(swarm: Swarm) -> None:
+    leader = await swarm.begin()
+    [sealed], _ = swarm.bench.chain(1)
+    await leader.lead_with(signed_by(sealed, COORDINATOR))
+    asked: list[list[str]] = []
+
+    def nothing(header: dict[str, Any]) -> Reply:
+        asked.append(header["ids"])
+        return items_reply([])
+
+    swarm.seed.answer("archive.contributions", nothing)
+    for _ in range(64):
         await swarm.look()
-        swarm.network.freeze(COORDINATOR.peer)
-        before_s = swarm.clock.now_s()
-        await swarm.collector.poll()
-        assert 2.9 < swarm.clock.now_s() - before_s < 3.1
+    assert 3 <= len(asked) <= 8
 
 
-async def test_receipts_contributions_and_judgements_come_in(tmp_path: Path) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        bench, leader = swarm.bench, await swarm.begin()
-        [sealed], _ = bench.chain(1)
-        share = sealed.document.shares[0]
-        leader.tell_chain("module.next", signed_by(sealed, COORDINATOR))
-        leader.answer("module.round", lambda header: Reply({}, OpenRound(version=1).to_bytes()))
-        leader.answer(
-            "module.receipts",
-            lambda header: items_reply([bench.receipt(share.contribution)] if header["after"] == "" else []),
-        )
-        await leader.lead(1, sealed.document.digest)
-        judged = [bench.judgement(1, sealed.document.digest)]
-        swarm.seed.answer("run.judgements", lambda header: items_reply(judged[header["from"] > 1 :]))
-        swarm.seed.answer("archive.contributions", lambda header: items_reply(bench.contributions))
-        snapshot = await swarm.look()
-        [row] = [row for row in snapshot.versions if row.module == MODULE and row.version == 1]
-        assert row.loss_after == 3.0 and row.shares[0].has_receipt and row.shares[0].bytes and row.shares[0].steps
-        assert [(found.peer, found.contributions) for found in snapshot.contributors] == [(share.peer, 1)]
+async def test_who_is_there_is_shown_without_where_it_is(swarm: Swarm) -> None:
+    leader = await swarm.begin()
+    path = PathId((0, 0, 0))
+    await leader.presence.claim(path, since_s=swarm.clock.now_s())
+    first = await swarm.look()
+    assert (first.peers_alive, first.peers_training, first.paths_covered) == (1, 1, 1)
+    assert first.state == "training" and first.heard_s == swarm.clock.now_s()
+    [row] = [row for row in first.paths if row.path == path]
+    assert (row.state, row.peers, row.covered_s) == (PathState.TRAINING, (LEADER.peer,), first.taken_s)
+    swarm.network.kill(LEADER.peer)
+    await asyncio.sleep(60)
+    second = await swarm.look()
+    assert (second.peers_alive, second.paths_covered, second.state) == (0, 0, "waiting")
+    tables = [dump(swarm.database, table) for table in ("heartbeats", "path_states")]
+    assert "203.0.113.7" not in repr([first, second, tables])
 
 
-async def test_what_nobody_has_is_asked_for_less_and_less_often(tmp_path: Path) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        leader = await swarm.begin()
-        [sealed], _ = swarm.bench.chain(1)
-        leader.tell_chain("module.next", signed_by(sealed, COORDINATOR))
-        await leader.lead(1, sealed.document.digest)
-        asked: list[list[str]] = []
-
-        def nothing(header: dict[str, Any]) -> Reply:
-            asked.append(header["ids"])
-            return items_reply([])
-
-        swarm.seed.answer("archive.contributions", nothing)
-        for _ in range(64):
-            await swarm.look()
-        assert 3 <= len(asked) <= 8
+async def test_nothing_is_said_while_all_is_read(swarm: Swarm) -> None:
+    await swarm.begin()
+    await swarm.look()
+    counts = swarm.reader.statistics()
+    assert counts.records_put == counts.calls_served == 0 and counts.calls_made > 0
 
 
-async def test_who_is_there_is_shown_without_where_it_is(tmp_path: Path) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        leader = await swarm.begin()
-        path = PathId((0, 0, 0))
-        await leader.presence.claim(path, since_s=swarm.clock.now_s())
-        first = await swarm.look()
-        assert (first.peers_alive, first.peers_training, first.paths_covered) == (1, 1, 1)
-        assert first.state == "training" and first.heard_s == swarm.clock.now_s()
-        [row] = [row for row in first.paths if row.path == path]
-        assert (row.state, row.peers, row.covered_s) == (PathState.TRAINING, (LEADER.peer,), first.taken_s)
-        swarm.network.kill(LEADER.peer)
-        await asyncio.sleep(60)
-        second = await swarm.look()
-        assert (second.peers_alive, second.paths_covered, second.state) == (0, 0, "waiting")
-        tables = [dump(swarm.database, table) for table in ("heartbeats", "path_states")]
-        assert "203.0.113.7" not in repr([first, second, tables])
+async def test_a_disk_that_refuses_for_a_while_loses_nothing(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = await swarm.begin()
+    [sealed], _ = swarm.bench.chain(1)
+    await leader.lead_with(signed_by(sealed, COORDINATOR))
+
+    def full(writes: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(swarm.database, "write", full)
+        assert shown(await swarm.look()) == [(1, Mark.VERIFIED)]
+    assert dump(swarm.database, "records") == []
+    await swarm.look()
+    assert [row[0] for row in dump(swarm.database, "records")] == ["manifest", "version"]
 
 
-async def test_nothing_is_said_while_all_is_read(tmp_path: Path) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        await swarm.begin()
-        await swarm.look()
-        counts = swarm.reader.statistics()
-        assert counts.records_put == counts.calls_served == 0 and counts.calls_made > 0
+async def test_it_starts_from_its_database_while_nobody_is_there(swarm: Swarm) -> None:
+    leader = await swarm.begin()
+    [sealed], _ = swarm.bench.chain(1)
+    await leader.lead_with(sealed)
+    before = await swarm.look()
+    swarm.network.kill(COORDINATOR.peer)
+    swarm.network.kill(LEADER.peer)
+    await asyncio.sleep(60)
+    swarm.collector = swarm.open()
+    after = await swarm.look()
+    assert shown(after) == [(1, Mark.CLAIMED)] and after.versions == before.versions
+    assert after.heard_s == before.heard_s and after.peers_alive == 0
 
 
-async def test_a_disk_that_refuses_for_a_while_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        leader = await swarm.begin()
-        [sealed], _ = swarm.bench.chain(1)
-        leader.tell_chain("module.next", signed_by(sealed, COORDINATOR))
-        await leader.lead(1, sealed.document.digest)
-
-        def full(writes: object) -> None:
-            raise sqlite3.OperationalError("database or disk is full")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(swarm.database, "write", full)
-            assert shown(await swarm.look()) == [(1, Mark.VERIFIED)]
-        assert dump(swarm.database, "records") == []
-        await swarm.look()
-        assert [row[0] for row in dump(swarm.database, "records")] == ["manifest", "version"]
+async def test_before_the_run_is_known_nothing_is_shown(swarm: Swarm) -> None:
+    swarm.network.kill(COORDINATOR.peer)
+    await swarm.collector.poll()
+    assert await swarm.collector.snapshot() is None
 
 
-async def test_it_starts_from_its_database_while_nobody_is_there(tmp_path: Path) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        leader = await swarm.begin()
-        [sealed], _ = swarm.bench.chain(1)
-        leader.tell_chain("module.next", sealed)
-        await leader.lead(1, sealed.document.digest)
-        before = await swarm.look()
-        swarm.network.kill(COORDINATOR.peer)
-        swarm.network.kill(LEADER.peer)
-        await asyncio.sleep(60)
-        swarm.collector = swarm.open()
-        after = await swarm.look()
-        assert shown(after) == [(1, Mark.CLAIMED)] and after.versions == before.versions
-        assert after.heard_s == before.heard_s and after.peers_alive == 0
+async def test_another_run_at_the_same_address_is_not_taken_for_it(swarm: Swarm, tmp_path: Path) -> None:
+    await swarm.begin()
+    await swarm.look()
+    other = Bench(tmp_path / "other", rounds=3)
+    swarm.network.kill(COORDINATOR.peer)
+    seed = swarm.network.join(COORDINATOR)
+    Stages(seed).add(other.run)
+    swarm.collector = swarm.open()
+    snapshot = await swarm.look()
+    assert snapshot.run.origin == swarm.bench.run.id
+    with pytest.raises(WrongRun):
+        swarm.database.require_run(other.run)
 
 
-async def test_before_the_run_is_known_nothing_is_shown(tmp_path: Path) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        swarm.network.kill(COORDINATOR.peer)
-        await swarm.collector.poll()
-        assert await swarm.collector.snapshot() is None
+async def test_snapshots_come_every_few_seconds(swarm: Swarm) -> None:
+    await swarm.begin()
+    work = asyncio.create_task(swarm.collector.run())
+    await asyncio.sleep(31)
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    times = [snapshot.taken_s for snapshot in swarm.shown]
+    assert len(times) >= 10 and times == sorted(times)
 
 
-async def test_another_run_at_the_same_address_is_not_taken_for_it(tmp_path: Path) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        await swarm.begin()
-        await swarm.look()
-        other = Bench(tmp_path / "other", rounds=3)
-        swarm.network.kill(COORDINATOR.peer)
-        seed = swarm.network.join(COORDINATOR)
-        Stages(seed).add(other.run)
-        swarm.collector = swarm.open()
-        snapshot = await swarm.look()
-        assert snapshot.run.origin == swarm.bench.run.id
-        with pytest.raises(WrongRun):
-            swarm.database.require_run(other.run)
-
-
-async def test_snapshots_come_every_few_seconds(tmp_path: Path) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        await swarm.begin()
-        work = asyncio.create_task(swarm.collector.run())
-        await asyncio.sleep(31)
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-        times = [snapshot.taken_s for snapshot in swarm.shown]
-        assert len(times) >= 10 and times == sorted(times)
-
-
-async def test_a_grant_of_a_stranger_makes_no_leader(tmp_path: Path) -> None:
-    async with a_swarm(tmp_path) as swarm:
-        await swarm.begin()
-        liar = Peer(swarm, STRANGER, Heartbeat(owns=True))
-        await liar.presence.beat()
-        forged = granted(swarm.bench.run, MODULE, term=5, leader=LEADER.peer)  # names another peer
-        head = Head(version=9, digest="0" * 64, term=5, granted_by=COORDINATOR.peer, grant=forged.signature)
-        await liar.presence.lead(MODULE, head)
-        sealed, _ = swarm.bench.make(leader=STRANGER)
-        liar.tell_chain("module.next", sealed)
-        snapshot = await swarm.look()
-        assert shown(snapshot) == [] and all(row.leader != STRANGER.peer for row in snapshot.modules)
+async def test_a_grant_of_a_stranger_makes_no_leader(swarm: Swarm) -> None:
+    await swarm.begin()
+    liar = Peer(swarm, STRANGER, Heartbeat(owns=True))
+    await liar.presence.beat()
+    forged = granted(swarm.bench.run, MODULE, term=5, leader=LEADER.peer)  # names another peer
+    head = Head(version=9, digest="0" * 64, term=5, granted_by=COORDINATOR.peer, grant=forged.signature)
+    await liar.presence.lead(MODULE, head)
+    sealed, _ = swarm.bench.make(leader=STRANGER)
+    liar.tell_chain("module.next", sealed)
+    snapshot = await swarm.look()
+    assert shown(snapshot) == [] and all(row.leader != STRANGER.peer for row in snapshot.modules)

@@ -52,19 +52,17 @@ def test_a_document_keeps_to_the_published_schema(name: str, seed: int, validato
     assert document["schema"] == f"dipaco-leaderboard/{name}/1" and document["rows"]
 
 
-def test_the_schema_refuses_what_is_not_promised(validator: Draft202012Validator) -> None:
-    with site() as (client, _):
-        document = client.get("/api/v1/versions.json").json()
-        assert client.get("/api/v1/schema.json").text == schema_document()
+def test_the_schema_refuses_what_is_not_promised(client: TestClient, validator: Draft202012Validator) -> None:
+    document = client.get("/api/v1/versions.json").json()
+    assert client.get("/api/v1/schema.json").text == schema_document()
     row = document["rows"][0]
     for wrong in ({**row, "extra": 1}, {**row, "version": "1"}, {k: v for k, v in row.items() if k != "digest"}):
         assert not validator.is_valid({**document, "rows": [wrong]})
 
 
 @pytest.mark.parametrize("name", API_TABLES)
-def test_csv_says_the_same_as_json(name: str) -> None:
-    with site() as (client, _):
-        rows, answer = all_rows(client, name), client.get(f"/api/v1/{name}.csv")
+def test_csv_says_the_same_as_json(client: TestClient, name: str) -> None:
+    rows, answer = all_rows(client, name), client.get(f"/api/v1/{name}.csv")
     assert answer.headers["content-type"] == "text/csv; charset=utf-8"
     read = list(csv.DictReader(io.StringIO(answer.text)))
     assert len(read) == len(rows)
@@ -90,10 +88,9 @@ def test_a_table_of_several_pages_has_each_row_once() -> None:
     assert first.headers["link"] == '<contributions.csv?page=2>; rel="next"'
 
 
-def test_credit_of_contributors_is_the_sum_over_the_contributions() -> None:
-    with site() as (client, _):
-        shares, peers = all_rows(client, "contributions"), all_rows(client, "contributors")
-        [overview] = all_rows(client, "overview")
+def test_credit_of_contributors_is_the_sum_over_the_contributions(client: TestClient) -> None:
+    shares, peers = all_rows(client, "contributions"), all_rows(client, "contributors")
+    [overview] = all_rows(client, "overview")
     for row in peers:
         assert row["credit"] == pytest.approx(sum(each["credit"] for each in shares if each["peer"] == row["peer"]))
     assert overview["credit_total"] == pytest.approx(sum(row["credit"] for row in peers))
@@ -109,18 +106,16 @@ def test_what_is_no_number_is_null() -> None:
     assert row["loss_after"] is None and row["made_s"] is None
 
 
-def test_an_unchanged_document_costs_no_body_and_anybody_may_read_it() -> None:
-    with site() as (client, _):
-        answer = client.get("/api/v1/versions.json")
-        again = client.get("/api/v1/versions.json", headers={"If-None-Match": f'"other", {answer.headers["etag"]}'})
+def test_an_unchanged_document_costs_no_body_and_anybody_may_read_it(client: TestClient) -> None:
+    answer = client.get("/api/v1/versions.json")
+    again = client.get("/api/v1/versions.json", headers={"If-None-Match": f'"other", {answer.headers["etag"]}'})
     assert (again.status_code, again.content) == (304, b"")
     assert answer.headers["access-control-allow-origin"] == "*"
 
 
 @pytest.mark.parametrize("name", ["versions.xml", "nothing.json", "versions.json?page=2", "versions.json?page=x"])
-def test_a_wrong_question_is_answered_in_json(name: str) -> None:
-    with site() as (client, _):
-        answer = client.get(f"/api/v1/{name}")
+def test_a_wrong_question_is_answered_in_json(client: TestClient, name: str) -> None:
+    answer = client.get(f"/api/v1/{name}")
     assert answer.status_code in {400, 404} and set(answer.json()) == {"error"}
 
 
@@ -170,9 +165,8 @@ def read_metrics(text: str) -> dict[str, Read]:
     return found
 
 
-def test_the_metrics_say_what_the_snapshot_says() -> None:
-    with site() as (client, _):
-        answer = client.get("/metrics")
+def test_the_metrics_say_what_the_snapshot_says(client: TestClient) -> None:
+    answer = client.get("/metrics")
     found = read_metrics(answer.text)
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert found["dipaco_peers_alive"].samples == {"": SMALL.peers_alive}

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 from web_harness import PAGES, SMALL, newest_judged, site
 
 from dipaco_p2p.protocol.signing import PeerId
@@ -135,12 +136,11 @@ def texts(value: object) -> Iterator[str]:
         yield from (text for each in value for text in texts(each))
 
 
-def test_a_question_is_never_part_of_the_page_as_it_was_written() -> None:
-    with site() as (client, _):
-        for name in ("module", "stage", "mark", "peer"):
-            answer = client.get("/versions", params={name: '"><script>alert(1)</script>'})
-            check(answer.text)
-            assert "<script>alert" not in answer.text
+def test_a_question_is_never_part_of_the_page_as_it_was_written(client: TestClient) -> None:
+    for name in ("module", "stage", "mark", "peer"):
+        answer = client.get("/versions", params={name: '"><script>alert(1)</script>'})
+        check(answer.text)
+        assert "<script>alert" not in answer.text
 
 
 def test_a_hostile_id_does_not_write_outside_the_folder_of_a_copy(tmp_path: Path) -> None:
@@ -149,15 +149,13 @@ def test_a_hostile_id_does_not_write_outside_the_folder_of_a_copy(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["site"]
 
 
-def test_no_address_is_in_any_answer() -> None:
-    with site() as (client, _):
-        for address in (*PAGES, "/api/v1/contributors.json", "/metrics"):
-            text = client.get(address).text
-            assert "/ip4/" not in text and "/ip6/" not in text and "/dns" not in text
+def test_no_address_is_in_any_answer(client: TestClient) -> None:
+    for address in (*PAGES, "/api/v1/contributors.json", "/metrics"):
+        text = client.get(address).text
+        assert "/ip4/" not in text and "/ip6/" not in text and "/dns" not in text
 
 
-def test_the_site_keeps_no_cookie_and_believes_no_host_name() -> None:
-    with site() as (client, _):
-        answer = client.get("/", headers={"Host": "evil.example", "X-Forwarded-Host": "evil.example"})
+def test_the_site_keeps_no_cookie_and_believes_no_host_name(client: TestClient) -> None:
+    answer = client.get("/", headers={"Host": "evil.example", "X-Forwarded-Host": "evil.example"})
     assert answer.status_code == 200 and "evil" not in answer.text and "set-cookie" not in answer.headers
     assert "evil" not in json.dumps(dict(answer.headers))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from starlette.testclient import TestClient
 from web_harness import LONGER, PAGES, SMALL, newest_judged, pages_of, site
 
 from benchmarks.leaderboard.synthetic import snapshot_of
@@ -15,9 +16,8 @@ from leaderboard.web.app import HEADERS
 
 
 @pytest.mark.parametrize("address", pages_of(SMALL))
-def test_every_page_is_there_with_its_name_and_one_heading(address: str) -> None:
-    with site() as (client, _):
-        answer = client.get(address)
+def test_every_page_is_there_with_its_name_and_one_heading(client: TestClient, address: str) -> None:
+    answer = client.get(address)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.text.count("<h1") == 1 and SMALL.run.name in answer.text
@@ -26,39 +26,34 @@ def test_every_page_is_there_with_its_name_and_one_heading(address: str) -> None
 @pytest.mark.parametrize(
     "address", [*pages_of(SMALL), "/metrics", "/healthz", "/api/v1/run.json", "/none", "/static/site.css"]
 )
-def test_every_answer_carries_the_headers_that_keep_a_reader_safe(address: str) -> None:
-    with site() as (client, _):
-        for answer in (client.get(address), client.head(address), client.post(address)):
-            assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+def test_every_answer_carries_the_headers_that_keep_a_reader_safe(client: TestClient, address: str) -> None:
+    for answer in (client.get(address), client.head(address), client.post(address)):
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-def test_the_site_only_reads(method: str) -> None:
-    with site() as (client, _):
-        answer = client.request(method, "/")
+def test_the_site_only_reads(client: TestClient, method: str) -> None:
+    answer = client.request(method, "/")
     assert answer.status_code == 405 and answer.headers["allow"] == "GET, HEAD"
 
 
 @pytest.mark.parametrize("address", ["/versions?module=" + "x" * 600, "/" + "x" * 300])
-def test_an_address_beyond_the_bound_is_refused(address: str) -> None:
-    with site() as (client, _):
-        assert client.get(address).status_code == 414
+def test_an_address_beyond_the_bound_is_refused(client: TestClient, address: str) -> None:
+    assert client.get(address).status_code == 414
 
 
 @pytest.mark.parametrize(
     "address", ["/versions/" + "0" * 64, "/modules/L9.M9", "/contributors/nobody", "/lineage/qqq", "/qqq"]
 )
-def test_what_is_not_there_is_not_found_and_the_question_is_not_repeated(address: str) -> None:
-    with site() as (client, _):
-        answer = client.get(address)
+def test_what_is_not_there_is_not_found_and_the_question_is_not_repeated(client: TestClient, address: str) -> None:
+    answer = client.get(address)
     assert answer.status_code == 404 and "Not found" in answer.text
     assert address.split("/")[-1] not in visible(answer.text)
 
 
 @pytest.mark.parametrize("query", ["sort=evil", "order=up", "page=0", "page=-1", "page=x", "page=99999999", "page=²"])
-def test_a_question_without_sense_is_answered_with_what_is_wrong(query: str) -> None:
-    with site() as (client, _):
-        answer = client.get(f"/versions?{query}")
+def test_a_question_without_sense_is_answered_with_what_is_wrong(client: TestClient, query: str) -> None:
+    answer = client.get(f"/versions?{query}")
     assert answer.status_code == 400 and "Invalid request" in answer.text
 
 
@@ -68,31 +63,27 @@ def test_a_page_behind_the_last_one_is_not_found() -> None:
         assert client.get("/versions?page=300").status_code == 404
 
 
-def test_versions_are_sorted_as_asked_and_what_is_not_known_comes_last() -> None:
-    with site() as (client, _):
-        for order, is_reverse in (("asc", False), ("desc", True)):
-            cells = column(client.get(f"/versions?sort=after&order={order}").text, 4)
-            known = [float(cell) for cell in cells if cell != "–"]
-            assert known == sorted(known, reverse=is_reverse)
-        all_cells = [
-            cell for page in (1, 2) for cell in column(client.get(f"/versions?sort=after&page={page}").text, 4)
-        ]
+def test_versions_are_sorted_as_asked_and_what_is_not_known_comes_last(client: TestClient) -> None:
+    for order, is_reverse in (("asc", False), ("desc", True)):
+        cells = column(client.get(f"/versions?sort=after&order={order}").text, 4)
+        known = [float(cell) for cell in cells if cell != "–"]
+        assert known == sorted(known, reverse=is_reverse)
+    all_cells = [cell for page in (1, 2) for cell in column(client.get(f"/versions?sort=after&page={page}").text, 4)]
     assert len(all_cells) == len(SMALL.versions)
     assert "–" in all_cells and all_cells.index("–") == len(all_cells) - all_cells.count("–")
 
 
-def test_filters_choose_by_module_stage_mark_and_contributor() -> None:
+def test_filters_choose_by_module_stage_mark_and_contributor(client: TestClient) -> None:
     peer = SMALL.contributors[0].peer
-    with site() as (client, _):
-        for query, count in (
-            ("module=L1.M1", sum(str(row.module) == "L1.M1" for row in SMALL.versions)),
-            ("mark=claimed", sum(row.mark is Mark.CLAIMED for row in SMALL.versions)),
-            ("stage=warmup", sum(row.stage == SMALL.run.stages[0].id for row in SMALL.versions)),
-            (f"peer={peer[-8:]}", SMALL.contributors[0].versions),
-            ("module=L1.M1&mark=claimed&stage=warmup", 0),
-        ):
-            found = re.search(r"([\d,]+) versions? that match", client.get(f"/versions?{query}").text)
-            assert found is not None and int(found[1]) == count, query
+    for query, count in (
+        ("module=L1.M1", sum(str(row.module) == "L1.M1" for row in SMALL.versions)),
+        ("mark=claimed", sum(row.mark is Mark.CLAIMED for row in SMALL.versions)),
+        ("stage=warmup", sum(row.stage == SMALL.run.stages[0].id for row in SMALL.versions)),
+        (f"peer={peer[-8:]}", SMALL.contributors[0].versions),
+        ("module=L1.M1&mark=claimed&stage=warmup", 0),
+    ):
+        found = re.search(r"([\d,]+) versions? that match", client.get(f"/versions?{query}").text)
+        assert found is not None and int(found[1]) == count, query
 
 
 def test_a_sorted_list_keeps_its_filter_and_a_page_keeps_both() -> None:
@@ -102,44 +93,39 @@ def test_a_sorted_list_keeps_its_filter_and_a_page_keeps_both() -> None:
     assert 'href="/versions?stage=grid&amp;sort=tokens&amp;order=asc&amp;page=2"' in text
 
 
-def test_every_line_that_makes_up_the_credit_of_a_contributor_is_on_its_page() -> None:
+def test_every_line_that_makes_up_the_credit_of_a_contributor_is_on_its_page(client: TestClient) -> None:
     row = SMALL.contributors[0]
-    with site() as (client, _):
-        text = client.get(f"/contributors/{row.peer}").text
+    text = client.get(f"/contributors/{row.peer}").text
     for version in SMALL.versions:
         for share in version.shares:
             assert (share.contribution[:8] in text) == (share.peer == row.peer)
     assert f"{row.credit:,.0f}" in text and row.peer in text
 
 
-def test_a_version_says_its_whole_digest_its_parent_and_how_to_check_it() -> None:
+def test_a_version_says_its_whole_digest_its_parent_and_how_to_check_it(client: TestClient) -> None:
     row = newest_judged(SMALL)
-    with site() as (client, _):
-        text = client.get(f"/versions/{row.digest}").text
+    text = client.get(f"/versions/{row.digest}").text
     assert row.digest in text and row.parent in text and f'href="/versions/{row.parent}"' in text
     assert "dipaco-bootstrap verify FOLDER" in text
     assert all(share.contribution[:8] in text for share in row.shares)
 
 
-def test_parameters_that_two_stages_share_are_one_page_that_names_both() -> None:
+def test_parameters_that_two_stages_share_are_one_page_that_names_both(client: TestClient) -> None:
     last = [row for row in SMALL.versions if row.stage == SMALL.run.stages[0].id][-1]
-    with site() as (client, _):
-        text = client.get(f"/versions/{last.digest}").text
+    text = client.get(f"/versions/{last.digest}").text
     assert f"{last.module} version {last.version}" in visible(text) and "L2.M1 version 0 (grid)" in visible(text)
 
 
-def test_the_lineage_of_a_first_version_goes_on_into_the_stage_before() -> None:
+def test_the_lineage_of_a_first_version_goes_on_into_the_stage_before(client: TestClient) -> None:
     first = next(row for row in SMALL.versions if row.stage == SMALL.run.stages[1].id and row.version == 1)
-    with site() as (client, _):
-        text = visible(client.get(f"/lineage/{first.digest}").text)
+    text = visible(client.get(f"/lineage/{first.digest}").text)
     assert f"{first.module} version 4" in text and f"{first.module} version 0" in text
     assert f"{first.module} version 6" in text, "the warm-up's last but one"
 
 
-def test_lost_and_rejected_work_is_marked_on_the_plot_of_its_module() -> None:
+def test_lost_and_rejected_work_is_marked_on_the_plot_of_its_module(client: TestClient) -> None:
     loss = SMALL.losses[-1]
-    with site() as (client, _):
-        text = client.get(f"/modules/{loss.module}").text
+    text = client.get(f"/modules/{loss.module}").text
     assert f"<title>round {loss.round}: {loss.kind}</title>" in text and loss.contribution[:8] in text
 
 
@@ -214,13 +200,12 @@ def test_health_follows_the_age_of_the_figures() -> None:
         assert answer.json() == {"state": expected} and (answer.status_code == 200) == (expected == "ok")
 
 
-def test_no_page_holds_a_style_or_script_of_its_own_or_an_address_elsewhere() -> None:
-    with site() as (client, _):
-        for address in pages_of(SMALL):
-            text = client.get(address).text
-            assert "<style" not in text and " style=" not in text and not re.search(r"\son\w+=", text)
-            assert re.findall(r"<script[^>]*>", text) == ['<script src="/static/site.js" defer>']
-            assert "://" not in text
+def test_no_page_holds_a_style_or_script_of_its_own_or_an_address_elsewhere(client: TestClient) -> None:
+    for address in pages_of(SMALL):
+        text = client.get(address).text
+        assert "<style" not in text and " style=" not in text and not re.search(r"\son\w+=", text)
+        assert re.findall(r"<script[^>]*>", text) == ['<script src="/static/site.js" defer>']
+        assert "://" not in text
 
 
 def test_answers_are_kept_only_while_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,16 +68,13 @@ class Query:
 
     @property
     def asked(self) -> dict[str, str]:
-        return {**self.filters, **self._order(self.sort, self.is_descending)}
+        return self.sorted_by(self.sort, self.is_descending)
 
     def sorted_by(self, sort: str, is_descending: bool) -> dict[str, str]:
         """The same question in another order, from its first page."""
-        return {**self.filters, **self._order(sort, is_descending)}
-
-    def _order(self, sort: str, is_descending: bool) -> dict[str, str]:
         if (sort, is_descending) == (self.first, self.first_is_descending):
-            return {}
-        return {"sort": sort, "order": "desc" if is_descending else "asc"}
+            return dict(self.filters)
+        return {**self.filters, "sort": sort, "order": "desc" if is_descending else "asc"}
 
 
 def query_of(asked: Mapping[str, str], orders: Mapping[str, Order[Any]], filters: Sequence[str] = ()) -> Query:

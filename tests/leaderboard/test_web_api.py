@@ -97,9 +97,7 @@ def test_credit_of_contributors_is_the_sum_over_the_contributions(client: TestCl
 
 
 def test_what_is_no_number_is_null() -> None:
-    broken = replace(SMALL.rounds[0], loss=float("nan"))
     losses = replace(SMALL, versions=(replace(SMALL.versions[-1], loss_after=float("inf"), made_s=float("nan")),))
-    assert broken.loss != broken.loss
     with site(losses) as (client, _):
         [row] = client.get("/api/v1/versions.json").json()["rows"]
         assert client.get("/versions").status_code == 200

@@ -27,8 +27,6 @@ from dipaco_p2p.topology import ModuleId, PathId
 
 from .jobs import WARMUP_STEPS, Job
 
-LEVELS = {"int2": 1}
-"""Greatest code of coarser integers than the swarm's."""
 TOP_SHARE = 0.03
 Gradient = Compressed | Floats
 
@@ -56,7 +54,7 @@ class Sender:
             sent, residual = compress(values, self._residual, codec=self._codec)
         else:
             wanted = values if self._residual is None else values + self._residual
-            sent = _coarse(wanted, LEVELS[self._codec]) if self._codec in LEVELS else _largest(wanted)
+            sent = _two_bits(wanted) if self._codec == "int2" else _largest(wanted)
             residual = wanted - sent.expand()
         self._residual = residual * self._decay if self._feedback else None
         return sent
@@ -67,10 +65,10 @@ def received(gradient: Gradient) -> Floats:
     return gradient.expand() if isinstance(gradient, Compressed) else gradient
 
 
-def _coarse(values: Floats, level: int) -> Compressed:
-    """Codes from -level to level, the largest value of a block being `level`."""
+def _two_bits(values: Floats) -> Compressed:
+    """Codes from -1 to 1, the largest value of a block being 1: coarser than the swarm's."""
     blocks = np.pad(values, (0, -values.size % BLOCK)).reshape(-1, BLOCK)
-    scales = (np.abs(blocks).max(axis=1) / np.float32(level)).astype(np.float32)
+    scales = np.abs(blocks).max(axis=1).astype(np.float32)
     codes = np.rint(blocks / np.where(scales == 0, np.float32(1), scales)[:, None])
     return Blocks(bits=8, size=values.size, codes=codes.astype(np.int8).reshape(-1)[: values.size], scales=scales)
 

@@ -139,7 +139,8 @@ async def opened(folder: Path, config: RunConfig) -> AsyncIterator[Handler]:
         stage = SeedStage(run, swarm, store, sequences=no_text, clock=clock, make_evaluator=cast(Any, NoEvaluator))
         stage.begin()
         history = grid / HISTORY
-        await _all_led(history, len(run.manifest.genesis))
+        while sum(event["ev"] == "leads" for event in read_history(history)) < len(run.manifest.genesis):
+            await asyncio.sleep(POLL_S)
         leader = Leader(history)
 
         async def handle(values: Values) -> Values:
@@ -150,12 +151,6 @@ async def opened(folder: Path, config: RunConfig) -> AsyncIterator[Handler]:
         stage.cancel()
     finally:
         await swarm.close()
-
-
-async def _all_led(history: Path, modules: int) -> None:
-    """Wait until this owner leads all modules."""
-    while sum(event["ev"] == "leads" for event in read_history(history)) < modules:
-        await asyncio.sleep(POLL_S)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from benchmarks.methods import work
 from benchmarks.methods.data import PARTS, Data, split_sequences
 from benchmarks.methods.jobs import Job
 from benchmarks.methods.plan import METHODS
-from benchmarks.methods.routing import first_routes, read_ahead, rerouted, shards
+from benchmarks.methods.routing import read_ahead, rerouted, shards
 from benchmarks.methods.store import Folder, load_model, load_warm
 from benchmarks.methods.work import EVERY, Bench, routed_nats, score, score_table, train, warm_up
+from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.routing.evaluate import counted_tokens
 from dipaco_p2p.core.routing.features import token_counts
 from dipaco_p2p.core.routing.unigram import tiny_router
@@ -108,40 +110,32 @@ def test_tiny_models_find_texts_of_different_words_in_parts_of_equal_size():
         assert len({(kind, path) for kind, path in zip(kinds, found, strict=True)}) == 4
 
 
+def cut_by(bench: Bench, job: Job) -> list[Shard]:
+    return shards(job, bench.first_routes(job), bench.data.train)
+
+
 def test_overlap_and_less_text_change_shards_as_they_say(bench: Bench):
-    features, sizes = bench.warm(0, 16)[1], {}
-    tokens = {part: getattr(bench.data, part).tokens for part in PARTS}
-    for name, job in {
-        "plain": TINY,
-        "overlap": dataclasses.replace(TINY, overlap=2),
-        "half": dataclasses.replace(TINY, train_share=0.5),
-        "random": dataclasses.replace(TINY, routing="random"),
-        "one": dataclasses.replace(TINY, grid="1"),
-    }.items():
-        sizes[name] = [
-            len(shard.tokens) for shard in shards(job, first_routes(job, features, tokens), bench.data.train)
-        ]
     count = len(bench.data.train)
-    assert [sum(sizes[name]) for name in ("plain", "overlap", "half", "random", "one")] == [
-        count,
-        2 * count,
-        round(count / 2),
-        count,
-        count,
+    changes: list[tuple[dict[str, Any], int]] = [
+        ({}, count),
+        ({"overlap": 2}, 2 * count),
+        ({"train_share": 0.5}, round(count / 2)),
+        ({"routing": "random"}, count),
+        ({"grid": "1"}, count),
     ]
-    assert len(sizes["one"]) == 1 and sizes["random"] != sizes["plain"]
+    plain, _, _, random, one = sizes = [
+        [len(shard.tokens) for shard in cut_by(bench, dataclasses.replace(TINY, **change))] for change, _ in changes
+    ]
+    assert [sum(each) for each in sizes] == [wanted for _, wanted in changes]
+    assert len(one) == 1 and random != plain
 
 
 def test_a_shard_smaller_than_a_batch_trains_by_repeating_and_an_empty_one_is_refused(bench: Bench) -> None:
-    features = bench.warm(0, 16)[1]
-    tokens = {part: getattr(bench.data, part).tokens for part in PARTS}
     little = dataclasses.replace(TINY, train_share=0.1)
-    cut = shards(little, first_routes(little, features, tokens), bench.data.train)
-    assert 0 < min(len(shard.tokens) for shard in cut) < little.inner.batch
+    assert 0 < min(len(shard.tokens) for shard in cut_by(bench, little)) < little.inner.batch
     assert train(bench, little)["path_steps"] == 8
-    none = dataclasses.replace(TINY, train_share=0.01)
     with pytest.raises(CorpusError, match="nothing to train on"):
-        shards(none, first_routes(none, features, tokens), bench.data.train)
+        cut_by(bench, dataclasses.replace(TINY, train_share=0.01))
 
 
 def test_a_job_at_every_step_gives_the_same_kinds_of_figures(bench: Bench) -> None:

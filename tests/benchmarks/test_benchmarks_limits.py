@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.limits import CASES, HELD_MAX, Row, _lasted
+from benchmarks.limits import HELD_MAX, Row, _lasted
 
 
 @pytest.mark.parametrize(("measured", "is_held"), [(0.0, True), (1.0, True), (HELD_MAX, True), (1.11, False)])
@@ -15,7 +15,3 @@ def test_a_limit_holds_up_to_a_tenth_above_it(measured: float, is_held: bool) ->
 def test_how_long_something_took_is_until_the_next_event() -> None:
     events: list[dict[str, object]] = [{"doing": "a", "t": 1.0}, {"doing": "pushing", "t": 3.0}, {"round": 0, "t": 7.5}]
     assert _lasted(events, "pushing") == 4.5
-
-
-def test_every_measured_limit_has_a_case() -> None:
-    assert list(CASES) == ["cpu", "ram", "rates", "disk", "schedule"]

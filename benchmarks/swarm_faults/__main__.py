@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -45,7 +45,7 @@ def churn(
         corpus=corpus,
         at_once=at_once,
     )
-    _run(lambda: run_churn(options, out))
+    _run(run_churn(options, out))
 
 
 @app.command(epilog=f"Exit codes: 0 nothing grows beyond its bound; 1 something does; {CODES}")
@@ -64,9 +64,10 @@ def soak(
     out: Out = Path("soak"),
 ) -> None:
     """Run a swarm under mild churn, sample what its processes hold, and show what grows."""
-    from .soak import Options, run_soak
+    from .soak import run_soak
 
-    options = Options(
+    soaking = run_soak(
+        out,
         minutes=minutes,
         peers=peers,
         seed=seed,
@@ -75,16 +76,16 @@ def soak(
         corpus=corpus,
         is_alone=not shared,
     )
-    _run(lambda: run_soak(options, out))
+    _run(soaking)
 
 
-def _run(work: Callable[[], Awaitable[bool]]) -> NoReturn:
+def _run(work: Awaitable[bool]) -> NoReturn:
     from dipaco_p2p.program.console import run_program
 
     held: list[bool] = []
 
     async def run() -> None:
-        held.append(await work())
+        held.append(await work)
 
     raise typer.Exit(run_program(run) or int(held != [True]))
 

@@ -2,7 +2,7 @@
 
 A fault says what happens to whom and for how long; its actions are what is done to processes at which second. Time
 counts from the moment when the swarm works. Nothing here looks at processes: what was really done, and when, notes
-who plays the schedule (play.py).
+who plays the schedule (swarm.py).
 """
 
 from __future__ import annotations

@@ -27,32 +27,6 @@ YOUNG_S = 20.0
 MILD = (Kind.KILL, Kind.TERM, Kind.FREEZE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the flags say."""
-
-    minutes: float
-    peers: int
-    seed: int
-    faults_per_minute: float
-    warm_up: float
-    """Share of the time that does not count."""
-    corpus: str
-    is_alone: bool = True
-    """Whether nobody else starts peers on this machine meanwhile."""
-
-    @property
-    def plan(self) -> Plan:
-        """Mild churn: a member that is away for long would be sampled less."""
-        return Plan(
-            duration_s=60 * self.minutes,
-            faults_per_minute=self.faults_per_minute,
-            kinds=MILD,
-            away_s=(3.0, 15.0),
-            spared=self.peers - self.peers // 2,
-        )
-
-
 @dataclass(slots=True)
 class Sampler:
     """The samples of one run, each with its time."""
@@ -60,6 +34,7 @@ class Sampler:
     swarm: LocalSwarm
     every_s: float
     is_alone: bool
+    """Whether nobody else starts peers on this machine meanwhile."""
     samples: list[tuple[float, Sample]] = field(default_factory=list)
 
     def look(self) -> None:
@@ -73,28 +48,43 @@ class Sampler:
             self.samples.append((now_s, take(up, homes, is_alone=self.is_alone) | records(self.swarm.work)))
 
 
-async def run_soak(options: Options, out: Path) -> bool:
-    """Run and report; whether nothing grows. Raises DipacoError."""
+async def run_soak(
+    out: Path,
+    *,
+    minutes: float,
+    peers: int,
+    seed: int,
+    faults_per_minute: float,
+    warm_up: float,
+    corpus: str,
+    is_alone: bool,
+) -> bool:
+    """Run and report; whether nothing grows after the share `warm_up` of the time. Raises DipacoError."""
     require_new(out)
-    run_file = out / "run.toml"
-    write_run_file(run_file, peers=options.peers, seed=options.seed, corpus=options.corpus)
-    swarm, duration_s = LocalSwarm(out, run_file), options.plan.duration_s
-    sampler = Sampler(swarm, max(LOOK_S_MIN, duration_s / SAMPLES), options.is_alone)
-    schedule = actions(draw(options.seed, options.plan, peers=options.peers))
+    run_file, duration_s = out / "run.toml", 60 * minutes
+    write_run_file(run_file, peers=peers, seed=seed, corpus=corpus)
+    swarm = LocalSwarm(out, run_file)
+    sampler = Sampler(swarm, max(LOOK_S_MIN, duration_s / SAMPLES), is_alone)
+    spared = peers - peers // 2
+    # A member that is away for long would be sampled less.
+    mild = Plan(
+        duration_s=duration_s, faults_per_minute=faults_per_minute, kinds=MILD, away_s=(3.0, 15.0), spared=spared
+    )
+    schedule = actions(draw(seed, mild, peers=peers))
     with stoppable():
-        span = await swarm.live(options.peers, schedule, duration_s=duration_s, title="Soaking", on_tick=sampler.look)
+        span = await swarm.live(peers, schedule, duration_s=duration_s, title="Soaking", on_tick=sampler.look)
     speed = rounds_per_s(swarm.folder, span)
-    found = trends(sampler.samples, rounds_per_s=speed, warm_up=options.warm_up)
+    found = trends(sampler.samples, rounds_per_s=speed, warm_up=warm_up)
     began_s = sampler.samples[0][0]
     told = {
         "rounds_per_s": speed,
         "restarts": sum(each.verb is Verb.START and each.name != SEED_NODE for each in swarm.done),
-        "warm_up": options.warm_up,
+        "warm_up": warm_up,
         "trends": [asdict(one) | {"grows": one.grows} for one in found],
         "samples": [{"at_s": at_s - began_s, **sample} for at_s, sample in sampler.samples],
     }
     write_json(out / "soak.json", told)
-    show(trends_table(found, minutes=options.minutes, faults=len(swarm.done) // 2))
+    show(trends_table(found, minutes=minutes, faults=len(swarm.done) // 2))
     print(f"everything is in {out}")
     return not any(trend.grows for trend in found)
 

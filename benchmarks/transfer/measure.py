@@ -102,7 +102,6 @@ class Swarm:
     async def _start(self, kind: str, *arguments: str) -> Helper:
         name = f"{kind}-{len(self._helpers)}"
         log = self._folder / f"{name}.log"
-        self._folder.mkdir(parents=True, exist_ok=True)
         helper = await start_helper(f"benchmarks.transfer.{kind}", *arguments, name=name, log=log)
         self._helpers.append(helper)
         return helper

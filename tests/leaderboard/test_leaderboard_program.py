@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from bootstrap.processes import ERRORS_BYTES_MAX, PublicPage
 from bootstrap.runfile import LeaderboardConfig
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.node.stages import Doorplate
-from dipaco_p2p.program import console
-from dipaco_p2p.program.console import log_to
 from leaderboard.program import rebuild_tables
 
 
@@ -51,31 +48,6 @@ def test_a_verbose_coordinator_has_a_verbose_page_whose_errors_are_appended_to_i
             file.write(b"x" * size)
     assert ("--verbose" in started.arguments) is verbose and "/board" in started.arguments
     assert started.log.stat().st_size == 10 and len(list(started.log.parent.iterdir())) == 2
-
-
-def test_the_log_of_a_leaderboard_is_appended_to_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "LOG_BYTES_MAX", 2000)
-    path, logger = tmp_path / "leaderboard.log", logging.getLogger("leaderboard")
-    before = logging.raiseExceptions
-    path.write_text("from before\n")
-    try:
-        log_to(path, verbose=True)
-        logger.debug("a detail")
-        assert path.read_text().startswith("from before\n") and "a detail" in path.read_text()
-        for number in range(200):
-            logger.info("line %d", number)
-        assert sorted(found.name for found in tmp_path.iterdir()) == ["leaderboard.log", "leaderboard.log.1"]
-        assert sum(found.stat().st_size for found in tmp_path.iterdir()) <= 4000
-        assert "line 199" in path.read_text()
-    finally:
-        logging.raiseExceptions = before
-        for name in console.LOGGED:
-            one = logging.getLogger(name)
-            for handler in list(one.handlers):
-                one.removeHandler(handler)
-                handler.close()
-            one.setLevel(logging.NOTSET)
-            one.propagate = True
 
 
 def test_a_demo_that_could_not_leave_its_page_says_so_before_it_trains(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dipaco_p2p import __version__
+from dipaco_p2p.program import console
 from dipaco_p2p.program.console import LOGGED, JsonLines, LogFormat, log_to
 
 
@@ -55,6 +56,20 @@ def test_a_log_is_for_people_unless_asked_otherwise(tmp_path: Path, loggers: Non
     log_to(path, verbose=True)
     logging.getLogger("peers.stages").debug("a detail")
     assert path.read_text().endswith(" DEBUG peers.stages: a detail\n")
+
+
+def test_a_log_is_appended_to_and_bounded(tmp_path: Path, loggers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "LOG_BYTES_MAX", 2000)
+    path, logger = tmp_path / "leaderboard.log", logging.getLogger("leaderboard")
+    path.write_text("from before\n")
+    log_to(path, verbose=True)
+    logger.debug("a detail")
+    assert path.read_text().startswith("from before\n") and "a detail" in path.read_text()
+    for number in range(200):
+        logger.info("line %d", number)
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["leaderboard.log", "leaderboard.log.1"]
+    assert sum(found.stat().st_size for found in tmp_path.iterdir()) <= 4000
+    assert "line 199" in path.read_text()
 
 
 def test_what_asyncio_complains_of_goes_into_the_log_and_not_on_the_screen(

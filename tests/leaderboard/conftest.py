@@ -12,6 +12,8 @@ from pace import rounds_take_time
 from starlette.testclient import TestClient
 from web_harness import site
 
+from leaderboard.database import Database
+
 __all__ = ["rounds_take_time"]
 
 
@@ -20,6 +22,13 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
     made = Swarm(tmp_path)
     with closing(made.database):
         yield made
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    """An empty one."""
+    with closing(Database.open(None)) as found:
+        yield found
 
 
 @pytest.fixture

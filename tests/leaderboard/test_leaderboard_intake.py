@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,12 +193,11 @@ def test_a_better_branch_takes_the_place_of_what_is_not_final_with_its_credit(be
     assert bench.digests == [sealed.document.digest for sealed in (first, better, last)]
 
 
-def test_a_branch_that_was_given_up_leaves_nothing_in_the_tables(bench: Bench, tmp_path: Path) -> None:
+def test_a_branch_that_was_given_up_leaves_nothing_in_the_tables(bench: Bench, database: Database) -> None:
     [first], made = bench.chain(1)
     worse, _ = bench.make(made, seed=10)
     better, after = bench.make(made, seed=20)
     last, _ = bench.make(after, seed=30)
-    database, straight = Database.open(None), Database.open(None)
     for found in ([first, worse], [first, better, last]):
         bench.take(*found)
         bench.stage.take_contributions(one for one in bench.contributions if bench.stage.missing().count(one.id))
@@ -206,11 +206,10 @@ def test_a_branch_that_was_given_up_leaves_nothing_in_the_tables(bench: Bench, t
     other.take_grants(MODULE, [bench.grant])
     other.take_versions(MODULE, [first, better, last], now_s=NOW_S)
     other.take_contributions(one for one in bench.contributions if one.id in other.missing())
-    straight.write(other.drain())
-    assert dump(database, "records") == dump(straight, "records")
+    with closing(Database.open(None)) as straight:
+        straight.write(other.drain())
+        assert dump(database, "records") == dump(straight, "records")
     assert bench.stage.recorded == other.recorded and bench.stage.contributions == other.contributions
-    for each in (database, straight):
-        each.close()
 
 
 def test_what_a_chain_counts_once_it_does_not_count_again(bench: Bench) -> None:
@@ -347,10 +346,9 @@ def test_a_strangers_receipt_is_no_loss(bench: Bench) -> None:
 # -- what is kept
 
 
-def test_a_database_that_somebody_changed_shows_nothing_that_was_not_signed(bench: Bench, tmp_path: Path) -> None:
+def test_a_database_that_somebody_changed_shows_nothing_that_was_not_signed(bench: Bench, database: Database) -> None:
     versions, _ = bench.chain(2)
     bench.take(*[signed_by(sealed, COORDINATOR) for sealed in versions])
-    database = Database.open(tmp_path / "db.sqlite")
     database.write(bench.stage.drain())
     database._connection.execute(
         "UPDATE records SET sealed = replace(sealed, ?, ?) WHERE kind = 'version' AND number = 2",
@@ -360,21 +358,18 @@ def test_a_database_that_somebody_changed_shows_nothing_that_was_not_signed(benc
     [stage] = database.load(refusals)
     assert [published.version.version for published in stage.chains[MODULE].versions] == [1]
     assert refusals.counts == {Reason.SIGNATURE: 1}
-    database.close()
 
 
-def test_what_was_stored_comes_back_as_it_was(bench: Bench, tmp_path: Path) -> None:
+def test_what_was_stored_comes_back_as_it_was(bench: Bench, database: Database) -> None:
     [first, second], _ = bench.chain(2)
     bench.take(signed_by(first, MIRROR, COORDINATOR), signed_by(second, MIRROR))
     bench.stage.take_contributions(bench.contributions)
     bench.stage.take_judgements([bench.judgement(1, first.document.digest)])
     bench.stage.take_receipts(MODULE, [bench.receipt(second.document.shares[0].contribution, round_=1)])
-    database = Database.open(tmp_path / "db.sqlite")
     database.write(bench.stage.drain())
     before = bench.rows()
     [bench.stage] = database.load(bench.refusals)
     assert bench.rows() == before and bench.refused == {} and bench.row(2).mark is Mark.RECEIPTED
-    database.close()
 
 
 def test_a_judgement_is_not_read_as_anything_else(bench: Bench) -> None:

@@ -85,31 +85,26 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         open_database(tmp_path / "missing" / "db.sqlite")
 
 
-def test_a_batch_of_writes_is_done_whole_or_not_at_all(tmp_path: Path) -> None:
-    database = Database.open(None)
+def test_a_batch_of_writes_is_done_whole_or_not_at_all(database: Database) -> None:
     with pytest.raises(sqlite3.Error):
         database.write([("heard", (1.0,)), ("heartbeat", ("peer", "volunteer", None, 1.0))])
     assert dump(database, "heard") == []
-    database.close()
 
 
-def test_a_database_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_a_database_of_another_run_is_refused(tmp_path: Path, database: Database) -> None:
     one, other = Bench(tmp_path / "one", rounds=2), Bench(tmp_path / "other", rounds=3)
-    database = Database.open(None)
     database.write(one.stage.drain())
     database.require_run(one.run)
     with pytest.raises(WrongRun):
         database.require_run(other.run)
-    database.close()
 
 
-def test_observations_are_pruned_to_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_observations_are_pruned_to_the_newest(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         database_module,
         "PRUNE",
         tuple(one.replace("10000", "3").replace("500000", "4") for one in database_module.PRUNE),
     )
-    database = Database.open(None)
     database.write([("heartbeat", (f"peer-{n}", "volunteer", "", float(n))) for n in range(10)])
     database.write([("witness", ("receipt", f"id-{n}", "run", "L0.M0", n, "{}")) for n in range(10)])
     database.write([("seen", ("gone", 1.0))])
@@ -117,7 +112,6 @@ def test_observations_are_pruned_to_the_newest(monkeypatch: pytest.MonkeyPatch) 
     assert [row[0] for row in dump(database, "heartbeats")] == ["peer-7", "peer-8", "peer-9"]
     assert [row[2] for row in dump(database, "witnessed")] == [f"id-{n}" for n in range(6, 10)]
     assert dump(database, "first_seen") == []
-    database.close()
 
 
 def test_every_statement_fits_the_tables() -> None:

@@ -78,7 +78,8 @@ def figures(evidence: Evidence, *, began_s: float) -> Figures:
         for share in link.shares
     ]
     receipts = evidence.receipts
-    lost = lost_receipts(evidence)
+    lost, timeline = lost_receipts(evidence), Timeline(evidence)
+    killed = [death for death in evidence.deaths() if death.verb is Verb.KILL]
     safe = evidence.counted | evidence.expired
     return Figures(
         seconds=evidence.ended_s - began_s,
@@ -93,15 +94,8 @@ def figures(evidence: Evidence, *, began_s: float) -> Figures:
         chains_verified=not evidence.problems,
         round_s=_round_s(archived, began_s),
         breaches=tuple(check(evidence)),
-        kills=kills(evidence, began_s=began_s),
+        kills=tuple(_kill(evidence, timeline, death, began_s) for death in killed),
     )
-
-
-def kills(evidence: Evidence, *, began_s: float) -> tuple[Kill, ...]:
-    """What came after each SIGKILL of a volunteer."""
-    timeline = Timeline(evidence)
-    deaths = [death for death in evidence.deaths() if death.verb is Verb.KILL]
-    return tuple(_kill(evidence, timeline, death, began_s) for death in deaths)
 
 
 def median(values: Iterable[float | None]) -> float | None:

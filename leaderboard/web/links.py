@@ -22,24 +22,20 @@ class Links:
     def home(self) -> str:
         return f"{self.root}index.html" if self.is_static else self.root
 
-    def page(self, name: str) -> str:
-        """One of the lists, such as `versions`."""
-        return f"{self.root}{name}.html" if self.is_static else f"{self.root}{name}"
-
-    def pages(self, name: str, query: Mapping[str, str], number: int) -> str:
-        """One page of a list. A static copy has no questions, only the list in its usual order."""
+    def page(self, name: str, query: Mapping[str, str] | None = None, number: int = 1) -> str:
+        """A page of a list, such as `versions`. A static copy has no questions, only the list in its usual order."""
         if self.is_static:
             return f"{self.root}{name}{f'-{number}' if number > 1 else ''}.html"
-        asked = {**query, **({"page": str(number)} if number > 1 else {})}
+        asked = {**(query or {}), **({"page": str(number)} if number > 1 else {})}
         return f"{self.root}{name}{'?' if asked else ''}{urlencode(asked)}"
 
     def one(self, name: str, key: object, number: int = 1) -> str:
         """One thing of a list: its page, or a further page of it."""
-        return self.pages(f"{name}/{quote(str(key), safe='')}", {}, number)
+        return self.page(f"{name}/{quote(str(key), safe='')}", number=number)
 
     def filtered(self, name: str, **query: object) -> str:
         """A list with a filter; the whole list where nobody can filter it."""
-        return self.pages(name, {key: str(value) for key, value in query.items()}, 1)
+        return self.page(name, {key: str(value) for key, value in query.items()})
 
     def api(self, name: str, form: str = "json") -> str:
         """A table of the API, or its schema."""

@@ -260,11 +260,11 @@ class Stage:
     ) -> None:
         """Write down how the chain has changed."""
         known = {published.id for published in before}
-        places = [n for n, published in enumerate(after) if n >= len(before) or before[n] is not published]
         for published in before[len(after) :]:
             self._write(("drop", ("version", published.id)))
-        for place in places:
-            published = after[place]
+        for place, published in enumerate(after):
+            if place < len(before) and before[place] is published:
+                continue
             if published.id not in known:
                 self._see(published, now_s)
             recorded = self._as_recorded(published.sealed)

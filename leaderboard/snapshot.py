@@ -226,10 +226,8 @@ def best_rounds(judgements: Iterable[Judgement]) -> dict[PathId, int]:
 
 
 def _module_rows(stage: Stage, rows: StageRows, live: Live) -> Iterable[ModuleRow]:
-    losses: dict[ModuleId, float] = {}
-    for row in rows.versions:  # in order: the newest judged one stays
-        if row.loss_after is not None:
-            losses[row.module] = row.loss_after
+    # In order: the newest judged one stays.
+    losses = {row.module: row.loss_after for row in rows.versions if row.loss_after is not None}
     for module, chain in stage.chains.items():
         head = chain.head
         leader, announced = live.leads.get(module, (None, None))

@@ -80,11 +80,10 @@ class Answer:
 class _Pages:
     """The endpoints: the newest Book, and the answers made from it that still hold; safe from several threads."""
 
-    def __init__(self, newest: Callable[[], Snapshot | None], clock: Clock, links: Links, poll_s: float) -> None:
+    def __init__(self, newest: Callable[[], Snapshot | None], clock: Clock, links: Links) -> None:
         self._newest = newest
         self._clock = clock
         self._links = links
-        self._poll_s = poll_s
         self._lock = threading.Lock()
         self._book: Book | None = None
         self._kept: OrderedDict[tuple[str, bool], Answer] = OrderedDict()
@@ -118,10 +117,10 @@ class _Pages:
     def page(self, request: Request) -> Response:
         book, now_s = self._now()
         if book is None:
-            return _answered(request, Answer.of(empty_page(self._links, poll_s=min(self._poll_s, RETRY_AFTER_S)), HTML))
+            return _answered(request, Answer.of(empty_page(self._links, poll_s=RETRY_AFTER_S), HTML))
 
         def make() -> Answer:
-            site = Site(book, self._links, now_s=now_s, poll_s=self._poll_s)
+            site = Site(book, self._links, now_s=now_s, poll_s=POLL_S)
             text = site.page(asked=request.query_params, **request.path_params)
             if text is None:
                 raise HTTPException(404)
@@ -180,14 +179,10 @@ class _Pages:
         return Response(text, status, {"Cache-Control": "no-store"}, HTML)
 
 
-def make_app(
-    newest: Callable[[], Snapshot | None], *, clock: Clock, poll_s: float = POLL_S, base: str = ""
-) -> Starlette:
-    """The whole site; `newest` is asked at every request, and gives None before there is anything.
-
-    Pages ask again every `poll_s` seconds while somebody looks; 0: never. `base` is where a proxy puts it.
-    """
-    pages = _Pages(newest, clock, Links(f"{base}/"), poll_s)
+def make_app(newest: Callable[[], Snapshot | None], *, clock: Clock, base: str = "") -> Starlette:
+    """The whole site; `newest` is asked at every request, and gives None before there is anything. `base` is where a
+    proxy puts it."""
+    pages = _Pages(newest, clock, Links(f"{base}/"))
     places = {
         "/api/v1/schema.json": _schema,
         "/api/v1/{name}.{form}": pages.document,

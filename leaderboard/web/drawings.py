@@ -94,11 +94,11 @@ def loss_plot(
     )
 
 
-def thinned(points: Sequence[Point], points_max: int = POINTS_MAX) -> Sequence[Point]:
-    """At most about `points_max` points that look the same as all of them, in order."""
-    if len(points) <= points_max:
+def thinned(points: Sequence[Point]) -> Sequence[Point]:
+    """At most about `POINTS_MAX` points that look the same as all of them, in order."""
+    if len(points) <= POINTS_MAX:
         return points
-    length = -(-2 * len(points) // points_max)
+    length = -(-2 * len(points) // POINTS_MAX)
     chunks = (points[begin : begin + length] for begin in range(0, len(points), length))
     return [point for chunk in chunks for point in _ends(chunk)]
 

@@ -15,7 +15,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -167,12 +167,12 @@ PRUNE = (
 class Observed:
     """What was observed before this program was started, as far as it is still of use."""
 
-    last_seen_s: Mapping[str, float] = field(default_factory=dict)
+    last_seen_s: Mapping[str, float]
     """By peer."""
-    path_states: Mapping[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
+    path_states: Mapping[tuple[str, str], tuple[str, float]]
     """By run and path: the state, and since when."""
-    refused: Mapping[str, int] = field(default_factory=dict)
-    heard_s: float | None = None
+    refused: Mapping[str, int]
+    heard_s: float | None
 
 
 class Database:

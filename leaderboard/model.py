@@ -7,7 +7,7 @@ author have signed, and what somebody says of itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from dipaco_p2p.protocol.signing import PeerId
@@ -152,7 +152,7 @@ class VersionRow:
     made_s: float | None
     """Unix time: when it was judged, as the coordinator signed it; before that when it was first seen here."""
     shares: tuple[ShareRow, ...]
-    loss_checks: LossChecks | None = None
+    loss_checks: LossChecks | None
     """Of the loss after; None where there is none."""
 
     @property
@@ -190,7 +190,7 @@ class LossRow:
     kind: str
     """`lost` or `rejected`."""
     reason: str
-    claimed_by: PeerId = PeerId("")
+    claimed_by: PeerId
     """The leader whose word the reason is; empty if it follows from signed records alone."""
 
 
@@ -225,7 +225,7 @@ class PathRow:
     """The round that it is served with."""
     covered_s: float | None
     """Unix time: since when it is in this state, as far as it was seen."""
-    checks: LossChecks | None = None
+    checks: LossChecks | None
     """Of its loss."""
 
 
@@ -270,18 +270,18 @@ class Snapshot:
     peers_training: int
     paths_covered: int
     credit_total: float
-    refused: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, int]
     """Records that were not believed, by reason."""
-    modules: tuple[ModuleRow, ...] = ()
-    paths: tuple[PathRow, ...] = ()
-    rounds: tuple[RoundRow, ...] = ()
+    modules: tuple[ModuleRow, ...]
+    paths: tuple[PathRow, ...]
+    rounds: tuple[RoundRow, ...]
     """In order."""
-    versions: tuple[VersionRow, ...] = ()
+    versions: tuple[VersionRow, ...]
     """By stage, module, version."""
-    losses: tuple[LossRow, ...] = ()
-    checks: tuple[CheckRow, ...] = ()
+    losses: tuple[LossRow, ...]
+    checks: tuple[CheckRow, ...]
     """By stage, round, path, peer."""
-    contributors: tuple[ContributorRow, ...] = ()
+    contributors: tuple[ContributorRow, ...]
     """By rank."""
-    join: str = ""
+    join: str
     """The line that volunteers join with, if whoever runs this said it."""

@@ -11,7 +11,7 @@ Disagreement is counted and shown, whatever the mark. Credit does not depend on 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from dipaco_p2p.protocol.credit import share_credit
 from dipaco_p2p.protocol.documents import ModuleVersion, Share
@@ -31,10 +31,10 @@ RECEIPTED = LossChecks(mark=Mark.RECEIPTED)
 class Checked:
     """All that was measured again of one stage."""
 
-    paths: Mapping[tuple[int, PathId], LossChecks] = field(default_factory=dict)
-    modules: Mapping[tuple[int, ModuleId], LossChecks] = field(default_factory=dict)
-    rounds: Mapping[int, LossChecks] = field(default_factory=dict)
-    rows: tuple[CheckRow, ...] = ()
+    paths: Mapping[tuple[int, PathId], LossChecks]
+    modules: Mapping[tuple[int, ModuleId], LossChecks]
+    rounds: Mapping[int, LossChecks]
+    rows: tuple[CheckRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class StageRows:
     versions: tuple[VersionRow, ...]
     rounds: tuple[RoundRow, ...]
     losses: tuple[LossRow, ...]
-    checked: Checked = Checked()
+    checked: Checked
 
 
 def stage_rows(stage: Stage) -> StageRows:

@@ -100,7 +100,7 @@ class Inputs:
     """The first one first; at least one."""
     live: Live = Live()
     """Of the last one."""
-    refused: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, int]
     join: str = ""
 
 
@@ -259,7 +259,7 @@ def contributor_rows(
     losses: Iterable[LossRow],
     live: Live,
     *,
-    checks: Iterable[CheckRow] = (),
+    checks: Iterable[CheckRow],
     now_s: float,
 ) -> tuple[ContributorRow, ...]:
     """By rank: most recent credit first, then most credit, then by id. What a leader says that it refused changes none

@@ -85,13 +85,13 @@ class Volunteer:
         found = [event for path in self.home.glob("runs/*/history.jsonl") for event in read_history(path)]
         return [event for event in found if event["ev"] in names]
 
-    async def until(self, look: Callable[[], T | None], what: str, *, within_s: float = START_S) -> T:
+    async def until(self, look: Callable[[], T | None], what: str) -> T:
         """The first answer of `look`; raises DipacoError when the volunteer ends before, or nothing comes."""
-        deadline_s = time.monotonic() + within_s
+        deadline_s = time.monotonic() + START_S
         while (found := look()) is None:
             require_alive(self.child, f"waiting for {what}")
             if time.monotonic() > deadline_s:
-                raise DipacoError(f"{self.child.name}: no {what} within {within_s:g} s", hint=f"see {self.child.log}")
+                raise DipacoError(f"{self.child.name}: no {what} within {START_S:g} s", hint=f"see {self.child.log}")
             await asyncio.sleep(POLL_S)
         return found
 

@@ -65,8 +65,8 @@ class Lines:
 
     up_mbit: float
     down_mbit: float
-    values: int = 0
-    """Of the path whose blobs they carry; 0 takes them as they are."""
+    values: int
+    """Of the path whose blobs they carry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +187,7 @@ class LineNetwork(MemoryNetwork):
     def __init__(self, plan: Plan, lines: Lines, *, unlimited: PeerId) -> None:
         super().__init__(plan.seed, VirtualClock(), delay_s=plan.delay_s)
         self._lines = lines
-        ratio = lines.values / path_values(plan.config.model)
-        self.weight = max(1.0, ratio)
+        self.weight = max(1.0, lines.values / path_values(plan.config.model))
         """How often a byte of a blob counts."""
         self._unlimited = unlimited
         self._free_s: defaultdict[tuple[str, PeerId], float] = defaultdict(float)

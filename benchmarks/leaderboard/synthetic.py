@@ -51,9 +51,9 @@ LARGE = Shape(widths=(16, 16), rounds=400, rounds_done=313, contributors=1_000)
 """10,023 versions of 32 modules and 256 paths."""
 
 
-def snapshot_of(seed: int = 0, shape: Shape = SMALL, *, join: str = "") -> Snapshot:
+def snapshot_of(seed: int = 0, shape: Shape = SMALL) -> Snapshot:
     """One moment of the run that `seed` stands for."""
-    return _Maker(seed, shape).snapshot(join)
+    return _Maker(seed, shape).snapshot()
 
 
 class _Maker:
@@ -71,7 +71,7 @@ class _Maker:
         self._heads: dict[int, str] = {}
         """By level, what the warm-up ended with."""
 
-    def snapshot(self, join: str) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         shape, end_s = self._shape, BEGAN_S + (self._shape.warmup_rounds + self._shape.rounds_done) * ROUND_S
         versions = [*self._chains(0, self._warmup, shape.warmup_rounds)]
         self._heads = {row.module.level: row.digest for row in versions}
@@ -96,7 +96,7 @@ class _Maker:
             losses=losses,
             checks=tuple(self._checks()),
             contributors=contributors,
-            join=join,
+            join="",
         )
 
     def _stage(self, name: str, grid: Topology, rounds: int) -> StageInfo:

@@ -30,10 +30,10 @@ from benchmarks.swarm_faults.growth import (
 HOUR_S = 3600.0
 
 
-def samples(per_hour: float, *, noise: float, level: float = 250.0, seed: int = 1) -> list[tuple[float, float]]:
+def samples(per_hour: float, *, noise: float, seed: int = 1) -> list[tuple[float, float]]:
     """An hour of a measure: a level, a growth, and uniform noise."""
     chance = random.Random(seed)
-    return [(t, level + per_hour * t / HOUR_S + chance.uniform(-noise, noise)) for t in range(0, int(HOUR_S), 30)]
+    return [(t, 250.0 + per_hour * t / HOUR_S + chance.uniform(-noise, noise)) for t in range(0, int(HOUR_S), 30)]
 
 
 def test_the_line_of_points_without_noise_is_theirs() -> None:

@@ -42,19 +42,19 @@ class Bench:
         self.stage.take_grants(MODULE, [self.grant])
         self.contributions: list[Sealed[Contribution]] = []
 
-    def work(self, base: Made | None, *, author: Signer = WORKER, path: PathId = PATH, seed: int = 0) -> Any:
+    def work(self, base: Made | None, *, author: Signer = WORKER, seed: int = 0) -> Any:
         payload = gradient_bytes(self.run, MODULE, seed=seed)
         changes: dict[str, Any] = {}
         if base is not None:
             changes = {"base_version": base.version.version, "base_digest": base.version.digest}
-        document = contribution_of(self.run, author, payload, module=MODULE, path=path, **changes)
+        document = contribution_of(self.run, author, payload, module=MODULE, path=PATH, **changes)
         return seal(author, document), payload
 
-    def make(self, after: Made | None = None, *, leader: Signer = LEADER, seed: int = 0, term: int = TERM) -> Any:
+    def make(self, after: Made | None = None, *, leader: Signer = LEADER, seed: int = 0) -> Any:
         """The next version, of one contribution: sealed, and what was made."""
         admitted = [self.work(after, seed=seed)]
         self.contributions += [sealed for sealed, _ in admitted]
-        sealed, made = version_of(self.run, leader, admitted, term=term, after=after)
+        sealed, made = version_of(self.run, leader, admitted, term=TERM, after=after)
         if leader is LEADER:  # of the group that has a mirror
             sealed = seal(leader, replace(sealed.document, grant=self.grant.id))
         return sealed, made

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.processes import DAEMON, Spent, spent, start_helper
-from benchmarks.transfer.__main__ import tables
-from benchmarks.transfer.measure import (
+from benchmarks.transfer.__main__ import (
     ANNOUNCED,
     AVERAGED,
     CLOSED,
@@ -23,6 +22,7 @@ from benchmarks.transfer.measure import (
     ends_of,
     fan_ins,
     phases_of,
+    tables,
 )
 from benchmarks.transfer.owner import config_of, model_of
 from dipaco_p2p.config import CompressionConfig

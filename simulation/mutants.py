@@ -24,7 +24,6 @@ from dipaco_p2p.owner.chain import ModuleChain
 from dipaco_p2p.owner.intake import Intake
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.leadership import Leadership
-from dipaco_p2p.owner.replication import Replication
 from dipaco_p2p.program import files
 from dipaco_p2p.protocol import admission, owners
 from dipaco_p2p.protocol.admission import ADMITTED
@@ -334,12 +333,7 @@ async def _done(*parts: Any, **named: Any) -> None:
     """Nothing, and at once."""
 
 
-@mutant("no replication before the receipt", faults=LEADERS_DIE)
-def no_replication(patches: Patches) -> None:
-    @patches.wrap(Replication, "keep")
-    async def keep(original: Any, self: Replication, sealed: Any, payload: bytes) -> Any:
-        self._chain.add(sealed)
-        return self._node.peer, *(replica.peer for replica in self.replicas()[:1])
+replacing("a holder signs for what it does not keep", (ModuleChain, "keep_contribution", _nothing), faults=LEADERS_DIE)
 
 
 @mutant("takeover forgets open contributions", faults=LEADERS_DIE)

@@ -369,7 +369,7 @@ def newcomer_displaces(patches: Patches) -> None:
     original = owners.successors
 
     def successors(module: Any, heartbeats: Mapping[Any, Any], **known: Any) -> Any:
-        return original(module, heartbeats, incumbent=None, group=())
+        return original(module, heartbeats, incumbent=None, group=(), workers=frozenset(heartbeats))
 
     patches.replace_everywhere("successors", original, successors)
     patches.replace(owners, "successors", lambda before: successors)

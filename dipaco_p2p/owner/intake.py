@@ -119,21 +119,23 @@ class Intake:
             id_: sealed for id_, sealed in self.receipts.items() if sealed.document.round >= head - 1 - self._staleness
         }
 
-    def is_in(self, path: PathId, base: int, *, without: PeerId) -> bool:
-        """Whether work of another on `path` from version `base` counts, or will."""
-        return any(peer != without for peer, known, _ in self._work_from(base) if known == path)
-
-    def others(self, author: PeerId, path: PathId, *, base: int) -> int:
-        """On how many further paths the work of `author` from version `base` counts, or will."""
-        return sum(peer == author and known != path for peer, known, _ in self._work_from(base))
-
-    def have_worked(self, peers: Sequence[PeerId], path: PathId, *, base: int) -> bool:
-        """Whether any of these claimants has worked on `path` lately; in the first round nobody could have."""
-        return bool(peers) if base == 0 else not self._ledger.workers_on(path).isdisjoint(peers)
-
-    def _work_from(self, base: int) -> list[Key]:
-        """Not what only arrives: anybody may send that."""
-        return [key for key, id_ in self._contributed.items() if key[2] == base and self.has(id_)]
+    def hold(
+        self, contribution: Contribution, *, since_s: float | None, before: Sequence[PeerId], arrivals: Arrivals
+    ) -> Hold:
+        """What is known of the claim behind a contribution, which its author has `since_s`, after those `before`."""
+        author, path, base = contribution.author, contribution.path, contribution.base_version
+        # Not what only arrives: anybody may send that.
+        work = [(key[0], key[1]) for key, id_ in self._contributed.items() if key[2] == base and self.has(id_)]
+        is_in = any(peer != author and known == path for peer, known in work)
+        # In the first round nobody could have worked.
+        have_worked = bool(before) if base == 0 else not self._ledger.workers_on(path).isdisjoint(before)
+        return Hold(
+            since_s=since_s,
+            opened_s=arrivals.opened_s.get(base),
+            is_covered=is_in or have_worked,
+            others=sum(peer == author and known != path for peer, known in work),
+            next_s=arrivals.next_s(author, self._run.config.rounds, base=base),
+        )
 
     @property
     def _staleness(self) -> int:
@@ -159,19 +161,13 @@ async def require_claim(
 ) -> None:
     """Raise Refused unless its author trains the path, as far as we have seen. Asked last, since it may take a look at
     the DHT. `arrivals` are those of this leader; `deadline_s` is how long the open round waits."""
-    author, path, base = contribution.author, contribution.path, contribution.base_version
+    author, path = contribution.author, contribution.path
     if author == node.peer:
         return
     since_s = await node.watch.claimed_s(author, path)
     order = ranking(path, node.watch.claims[path])
     before = order[: order.index(author)] if author in order else order
-    hold = Hold(
-        since_s=since_s,
-        opened_s=arrivals.opened_s.get(base),
-        is_covered=intake.is_in(path, base, without=author) or intake.have_worked(before, path, base=base),
-        others=intake.others(author, path, base=base),
-        next_s=arrivals.next_s(author, node.run.config.rounds, base=base),
-    )
+    hold = intake.hold(contribution, since_s=since_s, before=before, arrivals=arrivals)
     verdict = judge_claim(contribution, hold, now_s=node.clock.now_s(), deadline_s=deadline_s)
     if verdict.reason is not None:
         raise Refused(verdict.detail, reason=verdict.reason)

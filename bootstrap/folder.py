@@ -26,7 +26,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.protocol.documents import Manifest, Sealed, Sharding, unseal
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.swarm.identity import load_or_create
+from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create
 
 WARMUP, GRID = "warmup", "grid"
 DECREES = "decrees"
@@ -184,7 +184,7 @@ def invitation_of(folder: Path, peer: str, *, at_s: float) -> str:
     if (policy := run.config.admission.policy) != INVITE:
         hint = 'only a run file with `policy = "invite"` in [admission] makes a run of the invited'
         raise ConfigError(f"the admission of {run.name} is `{policy}`: nobody is invited to it", hint=hint)
-    signer = load_or_create(folder / "identity.key")
+    signer = load_or_create(folder / KEY_NAME)
     if signer.peer != run.manifest.author:
         raise IntegrityError(f"the key in `{folder}` is not this run's coordinator's", hint=KEY_HINT)
     return write_code(invite(signer, run.origin, PeerId(peer), at_s=at_s))

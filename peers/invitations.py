@@ -19,7 +19,7 @@ from dipaco_p2p.protocol.documents import run_name, unseal
 from dipaco_p2p.protocol.invitations import Invitation
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.swarm.identity import load_or_create
+from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create
 
 NAME = "invitations.json"
 RUNS_MAX = 64
@@ -83,7 +83,7 @@ def invite_by(home: Path, text: str, *, run: str | None, at_s: float) -> str:
         what = f"run:{wanted[:8]}" if wanted else "any run"
         hint = "join with one first: `dipaco-peer join TICKET --invitation CODE`; or name its folder with --home"
         raise ConfigError(f"the volunteer in `{home}` was not invited to {what}", hint=hint)
-    chain, signer = kept(home, found[0]), load_or_create(home / "identity.key")
+    chain, signer = kept(home, found[0]), load_or_create(home / KEY_NAME)
     if chain[-1].document.peer != signer.peer:
         message = f"the invitation in `{home}` is for {chain[-1].document.peer}, and this volunteer is {signer.peer}"
         raise ConfigError(message, hint=ASK_HINT)

@@ -151,7 +151,7 @@ async def test_a_ban_of_one_peer_takes_all_that_it_let_in_along(tmp_path: Path) 
         assert await stage.offer(BERT, chain[:2]) == Reason.UNINVITED
         assert await stage.offer(CARA, chain) == Reason.UNINVITED
         assert await stage.offer(CARA) == Reason.UNINVITED, "nor by the chain that it showed before"
-        assert await stage.offer(CARA, stage.chain(CARA)) == "taken", "the coordinator may invite it anew"
+        assert await stage.offer(CARA, stage.chain(CARA)) == "taken", "the coordinator may invite it again"
 
 
 async def test_a_ban_takes_no_receipt_back(tmp_path: Path) -> None:

@@ -266,6 +266,8 @@ def strangers_lead_ahead(patches: Patches) -> None:
         order = original(module, heartbeats, **named)
         return sorted(order, key=lambda peer: heartbeats[peer].role == "seed")
 
+    patches.replace(Terms, "_is_stranger", _always(False))  # else the seed grants them nothing, whatever the order
+
 
 replacing("an idle leader keeps its module", (Terms, "takes_back", _always(False)), faults=("idle leader",))
 

@@ -3,8 +3,9 @@
 A term of a module is granted once, to one peer, and only when the last leader is gone: its head has expired or it
 resigned. What a group granted itself while the seed node was away counts as any other term; whoever asks shows it.
 
-Whoever asks may be a stranger. So it must be its turn (protocol/owners.py); one mirror of its group is our choice; and
-a leader that makes no version for longer than any round takes loses the module to us, until there is a version again.
+Whoever asks may be a stranger. So its work must be on a chain of ours, since we are there to lead ourselves; it must be
+its turn (protocol/owners.py); one mirror of its group is our choice; and a leader that makes no version for longer than
+any round takes loses the module to us, until there is a version again.
 """
 
 from __future__ import annotations
@@ -134,7 +135,12 @@ class Terms(Granting):
         is not for the group to say; whoever has worked meanwhile may go on, as after a partition."""
         mandate = [sealed.document for sealed in self._node.mandates.newest(module)]
         is_theirs = len(mandate) > 1 and mandate[-1].leader == leader and mandate[0].leader == self._node.peer
-        return is_theirs and leader not in self._chains.workers and not self.is_catching_up
+        return is_theirs and self._is_stranger(leader) and not self.is_catching_up
+
+    def _is_stranger(self, peer: PeerId) -> bool:
+        """Whether the last versions count no work of it: it could stop a module, so it gets none while we live. Nor
+        while we catch up and lead nothing ourselves: that is soon over, and we take over then what others have done."""
+        return peer not in self._chains.workers
 
     async def grant(self, peer: PeerId, module: ModuleId, *, term: int, mirrors: tuple[PeerId, ...]) -> None:
         """Grant `term` to `peer`; the mandates have it then.
@@ -185,6 +191,9 @@ class Terms(Granting):
         watch, ledger, newest = self._node.watch, self._chains[module].ledger, self._node.mandates.grant(module)
         if newest is not None and newest.leader == peer:
             return
+        if self._is_stranger(peer):
+            detail = f"{module} falls to this seed node, and to those whose work the last versions count"
+            raise Refused(detail, reason=Reason.NOT_LEADER)
         if peer not in watch.heartbeats:
             await watch.read_peers()
         if self._idled[module, peer] and any(not self._idled[module, other] for other in watch.volunteers()):
@@ -195,7 +204,7 @@ class Terms(Granting):
             raise Refused(detail, reason=Reason.NOT_LEADER)
         slack_s = SLACK_HEARTBEATS * self._node.run.config.liveness.heartbeat_ttl_s
         await watch.read_heads(module)
-        # While we gave no term to anybody, nobody had a turn: else all have had theirs, and a stranger may come first.
+        # While we gave no term to anybody, nobody had a turn: else all have had theirs, and the last may come first.
         since_s = -math.inf if self.is_catching_up else self._caught_up_s
         if not watch.falls_to(module, peer, workers=self._chains.workers, since_s=since_s, slack_s=slack_s):
             leader = watch.leader(module)

@@ -5,7 +5,8 @@
   of any module count, since any stranger may have become a mirror, but it has not worked. Then come others who did.
 - The seed node comes next: it leads while nobody who has worked does, so in the first round of a run, and hands over
   when one asks. It is never named as a mirror, since its archive keeps everything anyway.
-- Strangers come last, mirrors before others: whoever leads can stop a module for a while, and has to earn it.
+- Strangers come last, mirrors before others: whoever leads can stop a module for a while, and has to earn it. While the
+  seed node lives it grants them nothing (bootstrap/coordinator/terms.py).
 - Every peer computes the same from the same view; who really leads is settled by the term (grants.py).
 
 Source: rendezvous (highest random weight) hashing, Thaler and Ravishankar 1998.

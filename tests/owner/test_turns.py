@@ -25,9 +25,19 @@ from dipaco_p2p.topology import ModuleId
 
 
 def ahead_of(world: World, leader: TinyLeader, module: ModuleId = MODULE) -> TinyLeader:
-    """A peer with a key that was made to come before `leader`'s."""
-    number = next(each for each in range(100, 200) if rank(module, [signer(each).peer, leader.peer])[1] == leader.peer)
-    return world.leader(number, has_worked=False)
+    """A stranger with a key that was made to come before `leader`'s."""
+    return world.leader(_number(leader, module, place=1), has_worked=False)
+
+
+def behind(world: World, leader: TinyLeader) -> TinyLeader:
+    """A peer that has worked, and comes after `leader`."""
+    return world.leader(_number(leader, MODULE, place=0))
+
+
+def _number(leader: TinyLeader, module: ModuleId, *, place: int) -> int:
+    """Of a key beside which `leader` has this place in rank."""
+    numbers = range(100, 200)
+    return next(each for each in numbers if rank(module, [signer(each).peer, leader.peer])[place] == leader.peer)
 
 
 async def lose_leader(world: World, leader: TinyLeader, worker: TinyLeader) -> None:
@@ -127,29 +137,51 @@ async def test_a_stranger_that_is_a_mirror_comes_after_those_who_worked(tmp_path
         await second.lead(MODULE)
 
 
-async def test_a_stranger_leads_once_those_who_worked_had_their_time(tmp_path: Path) -> None:
-    """They live, and yet they may be unable to lead."""
+async def test_no_stranger_leads_while_the_seed_node_lives(tmp_path: Path) -> None:
+    """Those who worked live, and yet they may be unable to lead: then the seed leads, however long it takes it."""
     async with on_stage(tmp_path) as (world, first, second, author):
         stranger, ttl_s = ahead_of(world, second), world.run.config.liveness.heartbeat_ttl_s
         await lose_leader(world, first, second)
+        await asyncio.sleep(3 * (2 + WORKER_TTLS) * ttl_s)
         await require_refused(stranger)
-        await asyncio.sleep((2 + WORKER_TTLS) * ttl_s)  # theirs, and the seed node's
-        await stranger.lead(MODULE)
+        world.seed.ownership._may_take = lambda: True
+        await eventually(lambda: MODULE in world.seed.ownership.modules)
+
+
+async def test_a_stranger_in_the_last_group_gets_nothing_from_a_seed_that_catches_up(tmp_path: Path) -> None:
+    """Seeds 547 and 787: nobody's work was on a restarted seed's chains, and a mirror had the module for 100 s."""
+    async with on_stage(tmp_path, owners=2) as (world, first, second, author):
+        stranger, ttl_s = world.leader(70, has_worked=False), world.run.config.liveness.heartbeat_ttl_s
+        await second.die(world)
+        await expired(world)
+        await first.lead(MODULE)
+        await eventually(lambda: stranger.node.mandates.term(MODULE) == world.seed.term(MODULE))
+        await seed_away(world, stranger)
+        await first.die(world)
+        world.known.clear()
+        await seed_back(world, stranger)
+        await eventually(lambda: not world.seed.node.watch.heads[MODULE])
+        await asyncio.sleep(3 * ttl_s)
+        grant = world.seed.node.mandates.grant(MODULE)
+        assert grant is not None and grant.mirrors == (stranger.peer,) and world.seed.terms.is_catching_up
+        await require_refused(stranger)
+        await eventually(lambda: not world.seed.terms.is_catching_up)
+        await eventually(lambda: MODULE in world.seed.ownership.modules)
 
 
 async def test_nobody_had_a_turn_while_the_seed_node_was_away(tmp_path: Path) -> None:
-    """Seed 1623: a stranger came first, for all had waited long by the time that anybody could be granted a term."""
+    """Seed 1623: the last in rank came first, for all had waited long before anybody could be granted a term."""
     async with on_stage(tmp_path) as (world, first, second, author):
-        stranger, ttl_s = ahead_of(world, second), world.run.config.liveness.heartbeat_ttl_s
+        later, ttl_s = behind(world, second), world.run.config.liveness.heartbeat_ttl_s
         await lose_leader(world, first, second)
-        await seed_away(world, second, stranger)
+        await seed_away(world, second, later)
         await asyncio.sleep(5 * ttl_s)
-        await seed_back(world, second, stranger)
+        await seed_back(world, second, later)
         world.seed.ownership._may_take = lambda: False
         await eventually(lambda: bool(world.seed.node.watch.volunteers()))
         assert world.seed.terms.is_catching_up
         await eventually(lambda: not world.seed.terms.is_catching_up)
-        await require_refused(stranger)
+        await require_refused(later)
         await second.lead(MODULE)
 
 

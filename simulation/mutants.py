@@ -113,8 +113,9 @@ def planted(name: str | None) -> Iterator[None]:
 OUTAGES = ("power cut", "total outage", "torn write")
 HOSTILE = ("hostile peer",)
 LEADERS_DIE = ("gone for good", "disk loss", "crash")
-BRANCHES = ("partition", "one-way cut", "seed death", "freeze", "crash")
-"""Under which some branches are left."""
+BRANCHES = ("partition", "freeze")
+"""Under which most branches are left. Yet only in one seed of twenty one half alone has what it counted; any fault
+beside these makes that rarer."""
 
 
 def _nothing(original: Any) -> Callable[..., None]:
@@ -348,7 +349,7 @@ def takeover_forgets(patches: Patches) -> None:
     patches.replace(Leadership, "_resubmit", lambda original: _done)
 
 
-@mutant("merge drops the losing branch's contributions", faults=BRANCHES, seeds=(29,))
+@mutant("merge drops the losing branch's contributions", faults=BRANCHES)
 def merge_drops(patches: Patches) -> None:
     @patches.wrap(ModuleChain, "_leave")
     def leave(original: Any, self: ModuleChain, version: int) -> None:

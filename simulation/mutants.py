@@ -65,40 +65,34 @@ class Patches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One error, and where to look for it first."""
+    """One error, and where to look for it."""
 
     plant: Plant
     faults: tuple[str, ...] = ()
     """The faults under which it shows soonest; empty for all."""
-    seeds: tuple[int, ...] = ()
 
 
 MUTANTS: dict[str, Mutant] = {}
 
 
-def mutant(name: str, *, faults: tuple[str, ...] = (), seeds: tuple[int, ...] = ()) -> Callable[[Plant], Plant]:
+def mutant(name: str, *, faults: tuple[str, ...] = ()) -> Callable[[Plant], Plant]:
     """Register an error under its name."""
 
     def register(plant: Plant) -> Plant:
-        MUTANTS[name] = Mutant(plant=plant, faults=faults, seeds=seeds)
+        MUTANTS[name] = Mutant(plant=plant, faults=faults)
         return plant
 
     return register
 
 
-def replacing(
-    name: str,
-    *changes: tuple[Any, str, Callable[[Any], Any]],
-    faults: tuple[str, ...],
-    seeds: tuple[int, ...] = (),
-) -> None:
+def replacing(name: str, *changes: tuple[Any, str, Callable[[Any], Any]], faults: tuple[str, ...]) -> None:
     """Register an error that only replaces attributes: of what, under which name, and what `make(original)` gives."""
 
     def plant(patches: Patches) -> None:
         for home, attribute, make in changes:
             patches.replace(home, attribute, make)
 
-    mutant(name, faults=faults, seeds=seeds)(plant)
+    mutant(name, faults=faults)(plant)
 
 
 @contextlib.contextmanager
@@ -276,7 +270,6 @@ replacing(
     "a claim alone keeps others from a path",
     (Sightings, "_judge", _always(None)),
     faults=("idle claimant", "gone for good", "leave", "seed death"),
-    seeds=(48,),
 )
 
 

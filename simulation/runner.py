@@ -224,7 +224,7 @@ def catch(name: str, seeds: Sequence[int]) -> Result | None:
     """The first run with the error that breaks something which the same run without it keeps."""
     mutant = MUTANTS[name]
     faults = mutant.faults or Wish().faults
-    for seed in dict.fromkeys([*mutant.seeds, *seeds]):
+    for seed in seeds:
         result = play_seed(seed, Wish(mutant=name, faults=faults))
         if result.broken and not play_seed(seed, Wish(faults=faults)).broken:
             return result

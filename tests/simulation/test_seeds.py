@@ -87,7 +87,7 @@ def test_a_seed_repeats_its_run_in_another_process() -> None:
 @pytest.mark.parametrize("name", ["receipt before the disk", "momentum applied without contributors"])
 def test_a_planted_error_is_found_and_gone_afterwards(name: str) -> None:
     faults = MUTANTS[name].faults
-    results = (play_seed(seed, Wish(mutant=name, faults=faults)) for seed in (*MUTANTS[name].seeds, *range(1, 6)))
+    results = (play_seed(seed, Wish(mutant=name, faults=faults)) for seed in range(1, 6))
     caught = next((result for result in results if result.broken), None)
     assert caught is not None
     assert play_seed(caught.seed, Wish(faults=faults)).broken == ()

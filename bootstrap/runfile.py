@@ -3,7 +3,8 @@
     [run]       name, seed               \\
     [model]     and [[model.levels]]      |  `RunConfig`: shared by all participants, part of the fingerprint
     [warmup] [routing] [inner] [outer]    |
-    [rounds] [liveness] [admission]      /
+    [rounds] [liveness] [admission]       |
+    [judging]                            /
     [corpus]    where the text comes from   only this machine's business
     [node]      where the coordinator listens, and how much of its line blobs may take
     [leaderboard]  whether and where its public page is served
@@ -23,6 +24,7 @@ import textwrap
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +33,7 @@ from dipaco_p2p.config import (
     AdmissionConfig,
     CompressionConfig,
     InnerConfig,
+    JudgingConfig,
     LivenessConfig,
     ModelConfig,
     OuterConfig,
@@ -136,7 +139,7 @@ class LeaderboardConfig:
 class RunFile:
     """All that a run file says."""
 
-    run: RunConfig = field(default_factory=RunConfig)
+    run: RunConfig = field(default_factory=partial(RunConfig, judging=JudgingConfig()))
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
     leaderboard: LeaderboardConfig = field(default_factory=LeaderboardConfig)
@@ -172,6 +175,7 @@ class _Layout:
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    judging: JudgingConfig = field(default_factory=JudgingConfig)
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
     leaderboard: LeaderboardConfig = field(default_factory=LeaderboardConfig)

@@ -284,6 +284,16 @@ class AdmissionConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JudgingConfig:
+    """Whether other peers measure work before it counts (the loss gate)."""
+
+    judges: int = bounded(2, low=0, high=8)
+    """How many measure each work; where they differ the coordinator's seed node is asked as well. 0: nobody does."""
+    sequences: int = bounded(32, low=8, high=256)
+    """Sequences of the path's shard that a judge measures it on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Everything all participants must share; see docs/protocol.md for the fingerprint made from it."""
 
@@ -300,6 +310,7 @@ class RunConfig:
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
     admission: AdmissionConfig = added(AdmissionConfig())
+    judging: JudgingConfig = added(JudgingConfig(judges=0))
 
     def __post_init__(self) -> None:
         if not self.name.replace("-", "").replace("_", "").isalnum() or len(self.name) > 64:

@@ -8,23 +8,25 @@ Credit is that of protocol/credit.py, so the sum is the leaderboard's.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from dipaco_p2p.clock import Clock
-from dipaco_p2p.errors import ConfigError, SwarmError
-from dipaco_p2p.node.node import open_observer
-from dipaco_p2p.node.reading import fetch_chain, fetch_judgements, open_connection
+from dipaco_p2p.errors import ConfigError, DipacoError, SwarmError
+from dipaco_p2p.node.node import Observer, open_observer
+from dipaco_p2p.node.reading import fetch_chain, fetch_judgements, fetch_rejections, open_connection
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.credit import Earned, recent_credit, share_credit
-from dipaco_p2p.protocol.documents import ModuleVersion, Share
+from dipaco_p2p.protocol.documents import ModuleVersion, Share, rejected
 from dipaco_p2p.protocol.judgement import Judgement
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create
@@ -33,6 +35,18 @@ from dipaco_p2p.topology import ModuleId
 
 Chains = Mapping[ModuleId, Sequence[ModuleVersion]]
 """The versions of each module from the first one on."""
+
+WORDS: Mapping[str, str] = {
+    Reason.HARMFUL: "other volunteers measured that it makes its path worse. Nothing to do if it stays one;"
+    " if it goes on, let `dipaco-peer doctor` look at this machine.",
+    Reason.LITTLE_GAIN: "other volunteers measured that it gains far less than others' work does."
+    " If it goes on, let `dipaco-peer doctor` look at this machine.",
+    Reason.UNJUDGED: "nobody could measure it, or those who did found different things, and no version counts earlier"
+    " work of yours yet. Stay: the path is trained again, and counts once it was measured.",
+    Reason.NORM: "its outer gradient is too long or too short beside others'. The path starts over by itself.",
+    Reason.COVERED: "others were training the path when this volunteer came. It begins with the next round.",
+}
+OTHERWISE = "docs/protocol.md, section 7, says what this means."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +69,8 @@ class ModuleAccount:
     waiting: tuple[str, ...]
     """Ids of contributions with a receipt, whose round is still open."""
     not_counted: tuple[str, ...]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why, as the module's leader says, of those that it has a note on."""
 
     @property
     def credit(self) -> float:
@@ -78,6 +94,8 @@ async def show_me(text: str, home: Path, *, expected: str | None, is_whole: bool
     console.print(f"volunteer {me}\n")
     for run, modules in zip(stages, accounts, strict=True):
         console.print(_table(run, modules, is_whole=is_whole))
+    for line in explained([module for modules in accounts for module in modules]):
+        console.print(line)
     _print_sum([module for modules in accounts for module in modules], stages[-1], console, now_s=clock.now_s())
 
 
@@ -130,7 +148,19 @@ async def _account(run: Run, swarm: Swarm, me: PeerId, home: Path, clock: Clock)
         judgements = await fetch_judgements(node)
     except SwarmError:  # only the coordinator has them; credit does without
         judgements = []
-    return account(run, chains, judgements, receipts, me)
+    return [
+        replace(one, reasons=await _reasons(node, one.module, me) if one.not_counted or one.waiting else {})
+        for one in account(run, chains, judgements, receipts, me)
+    ]
+
+
+async def _reasons(node: Observer, module: ModuleId, me: PeerId) -> dict[str, str]:
+    """What the module's leader says of our work that it refused lately."""
+    try:
+        found = await fetch_rejections(node, module)
+    except DipacoError:  # its notes are lost with it; what is counted is known without
+        return {}
+    return {rejected(one).id: one.reason for one in found if one.contribution.author == me}
 
 
 def read_receipts(history: Path) -> dict[str, tuple[ModuleId, int]]:
@@ -153,8 +183,16 @@ def _table(run: Run, modules: Sequence[ModuleAccount], *, is_whole: bool) -> Tab
             what = f"  version {counted.version}: {share.contribution[:12]} of {share.path}, weight {share.weight:.3f}"
             table.add_row(what, "", "", "", f"{counted.credit:,.0f}")
         for id_ in (*one.waiting, *one.not_counted) if is_whole else ():
-            table.add_row(f"  {id_[:12]}: {'waiting' if id_ in one.waiting else 'not counted'}", "", "", "", "")
+            what = "waiting" if id_ in one.waiting and id_ not in one.reasons else "not counted"
+            reason = f", {one.reasons[id_]}" if id_ in one.reasons else ""
+            table.add_row(f"  {id_[:12]}: {what}{reason}", "", "", "", "")
     return table
+
+
+def explained(modules: Sequence[ModuleAccount]) -> list[str]:
+    """A line for each reason why work was refused lately: how often, what it means, and what to do."""
+    counts = Counter(reason for one in modules for reason in one.reasons.values())
+    return [f"{count} refused as {reason}: {WORDS.get(reason, OTHERWISE)}" for reason, count in sorted(counts.items())]
 
 
 def _print_sum(modules: Sequence[ModuleAccount], run: Run, console: Console, *, now_s: float) -> None:

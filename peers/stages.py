@@ -23,6 +23,7 @@ from dipaco_p2p.node.stages import Stages, check_next_stage, fetch_stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch, serve_decrees
 from dipaco_p2p.owner.chain import Chains
+from dipaco_p2p.owner.judge import Judge, Measure
 from dipaco_p2p.owner.leadership import Electing, Leadership
 from dipaco_p2p.program.console import log_to
 from dipaco_p2p.program.history import History
@@ -37,6 +38,7 @@ from .decrees import ask_first
 from .display import show
 from .governor.governor import between_steps
 from .governor.machine import give_memory_back, trainer_settings
+from .path.kept import outbox_of
 from .path.trainer import PathTrainer
 from .status import Pauses, Status, in_words
 from .volunteer import Volunteer
@@ -54,6 +56,7 @@ class Parts:
     make_trainer: Callable[..., PathTrainer] = PathTrainer
     show: Callable[[Status, History], AbstractAsyncContextManager[None]] = show
     log_to: Callable[[Path], None] = partial(log_to, verbose=False)
+    measure: Measure | None = None
 
 
 async def _stay() -> None:
@@ -232,7 +235,7 @@ class StageRunner:
         node.invitations.own = self._entrance.invitations
         watch = node.watch
         watch.typed.update(self.typed)
-        serve_store(scope, store)
+        serve_store(scope, store, outbox_of(store))
         serve_decrees(node.swarm, node.decrees, node.presence)
         serve_shardings(node)
         history.add("joined", run=run.origin, stage=run.manifest.stage, peer=scope.peer)
@@ -245,8 +248,11 @@ class StageRunner:
         node = self.node
         assert node is not None
         volunteer: Volunteer | None = None
+        chains, judge = Chains(node), Judge(node, device=self._device, measure=self._parts.measure)
+        chains.appraise = judge.appraise
+        judge.serve()
         ownership = Leadership(
-            Chains(node),
+            chains,
             Electing(node),
             may_take=lambda: volunteer is not None and volunteer.is_run_open(),
         )

@@ -1,6 +1,7 @@
 """What stands in for training: a step in a direction that depends on path, round, base and replica alone.
 
-Everything around it is the real thing: outer gradients, compression, residuals, the path's state.
+Everything around it is the real thing: outer gradients, compression, residuals, the path's state. All honest steps make
+parameters smaller on the whole, by `DRIFT` of what they move; so that is what the toy loss is, and what judges measure.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.config import PROTOCOL_VERSION, RunConfig
@@ -21,6 +23,7 @@ from dipaco_p2p.core.model.shards import Shard, encode_shard
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.judge import Gains
 from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, Sealed, ShardRef, seal
 from dipaco_p2p.protocol.norms import lr_sum
 from dipaco_p2p.protocol.signing import Signer
@@ -29,7 +32,10 @@ from peers.path.trainer import Flat, PathTrainer
 
 STEP_SIZE = 0.5
 """What a parameter moves in a round, in sums of its learning rates."""
-SEQUENCES = 4
+DRIFT = 0.5
+NOISE = 0.2
+"""How much the toy loss differs from one sequence to another."""
+SEQUENCES = 12
 NOTHING = BlobRef.of(b"nobody reads it here")
 
 
@@ -84,7 +90,18 @@ class FakeTrainer(PathTrainer):
 def _trained(flat: Flat, what: str, *, far: float) -> Flat:
     seed = zlib.crc32(flat.tobytes(), zlib.crc32(what.encode()))
     direction = np.random.default_rng(seed).standard_normal(flat.size, dtype=np.float32)
-    return flat - np.float32(far) * direction
+    return flat - np.float32(far) * (direction + np.float32(DRIFT))
+
+
+def toy_gains(run: Run, before: Sequence[Flat], after: Sequence[Flat], sequences: NDArray[np.int32]) -> Gains:
+    """What a judge measures: by how much the parameters of a path became smaller, on the whole."""
+    gain = float(np.mean([np.mean(old - new, dtype=np.float64) for old, new in zip(before, after, strict=True)]))
+    return gain * (1 + NOISE * np.random.default_rng(0).standard_normal(len(sequences)))
+
+
+def bribed_gains(run: Run, before: Sequence[Flat], after: Sequence[Flat], sequences: NDArray[np.int32]) -> Gains:
+    """What a judge says that calls good work bad, and bad work good."""
+    return -toy_gains(run, before, after, sequences)
 
 
 def make_run(store: Store, config: RunConfig, signer: Signer) -> Run:

@@ -22,6 +22,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import serve_decrees
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
+from dipaco_p2p.owner.judge import Judge, Measure
 from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.program.history import History
@@ -58,6 +59,7 @@ class SeedStage:
         sequences: Callable[[], Sequences],
         clock: Clock,
         make_evaluator: Callable[..., Evaluator] = Evaluator,
+        measure: Measure | None = None,
         on_failure: Callable[[], None] = lambda: None,
         decrees: Decrees | None = None,
     ) -> None:
@@ -79,6 +81,8 @@ class SeedStage:
         )
         self._archive = SeedArchive(run, store)
         self._chains = ArchiveChains(self._node, self._archive, is_closed=lambda: self._catching_up.is_going_on)
+        self._judge = Judge(self._node, measure=measure)
+        self._chains.appraise = self._judge.appraise
         self._catching_up = CatchingUp(self._chains, folder.parent, tell=partial(print, flush=True))
         self._terms = Terms(self._chains, on_deposed=self._on_deposed, is_closed=lambda: self._catching_up.is_going_on)
         self._ownership = Leadership(self._chains, self._terms, may_take=lambda: not self._terms.is_catching_up)
@@ -108,6 +112,7 @@ class SeedStage:
         serve_store(self._node.swarm, self._node.store)
         serve_decrees(self._node.swarm, self._node.decrees, self._node.presence)
         self._terms.serve()
+        self._judge.serve()
         self._chains.listen(self._on_version)
         self._resharding.serve()
         self._records.serve(self._node.swarm)

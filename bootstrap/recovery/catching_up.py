@@ -192,7 +192,7 @@ class Filling:
         for share in version.shares:
             found = self._archive.find(share.contribution)
             missing += found is None or not await self._fetch(found.document.payload, self._holders(version))
-        blobs = (version.snapshot, version.update, version.state)
+        blobs = (version.snapshot, version.update, version.state, version.appraisals)
         for ref in filter(None, blobs):
             missing += not await self._fetch(ref, self._holders(version))
         return missing

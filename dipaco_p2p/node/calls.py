@@ -26,6 +26,7 @@ from ..protocol.documents import (
     Sharding,
     require_peers,
 )
+from ..protocol.gate import Appraisal
 from ..protocol.invitations import LINKS_MAX, Invitation
 from ..protocol.judgement import Check, Judgement
 from ..protocol.reasons import ADMISSION, Reason
@@ -224,6 +225,25 @@ class GetMandate(Request[Page[Grant]]):
     """The newest mandate's grants, the oldest first."""
 
     module: ModuleId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appraised:
+    """The work was measured."""
+
+    appraisal: Sealed[Appraisal]
+
+
+@call(
+    "module.appraise",
+    by="volunteers that can be dialled, the seed",
+    refuses=(Reason.NOT_LEADER, Reason.PAYLOAD_MISSING, Reason.OTHER),
+)
+class Appraise(Request[Appraised]):
+    """Measure the work that a contribution is a part of, for the module's leader."""
+
+    contribution: Sealed[Contribution]
+    sharding: Sealed[Sharding] | None = None
 
 
 # -- of a module, to whoever keeps its chain

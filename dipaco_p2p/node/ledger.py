@@ -113,6 +113,11 @@ class Ledger:
         """Whose work the last versions count."""
         return frozenset(share.peer for sealed in self.versions[-WORK_VERSIONS:] for share in sealed.document.shares)
 
+    @property
+    def authors(self) -> frozenset[PeerId]:
+        """Whose work any version counts."""
+        return frozenset(self._tally.authors)
+
     def has_worked(self, peer: PeerId) -> bool:
         """Whether any version counts work of `peer`."""
         return peer in self._tally.authors

@@ -191,6 +191,14 @@ async def send(
     )
 
 
-def serve_store(swarm: Swarm, store: Store) -> None:
-    """Let anyone read our blobs."""
-    serve_blobs(swarm, store.read_range, store.size)
+def serve_store(swarm: Swarm, *stores: Store) -> None:
+    """Let anyone read our blobs; a blob is looked for in one store after the other."""
+
+    def holding(name: str) -> Store:
+        return next((store for store in stores if store.size(name) is not None), stores[0])
+
+    serve_blobs(
+        swarm,
+        lambda name, *place: holding(name).read_range(name, *place),
+        lambda name: holding(name).size(name),
+    )

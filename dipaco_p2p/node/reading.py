@@ -5,6 +5,7 @@ A program that generates text from a live run and one that keeps account of it a
 
 from __future__ import annotations
 
+import itertools
 import logging
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from ..clock import Clock, SystemClock
 from ..errors import IntegrityError, Refused, SwarmError, Unreachable
-from ..protocol.documents import ModuleVersion, Sealed
+from ..protocol.documents import ModuleVersion, Rejection, Sealed, rejected
 from ..protocol.judgement import Judgement
 from ..protocol.signing import PeerId
 from ..protocol.versions import check_chain
@@ -22,7 +23,7 @@ from ..swarm.addresses import read_address
 from ..swarm.api import Swarm
 from ..swarm.identity import KEY_NAME
 from ..topology import ModuleId
-from .calls import GetChain, GetJudgements, GetVersions
+from .calls import GetChain, GetJudgements, GetRejections, GetVersions
 from .dial import doors, knock
 from .entry import read_entry
 from .items import Page, read_items
@@ -32,6 +33,9 @@ Teller = tuple[PeerId, type[GetVersions] | type[GetChain]]
 """Who has a chain, and the call that it answers."""
 
 log = logging.getLogger(__name__)
+
+REJECTIONS_MAX = 1024
+"""Of one module: a leader keeps fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,3 +172,19 @@ async def _chain_of(
         found += page
         if not page:
             return found
+
+
+async def fetch_rejections(node: Observer, module: ModuleId) -> list[Rejection]:
+    """What the module's leader says that it refused lately: its word. Nothing if nobody leads. Raises SwarmError,
+    Refused, and IntegrityError for pages that do not go on."""
+    leader, found, after = node.watch.leader(module), list[Rejection](), ""
+    while leader is not None:
+        page = read_items(Rejection, await ask(node, leader, GetRejections(module=module, after=after)))
+        ids = [after, *(rejected(sealed.document).id for sealed in page)]
+        if any(one >= following for one, following in itertools.pairwise(ids)):
+            raise IntegrityError(f"rejections of {module} that are out of order")
+        if not page or len(found) > REJECTIONS_MAX:
+            break
+        found += [sealed.document for sealed in page]
+        after = ids[-1]
+    return found

@@ -14,7 +14,7 @@ import hashlib
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ..canonical import digest, is_digest
@@ -97,8 +97,8 @@ class Store:
     def drop(self, name: str) -> None:
         files.disk.remove(self._blob_path(name))
 
-    def drop_unnamed(self) -> int:
-        """Remove every blob whose digest stands in no document, and return how many these were.
+    def drop_unnamed(self, *, but: Collection[str] = ()) -> int:
+        """Remove every blob whose digest stands in no document, `but` these, and return how many these were.
 
         A process that died between a blob and the document that was to name it leaves such blobs, and so does one that
         took uploads of which nothing came. Documents are not understood here: any digest in their bytes counts, so that
@@ -107,6 +107,7 @@ class Store:
         named: set[bytes] = set()
         for path in (self.folder / "documents").glob("*.json"):
             named.update(DIGEST.findall(path.read_bytes()))
+        named.update(name.encode() for name in but)
         unnamed = [path for path in (self.folder / "blobs").glob("*/*") if path.name.encode() not in named]
         for path in unnamed:
             files.disk.remove(path)

@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from ..canonical import Parts
@@ -27,11 +27,13 @@ from ..node.shardings import learn_shardings
 from ..program.files import reach
 from ..protocol.admission import judge
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, is_cosigned
+from ..protocol.gate import Appraisal
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
 from ..protocol.versions import is_final, up_to_last
 from ..topology import ModuleId
 from .intake import admission_rules
+from .kept_appraisals import copy_kept, measure_nothing, names_of, read_kept
 from .outer_state import KeptState
 from .rollback import undo_again
 from .version import Admitted, Made, PayloadLost, made_and_kept, make_again, stored
@@ -50,6 +52,8 @@ class Chains:
         self._chains: dict[ModuleId, ModuleChain] = {}
         self.on_expired: Callable[[Sealed[Contribution], str], None] = lambda sealed, reason: None
         """Told of every contribution that expires here, and why."""
+        self.appraise: Callable[[Contribution], Awaitable[Sealed[Appraisal]]] = measure_nothing
+        """This peer's own judge."""
 
     def __getitem__(self, module: ModuleId) -> ModuleChain:
         if module not in self._chains:
@@ -95,7 +99,8 @@ class ModuleChain:
         self._chains = chains
         self._lock = asyncio.Lock()
         self._pruned = 0
-        """How many versions, from the first on, have no blob here any more."""
+        """How many versions, from the first on, have no blob here any more, but perhaps what judges said of them."""
+        self._settled = 0  # how many have not even that
         self._orphans: set[str] = set()
         """Blobs of versions that were given up."""
 
@@ -157,6 +162,10 @@ class ModuleChain:
     def has_worked(self, peer: PeerId) -> bool:
         """As `Chains.has_worked`, of all the chains that this peer keeps."""
         return self._chains.has_worked(peer)
+
+    async def appraise(self, contribution: Contribution) -> Sealed[Appraisal]:
+        """As `Chains.appraise`."""
+        return await self._chains.appraise(contribution)
 
     def give_up(self) -> None:
         """Leave the versions that are not final: nobody can show what they were made of."""
@@ -364,7 +373,11 @@ class ModuleChain:
             state = await self.state.read_params(parent, holders=[source])
         await learn_shardings(node)
         admitted = [self._admitted(share.contribution) for share in version.shares]
-        make = partial(make_again, node.run, parent, state, admitted, version, norms=self.ledger.norms)
+        said = await read_kept(node, version, holders=[source])
+        norms, known = self.ledger.norms, self.ledger.authors
+        make = partial(
+            make_again, node.run, parent, state, admitted, version, norms=norms, known=known, appraisals=said
+        )
         try:
             async with node.averaging:
                 return await made_and_kept(make, node.store)
@@ -403,6 +416,8 @@ class ModuleChain:
         for sealed in vouched:
             self.append_vouched(sealed)
         await self._copy(kept, remote.peer)
+        if not self.keeps_everything:
+            await copy_kept(self.node, [one for one in vouched if one.document.version > ledger.final], remote.peer)
         for sealed in theirs[len(vouched) :]:
             self._require_led_by(led_by)
             await self._take(sealed, source=remote.peer)
@@ -441,8 +456,8 @@ class ModuleChain:
         log.warning("%s: versions %d to %d were given up", self.module, version + 1, ledger.head.version)
         self.node.history.add("gave_up", module=str(self.module), after=version)
         for sealed in ledger.versions[version:]:  # another branch may name the same blobs
-            self._orphans.update(_blobs(sealed))
-        self._pruned = min(self._pruned, version)
+            self._orphans.update(_blobs(sealed), names_of([sealed]))
+        self._pruned, self._settled = min(self._pruned, version), min(self._settled, version)
         ledger.truncate(version)
         self.lost.update(ledger.open)
         reach("mirror: branch left, contributions not submitted again")
@@ -469,11 +484,12 @@ class ModuleChain:
         self._chains.drop_payloads(names)
 
     def _prune(self, *, keep: int) -> None:
-        """Drop the blobs of versions that nobody's base is any more, of all but the newest `keep`: what a peer keeps is
-        bounded, whatever it leads or mirrors."""
+        """Drop the blobs of all versions but the newest `keep`, as nobody's base: what a peer keeps is bounded."""
         versions, oldest = self.ledger.versions, max(0, self.ledger.head.version - keep)
+        settled = min(oldest, self.ledger.final)
         names = {name for sealed in versions[self._pruned : oldest] for name in _blobs(sealed)} | self._orphans
-        self._orphans = set()
+        names |= names_of(versions[self._settled : settled])
+        self._orphans, self._settled = set(), max(self._settled, settled)
         for name in names - {name for sealed in versions[oldest:] for name in _blobs(sealed)}:
             self.node.store.drop(name)
         self._pruned = max(self._pruned, oldest)

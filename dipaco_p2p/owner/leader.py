@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,10 +24,10 @@ from ..node.ledger import head_record
 from ..node.shardings import learn_shardings
 from ..program.files import reach
 from ..program.tasks import changed_or_later, repeat
-from ..protocol.documents import Contribution, Custody, Grant, ModuleVersion, Receipt, Sealed, Share, seal
+from ..protocol.documents import Contribution, Custody, Grant, ModuleVersion, Receipt, Sealed, seal
 from ..protocol.grants import Mandate
 from ..protocol.reasons import Reason
-from ..protocol.rounds import UPLOAD_SILENCE_S, VERSIONS_TOLD, Arrivals, Entry, OpenRound, Round
+from ..protocol.rounds import UPLOAD_SILENCE_S, Arrivals, OpenRound, Round
 from ..protocol.signing import PeerId
 from ..protocol.versions import Branch, Known
 from .chain import ModuleChain
@@ -35,6 +35,8 @@ from .intake import Intake, receipt_for, require_claim
 from .replication import Replication
 from .rollback import due, undo
 from .takeover import Takeover
+from .telling import told_round, told_version
+from .trials import Trials
 from .version import Made, PayloadLost, StepNotFinite, made_and_kept, make_version
 
 log = logging.getLogger(__name__)
@@ -57,11 +59,14 @@ class Leader:
         self._state: OuterState | None = None
         self._is_fresh = False
         """Whether the outer state was lost, so that the next version says so."""
+        self._said = b""
+        """What judges said of the work in the round that closes."""
         self._round = self._new_round()
         self._arrivals = Arrivals(paths=len(node.run.topology.paths_through(self.module)))
         self._lock = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._arrived = asyncio.Event()  # a contribution was admitted, perhaps the last that the round waits for
+        self._trials = Trials(chain, limit_s=self._deadline_s, on_over=self._arrived.set)
         self._catch_up_s = 0.0
         self._seen_s = node.clock.now_s()
         self._is_leading = self._was_frozen = False
@@ -128,6 +133,7 @@ class Leader:
     async def stop(self) -> None:
         """Admit nothing more; what was admitted is where the next leader finds it."""
         was_leading, self._is_leading = self._is_leading, False
+        self._trials.close()
         with contextlib.closing(self._replication), contextlib.suppress(Refused):
             async with self._lock:
                 if was_leading and not self._replication.is_final:
@@ -165,6 +171,7 @@ class Leader:
         self._intake.judge(sender, sealed, decreed=decreed)
         custody: tuple[Custody, ...] = ()
         if not self._intake.has(sealed.id):
+            self._trials.require(sealed.document)
             with self._intake.arriving(sealed):
                 custody = await self._receive(sender, sealed, is_promised=is_promised)
             if not is_forwarded:
@@ -246,6 +253,7 @@ class Leader:
             self._node.uploads.claim(document.payload.digest)
             is_late, now_s = document.base_version < self.head.version, self._node.clock.now_s()
             self._round = self._round.contributed(document.path, document.author, now_s=now_s, is_late=is_late)
+            self._trials.begin(sealed)
             self._arrived.set()
 
     def _learn_pace(self, document: Contribution) -> None:
@@ -282,10 +290,15 @@ class Leader:
         now_s = self._node.clock.now_s()
         if not self.is_leading or self._is_frozen(now_s) or self._ticked(now_s) is self._round:
             return
+        if self._ticked(now_s).is_closed and not self._trials.is_over(self._intake.admitted):
+            return  # judges are at it
         # Closing too early costs a path its round, so look at the claims once more before.
         await self._node.watch.read_claims(self._round.expected)
         async with self._lock:
-            self._round = self._ticked(now_s)
+            ticked = self._ticked(now_s)
+            if ticked.is_closed and not self._trials.is_over(self._intake.admitted):
+                return
+            self._round = ticked
             if self._round.is_closed and self.is_leading:
                 await self._close()
 
@@ -323,7 +336,16 @@ class Leader:
         return Round(number=self.head.version, expected=frozenset(paths))
 
     async def _close(self) -> None:
-        if made := await self._make_next():
+        judged = [item.sealed for item in self._intake.admitted.values()]
+        self._said = self._trials.record(sealed.document.work for sealed in judged)
+        refused = self._trials.refused(judged)
+        for sealed in judged:
+            if sealed.id in refused:
+                log.warning("%s: %s does not count: %s", self.module, sealed.id[:8], refused[sealed.id])
+                self._intake.expel(sealed)
+                self._chain.expire(sealed, refused[sealed.id])
+        self._trials.clear()
+        if self._intake.admitted and (made := await self._make_next()):
             await self._append(made)
         else:
             self._round = self._new_round()
@@ -369,6 +391,7 @@ class Leader:
             made = await undo(self._node, self._ledger, self._mandate[-1])
             if made is not None:
                 self._intake.undo()
+                self._trials.clear()
                 await self._append(made)
 
     async def _append(self, made: Made) -> None:
@@ -398,6 +421,7 @@ class Leader:
             grant=self._mandate[-1].id,
             author=self._node.peer,
             is_fresh=self._is_fresh,
+            appraisals=self._said,
         )
 
     def _next_round(self, made: Made) -> None:
@@ -437,6 +461,7 @@ class Leader:
         if self._state is None:
             self._state = await self._chain.state.read_params(self.head, holders=holders)
         self._intake = Intake(self._node.run, self._node.store, self._ledger)
+        self._trials.clear()
         self._intake.recall()
         self._round = self._new_round()
         for sealed in list(self._ledger.open.values()):
@@ -458,42 +483,3 @@ class Leader:
             self._chain.expire(sealed, str(error.reason if isinstance(error, Refused) else Reason.PAYLOAD_LOST))
         else:
             self._admit(sealed, norm)
-
-
-def told_round(
-    open_: Round,
-    versions: Sequence[Sealed[ModuleVersion]],
-    *,
-    published: int,
-    sending: Sequence[PeerId],
-    deadline_s: float,
-) -> OpenRound:
-    """What is in, of the version that trainers may see, and what that one and those before it counted. If it is not
-    the head, its round is closed, and the next version is not cosigned yet."""
-    told = reversed(versions[max(0, published - VERSIONS_TOLD) : published])
-    entries = tuple(open_.entries)
-    if published < len(versions):
-        entries = _entries(share for share in versions[-1].document.shares if share.base_version == published)
-    return OpenRound(
-        version=published,
-        entries=entries,
-        counted=tuple(_entries(sealed.document.shares) for sealed in told),
-        sending=tuple(sending),
-        deadline_s=deadline_s,
-    )
-
-
-def _entries(shares: Iterable[Share]) -> tuple[Entry, ...]:
-    return tuple(Entry(path=share.path, peer=share.peer) for share in shares)
-
-
-def told_version(version: ModuleVersion) -> dict[str, Any]:
-    """What its leader's history says of a version."""
-    return {
-        "module": str(version.module),
-        "version": version.version,
-        "digest": version.digest,
-        "contributions": [share.contribution for share in version.shares],
-        "weights": [round(share.weight, 4) for share in version.shares],
-        "term": version.term,
-    } | ({} if version.rollback is None else {"rollback": version.rollback.decree.to})

@@ -25,6 +25,7 @@ from ..protocol.documents import Contribution, Custody, ModuleVersion, Sealed, i
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
 from .chain import ModuleChain
+from .kept_appraisals import read_kept
 
 log = logging.getLogger(__name__)
 
@@ -357,6 +358,11 @@ class Replica:
             if refused.reason != Reason.CONTRIBUTION_MISSING:
                 raise
         await self._chain.recover({share.contribution for share in sealed.document.shares})
+        try:
+            await read_kept(self._node, sealed.document, holders=sorted(self._node.watch.heartbeats))
+        except Refused as refused:
+            self.is_unprovable = self._is_last_word
+            raise IntegrityError(f"{refused}, nor with anybody") from None
         for share in sealed.document.shares:
             contribution = self._ledger.kept.get(share.contribution)
             payload = self._node.store.get(contribution.document.payload.digest) if contribution else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +27,7 @@ from ..protocol.admission import judge_norm
 from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, Share
 from ..protocol.norms import Norms
 from ..protocol.signing import PeerId
+from ..protocol.verdicts import read_appraisals, verdicts
 from ..topology import ModuleId, PathId
 
 LATE_WEIGHT = 0.25
@@ -107,13 +108,15 @@ class Made:
     snapshot: Parts
     update: Parts
     state_blob: Parts
+    appraisals: Parts = ()
 
     @property
     def blobs(self) -> list[tuple[BlobRef, Parts]]:
         """Each with its name."""
+        version = self.version
         named = zip(
-            (self.version.snapshot, self.version.update, self.version.state),
-            (self.snapshot, self.update, self.state_blob),
+            (version.snapshot, version.update, version.state, version.appraisals),
+            (self.snapshot, self.update, self.state_blob, self.appraisals),
             strict=True,
         )
         return [(ref, blob) for ref, blob in named if ref is not None]
@@ -150,10 +153,12 @@ def make_version(
     grant: str,
     author: PeerId,
     is_fresh: bool = False,
+    appraisals: bytes = b"",
 ) -> Made:
     """Average, outer step, quantised update. `state` holds the parent's parameters. Needs one contribution at least.
 
-    `grant` is the id of the grant of `term` to `author`. Raises StepNotFinite, and what reading a contribution raises.
+    `grant` is the id of the grant of `term` to `author`; `appraisals` are what judges said (protocol/verdicts.py).
+    Raises StepNotFinite, and what reading a contribution raises.
     """
     gradients = Gradients(admitted)
     ordered = gradients.items
@@ -188,12 +193,20 @@ def make_version(
         momentum=settings.momentum,
         norm_rule=settings.norm_rule,
         weight=parent.weight + sum(item.sealed.document.tokens for item in ordered),
+        appraisals=BlobRef.of(appraisals) if appraisals else None,
         term=term,
         grant=grant,
         author=author,
     )
     snapshot, update_blob, state_blob = blobs
-    return Made(version=version, state=after, snapshot=snapshot, update=update_blob, state_blob=state_blob)
+    return Made(
+        version=version,
+        state=after,
+        snapshot=snapshot,
+        update=update_blob,
+        state_blob=state_blob,
+        appraisals=(appraisals,),
+    )
 
 
 def make_again(
@@ -204,21 +217,26 @@ def make_again(
     version: ModuleVersion,
     *,
     norms: Norms,
+    appraisals: bytes = b"",
+    known: Container[PeerId] = frozenset(),
 ) -> Made:
     """`version` once more from its parent and its contributions; raises IntegrityError if anything comes out different.
 
-    `norms` are those of the chain up to the parent: which may count, and what longer ones are scaled down to.
+    `norms` are those of the chain up to the parent: which may count, and what longer ones are scaled down to; `known`
+    are those whose work it counts until there, and `appraisals` is the blob that `version` names.
     """
+    items = list(admitted)
     made = make_version(
         run,
         parent,
         OuterState.fresh(state.params) if version.is_fresh else state,
-        admitted,
+        items,
         clip_norm=norms.clip_norm(parent.version),
         term=version.term,
         grant=version.grant,
         author=version.author,
         is_fresh=version.is_fresh,
+        appraisals=appraisals,
     )
     if made.version != version:
         raise IntegrityError(f"version {version.version} of {version.module} does not follow from its contributions")
@@ -229,6 +247,11 @@ def make_again(
         verdict = judge_norm(share.norm, norms, base=share.base_version)
         if verdict.reason is not None:
             detail = f"counts {share.contribution[:8]}: {verdict.detail}"
+            raise IntegrityError(f"version {version.version} of {version.module} {detail}")
+    failed = verdicts(read_appraisals(appraisals), known=known, coordinator=run.manifest.author)
+    for item in items:
+        if (reason := failed.get(item.sealed.document.work)) is not None:
+            detail = f"counts {item.sealed.id[:8]}, which its judges found {reason}"
             raise IntegrityError(f"version {version.version} of {version.module} {detail}")
     return made
 

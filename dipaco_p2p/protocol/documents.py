@@ -15,32 +15,22 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from .. import strict
 from ..canonical import canonical_bytes, digest
-from ..config import ADMISSIONS, SHARES_MAX, RunConfig
+from ..config import ADMISSIONS, LEVELS_MAX, SHARES_MAX, RunConfig
 from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import ModuleId, PathId
 from .decrees import Decree, Rollback
+from .gate import Appraisal
 from .invitations import Invitation
 from .judgement import Check, Judgement
+from .references import BlobRef as BlobRef
+from .references import GenesisRef as GenesisRef
+from .references import Part as Part
+from .references import ShardRef as ShardRef
 from .signing import VALUES_MAX, PeerId, Signer, public_key_of, require_digest, short, verify
 
 REASON_CHARS_MAX = 32
 """Of a rejection's reason."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlobRef:
-    """A blob by the digest of its exact bytes; `size` lets a reader refuse before it allocates."""
-
-    digest: str
-    size: int = bounded(low=0, high=VALUES_MAX)
-
-    def __post_init__(self) -> None:
-        require_digest(self.digest)
-
-    @classmethod
-    def of(cls, *parts: bytes | memoryview) -> BlobRef:
-        return cls(digest=digest(*parts), size=sum(map(len, parts)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +55,27 @@ class Contribution:
     """Tokens trained to make this; weighs in the average up to a full round's worth."""
     loss: float
     """Mean training loss over the steps, in nats per token; said by the trainer, used for display only."""
+    others: tuple[Part, ...] = strict.added(())
+    """The parts of the path's other modules, from the first level on: what judges need to measure the work (gate.py).
+    Their payloads are the author's to give."""
     author: PeerId
 
     def __post_init__(self) -> None:
         require_digest(self.run, self.base_digest)
+        if len(self.others) >= LEVELS_MAX:
+            raise ConfigError(f"`others` are the parts of {len(self.others)} modules, limit {LEVELS_MAX - 1}")
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Of all modules of the path, from the first level on, if it names them."""
+        ours = Part(base_digest=self.base_digest, payload=self.payload)
+        return (*self.others[: self.module.level], ours, *self.others[self.module.level :])
+
+    @property
+    def work(self) -> str:
+        """The id of the round's work that this is a part of: of the same one for all modules of the path."""
+        parts = [strict.plain(part) for part in self.parts]
+        return digest(canonical_bytes([self.run, str(self.path), self.sharding, self.tokens, self.author, parts]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +242,8 @@ class ModuleVersion:
     norm_rule: str
     weight: int = bounded(low=0, high=VALUES_MAX**2)
     """Tokens of all that the chain has counted up to this version: of two branches, more work is the better one."""
+    appraisals: BlobRef | None = strict.added(None)
+    """What judges said of the work that this version counts, and of what it does not count for that (gate.py)."""
     term: int = bounded(low=0, high=VALUES_MAX)
     grant: str
     """The id of the Grant under which the author led; empty for version 0."""
@@ -255,15 +264,6 @@ class ModuleVersion:
     @property
     def digest(self) -> str:
         return self.snapshot.digest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRef:
-    """The shard of one path, as a blob of token ids."""
-
-    path: PathId
-    blob: BlobRef
-    sequences: int = bounded(low=1, high=VALUES_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,14 +300,6 @@ class Scores:
 
     def __post_init__(self) -> None:
         require_digest(self.run, *self.modules)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenesisRef:
-    """Version 0 of one module."""
-
-    module: ModuleId
-    blob: BlobRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,7 +359,7 @@ class Manifest:
 
 
 _Traded = Contribution | Receipt | Grant | ModuleVersion | Sharding | Scores
-Document = _Traded | Judgement | Check | Rejection | Decree | Invitation | Manifest
+Document = _Traded | Appraisal | Judgement | Check | Rejection | Decree | Invitation | Manifest
 D = TypeVar("D", bound=Document)
 
 

@@ -46,6 +46,12 @@ class Reason(StrEnum):
     PAYLOAD_LOST = "payload-lost"
     """Nobody has the payload any more. Only in notes on contributions that expired, as the next one."""
     NOT_FINITE = "not-finite"
+    HARMFUL = "harmful"
+    """Judges measured that it makes its path worse (gate.py)."""
+    LITTLE_GAIN = "little-gain"
+    """Judges measured that it gains much less than others' work."""
+    UNJUDGED = "unjudged"
+    """No judge could measure it, or they do not agree, and no version counts earlier work of its author."""
 
     PAYLOAD_MISSING = "payload-missing"
     """Upload the payload first."""
@@ -107,6 +113,9 @@ ADMISSION = (
     Reason.BANNED,
     Reason.FROZEN,
     Reason.ROLLED_BACK,
+    Reason.HARMFUL,
+    Reason.LITTLE_GAIN,
+    Reason.UNJUDGED,
 )
 """Why a contribution is not admitted (admission.py)."""
 

@@ -34,7 +34,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Start": ("index.md", "join.md", "swarm.md", "define.md"),
     "Volunteers": ("volunteer.md", "trust.md"),
     "Coordinators": ("coordinator.md", "deploy.md", "recover.md", "decrees.md", "leaderboard.md"),
-    "How it works": ("concepts.md", "glossary.md", "design.md", "tour.md", "protocol.md", "security.md"),
+    "How it works": ("concepts.md", "glossary.md", "design.md", "tour.md", "protocol.md", "judging.md", "security.md"),
     "Reference": (
         "reference.md",
         "reference/calls.md",

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
 from dipaco_p2p.node.calls import Contribute
 from dipaco_p2p.node.node import CALL_TIMEOUT_S, Member, send
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, Receipt, Sealed, seal
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Part, Receipt, Sealed, seal
 from dipaco_p2p.protocol.reasons import PASSING, Reason
 from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.protocol.signing import PeerId, short
@@ -151,12 +151,15 @@ class Contributor:
         gradients = await asyncio.to_thread(trainer.outer_gradients, work.before, work.result.flats)
         data = await asyncio.to_thread(trainer.state_bytes, gradients)
         state = await asyncio.to_thread(self._states.keep, assignment.path, data)
-        for gradient, base in zip(gradients, work.bases, strict=True):
+        payloads = [gradient.payload for gradient in gradients]
+        refs = await asyncio.to_thread(self._outbox.keep, payloads)
+        parts = [Part(base_digest=base.digest, payload=ref) for base, ref in zip(work.bases, refs, strict=True)]
+        for place, (gradient, base) in enumerate(zip(gradients, work.bases, strict=True)):
             if gradient.module in assignment.inherited:
                 trainer.keep(gradient)
             elif gradient.module in assignment.missing:
-                payload = await asyncio.to_thread(BlobRef.of, gradient.payload)
-                contribution = self._document(assignment, gradient.module, base, work, payload, state)
+                others = (*parts[:place], *parts[place + 1 :])
+                contribution = self._document(assignment, gradient.module, base, work, refs[place], state, others)
                 await asyncio.to_thread(self._outbox.add, contribution, gradient.payload)
                 pushes.append((contribution, gradient))
         self._on_progress()
@@ -165,7 +168,14 @@ class Contributor:
         return {reason for reason in reasons if reason is not None}
 
     def _document(
-        self, assignment: Assignment, module: ModuleId, base: Base, work: Work, payload: BlobRef, state: BlobRef
+        self,
+        assignment: Assignment,
+        module: ModuleId,
+        base: Base,
+        work: Work,
+        payload: BlobRef,
+        state: BlobRef,
+        others: tuple[Part, ...],
     ) -> Contribution:
         return Contribution(
             run=self._node.run.id,
@@ -179,6 +189,7 @@ class Contributor:
             steps=work.result.steps_done,
             tokens=work.result.tokens,
             loss=work.result.loss,
+            others=others if self._node.run.config.judging.judges else (),
             author=self._node.peer,
         )
 

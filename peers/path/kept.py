@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dipaco_p2p import strict
@@ -68,14 +68,42 @@ def read_checked(store: Store, name: str) -> Any:
 
 # -- contributions on their way
 
+SENT = "sent"
+"""The document that names the payloads of the last rounds."""
+KEPT = 2
+"""Rounds of which payloads and inner states are kept."""
+
+
+def outbox_of(store: Store) -> Store:
+    """Where the payloads of our own work lie; whoever judges it reads them there."""
+    return Store(store.folder / "outbox")
+
 
 class Outbox:
     """At most one contribution per module, since the next one is made when the push of the last has ended."""
 
     def __init__(self, node: Member) -> None:
-        self._store = Store(node.store.folder / "outbox")
-        self._store.drop_unnamed()
+        self._store = outbox_of(node.store)
+        self._sent = node.store
+        self._store.drop_unnamed(but={name for names in self._rounds() for name in names})
         self._run = node.run.id
+        self._is_judged = node.run.config.judging.judges > 0
+
+    def keep(self, payloads: Sequence[bytes]) -> list[BlobRef]:
+        """What a round pushes, of all modules of its path; the names. Where work is judged it stays here for KEPT
+        rounds, whatever becomes of the pushes: a leader has only its own module's part."""
+        if not self._is_judged:
+            return [BlobRef.of(payload) for payload in payloads]
+        refs = [self._store.put(payload) for payload in payloads]
+        rounds = [*self._rounds(), [ref.digest for ref in refs]][-KEPT:]
+        write_checked(self._sent, SENT, rounds)
+        _drop_others(self._store, {name for names in rounds for name in names})
+        return refs
+
+    def _rounds(self) -> list[list[str]]:
+        """The names that are kept, of the last rounds."""
+        found = read_checked(self._sent, SENT)
+        return found if isinstance(found, list) else []
 
     def add(self, contribution: Contribution, payload: bytes) -> None:
         """Its push begins. Raises EnvironmentUnfit."""
@@ -85,7 +113,8 @@ class Outbox:
     def remove(self, contribution: Contribution) -> None:
         """There is a receipt, or a reason why there will be none."""
         self._store.drop_document(str(contribution.module))
-        self._store.drop(contribution.payload.digest)
+        if not any(contribution.payload.digest in names for names in self._rounds()):
+            self._store.drop(contribution.payload.digest)
 
     def waiting(self) -> list[tuple[Contribution, bytes]]:
         """What an earlier process did not bring to its end; what was damaged is dropped."""
@@ -102,7 +131,8 @@ class Outbox:
                 found.append((contribution, payload))
             else:
                 self._store.drop_document(name)
-        _drop_others(self._store, {contribution.payload.digest for contribution, _ in found})
+        kept = {name for names in self._rounds() for name in names}
+        _drop_others(self._store, kept | {contribution.payload.digest for contribution, _ in found})
         return found
 
 
@@ -170,7 +200,6 @@ def _receipt(line: bytes) -> Sealed[Receipt] | None:
         return None
 
 
-KEPT = 2
 PREFIX = "state-"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import bootstrap
 from bootstrap.runfile import RunFile, load_run_file, template
-from dipaco_p2p.config import AdmissionConfig, RunConfig
+from dipaco_p2p.config import AdmissionConfig, JudgingConfig, RunConfig
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.strict import load, plain
@@ -28,7 +28,9 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
 
 
 def test_the_template_is_exactly_the_defaults(tmp_path: Path) -> None:
-    assert load_run_file(write(tmp_path, template("mine"))) == RunFile(run=RunConfig(name="mine"))
+    assert load_run_file(write(tmp_path, template("mine"))) == RunFile(
+        run=RunConfig(name="mine", judging=JudgingConfig())
+    )
 
 
 def test_the_template_names_every_key_of_every_table() -> None:
@@ -38,6 +40,7 @@ def test_the_template_names_every_key_of_every_table() -> None:
     expected["run"] = {name for name, value in run.items() if not isinstance(value, dict)}
     expected |= {name: set(plain(getattr(RunFile(), name))) for name in ("corpus", "node", "leaderboard")}
     expected["admission"] = set(plain(RunFile().run.admission))  # left out of documents where it is the default
+    assert "judging" in expected  # a run file that says nothing of it has its work judged
     assert {name: set(table) for name, table in tables.items()} == expected
     assert set(tables["model"]["levels"][0]) == set(run["model"]["levels"][0])
 

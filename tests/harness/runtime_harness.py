@@ -23,6 +23,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import CLAIM_LOOK_S, serve_decrees
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.chain import Chains, ModuleChain
+from dipaco_p2p.owner.judge import Judge, Measure
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.leadership import Electing, Leadership
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
@@ -31,6 +32,7 @@ from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from dipaco_p2p.topology import ModuleId, PathId
+from peers.path.kept import outbox_of
 from peers.status import Status
 from peers.volunteer import Volunteer
 
@@ -55,6 +57,13 @@ def taking_uploads(run: Run, swarm: MemorySwarm, folder: Path, clock: Any) -> Me
     """The same, taking uploads as a volunteer does."""
     size_max = max(map(run.payload_bytes_max, run.topology.modules()))
     return node_of(run, swarm, folder, clock, Heartbeat(owns=True), upload_bytes_max=size_max)
+
+
+def judging(chains: Chains, measure: Measure | None) -> None:
+    """Let this peer measure work, as the programs do."""
+    judge = Judge(chains.node, measure=measure)
+    chains.appraise = judge.appraise
+    judge.serve()
 
 
 class SeedChains(ArchiveChains):
@@ -87,6 +96,7 @@ class TinySeed:
         self.node = node_of(run, self.swarm, world.folder / "seed", world.clock, heartbeat, upload_bytes_max=size_max)
         self.archive = SeedArchive(run, self.node.store)
         self.chains = SeedChains(self.node, self.archive)
+        judging(self.chains, world.measure)
         self.chains.known = world.known
         self.terms = Terms(self.chains, on_deposed=self._on_deposed)
         self.terms.serve()
@@ -117,8 +127,9 @@ class TinyVolunteer:
         self.node = taking_uploads(run, self.swarm, self.folder, world.clock)
         self.events: list[dict[str, Any]] = []
         self.node.history.listen(self.events.append)
-        serve_store(self.swarm, self.node.store)
+        serve_store(self.swarm, self.node.store, outbox_of(self.node.store))
         self.chains = Chains(self.node)
+        judging(self.chains, world.measure)
         self.ownership = Leadership(self.chains, Electing(self.node), may_take=lambda: self.volunteer.is_run_open())
         self.status = status or Status()
         self.volunteer = Volunteer(self.node, self.ownership, self.status, device="cpu")
@@ -153,8 +164,18 @@ async def watch_forever(node: Member) -> None:
 class World:
     """A network with a seed node, and whoever joins it; a context manager that ends all of them."""
 
-    def __init__(self, folder: Path, *, config: RunConfig | None = None, seed: int = 7, **faults: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        config: RunConfig | None = None,
+        seed: int = 7,
+        measure: Measure | None = None,
+        **faults: Any,
+    ) -> None:
+        """`measure` stands in for what judges measure with the model."""
         self.folder = folder
+        self.measure = measure
         self.clock = VirtualClock()
         self.network = MemoryNetwork(seed, self.clock, **faults)
         store = Store(folder / "seed")
@@ -237,6 +258,7 @@ class TinyLeader:
         self.events: list[dict[str, Any]] = []
         self.node.history.listen(self.events.append)
         self.chains = LeaderChains(self.node)
+        judging(self.chains, world.measure)
         self.chains.known = world.known
         self.ownership = Leadership(self.chains, Electing(self.node), may_take=lambda: False)
         serve_store(self.swarm, self.node.store)

@@ -32,7 +32,7 @@ from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.items import read_items
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, seal
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Part, seal
 from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.records import claims_key
 from dipaco_p2p.protocol.signing import PeerId
@@ -165,6 +165,11 @@ class Attacker:
             steps=1,
             tokens=1,
             loss=1.0,
+            others=tuple(
+                Part(base_digest=genesis[other], payload=BlobRef.of(payload))
+                for other in path.modules()
+                if other != module and other in genesis
+            ),
             author=self.peer,
         )
 

@@ -30,6 +30,7 @@ from dipaco_p2p.protocol.documents import (
     Sharding,
     seal,
 )
+from dipaco_p2p.protocol.gate import DRAW, Appraisal
 from dipaco_p2p.protocol.judgement import Check
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import Signer
@@ -57,6 +58,19 @@ RUN, ID, BLOB = digest(b"run"), digest(b"a contribution"), BlobRef.of(b"a blob")
 MODULE, PATH = ModuleId(0, 1), PathId((0, 1))
 TIMEOUT_S = 5.0
 
+APPRAISAL = seal(
+    BOB,
+    Appraisal(
+        run=RUN,
+        work=ID,
+        of=ALICE.peer,
+        tokens=1,
+        gain=0.5,
+        error=0.1,
+        draw=BOB.sign(DRAW, ID.encode()),
+        author=BOB.peer,
+    ),
+)
 CONTRIBUTION = seal(
     ALICE,
     Contribution(
@@ -207,6 +221,12 @@ CASES = {
         Case(request=calls.GetReceipts(module=MODULE, after=ID), header={"module": "L0.M1", "after": ID}, reply=PAGE),
         Case(request=calls.GetRejections(module=MODULE, after=ID), header={"module": "L0.M1", "after": ID}, reply=PAGE),
         Case(
+            request=calls.Appraise(contribution=CONTRIBUTION, sharding=SHARDING),
+            header={"contribution": CONTRIBUTION.to_dict(), "sharding": SHARDING.to_dict()},
+            reply=calls.Appraised(appraisal=APPRAISAL),
+            replied={"appraisal": APPRAISAL.to_dict()},
+        ),
+        Case(
             request=calls.Take(module=MODULE, mandate=(GRANT,)),
             header={"module": "L0.M1", "mandate": [GRANT.to_dict()]},
         ),
@@ -293,7 +313,7 @@ def unsound(kind: Any, header: dict[str, Any], more: dict[str, tuple[Any, ...]])
 
 
 def test_every_call_has_a_case() -> None:
-    assert CASES.keys() == CALLS.keys() and len(CALLS) == 29
+    assert CASES.keys() == CALLS.keys() and len(CALLS) == 30
 
 
 @pytest.mark.parametrize("method", CASES)

@@ -15,7 +15,7 @@ from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.credit import share_credit
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId
-from peers.me import Chains, account, read_receipts, show_me
+from peers.me import Chains, ModuleAccount, account, explained, read_receipts, show_me
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,21 @@ def test_receipts_come_from_the_history(tmp_path: Path) -> None:
         + '","module":"L1.M0","path":"P0-0","base":3}\n'
     )
     assert read_receipts(history) == {"c" * 64: (ModuleId(1, 0), 3)}
+
+
+def test_why_work_was_refused_is_said_with_what_to_do() -> None:
+    def module(number: int, **reasons: str) -> ModuleAccount:
+        ids = tuple(reasons)
+        return ModuleAccount(module=ModuleId(1, number), counted=(), waiting=(), not_counted=ids, reasons=reasons)
+
+    told = explained([module(0, a="harmful", b="harmful"), module(1, c="unjudged", d="new-word")])
+    assert [line.partition(":")[0] for line in told] == [
+        "2 refused as harmful",
+        "1 refused as new-word",
+        "1 refused as unjudged",
+    ]
+    assert "dipaco-peer doctor" in told[0] and "docs/protocol.md" in told[1]
+    assert explained([module(0)]) == []
 
 
 def test_a_folder_where_nobody_lives_is_named(tmp_path: Path) -> None:

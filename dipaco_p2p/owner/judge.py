@@ -1,0 +1,190 @@
+"""A judge: measures for leaders whether others' work makes its path better (protocol/gate.py says what follows).
+
+It composes the path from the versions that the inner steps began with, and again with the outer gradients taken off, as
+an outer step of full length would; both read the same sequences of the path's shard. Which ones, the judge's own
+signature says: it comes after the work, so nobody can train for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..canonical import digest
+from ..core.arrays import Floats
+from ..core.model.layout import decode_module
+from ..core.model.shards import Shard, decode_shard
+from ..core.model.transformer import PathModel, load_modules
+from ..core.outer.outer_step import apply_update
+from ..core.routing.evaluate import counted_tokens, losses
+from ..errors import IntegrityError, Refused, SwarmError
+from ..node.calls import Appraise, Appraised
+from ..node.node import Member, fetch
+from ..node.run import Run
+from ..node.shardings import learn_attached
+from ..program.tasks import SingleFlight
+from ..protocol.documents import BlobRef, Contribution, Part, Sealed, seal
+from ..protocol.gate import DRAW, GAIN_MAX, Appraisal
+from ..protocol.reasons import Reason
+from ..protocol.signing import PeerId
+from ..protocol.versions import genesis_version
+from ..topology import ModuleId
+from .module_calls import learn_mandate, module_of_run
+
+log = logging.getLogger(__name__)
+
+WAITING_MAX = 32
+"""Works that wait to be measured here: any leader may ask."""
+REMEMBERED = 256
+"""Appraisals that are given again to whoever asks again; leaders of all modules of a path do."""
+SHARDS_KEPT = 2
+"""In memory, decoded: a judge mostly sees the same few paths."""
+
+Gains = NDArray[np.float64]
+Measure = Callable[[Run, Sequence[Floats], Sequence[Floats], NDArray[np.int32]], Gains]
+"""By how much the loss of each sequence falls from the first modules to the second, in nats per token."""
+
+
+def measured_gains(
+    run: Run, before: Sequence[Floats], after: Sequence[Floats], sequences: NDArray[np.int32], *, device: str
+) -> Gains:
+    """As `Measure`: with the model itself."""
+    model = PathModel(run.config.model).to(device)
+    found = []
+    for flats in (before, after):
+        load_modules(model, flats)
+        found.append(losses(model, sequences))
+    gains: Gains = (found[0] - found[1]) / counted_tokens(run.config.model.context)
+    return gains
+
+
+class Judge:
+    """What one peer measures for others."""
+
+    def __init__(self, node: Member, *, device: str = "cpu", measure: Measure | None = None) -> None:
+        self._node = node
+        self._measure = partial(measured_gains, device=device) if measure is None else measure
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+        self._found: dict[str, Sealed[Appraisal]] = {}
+        self._judging: SingleFlight[Sealed[Appraisal]] = SingleFlight()
+        self._shards: dict[str, Shard] = {}
+
+    def serve(self) -> None:
+        """Answer from now on."""
+        Appraise.serve(self._node.swarm, self._on_appraise)
+
+    async def appraise(self, contribution: Contribution) -> Sealed[Appraisal]:
+        """What we measure of the work that it is a part of; raises Refused if that is not to be had."""
+        work = contribution.work
+        if work not in self._found:
+            if self._waiting >= WAITING_MAX:
+                raise Refused(f"{self._waiting} works wait to be measured here", reason=Reason.BUSY)
+            self._found[work] = await self._judging.do(work, partial(self._appraise_next, contribution))
+            for old in list(self._found)[:-REMEMBERED]:
+                del self._found[old]
+        return self._found[work]
+
+    async def _on_appraise(self, sender: PeerId, request: Appraise) -> Appraised:
+        node, document = self._node, request.contribution.document
+        learn_attached(node, request.sharding)
+        module = module_of_run(node, document.module)
+        if (grant := node.mandates.grant(module)) is None or grant.leader != sender:
+            await learn_mandate(node, module, sender)
+            if (grant := node.mandates.grant(module)) is None or grant.leader != sender:
+                raise Refused(f"{module} is not led by you, as far as is known here", reason=Reason.NOT_LEADER)
+        if document.author == node.peer or document.run != node.run.id:
+            raise Refused("nobody judges work of its own, or of another run", reason=Reason.OTHER)
+        return Appraised(appraisal=await self.appraise(document))
+
+    async def _appraise_next(self, contribution: Contribution) -> Sealed[Appraisal]:
+        """One at a time: what it takes in memory does not grow with how many are asked for."""
+        self._waiting += 1
+        try:
+            async with self._lock:
+                return await self._appraise(contribution)
+        except (SwarmError, IntegrityError) as error:
+            raise Refused(f"it cannot be measured here: {error}", reason=Reason.PAYLOAD_MISSING) from None
+        finally:
+            self._waiting -= 1
+
+    async def _appraise(self, contribution: Contribution) -> Sealed[Appraisal]:
+        node, signer = self._node, self._node.swarm.signer
+        modules, parts = contribution.path.modules(), contribution.parts
+        if len(parts) != len(modules):
+            raise IntegrityError(f"{len(parts)} parts for the {len(modules)} modules of {contribution.path}")
+        before, after = [], []
+        for module, part in zip(modules, parts, strict=True):
+            begin = decode_module(await self._base(module, part), node.run.layout(module))
+            gradient = node.run.read_contribution(await self._payload(module, part, contribution.author), module)
+            before.append(begin)
+            after.append(await asyncio.to_thread(apply_update, begin, gradient))
+        draw = signer.sign(DRAW, contribution.work.encode())
+        sequences = drawn((await self._shard(contribution)).tokens, draw, node.run.config.judging.sequences)
+        gains = await asyncio.to_thread(self._measure, node.run, before, after, sequences)
+        gain, error = mean_and_error(gains)
+        node.history.add("appraised", work=contribution.work, path=str(contribution.path), gain=gain, error=error)
+        appraisal = Appraisal(
+            run=node.run.id,
+            work=contribution.work,
+            of=contribution.author,
+            tokens=contribution.tokens,
+            gain=gain,
+            error=error,
+            draw=draw,
+            author=node.peer,
+        )
+        return seal(signer, appraisal)
+
+    async def _base(self, module: ModuleId, part: Part) -> bytes:
+        size = genesis_version(self._node.run.manifest, module).snapshot.size
+        return await self._blob(BlobRef(digest=part.base_digest, size=size), module)
+
+    async def _payload(self, module: ModuleId, part: Part, author: PeerId) -> bytes:
+        if part.payload.size > self._node.run.payload_bytes_max(module):
+            raise IntegrityError(f"an outer gradient of {part.payload.size} bytes")
+        return await self._blob(part.payload, module, author)
+
+    async def _blob(self, ref: BlobRef, module: ModuleId, *others: PeerId) -> bytes:
+        """Its leader has the module's versions and what is contributed to it, and so have mirrors and archives."""
+        watch, grant = self._node.watch, self._node.mandates.grant(module)
+        known = [watch.leader(module), *(grant.group if grant else ()), *watch.seeds(), *others]
+        holders = [peer for peer in dict.fromkeys(known) if peer is not None and peer in watch.heartbeats]
+        return await fetch(self._node, ref, holders=holders)
+
+    async def _shard(self, contribution: Contribution) -> Shard:
+        node, model = self._node, self._node.run.config.model
+        try:
+            ref = node.run.shard(contribution.path, contribution.sharding).blob
+        except KeyError:
+            raise IntegrityError(f"sharding {contribution.sharding} is not known here") from None
+        if ref.digest not in self._shards:
+            training = sorted(node.watch.claims[contribution.path])
+            data = await fetch(node, ref, holders=[*node.watch.seeds(), *training], keep=True)
+            shard = await asyncio.to_thread(decode_shard, data, vocab_size=model.vocab_size, context=model.context)
+            for old in list(self._shards)[: 1 - SHARDS_KEPT]:
+                del self._shards[old]
+            self._shards[ref.digest] = shard
+        return self._shards[ref.digest]
+
+
+def drawn(tokens: NDArray[np.int32], draw: str, count: int) -> NDArray[np.int32]:
+    """The sequences (count, context) of a shard (n, context) that this signature stands for; all if there are fewer."""
+    generator = np.random.default_rng(int(digest(draw.encode())[:16], 16))
+    places = generator.choice(len(tokens), size=min(count, len(tokens)), replace=False)
+    return tokens[np.sort(places)]
+
+
+def mean_and_error(gains: Gains) -> tuple[float, float]:
+    """The mean of `gains` (n,) and its standard error, both within what an appraisal can say; a loss that is no number
+    is the worst there is, and certain."""
+    if not np.isfinite(gains).all():
+        return -GAIN_MAX, 0.0
+    error = float(np.std(gains, ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
+    return max(-GAIN_MAX, min(GAIN_MAX, float(np.mean(gains)))), min(GAIN_MAX, error)

@@ -1,0 +1,49 @@
+"""What a leader tells of its rounds and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..protocol.documents import ModuleVersion, Sealed, Share
+from ..protocol.rounds import VERSIONS_TOLD, Entry, OpenRound, Round
+from ..protocol.signing import PeerId
+
+
+def told_round(
+    open_: Round,
+    versions: Sequence[Sealed[ModuleVersion]],
+    *,
+    published: int,
+    sending: Sequence[PeerId],
+    deadline_s: float,
+) -> OpenRound:
+    """What is in, of the version that trainers may see, and what that one and those before it counted. If it is not
+    the head, its round is closed, and the next version is not cosigned yet."""
+    told = reversed(versions[max(0, published - VERSIONS_TOLD) : published])
+    entries = tuple(open_.entries)
+    if published < len(versions):
+        entries = _entries(share for share in versions[-1].document.shares if share.base_version == published)
+    return OpenRound(
+        version=published,
+        entries=entries,
+        counted=tuple(_entries(sealed.document.shares) for sealed in told),
+        sending=tuple(sending),
+        deadline_s=deadline_s,
+    )
+
+
+def _entries(shares: Iterable[Share]) -> tuple[Entry, ...]:
+    return tuple(Entry(path=share.path, peer=share.peer) for share in shares)
+
+
+def told_version(version: ModuleVersion) -> dict[str, Any]:
+    """What its leader's history says of a version."""
+    return {
+        "module": str(version.module),
+        "version": version.version,
+        "digest": version.digest,
+        "contributions": [share.contribution for share in version.shares],
+        "weights": [round(share.weight, 4) for share in version.shares],
+        "term": version.term,
+    } | ({} if version.rollback is None else {"rollback": version.rollback.decree.to})

@@ -1,0 +1,184 @@
+"""The work that waits for a module's next version, and what judges say of it; kept by the module's leader.
+
+As soon as a contribution is in, its leader asks judges, in an order that its own signature under the work gives: peers
+whose work any chain counts, so that no crowd of new keys comes to judge. Where they do not agree, or are too few, the
+coordinator's seed node is asked. A round that could close waits for them as long as rounds wait for a path, not longer.
+What nobody could measure counts if the chain knows its author, or if nobody lives who could have measured it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from ..errors import DipacoError, Refused
+from ..node.calls import Appraise
+from ..node.node import CALL_TIMEOUT_S, ask
+from ..protocol import gate
+from ..protocol.documents import Contribution, Sealed
+from ..protocol.gate import Appraisal
+from ..protocol.reasons import Reason
+from ..protocol.signing import PeerId, short
+from ..protocol.verdicts import encode_appraisals, in_order, require_drawn, verdicts
+from ..topology import PathId
+from .chain import ModuleChain
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+
+Key = tuple[PeerId, PathId, int]
+
+
+class Trials:
+    """Of one module, while this peer leads it."""
+
+    def __init__(
+        self, chain: ModuleChain, *, limit_s: Callable[[], float], on_over: Callable[[], None] = lambda: None
+    ) -> None:
+        """`limit_s` says how long a work may wait for its judges; `on_over` is told when it does no more."""
+        self._node = chain.node
+        self._chain = chain
+        self._limit_s = limit_s
+        self._on_over = on_over
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        """By contribution."""
+        self._said: dict[str, dict[PeerId, Sealed[Appraisal]]] = {}
+        """By work, then by judge."""
+        self._unheard: set[str] = set()
+        """Works that somebody alive should have measured, and nobody has."""
+        self._barred: dict[Key, tuple[float, Reason]] = {}
+        """Until when who was refused is refused again, and why."""
+
+    @property
+    def is_on(self) -> bool:
+        return self._node.run.config.judging.judges > 0
+
+    def require(self, contribution: Contribution) -> None:
+        """Raise Refused for work in place of what was refused a moment ago: judges have better to do. Later it may be
+        tried again, for they may have been wrong."""
+        until_s, reason = self._barred.get(_key(contribution), (0.0, Reason.HARMFUL))
+        if self._node.clock.now_s() < until_s:
+            raise Refused(f"{contribution.path} was refused: {reason}; try again later", reason=reason)
+        topology = self._node.run.topology
+        if self.is_on and len(contribution.parts) != len(topology.widths):
+            detail = f"it names the parts of {len(contribution.parts)} modules of {len(topology.widths)}"
+            raise Refused(detail, reason=Reason.MALFORMED)
+
+    def begin(self, sealed: Sealed[Contribution]) -> None:
+        """Have it measured."""
+        if self.is_on and sealed.id not in self._asking:
+            task = self._asking[sealed.id] = asyncio.create_task(self._ask(sealed))
+            task.add_done_callback(self._ended)
+
+    def is_over(self, contributions: Iterable[str]) -> bool:
+        """Whether none of these waits for a judge."""
+        return all(id_ not in self._asking or self._asking[id_].done() for id_ in contributions)
+
+    def refused(self, contributions: Iterable[Sealed[Contribution]]) -> dict[str, Reason]:
+        """Which of a round's contributions do not count, and why. They are barred for a while."""
+        works = {sealed.id: sealed.document.work for sealed in contributions} if self.is_on else {}
+        ledger, coordinator = self._chain.ledger, self._node.run.manifest.author
+        failed = verdicts(self._of(works.values()), known=ledger.authors, coordinator=coordinator)
+        found = {}
+        for sealed in contributions if self.is_on else ():
+            work = works[sealed.id]
+            reason = failed.get(work)
+            if reason is None and work in self._unheard and not ledger.has_worked(sealed.document.author):
+                reason = Reason.UNJUDGED
+            if reason is not None:
+                found[sealed.id] = reason
+                self._barred[_key(sealed.document)] = self._node.clock.now_s() + self._limit_s(), reason
+        return found
+
+    def record(self, works: Iterable[str]) -> bytes:
+        """What was said of these works, as a version names it."""
+        return encode_appraisals(self._of(works))
+
+    def clear(self) -> None:
+        """Nothing waits any more."""
+        self.close()
+        now_s = self._node.clock.now_s()
+        self._barred = {key: bar for key, bar in self._barred.items() if bar[0] > now_s}
+        self._asking, self._said, self._unheard = {}, {}, set()
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        for task in self._asking.values():
+            task.cancel()
+
+    def _of(self, works: Iterable[str]) -> list[Sealed[Appraisal]]:
+        return [sealed for work in sorted(set(works)) for sealed in self._said.get(work, {}).values()]
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: asking judges failed", self._chain.module, exc_info=error)
+        self._on_over()
+
+    async def _ask(self, sealed: Sealed[Contribution]) -> None:
+        """Until judges have said enough, or nobody is left who lives and has said nothing. Whoever does not answer is
+        asked again: the author may still be sending its other parts, and a heartbeat outlives its peer for a while."""
+        clock, said = self._node.clock, self._said.setdefault(sealed.document.work, {})
+        until_s, silent = clock.now_s() + self._limit_s(), Counter[PeerId]()
+        while asked := self._next_judges(sealed.document, said, silent):
+            found = await asyncio.gather(*(self._appraised(judge, sealed, until_s) for judge in asked))
+            said.update({one.document.author: one for one in found if one is not None})
+            silent.update(judge for judge in asked if judge not in said)
+            if None in found and clock.now_s() >= until_s:
+                break
+            if None in found:
+                await clock.sleep(RETRY_S)
+        if asked and not said:
+            self._unheard.add(sealed.document.work)
+
+    def _next_judges(
+        self, document: Contribution, said: Mapping[PeerId, Sealed[Appraisal]], silent: Mapping[PeerId, int]
+    ) -> list[PeerId]:
+        """Whom to ask next. Nobody once judges have said enough; the coordinator where they are too few or differ, and
+        while it is away whoever comes next. `silent` says how often a judge gave nothing: others come first."""
+        coordinator, wanted = self._node.run.manifest.author, self._node.run.config.judging.judges
+        heard = [sealed.document for sealed in said.values()]
+        is_split = gate.is_split(heard, coordinator=coordinator)
+        if coordinator in said or (len(said) >= wanted and not is_split):
+            return []
+        others = [judge for judge in self._judges(document) if judge not in said]
+        others.sort(key=lambda judge: silent.get(judge, 0))
+        has_coordinator = coordinator != document.author and self._lives(coordinator)
+        missing = max(wanted - len(said), 0)
+        if has_coordinator and (is_split or len(others) < missing):
+            return [*others[:missing], coordinator]
+        return others[: max(missing, int(is_split))]
+
+    def _lives(self, peer: PeerId) -> bool:
+        return peer == self._node.peer or peer in self._node.watch.heartbeats
+
+    def _judges(self, document: Contribution) -> list[PeerId]:
+        """Who may measure it, the first choice first. Not who leads, who sees to it that others do; and not the
+        coordinator, who has the last word."""
+        watch, without = self._node.watch, {self._node.peer, document.author, self._node.run.manifest.author}
+        alive = [peer for peer, beat in watch.heartbeats.items() if beat.owns and peer not in without]
+        draw = self._node.swarm.signer.sign(gate.DRAW, document.work.encode())
+        return in_order((peer for peer in alive if self._chain.has_worked(peer)), draw)
+
+    async def _appraised(self, judge: PeerId, sealed: Sealed[Contribution], until_s: float) -> Sealed[Appraisal] | None:
+        """What this judge says; None if it says nothing of use now."""
+        node, document = self._node, sealed.document
+        try:
+            if judge == node.peer:
+                return await self._chain.appraise(document)
+            request = Appraise(contribution=sealed, sharding=node.run.sharding(document.sharding))
+            timeout_s = min(CALL_TIMEOUT_S, max(until_s - node.clock.now_s(), RETRY_S))
+            found = (await ask(node, judge, request, timeout_s=timeout_s)).appraisal
+            require_drawn(found.document)
+        except DipacoError as error:
+            log.info("%s: ...%s gave no appraisal of %s: %s", self._chain.module, short(judge), sealed.id[:8], error)
+            return None
+        said = found.document
+        meant = node.run.id, document.work, document.author, document.tokens, judge
+        return found if (said.run, said.work, said.of, said.tokens, said.author) == meant else None
+
+
+def _key(document: Contribution) -> Key:
+    return document.author, document.path, document.base_version

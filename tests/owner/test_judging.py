@@ -1,0 +1,383 @@
+"""Work is measured before it counts: who is asked, what is refused, and what goes on all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runtime_harness import TinyLeader, World, offer
+from tiny_run import MODEL, contribution_of, initial, signer, tiny_config, version_of
+from virtual_time import eventually, play
+
+from bootstrap.archives.verify import verify_run
+from dipaco_p2p.config import CompressionConfig, JudgingConfig, RunConfig
+from dipaco_p2p.core.outer.compress import INT8, compress, encode_compressed
+from dipaco_p2p.core.outer.outer_step import OuterState
+from dipaco_p2p.errors import IntegrityError, Refused
+from dipaco_p2p.node.calls import Appraise
+from dipaco_p2p.node.node import Member, ask, send
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.owner.judge import Measure, drawn, mean_and_error, measured_gains
+from dipaco_p2p.owner.leader import Leader
+from dipaco_p2p.owner.version import Admitted, make_again
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Part, Sealed, seal
+from dipaco_p2p.protocol.gate import DRAW, GAIN_MAX, Appraisal
+from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.protocol.verdicts import encode_appraisals, read_appraisals
+from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.topology import ModuleId, PathId
+from simulation.training import toy_gains
+
+MODULE = ModuleId(1, 0)
+PATH, OTHER_PATH = PathId((0, 0, 0)), PathId((0, 0, 1))
+GOOD, BAD = 1e-3, -1e-3
+
+
+def judged_config(*, judges: int = 2, rounds: int = 9, **changes: Any) -> RunConfig:
+    config = tiny_config(rounds=rounds, min_paths=1, **changes)
+    return replace(
+        config,
+        judging=JudgingConfig(judges=judges, sequences=8),
+        compression=CompressionConfig(uplink=INT8),
+    )
+
+
+def gradient(run: Run, module: ModuleId, size: float) -> bytes:
+    """Takes `size` from every parameter, more or less: so that the toy loss falls by that."""
+    noise = np.random.default_rng(0).normal(0, abs(size) / 10, run.layout(module).size)
+    return encode_compressed(compress((size + noise).astype(np.float32), codec=run.config.compression.uplink)[0])
+
+
+class Scene:
+    """A leader of MODULE, and authors that make work by hand."""
+
+    def __init__(self, world: World, leader: TinyLeader, owner: Leader) -> None:
+        self.world, self.run, self.leader, self.owner = world, world.run, leader, owner
+
+    async def author(self, number: int) -> Member:
+        node = self.world.peer(number)
+        await node.watch.refresh()
+        return node
+
+    async def work(
+        self,
+        author: Member,
+        size: float,
+        *,
+        path: PathId = PATH,
+        gives: bool = True,
+        to: PeerId | None = None,
+    ) -> Sealed[Contribution]:
+        """A contribution to MODULE whose other parts are like it; `gives` says whether anybody has these: the seed
+        node, or `to`."""
+        parts = []
+        for module in path.modules():
+            if module != MODULE:
+                payload = gradient(self.run, module, size)
+                base = genesis_version(self.run.manifest, module)
+                parts.append(Part(base_digest=base.digest, payload=BlobRef.of(payload)))
+                if gives:
+                    await send(author, to or self.run.manifest.author, payload)
+        head, payload = self.owner.head, gradient(self.run, MODULE, size)
+        document = contribution_of(
+            self.run,
+            author.swarm.signer,
+            payload,
+            module=MODULE,
+            path=path,
+            base_version=head.version,
+            base_digest=head.digest,
+            others=tuple(parts),
+        )
+        return seal(author.swarm.signer, document)
+
+    async def push(self, author: Member, size: float, **how: Any) -> str:
+        """Its id."""
+        sealed = await self.work(author, size, **how)
+        await offer(author, self.leader.peer, sealed, gradient(self.run, MODULE, size))
+        return sealed.id
+
+    async def version(self, number: int) -> None:
+        await eventually(lambda: self.owner.head.version >= number)
+
+    def expired(self) -> dict[str, str]:
+        return {event["id"]: event["reason"] for event in self.leader.events if event["ev"] == "expired"}
+
+    def counted(self) -> set[str]:
+        return {share.contribution for one in self.leader.chain.ledger.versions for share in one.document.shares}
+
+
+def scene(
+    folder: Path,
+    act: Callable[[Scene], Any],
+    *,
+    measure: Measure = toy_gains,
+    others: Sequence[int] = (),
+    **config: Any,
+) -> None:
+    """Play `act` with a leader, and `others` that own modules."""
+
+    async def scenario() -> None:
+        async with World(folder, config=judged_config(**config), measure=measure) as world:
+            for number in others:
+                world.leader(number)
+            leader = world.leader(50)
+            await act(Scene(world, leader, await leader.lead(MODULE)))
+
+    play(scenario)
+
+
+def test_harmful_work_does_not_count_and_its_author_hears_why(tmp_path: Path) -> None:
+    async def act(on: Scene) -> None:
+        honest, hostile = await on.author(60), await on.author(61)
+        good = await on.push(honest, GOOD)
+        bad = await on.push(hostile, BAD, path=OTHER_PATH)
+        await on.version(1)
+        assert on.counted() == {good}
+        assert on.expired() == {bad: Reason.HARMFUL}
+
+    scene(tmp_path, act)
+
+
+def test_what_judges_said_is_in_the_lineage_and_can_be_judged_again(tmp_path: Path) -> None:
+    async def act(on: Scene) -> None:
+        await on.push(await on.author(60), GOOD)
+        await on.push(await on.author(61), BAD, path=OTHER_PATH)
+        await on.version(1)
+        ref = on.owner.head.appraisals
+        assert ref is not None
+        said = [one.document for one in read_appraisals(on.leader.node.store.get(ref.digest) or b"")]
+        assert sorted(one.gain > 0 for one in said) == [False, True]
+        assert {one.author for one in said} == {on.run.manifest.author}  # nobody else has worked
+        world = on.world
+        await eventually(lambda: world.seed.archive.ledgers[MODULE].head.version == 1)
+        assert not [one.problem for one in verify_run(on.run, world.seed.node.store, world.seed.archive) if one.problem]
+
+    scene(tmp_path, act)
+
+
+def test_who_was_refused_may_try_again_after_a_deadline_and_not_before(tmp_path: Path) -> None:
+    async def act(on: Scene) -> None:
+        hostile = await on.author(61)
+        await on.push(hostile, BAD)
+        await eventually(lambda: bool(on.expired()))
+        with pytest.raises(Refused) as caught:
+            await on.push(hostile, BAD)
+        assert caught.value.reason == Reason.HARMFUL
+        await asyncio.sleep(2 * on.run.config.rounds.deadline_s)
+        good = await on.push(hostile, GOOD)  # a module that one peer trains must not stand still for good
+        await on.version(1)
+        assert on.counted() == {good}
+
+    scene(tmp_path, act)
+
+
+def test_those_who_have_worked_judge_and_the_coordinator_only_where_they_differ(tmp_path: Path) -> None:
+    async def act(on: Scene) -> None:
+        workers = [leader.peer for leader in on.world.leaders if leader is not on.leader]
+        on.leader.chain._chains.has_worked = lambda peer: peer in workers  # type: ignore[method-assign]
+        author = await on.author(60)
+        await on.push(author, GOOD)
+        await on.version(1)
+        assert {one.author for one in await said(on, 1)} == set(workers)
+        assert await judges_of(on, author, BAD) == {Reason.HARMFUL}
+
+    async def judges_of(on: Scene, author: Member, size: float) -> set[str]:
+        await on.push(await on.author(61), size, path=OTHER_PATH)
+        await eventually(lambda: bool(on.expired()))
+        return set(on.expired().values())
+
+    async def said(on: Scene, version: int) -> list[Appraisal]:
+        ref = on.leader.chain.ledger.versions[version - 1].document.appraisals
+        assert ref is not None
+        return [one.document for one in read_appraisals(on.leader.node.store.get(ref.digest) or b"")]
+
+    scene(tmp_path, act, others=(51, 52))
+
+
+def test_work_that_nobody_can_measure_counts_only_of_those_whom_the_chain_knows(tmp_path: Path) -> None:
+    async def act(on: Scene) -> None:
+        author = await on.author(60)
+        hidden = await on.push(author, GOOD, gives=False)
+        await eventually(lambda: bool(on.expired()))
+        assert on.expired() == {hidden: Reason.UNJUDGED}
+        await asyncio.sleep(2 * on.run.config.rounds.deadline_s)
+        await on.push(author, GOOD)
+        await on.version(1)
+        later = await on.push(author, 2 * GOOD, gives=False)
+        await on.version(2)
+        assert later in on.counted()
+
+    scene(tmp_path, act)
+
+
+def test_a_run_goes_on_where_nobody_lives_who_could_judge(tmp_path: Path) -> None:
+    async def act(on: Scene) -> None:
+        await on.world.kill_seed()
+        await eventually(lambda: not on.leader.node.watch.seeds())
+        good = await on.push(await on.author(60), GOOD, gives=False)
+        await on.version(1)
+        assert on.counted() == {good}
+
+    scene(tmp_path, act)
+
+
+def test_what_judges_said_is_kept_until_the_coordinator_is_back_to_judge_again(tmp_path: Path) -> None:
+    """Other blobs of so old versions are dropped long before: the archive makes them again of contributions."""
+
+    async def act(on: Scene) -> None:
+        world, count = on.world, 8
+        author, other = await on.author(60), await on.author(61)
+        await on.push(author, GOOD)
+        await on.push(other, GOOD, path=OTHER_PATH)
+        await on.version(1)
+        judge = world.leaders[0]  # an owner that has worked, so that work is judged while the seed is away
+        on.leader.chain._chains.has_worked = lambda peer: peer == judge.peer  # type: ignore[method-assign]
+        manifest = on.run.manifest
+        for ref in [*(one.blob for one in manifest.genesis), *(one.blob for one in manifest.shards)]:
+            judge.node.store.put(world.seed.archive.blob(ref.digest))  # as a volunteer of these paths has them
+        await world.kill_seed()
+        await eventually(lambda: not on.leader.node.watch.seeds())
+        for number in range(2, count):
+            await on.push(author, GOOD, to=judge.peer)
+            await on.push(other, GOOD, path=OTHER_PATH, to=judge.peer)
+            await on.version(number)
+        assert on.owner.head.appraisals is not None
+        world.start_seed()
+        await world.seed.node.presence.beat()
+        await eventually(lambda: world.seed.archive.ledgers[MODULE].final == count - 1)
+
+    scene(tmp_path, act, others=(51,))
+
+
+def test_a_contribution_must_name_the_other_parts_of_its_path(tmp_path: Path) -> None:
+    async def act(on: Scene) -> None:
+        author, payload = await on.author(60), gradient(on.run, MODULE, GOOD)
+        bare = contribution_of(on.run, author.swarm.signer, payload, module=MODULE, path=PATH)
+        with pytest.raises(Refused) as caught:
+            await offer(author, on.leader.peer, bare, payload)
+        assert caught.value.reason == Reason.MALFORMED
+
+    scene(tmp_path, act)
+
+
+@pytest.mark.parametrize("number", [60, 50])
+def test_a_judge_measures_for_the_leader_of_the_module_alone_and_not_its_own_work(tmp_path: Path, number: int) -> None:
+    async def act(on: Scene) -> None:
+        asker = await on.author(60) if number == 60 else on.leader.node
+        sealed = await on.work(await on.author(61), GOOD)
+        if number == 50:  # it leads, and asks the seed about the seed's own work
+            sealed = seal(signer(200), replace(sealed.document, author=on.run.manifest.author))
+        with pytest.raises(Refused) as caught:
+            await ask(asker, on.run.manifest.author, Appraise(contribution=sealed))
+        assert caught.value.reason == (Reason.NOT_LEADER if number == 60 else Reason.OTHER)
+
+    scene(tmp_path, act)
+
+
+def test_a_version_that_counts_refused_work_is_made_again_by_nobody(tmp_path: Path) -> None:
+    async def act(on: Scene) -> None:
+        run, author, leader, judge = on.run, signer(60), signer(50), signer(200)
+        payload = gradient(run, MODULE, BAD)
+        document = contribution_of(run, author, payload, module=MODULE, path=PATH)
+        sealed = seal(author, document)
+        said = seal(judge, appraisal(run, document, judge, gain=-1.0))
+        blob = encode_appraisals([said])
+        version, _ = version_of(run, leader, [(sealed, payload)], term=1)
+        told = replace(version.document, appraisals=BlobRef.of(blob))
+        again = [Admitted(sealed, lambda: run.read_contribution(payload, MODULE))]
+
+        def make(known: set[PeerId]) -> object:
+            parent, state = genesis_version(run.manifest, MODULE), OuterState.fresh(initial()[0][1].copy())
+            norms = run.norms(MODULE, [])
+            return make_again(run, parent, state, again, told, norms=norms, appraisals=blob, known=known)
+
+        with pytest.raises(IntegrityError, match="harmful"):
+            make(set())
+        make({author.peer})  # it is all whom the chain knows: then the run has a problem, and not the peer
+
+    scene(tmp_path, act)
+
+
+def appraisal(run: Run, document: Contribution, judge: Signer, *, gain: float) -> Appraisal:
+    return Appraisal(
+        run=run.id,
+        work=document.work,
+        of=document.author,
+        tokens=document.tokens,
+        gain=gain,
+        error=0.01,
+        draw=judge.sign(DRAW, document.work.encode()),
+        author=judge.peer,
+    )
+
+
+# -- what is measured
+
+
+@pytest.mark.slow
+def test_a_run_of_volunteers_is_judged_from_the_first_round_to_the_last(tmp_path: Path) -> None:
+    """With the model itself, real training and the payloads as the programs give them."""
+
+    async def scenario() -> None:
+        async with World(tmp_path, config=judged_config(rounds=3)) as world:
+            world.join_all()
+            await world.done()
+            chains = [ledger.versions for ledger in world.seed.archive.ledgers.values()]
+            assert all(one.document.appraisals is not None for chain in chains for one in chain)
+            assert not [event for one in world.volunteers for event in one.said("expired")]
+            judges = {
+                appraised.document.author
+                for chain in chains
+                for one in chain
+                for appraised in read_appraisals(world.seed.archive.blob(one.document.appraisals.digest))  # type: ignore[union-attr]
+            }
+            assert {volunteer.peer for volunteer in world.volunteers} & judges
+
+    play(scenario)
+
+
+def test_the_loss_of_a_trained_path_falls_and_that_of_the_opposite_rises(tmp_path: Path) -> None:
+    import torch
+
+    from dipaco_p2p.core.model.inner import InnerLoop
+    from dipaco_p2p.core.model.shards import Shard
+
+    flats = [flat.copy() for flat in initial()[0]]
+    tokens = (np.random.default_rng(1).integers(0, 8, (16, MODEL.context))).astype(np.int32)
+    config = replace(judged_config(), inner=replace(tiny_config().inner, steps=20, batch=4))
+    torch.manual_seed(0)
+    loop = InnerLoop(config.inner, 20, MODEL, device="cpu", seed=0)
+    trained = loop.run(flats, Shard(tokens=tokens), first_step=0, steps=20, on_step=lambda report: True).flats
+    opposite = [2 * old - new for old, new in zip(flats, trained, strict=True)]
+
+    class Meant:
+        def __init__(self) -> None:
+            self.config = config
+
+    run: Any = Meant()
+    gain, error = mean_and_error(measured_gains(run, flats, trained, tokens, device="cpu"))
+    assert gain > 3 * error > 0
+    gain, error = mean_and_error(measured_gains(run, flats, opposite, tokens, device="cpu"))
+    assert gain < -3 * error
+
+
+def test_the_draw_alone_says_which_sequences_are_read() -> None:
+    tokens = np.arange(100, dtype=np.int32)[:, None]
+    first = drawn(tokens, "ab", 8)
+    assert (drawn(tokens, "ab", 8) == first).all() and len(np.unique(first)) == 8
+    assert (drawn(tokens, "cd", 8) != first).any()
+    assert len(drawn(tokens[:5], "ab", 8)) == 5
+
+
+def test_a_loss_beyond_any_number_is_the_worst_there_is() -> None:
+    assert mean_and_error(np.array([1.0, np.inf])) == (-GAIN_MAX, 0.0)
+    assert mean_and_error(np.array([np.nan, 1.0])) == (-GAIN_MAX, 0.0)
+    assert mean_and_error(np.array([1e30, 1e30])) == (GAIN_MAX, 0.0)
+    assert mean_and_error(np.array([1.0, 3.0])) == (2.0, 1.0)

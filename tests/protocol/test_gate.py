@@ -1,0 +1,160 @@
+"""The loss gate: what follows from the appraisals of a round, and what an appraisal must be to be heard."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tiny_run import signer
+
+from dipaco_p2p.canonical import canonical_bytes, digest
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.protocol.documents import Sealed, seal
+from dipaco_p2p.protocol.gate import DRAW, Appraisal, Judged, is_split, refused, usual_rate
+from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.verdicts import encode_appraisals, in_order, read_appraisals, verdicts
+
+RUN, WORK = digest(b"run"), digest(b"a work")
+AUTHOR, COORDINATOR = signer(1), signer(200)
+JUDGES = [signer(number) for number in (11, 12, 13)]
+GOOD, BAD, LITTLE = (1.0, 0.1), (-1.0, 0.1), (0.1, 0.01)
+"""Gain and standard error."""
+
+
+def appraisal(found: tuple[float, float], *, judge: Signer = JUDGES[0], tokens: int = 100) -> Appraisal:
+    draw, (gain, error) = judge.sign(DRAW, WORK.encode()), found
+    return Appraisal(
+        run=RUN, work=WORK, of=AUTHOR.peer, tokens=tokens, gain=gain, error=error, draw=draw, author=judge.peer
+    )
+
+
+def judged(*found: tuple[float, float], is_known: bool = True, by_seed: tuple[float, float] | None = None) -> Judged:
+    said = [appraisal(one, judge=judge) for one, judge in zip(found, JUDGES, strict=False)]
+    if by_seed is not None:
+        said.append(appraisal(by_seed, judge=COORDINATOR))
+    return Judged(is_known=is_known, appraisals=said)
+
+
+def verdict(work: Judged, *others: Judged) -> Reason | None:
+    """Of the first, in a round with the others and three that are good."""
+    works = {f"{number:02}": one for number, one in enumerate((work, *others, *[judged(GOOD, GOOD)] * 3))}
+    return refused(works, coordinator=COORDINATOR.peer).get("00")
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        (judged(GOOD, GOOD), None),
+        (judged(BAD, BAD), Reason.HARMFUL),
+        (judged(LITTLE, LITTLE), Reason.LITTLE_GAIN),
+        (judged((-0.2, 0.1), (-0.2, 0.1)), Reason.LITTLE_GAIN),  # two errors below zero do not show harm
+        (judged((-0.31, 0.1), (-0.31, 0.1)), Reason.HARMFUL),
+        (judged((0.1, 0.1), (0.1, 0.1)), None),  # it may be as much as a quarter of the usual
+        (judged(BAD), None),
+        (judged(BAD, GOOD), None),
+        (judged(BAD, GOOD, BAD), Reason.HARMFUL),
+        (judged(BAD, is_known=False), Reason.UNJUDGED),
+        (judged(BAD, GOOD, is_known=False), Reason.UNJUDGED),
+        (judged(BAD, GOOD, GOOD, is_known=False), None),
+        (judged(GOOD, is_known=False), None),
+        (judged(GOOD, GOOD, by_seed=BAD), Reason.HARMFUL),
+        (judged(BAD, BAD, by_seed=GOOD), None),
+        (judged(by_seed=BAD, is_known=False), Reason.HARMFUL),
+        (judged(), None),
+    ],
+)
+def test_two_judges_or_the_coordinator_refuse_work(work: Judged, expected: Reason | None) -> None:
+    assert verdict(work) == expected
+
+
+def test_when_most_of_the_known_would_fail_only_strangers_are_refused() -> None:
+    known, strange = judged(BAD, BAD), judged(BAD, BAD, is_known=False)
+    works = {"a": known, "b": known, "c": judged(GOOD, GOOD), "d": strange}
+    assert refused(works, coordinator=COORDINATOR.peer) == {"d": Reason.HARMFUL}
+    works |= {"e": judged(GOOD, GOOD)}  # now it is half of them
+    assert refused(works, coordinator=COORDINATOR.peer).keys() == {"a", "b", "d"}
+
+
+def test_strangers_do_not_say_what_is_usual_while_the_chain_knows_others() -> None:
+    crowd = [judged((100.0, 0.1), (100.0, 0.1), is_known=False)] * 5
+    assert usual_rate([judged(GOOD, GOOD), *crowd]) == pytest.approx(0.01)
+    assert usual_rate(crowd) == pytest.approx(1.0)
+    assert usual_rate([]) == 0.0
+
+
+def test_a_judge_that_praises_one_does_not_make_the_others_look_idle() -> None:
+    praised = judged((1e6, 0.0), GOOD)
+    works = {"a": praised, "b": praised, "c": judged(GOOD, GOOD)}
+    assert refused(works, coordinator=COORDINATOR.peer) == {}
+
+
+def test_work_of_fewer_tokens_needs_to_gain_less() -> None:
+    short = Judged(is_known=True, appraisals=[appraisal((0.1, 0.01), judge=judge, tokens=10) for judge in JUDGES])
+    assert verdict(short) is None
+    assert verdict(judged(LITTLE, LITTLE)) == Reason.LITTLE_GAIN
+
+
+def test_where_nothing_gains_nobody_is_refused_for_gaining_little() -> None:
+    works = {"a": judged((-0.1, 0.1), (-0.1, 0.1)), "b": judged((-0.2, 0.1), (-0.2, 0.1))}
+    assert refused(works, coordinator=COORDINATOR.peer) == {}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [((GOOD, GOOD), False), ((GOOD, BAD), True), ((BAD,), True), ((BAD, BAD), False), ((GOOD,), False), ((), False)],
+)
+def test_the_coordinator_is_asked_where_judges_do_not_agree(
+    found: tuple[tuple[float, float], ...], expected: bool
+) -> None:
+    assert is_split(judged(*found).appraisals, coordinator=COORDINATOR.peer) is expected
+    assert not is_split(judged(*found, by_seed=GOOD).appraisals, coordinator=COORDINATOR.peer)
+
+
+# -- the blob of a version
+
+
+def sealed(judge: Signer, **changes: object) -> Sealed[Appraisal]:
+    return seal(judge, replace(appraisal(GOOD, judge=judge), **changes))  # type: ignore[arg-type]
+
+
+def test_appraisals_are_written_in_one_order_and_read_again() -> None:
+    said = [sealed(judge) for judge in JUDGES]
+    assert encode_appraisals(said) == encode_appraisals([*reversed(said), said[0]])
+    assert {one.document.author for one in read_appraisals(encode_appraisals(said))} == {one.peer for one in JUDGES}
+    assert (encode_appraisals([]), read_appraisals(b"")) == (b"", [])
+
+
+def test_a_round_is_judged_again_from_its_blob() -> None:
+    said = [seal(judge, appraisal(BAD, judge=judge)) for judge in JUDGES]
+    assert verdicts(said, known=set(), coordinator=COORDINATOR.peer) == {WORK: Reason.HARMFUL}
+    assert verdicts(said, known={AUTHOR.peer}, coordinator=COORDINATOR.peer) == {}  # it is all whom the chain knows
+
+
+OTHER_DRAW = JUDGES[1].sign(DRAW, WORK.encode())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{}",
+        b"[7]",
+        b"no JSON",
+        b"[" * 100_000,
+        canonical_bytes([sealed(JUDGES[0], draw=OTHER_DRAW).to_dict()]),
+        canonical_bytes([sealed(JUDGES[0], of=JUDGES[0].peer).to_dict()]),
+        canonical_bytes([sealed(JUDGES[0]).to_dict()] * 2),
+        canonical_bytes([sealed(JUDGES[0]).to_dict() | {"signature": "ab" * 64}]),
+        encode_appraisals([sealed(JUDGES[0])]).replace(b",", b", "),
+    ],
+)
+def test_what_is_no_list_of_appraisals_is_refused(data: bytes) -> None:
+    with pytest.raises(IntegrityError):
+        read_appraisals(data)
+
+
+def test_who_judges_depends_on_a_signature_that_the_author_cannot_foresee() -> None:
+    peers = [signer(number).peer for number in range(1, 30)]
+    first = in_order(peers, "one signature")
+    assert in_order(reversed(peers), "one signature") == first
+    assert in_order(peers, "another")[:2] != first[:2]

@@ -25,6 +25,7 @@ from dipaco_p2p.errors import DipacoError, SwarmError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import Stages, fetch_stages
 from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.judge import Gains
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from dipaco_p2p.topology import ModuleId
@@ -34,7 +35,7 @@ from peers.stages import Entrance, Parts, StageRunner
 from .disk import Crashed, SimulatedDisk
 from .history import Event
 from .plan import Plan
-from .training import FakeTrainer, NoEvaluator, make_run, no_text
+from .training import FakeTrainer, NoEvaluator, bribed_gains, make_run, no_text, toy_gains
 from .virtual_time import WHO, Process, VirtualClock, waits_in
 
 GRACE_S = 5.0
@@ -228,6 +229,8 @@ class VolunteerMachine(Machine):
     def __init__(self, world: Environment, number: int, *, step_s: float) -> None:
         super().__init__(world, f"volunteer-{number}", Signer(number.to_bytes(2, "big") * 16))
         self.step_s = step_s
+        self.is_bribed = False
+        """Whether it lies as a judge."""
         self._tour: StageRunner | None = None
 
     def where(self) -> str:
@@ -260,10 +263,13 @@ class VolunteerMachine(Machine):
             self.clock,
             entrance=Entrance(host=self.world.seed.peer),
             device="cpu",
-            parts=Parts(make_trainer=make_trainer, show=_show_nothing, log_to=_log_nowhere),
+            parts=Parts(make_trainer=make_trainer, show=_show_nothing, log_to=_log_nowhere, measure=self._measure),
         )
         await self._tour.take_part(stages)
         self.is_done = self.world.has_left_complete(self)
+
+    def _measure(self, *work: Any) -> Gains:
+        return bribed_gains(*work) if self.is_bribed else toy_gains(*work)
 
     async def _stages(self, swarm: MemorySwarm) -> list[Run]:
         """From the seed node, or from whoever else is there: a volunteer that took part knows others."""
@@ -315,7 +321,15 @@ class SeedMachine(Machine):
         run = open_stage(store)
         assert run is not None, "the run was made before its seed node starts"
         Stages(swarm).add(run)
-        stage = SeedStage(run, swarm, store, sequences=no_text, clock=self.clock, make_evaluator=cast(Any, NoEvaluator))
+        stage = SeedStage(
+            run,
+            swarm,
+            store,
+            sequences=no_text,
+            clock=self.clock,
+            make_evaluator=cast(Any, NoEvaluator),
+            measure=toy_gains,
+        )
         stage.begin()
         self._open = self.process, stage
         await asyncio.Event().wait()

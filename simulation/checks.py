@@ -10,6 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from dipaco_p2p.protocol.reasons import Reason
+
 from .history import Event, Look, Outcome
 
 HOLDERS_MIN = 2
@@ -134,6 +136,26 @@ def claims_come_first(outcome: Outcome) -> Iterator[Broken]:
             for each in link.counts:
                 if each.peer not in outcome.names and (each.peer, each.path) not in claimed:
                     yield Broken(2, f"version {link.version} of {module} counts {each.id[:8]}, which nobody claimed")
+
+
+def harm_counts_nowhere(outcome: Outcome) -> Iterator[Broken]:
+    """2: where judges live, no stranger's work counts that makes its path worse."""
+    harmful = {event.facts["id"] for event in outcome.of("harms")}
+    for module, chain in outcome.chains.items():
+        known: set[str] = set()
+        for link in chain:
+            for each in link.counts:
+                if link.is_judged and each.id in harmful and each.peer not in known:
+                    yield Broken(2, f"version {link.version} of {module} counts {each.id[:8]}, which does harm")
+            known.update(each.peer for each in link.counts)
+
+
+def honest_work_passes(outcome: Outcome) -> Iterator[Broken]:
+    """2: no judge, and no crowd of strangers, has a volunteer's work refused."""
+    honest = {event.facts["id"] for event in outcome.of("receipt")}
+    for event in outcome.of("expired"):
+        if event.facts["id"] in honest and event.facts["reason"] in (Reason.HARMFUL, Reason.LITTLE_GAIN):
+            yield Broken(2, f"{event.facts['module']} refused {event.facts['id'][:8]} as {event.facts['reason']}")
 
 
 def strangers_lead_last(outcome: Outcome) -> Iterator[Broken]:
@@ -314,6 +336,8 @@ SAFETY: tuple[Check, ...] = (
     nothing_counts_twice,
     bases_are_fresh,
     claims_come_first,
+    harm_counts_nowhere,
+    honest_work_passes,
     strangers_lead_last,
     versions_only_grow,
     terms_are_remembered,

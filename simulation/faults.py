@@ -25,6 +25,8 @@ FAULTS: dict[str, Fault] = {}
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dipaco_p2p", "peers", "bootstrap", "simulation")
 RETRY_S = 0.5
+SLOWEST_S = 10.0
+"""Of an inner step."""
 
 
 def fault(name: str) -> Callable[[Fault], Fault]:
@@ -128,7 +130,8 @@ async def slow(world: Environment, chance: random.Random) -> None:
     """A machine far away, or with a poor line, that also trains slowly."""
     victim = some(world, chance)
     world.network.slow(victim.peer, chance.uniform(0.2, 2.0))
-    before, victim.step_s = victim.step_s, victim.step_s * chance.uniform(2.0, 10.0)
+    # Twice slow is no slower than this: a step must be over before a run counts as standing still.
+    before, victim.step_s = victim.step_s, min(victim.step_s * chance.uniform(2.0, 10.0), SLOWEST_S)
     await asyncio.sleep(2 * away_s(world, chance))
     world.network.slow(victim.peer, 0.0)
     victim.step_s = before
@@ -239,6 +242,15 @@ async def hostile_peer(world: Environment, chance: random.Random) -> None:
             await asyncio.sleep(chance.uniform(0.1, 1.5))
     finally:
         stranger.leave()
+
+
+@fault("bribed volunteer")
+async def bribed_volunteer(world: Environment, chance: random.Random) -> None:
+    """A volunteer works well, and as a judge it lies, also when the other faults are over. At most one in a run."""
+    if not any(volunteer.is_bribed for volunteer in world.volunteers):
+        victim = some(world, chance)
+        victim.is_bribed = True
+        world.note(victim.name, "bribed")
 
 
 @fault("gone for good")

@@ -42,6 +42,8 @@ class Link:
     counts: tuple[Counted, ...]
     is_rollback: bool = False
     """Made by the coordinator's decree: it counts nothing, and what began before it counts no more."""
+    is_judged: bool = False
+    """Whether it names appraisals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.items import read_items
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, Custody, Grant, seal, unseal
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Custody, Grant, Part, seal, unseal
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat, best_head, read_all
 from dipaco_p2p.protocol.records import claims_key, heads_key, peers_key
 from dipaco_p2p.protocol.signing import PeerId, Signer
@@ -82,30 +82,32 @@ class Stranger:
         self.world.note("stranger", "claims", peer=self.signer.peer, path=str(path))
         await self.put(claims_key(self.run.id, path), Claim(path=path, since_s=since_s, round=0))
 
-    async def contribute(self, payload: bytes, *, module: ModuleId | None = None, **changes: Any) -> None:
-        """A contribution that is signed well, with these things wrong; what the leader says is not waited for long. Now
-        and then we claim its path first."""
+    async def contribute(
+        self, payload: bytes, *, module: ModuleId | None = None, length: float = 0.01, **changes: Any
+    ) -> str:
+        """A contribution that is signed well, with these things wrong; its id. What the leader says is not waited for
+        long. Now and then we claim its path first. Of the path's other modules each value has this `length`."""
         module = module or self.module()
         found = await self.head(module)
         if found is None:
-            return
+            return ""
         leader, head = found
         path = changes.pop("path", None) or self.chance.choice(self.run.topology.paths_through(module))
         if self.chance.random() < CLAIMED_FIRST:
             await self.claim(path, since_s=VirtualClock().now_s())
-        base = genesis_version(self.run.manifest, module)
         document = Contribution(
             run=self.run.id,
             module=module,
             path=path,
             base_version=head.version,
-            base_digest=head.digest if head.version else base.digest,
+            base_digest=self._digest(module, head),
             sharding=0,
             payload=BlobRef.of(payload),
             state=None,
             steps=1,
             tokens=self.run.tokens_full,
             loss=1.0,
+            others=await self._others(module, path, length=length) if self.run.config.judging.judges else (),
             author=self.signer.peer,
         )
         with contextlib.suppress(DipacoError, ValueError):
@@ -114,6 +116,25 @@ class Stranger:
             header = {"contribution": sealed.to_dict()}
             reply = await self.swarm.call(leader, "module.contribute", header, timeout_s=TIMEOUT_S)
             self.world.note("stranger", "taken", module=str(module), id=sealed.id, reply=sorted(reply.header))
+            return sealed.id
+        return ""
+
+    def _digest(self, module: ModuleId, head: Head | None) -> str:
+        """Of the version that a leader announces."""
+        return head.digest if head is not None and head.version else genesis_version(self.run.manifest, module).digest
+
+    async def _others(self, module: ModuleId, path: PathId, *, length: float) -> tuple[Part, ...]:
+        """The other parts of the path; their leaders are given what judges would ask for."""
+        parts = []
+        for other in path.modules():
+            if other != module:
+                found, payload = await self.head(other), self.gradient(other, length)
+                if found is not None:
+                    with contextlib.suppress(DipacoError):
+                        await send_blob(self.swarm, found[0], payload, timeout_s=TIMEOUT_S)
+                digest = self._digest(other, None if found is None else found[1])
+                parts.append(Part(base_digest=digest, payload=BlobRef.of(payload)))
+        return tuple(parts)
 
     def gradient(self, module: ModuleId, length: float = 0.01) -> bytes:
         """A well-formed outer gradient, each number of which is `length`."""
@@ -259,6 +280,17 @@ async def second_helping(stranger: Stranger) -> None:
         await stranger.contribute(stranger.gradient(module, length), module=module, path=path)
 
 
+async def harmful_work(stranger: Stranger) -> None:
+    """Work that makes its path worse in all its modules, on a path that is claimed for it."""
+    module = stranger.module()
+    path = stranger.chance.choice(stranger.run.topology.paths_through(module))
+    await stranger.claim(path, since_s=VirtualClock().now_s())
+    length = -stranger.chance.choice((0.001, 0.003, 0.01))
+    id_ = await stranger.contribute(stranger.gradient(module, length), module=module, path=path, length=length)
+    if id_:
+        stranger.world.note("stranger", "harms", module=str(module), id=id_)
+
+
 HOSTILE_ACTS: tuple[Act, ...] = (
     junk_records,
     forged_head,
@@ -272,4 +304,5 @@ HOSTILE_ACTS: tuple[Act, ...] = (
     stale_base,
     foreign_path,
     second_helping,
+    harmful_work,
 )

@@ -25,7 +25,7 @@ from dipaco_p2p.owner.intake import Intake
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.program import files
-from dipaco_p2p.protocol import admission, owners
+from dipaco_p2p.protocol import admission, gate, owners
 from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.norms import Norms
 from dipaco_p2p.protocol.rounds import Round, RoundEvent, RoundState
@@ -228,6 +228,20 @@ def work_without_a_claim(patches: Patches) -> None:
 def nan_check_skipped(patches: Patches) -> None:
     patches.replace_everywhere("check_scales", codec.check_scales, lambda scales: None)
     patches.replace_everywhere("judge_norm", admission.judge_norm, lambda norm, norms, base: ADMITTED)
+
+
+# -- the loss gate
+
+
+@mutant("harmful work counts", faults=HOSTILE)
+def harmful_work_counts(patches: Patches) -> None:
+    patches.replace_everywhere("refused", gate.refused, lambda works, coordinator: {})
+
+
+@mutant("a single judge decides", faults=("bribed volunteer",))
+def a_single_judge_decides(patches: Patches) -> None:
+    patches.replace(gate, "AGREED", lambda original: 1)
+    patches.replace_everywhere("is_split", gate.is_split, lambda appraisals, coordinator: False)
 
 
 # -- rounds and averages

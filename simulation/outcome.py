@@ -121,6 +121,7 @@ def _link(sealed: Sealed[ModuleVersion], archive: SeedArchive) -> Link:
         term=version.term,
         counts=counts,
         is_rollback=version.rollback is not None,
+        is_judged=version.appraisals is not None,
     )
 
 

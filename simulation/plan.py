@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dipaco_p2p.config import (
     InnerConfig,
+    JudgingConfig,
     LevelConfig,
     LivenessConfig,
     ModelConfig,
@@ -25,6 +26,8 @@ STEPS = 2
 FAULTY_S = (20.0, 60.0)
 LOSSES = (0.0, 0.0, 0.02, 0.05)
 OVERLAPS = (False, False, False, True)
+JUDGES = (0, 2, 2, 2, 3)
+"""How many judge each work, as often as the numbers stand here."""
 DECREES = ("ban", "halt", "rollback")
 """What the coordinator may decree, by its names among the faults (faults.py)."""
 DECREED_SHARE = 0.3
@@ -74,7 +77,7 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
     found += _decrees(seed, decrees, is_all=not others, until_s=faulty_s)
     return Plan(
         seed=seed,
-        config=_config(chance, is_large=is_large, overlap=_has_overlap(seed)),
+        config=_config(chance, is_large=is_large, overlap=_has_overlap(seed), judges=_judges(seed)),
         volunteers=count,
         step_s=tuple(chance.uniform(0.2, 1.0) for _ in range(count)),
         join_s=tuple(chance.uniform(0.0, 5.0) for _ in range(count)),
@@ -105,7 +108,12 @@ def _has_overlap(seed: int) -> bool:
     return random.Random(f"overlap {seed}").choice(OVERLAPS)
 
 
-def _config(chance: random.Random, *, is_large: bool, overlap: bool) -> RunConfig:
+def _judges(seed: int) -> int:
+    """By a lot of its own, too."""
+    return random.Random(f"judges {seed}").choice(JUDGES)
+
+
+def _config(chance: random.Random, *, is_large: bool, overlap: bool, judges: int) -> RunConfig:
     widths = chance.choice(GRIDS)
     levels = tuple(
         LevelConfig(modules=width, blocks=0 if number == 0 else 1, embedding=number == 0, head=number == 0)
@@ -130,4 +138,5 @@ def _config(chance: random.Random, *, is_large: bool, overlap: bool) -> RunConfi
         outer=OuterConfig(norm_rule=chance.choice(("sqrt", "rda"))),
         rounds=rounds,
         liveness=LivenessConfig(heartbeat_ttl_s=30.0 if is_large else chance.uniform(4.0, 8.0), settle_s=0.5),
+        judging=JudgingConfig(judges=judges, sequences=8),
     )

@@ -66,6 +66,7 @@ def main(
     steps: Annotated[int, typer.Option(min=1, help="Inner steps of a round.")] = 20,
     limit: Annotated[float, typer.Option(min=10, help="Seconds after which a run is stopped.")] = 240.0,
     corpus: Corpus = "found",
+    judges: Annotated[int, typer.Option(min=0, max=8, help="Peers that measure each work; 0: none.")] = 2,
     out: Annotated[Path, typer.Option(help="A new folder for logs, homes and the result.")] = Path("attack"),
 ) -> None:
     """Run three honest volunteers beside one stranger, for each attack, and the same volunteers alone; compare the
@@ -73,7 +74,7 @@ def main(
     from dipaco_p2p.program.console import run_program
 
     wanted = games(names or [])
-    options = Options(rounds=rounds, steps=steps, corpus=corpus, limit_s=limit)
+    options = Options(rounds=rounds, steps=steps, corpus=corpus, judges=judges, limit_s=limit)
     found: list[Figures] = []
     spreads: list[float] = []
 

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.chain import Chains
 from dipaco_p2p.owner.intake import Intake
 from dipaco_p2p.owner.leadership import Electing, Leadership
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, Custody, ModuleVersion, Sealed, seal, unseal
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Custody, ModuleVersion, Part, Sealed, seal, unseal
 from dipaco_p2p.protocol.liveness import Claim, Heartbeat
 from dipaco_p2p.protocol.norms import Norms
 from dipaco_p2p.protocol.records import claims_key, peers_key, sign_record
@@ -47,6 +47,8 @@ from dipaco_p2p.swarm.calls import WriteBlob
 from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm, open_libp2p
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId, PathId
+
+from .volunteers import VOLUNTEERS, take_part
 
 HEARD, KEYS = "heard.json", "keys.json"
 TIMEOUT_S = 10.0
@@ -118,9 +120,19 @@ class Stranger:
         await self.swarm._node.store(key, record.to_bytes(), record.expires_s, subkey=signer.peer)
 
     def document(
-        self, module: ModuleId, path: PathId, head: ModuleVersion, payload: bytes, *, author: Signer, tokens: int = 0
+        self,
+        module: ModuleId,
+        path: PathId,
+        head: ModuleVersion,
+        payload: bytes,
+        *,
+        author: Signer,
+        tokens: int = 0,
+        parts: Mapping[ModuleId, Part] | None = None,
     ) -> Sealed[Contribution]:
-        """A contribution that is well formed, and weighs as much as it may."""
+        """A contribution that is well formed, and weighs as much as it may. `parts` are those of all modules; without,
+        the others are said to be like this one."""
+        ours = Part(base_digest=head.digest, payload=BlobRef.of(payload))
         contribution = Contribution(
             run=self.run.id,
             module=module,
@@ -131,6 +143,7 @@ class Stranger:
             steps=1,
             tokens=tokens or self.run.tokens_full,
             loss=1.0,
+            others=tuple((parts or {}).get(other, ours) for other in path.modules() if other != module),
             author=author.peer,
         )
         return seal(author, contribution)
@@ -175,26 +188,31 @@ class Stranger:
         wanted = set(self.run.topology.paths() if paths is None else paths)
         told: set[tuple[ModuleId, PathId, int]] = set()
         while True:
+            made: dict[ModuleId, tuple[ModuleVersion, bytes]] = {}
             for module in self.modules:
                 with contextlib.suppress(DipacoError):
                     head, parent = await self.head_and_parent(module)
-                    if head.version == self.run.config.rounds.rounds or (values := await make(head, parent)) is None:
-                        continue
-                    payload = self.payload(module, values)
-                    for path in sorted(wanted.intersection(self.run.topology.paths_through(module))):
-                        if (module, path, head.version) not in told:
-                            if is_claiming:
-                                await self.say_claim(path)
-                            said = await self._contribute_to(head, path, payload)
-                            if said in ("taken", "norm"):
-                                told.add((module, path, head.version))
+                    if (
+                        head.version < self.run.config.rounds.rounds
+                        and (values := await make(head, parent)) is not None
+                    ):
+                        made[module] = head, self.payload(module, values)
+                        self.node.store.put(made[module][1])  # judges read it here
+            parts = {
+                module: Part(base_digest=head.digest, payload=BlobRef.of(payload))
+                for module, (head, payload) in made.items()
+            }
+            for module, (head, payload) in made.items():
+                for path in sorted(wanted.intersection(self.run.topology.paths_through(module))):
+                    if (module, path, head.version) not in told:
+                        if is_claiming:
+                            await self.say_claim(path)
+                        sealed = self.document(module, path, head, payload, author=self.swarm.signer, parts=parts)
+                        said = await self.push(sealed, payload)
+                        self.heard[said] += 1
+                        if said in ("taken", "norm"):
+                            told.add((module, path, head.version))
             await asyncio.sleep(AGAIN_S)
-
-    async def _contribute_to(self, head: ModuleVersion, path: PathId, payload: bytes) -> str:
-        sealed = self.document(head.module, path, head, payload, author=self.swarm.signer)
-        said = await self.push(sealed, payload)
-        self.heard[said] += 1
-        return said
 
     async def say_claim(self, path: PathId) -> None:
         """That we train `path` from now on, and no other."""
@@ -304,6 +322,13 @@ async def claimant(me: Stranger) -> None:
     await me.contribute(partial(last_step_back, me), paths=[max(me.run.topology.paths())], is_claiming=True)
 
 
+async def _as_a_volunteer(me: Stranger) -> None:
+    raise AssertionError("played by `take_part`")
+
+
+ATTACKS |= dict.fromkeys(VOLUNTEERS, _as_a_volunteer)
+
+
 # -- claims without work
 
 
@@ -342,7 +367,6 @@ async def leader(me: Stranger) -> None:
     Norms.bounds = lambda self, base: (0.0, float("inf"))  # type: ignore[method-assign]
     Norms.clip_norm = lambda self, base: None  # type: ignore[method-assign]
     me.node.presence.note(owns=True)
-    serve_store(me.node.swarm, me.node.store)
     leadership = Leadership(Chains(me.node), Electing(me.node))
     await asyncio.gather(*(_lead(me, leadership, module) for module in me.modules))
 
@@ -429,10 +453,20 @@ async def live(name: str, address: str, folder: Path) -> None:
     swarm = await open_libp2p(folder / "identity.key", initial_peers=[address], clock=clock)
     try:
         seed = await swarm.connect(address, timeout_s=TIMEOUT_S)
-        run = (await fetch_stages(swarm, seed, expected=None))[-1]
+        stages = await fetch_stages(swarm, seed, expected=None)
+        run = stages[-1]
+        working: asyncio.Future[Any]
+        if name in VOLUNTEERS:
+            (folder / KEYS).write_text(json.dumps([swarm.peer]))
+            working = asyncio.ensure_future(take_part(name, swarm, seed, stages, folder))
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
+            with contextlib.suppress(asyncio.CancelledError):
+                await working
+            return
         upload_max = max(map(run.payload_bytes_max, run.topology.modules()))
         scoped = ScopedSwarm(swarm, run.id)
         node = open_member(run, scoped, clock, Store(folder / "store"), upload_bytes_max=upload_max)
+        serve_store(node.swarm, node.store)
         me = Stranger(swarm, node, folder)
         await node.watch.refresh()
         working = asyncio.gather(me.look(), ATTACKS[name](me))

@@ -40,6 +40,8 @@ class Options:
     rounds: int = 10
     steps: int = 20
     corpus: str = "found"
+    judges: int = 2
+    """Who measure each work; 0: nobody does."""
     limit_s: float = 240.0
     """A run that has not come to its end by then is stopped."""
 
@@ -102,6 +104,7 @@ async def prepare(work: Path, options: Options, *, seed: int) -> LocalSwarm:
         steps=options.steps,
         rounds=options.rounds,
         heartbeat_ttl_s=TTL_S,
+        judges=options.judges,
     )
     prepared = LocalSwarm(work / "prepared", run_file)
     with stage(f"Preparing run {seed}"):

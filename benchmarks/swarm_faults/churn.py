@@ -74,6 +74,9 @@ grace_s = 1.0
 heartbeat_ttl_s = {heartbeat_ttl_s}
 settle_s = 0.5
 
+[judging]
+judges = {judges}
+
 [corpus]
 source = {source}
 bytes_max = 4000000
@@ -130,10 +133,11 @@ def write_run_file(
     steps: int = STEPS,
     rounds: int = 100_000,
     heartbeat_ttl_s: float = HEARTBEAT_TTL_S,
+    judges: int = 2,
 ) -> None:
     """The run file that the swarms of these benchmarks train; by default the run does not end by itself."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    values = {"min_paths": min(peers, 4), "source": json.dumps(corpus)}
+    values = {"min_paths": min(peers, 4), "source": json.dumps(corpus), "judges": judges}
     lengths = {"rounds": rounds, "heartbeat_ttl_s": heartbeat_ttl_s}
     path.write_text(RUN.format(seed=seed, steps=steps, **lengths, **values))
 

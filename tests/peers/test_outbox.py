@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runtime_harness import World, flip
-from tiny_run import contribution_of, gradient_bytes, signer
+from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
 
+from dipaco_p2p.config import JudgingConfig
 from dipaco_p2p.core.model.shards import decode_shard
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.node import Member, serve_store
@@ -21,7 +22,7 @@ from dipaco_p2p.protocol.documents import BlobRef, Contribution, Receipt, Sealed
 from dipaco_p2p.swarm.identity import load_or_create
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.path import kept
-from peers.path.kept import KEPT, InnerStates, Outbox, Receipts, read_checked, write_checked
+from peers.path.kept import KEPT, InnerStates, Outbox, Receipts, outbox_of, read_checked, write_checked
 from peers.path.trainer import PathTrainer
 
 MODULE = ModuleId(1, 0)
@@ -76,6 +77,24 @@ async def test_what_was_on_its_way_is_there_after_a_restart_until_it_ended(tmp_p
         assert Outbox(node).waiting() == []
         assert not list((node.store.folder / "outbox").rglob("*.json"))
         assert not [path for path in (node.store.folder / "outbox" / "blobs").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("judges", [0, 2])
+async def test_where_work_is_judged_its_payloads_stay_for_two_rounds(tmp_path: Path, judges: int) -> None:
+    config = replace(tiny_config(), judging=JudgingConfig(judges=judges))
+    async with World(tmp_path, config=config) as world:
+        node = world.peer(60)
+        rounds = [[gradient_bytes(world.run, module, seed=seed) for module in (OTHER, MODULE)] for seed in range(3)]
+        for payloads in rounds:
+            refs = Outbox(node).keep(payloads)
+            assert refs == [BlobRef.of(payload) for payload in payloads]
+            pushed = contribution_of(world.run, node.swarm.signer, payloads[1], module=MODULE, path=PATH)
+            Outbox(node).add(pushed, payloads[1])
+            Outbox(node).remove(pushed)  # a judge may still come
+        store = outbox_of(node.store)
+        held = [[store.size(BlobRef.of(payload).digest) is not None for payload in payloads] for payloads in rounds]
+        assert held == ([[False, False], [True, True], [True, True]] if judges else [[False, False]] * 3)
+        assert Outbox(node).waiting() == []
 
 
 async def test_an_outbox_holds_one_contribution_per_module_and_no_old_bytes(tmp_path: Path) -> None:

@@ -186,6 +186,10 @@ class Terms(Granting):
         self._idled[key] += 1
         self._node.history.add("took_back", module=str(module), term=idle.term, leader=idle.leader)
 
+    def _has_idled(self, peer: PeerId) -> bool:
+        """Whether it has lost any module to us: whoever stopped one would stop the next as well."""
+        return any(leader == peer for _, leader in self._idled)
+
     async def _require_turn(self, module: ModuleId, peer: PeerId) -> None:
         """Raises Refused while somebody else should lead: anybody may ask, and ahead of those who know the module."""
         watch, ledger, newest = self._node.watch, self._chains[module].ledger, self._node.mandates.grant(module)
@@ -196,8 +200,8 @@ class Terms(Granting):
             raise Refused(detail, reason=Reason.NOT_LEADER)
         if peer not in watch.heartbeats:
             await watch.read_peers()
-        if self._idled[module, peer] and any(not self._idled[module, other] for other in watch.volunteers()):
-            raise Refused(f"{module} had no new version for too long when you led it", reason=Reason.NOT_LEADER)
+        if self._has_idled(peer) and not all(map(self._has_idled, watch.volunteers())):
+            raise Refused("a module had no new version for too long when you led it", reason=Reason.NOT_LEADER)
         version = max(self._ours_until.get(module, 0), self._barred_until.get((module, peer), 0))
         if ledger.head.version < version:
             detail = f"{module} had no new version for too long: not before version {version}"

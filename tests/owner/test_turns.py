@@ -281,6 +281,21 @@ async def test_a_leader_that_loses_a_module_again_waits_for_twice_as_many_versio
             assert terms._barred_until[MODULE, first.peer] == versions
 
 
+async def test_who_has_stopped_one_module_leads_no_other_while_others_live(tmp_path: Path) -> None:
+    """Simulated: a stranger stopped one module after the other, each for as long as a round may take."""
+    other = ModuleId(2, 0)
+    async with on_stage(tmp_path) as (world, first, second, author):
+        await first.lead(MODULE)
+        grant, terms = first.node.mandates.grant(MODULE), world.seed.terms
+        assert grant is not None
+        terms._bar(MODULE, grant)
+        with pytest.raises(Refused, match="too long"):
+            await first.lead(other)
+        await second.die(world)
+        await expired(world)
+        await first.lead(other)  # nobody else is left
+
+
 async def test_a_leader_is_not_idle_while_nobody_else_is_there(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as (world, first, second, author):
         await second.die(world)

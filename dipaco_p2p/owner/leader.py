@@ -206,6 +206,7 @@ class Leader:
             published=self._published,
             sending=self._node.uploads.arriving(UPLOAD_SILENCE_S),
             deadline_s=self._deadline_s(),
+            refused=self._trials.refused_lately(),
         )
 
     def receipts(self) -> dict[str, Sealed[Receipt]]:

@@ -17,6 +17,7 @@ def told_round(
     published: int,
     sending: Sequence[PeerId],
     deadline_s: float,
+    refused: Iterable[Entry] = (),
 ) -> OpenRound:
     """What is in, of the version that trainers may see, and what that one and those before it counted. If it is not
     the head, its round is closed, and the next version is not cosigned yet."""
@@ -30,6 +31,7 @@ def told_round(
         counted=tuple(_entries(sealed.document.shares) for sealed in told),
         sending=tuple(sending),
         deadline_s=deadline_s,
+        refused=tuple(refused),
     )
 
 

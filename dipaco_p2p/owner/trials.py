@@ -20,6 +20,7 @@ from ..protocol import gate
 from ..protocol.documents import Contribution, Sealed
 from ..protocol.gate import Appraisal
 from ..protocol.reasons import Reason
+from ..protocol.rounds import VERSIONS_TOLD, Entry
 from ..protocol.signing import PeerId, short
 from ..protocol.verdicts import encode_appraisals, in_order, require_drawn, verdicts
 from ..topology import PathId
@@ -51,6 +52,8 @@ class Trials:
         """Works that somebody alive should have measured, and nobody has."""
         self._barred: dict[Key, tuple[float, Reason]] = {}
         """Until when who was refused is refused again, and why."""
+        self._refused: dict[Entry, int] = {}
+        """Whose work was refused last when the module had which version."""
 
     @property
     def is_on(self) -> bool:
@@ -88,10 +91,19 @@ class Trials:
             reason = failed.get(work)
             if reason is None and work in self._unheard and not ledger.has_worked(sealed.document.author):
                 reason = Reason.UNJUDGED
-            if reason is not None:
+            if reason is None:
+                self._refused.pop(Entry(path=sealed.document.path, peer=sealed.document.author), None)
+            else:
                 found[sealed.id] = reason
+                self._refused[Entry(path=sealed.document.path, peer=sealed.document.author)] = ledger.head.version
                 self._barred[_key(sealed.document)] = self._node.clock.now_s() + self._limit_s(), reason
         return found
+
+    def refused_lately(self) -> list[Entry]:
+        """Whose work was refused since the versions that are told of: their claims weigh nothing."""
+        oldest = self._chain.ledger.head.version - VERSIONS_TOLD
+        self._refused = {entry: version for entry, version in self._refused.items() if version >= oldest}
+        return list(self._refused)
 
     def record(self, works: Iterable[str]) -> bytes:
         """What was said of these works, as a version names it."""

@@ -228,6 +228,8 @@ class OpenRound:
     """Whose uploads to this leader are on their way."""
     deadline_s: float = bounded(0.0, low=0.0)
     """How long the round waits after the last path that came; 0 is not told. A hint for who may be slower."""
+    refused: tuple[Entry, ...] = strict.added(())
+    """Whose work was refused since the versions of `counted`, after judges had measured it."""
 
     def to_bytes(self) -> bytes:
         return canonical_bytes(strict.plain(self))

@@ -9,6 +9,8 @@ seen itself and by what the leaders say of the work that came in:
   could be trained for `CHANCE_DEADLINES` deadlines and nobody trained it.
 - *An idle claim weighs nothing*: nobody yields to it or waits for it, and its path is free. It weighs again as soon
   as its author's work is in a round. Whoever moves on without having worked takes the used chance along.
+- *Refused work is none*: a claimant whose work a leader refused after its judges, while no module of the path counts
+  it, is idle at once. One leader that lies takes nobody's claim: the path's other modules count the work.
 - *One path at a time.* Of several claims by one peer only the newest weighs.
 - *A claim is as old as others have seen it*, and at most one life of a record older: nobody comes first by writing an
   early time. Claims that were there before this peer looked have the age that they say: among them it has no rank.
@@ -28,7 +30,7 @@ from dataclasses import dataclass, field, replace
 
 from ..topology import ModuleId, PathId
 from .liveness import Claim
-from .rounds import OpenRound, Standing
+from .rounds import Entry, OpenRound, Standing
 from .signing import PeerId
 
 CHANCE_ROUNDS = 3
@@ -122,7 +124,7 @@ class Sightings:
         now_s: float,
     ) -> None:
         """Leaders have told their open `rounds`, and so how far the paths in `standings` are."""
-        works = _works(rounds)
+        works, refused = _works(rounds), _refused(rounds)
         for path, how_far in standings.items():
             for peer, versions in works[path].items():
                 self._credit(peer, path, versions, now_s=now_s)
@@ -139,6 +141,7 @@ class Sightings:
             if path in standings:
                 is_sending = any(peer in rounds[module].sending for module in path.modules())
                 self._judge(sight, standings[path], deadlines_s[path], is_sending=is_sending, now_s=now_s)
+                sight.is_idle |= Entry(path=path, peer=peer) in refused
 
     def claimed_s(self, peer: PeerId, path: PathId) -> float | None:
         """Since when `peer` claims `path`, give or take the time between two looks, if that is its newest claim that
@@ -190,13 +193,23 @@ class Sightings:
             del self._peers[peer]
 
 
+def _refused(rounds: Mapping[ModuleId, OpenRound]) -> set[Entry]:
+    """Who works on a path of which no module counts it now, while a leader says that it refused the work."""
+    told = {entry for open_ in rounds.values() for entry in open_.refused}
+    counted = {entry for open_ in rounds.values() for entry in (open_.counted[0] if open_.counted else ())}
+    return told - counted
+
+
 def _works(rounds: Mapping[ModuleId, OpenRound]) -> Mapping[PathId, dict[PeerId, dict[ModuleId, int]]]:
-    """By path and peer: of each module, the newest version that its work went into."""
+    """By path and peer: of each module, the newest version that its work went into. What is in an open round does not
+    stand for who was refused last: it may be refused as well."""
+    refused = _refused(rounds)
     found: dict[PathId, dict[PeerId, dict[ModuleId, int]]] = defaultdict(lambda: defaultdict(dict))
     for module, open_ in rounds.items():
-        newest_first = zip(range(open_.version + 1, 0, -1), (open_.entries, *open_.counted), strict=False)
-        for version, entries in newest_first:
-            for entry in entries:
+        entries = tuple(entry for entry in open_.entries if entry not in refused)
+        newest_first = zip(range(open_.version + 1, 0, -1), (entries, *open_.counted), strict=False)
+        for version, those in newest_first:
+            for entry in those:
                 if module in entry.path.modules():
                     found[entry.path][entry.peer].setdefault(module, version)
     return found

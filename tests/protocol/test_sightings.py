@@ -231,6 +231,30 @@ def test_a_leader_that_names_versions_out_of_reach_hides_nobodys_work() -> None:
         assert scene.weighing() == {HONEST}
 
 
+def test_who_is_refused_by_its_judges_holds_no_path_with_more_of_the_same() -> None:
+    """Attack: what a spoiler pushes is in each open round until it is refused, and its path looked trained."""
+    scene = Scene()
+    for peer in (HONEST, IDLE):
+        scene.claim(peer)
+    one, other = HERE.modules()
+    standings = {HERE: Standing(progress=3, is_due=True)}
+    both = tuple(Entry(path=HERE, peer=peer) for peer in (HONEST, IDLE))
+
+    def told(*, refused_by: tuple[ModuleId, ...], counted: tuple[Entry, ...]) -> set[PeerId]:
+        rounds = {
+            module: OpenRound(
+                version=3, entries=both, counted=(counted, ()), refused=both[1:] if module in refused_by else ()
+            )
+            for module in (one, other)
+        }
+        scene.sightings.told(rounds, standings, deadlines_s={HERE: DEADLINE_S}, now_s=scene.now_s)
+        return scene.weighing()
+
+    assert told(refused_by=(one,), counted=both) == {HONEST, IDLE}, "one leader that lies"
+    assert told(refused_by=(one, other), counted=both[:1]) == {HONEST}
+    assert told(refused_by=(one, other), counted=both[:1]) == {HONEST}
+
+
 def test_my_own_claim_weighs() -> None:
     scene = Scene()
     scene.claim(ME)

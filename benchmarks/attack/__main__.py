@@ -22,7 +22,7 @@ FIRST = ("leader",)
 """Attacks that are also played by a stranger that is there first."""
 CHURN = ("leader", "cold-start")
 """Attacks that need a leader that dies; their twin loses the same one."""
-MEANS = ("rise", "stolen", "gap_s", "twin_gap_s")
+MEANS = ("rise", "stolen", "weight", "gap_s", "twin_gap_s")
 EPILOG = """Exit codes: 0 every run is within 3 % of its twin and nothing of a stranger's is signed; 1 one is not; 2 a
 wrong flag or corpus; 130 stopped."""
 
@@ -42,6 +42,7 @@ class Figures:
     gap_s: float
     twin_gap_s: float
     stolen: float
+    weight: float
     signed: int
     heard: dict[str, int]
 
@@ -128,6 +129,7 @@ def _compared(game: Game, left: Left, twin: Left, seed: int) -> Figures:
         gap_s=left.gap_s,
         twin_gap_s=twin.gap_s,
         stolen=left.stolen,
+        weight=left.weight,
         signed=left.signed,
         heard=left.heard,
     )
@@ -154,12 +156,13 @@ def _table(found: Sequence[Figures]) -> object:
                 f"{times:.2f}",
                 f"{mean['gap_s']:.0f} ({mean['twin_gap_s']:.0f})",
                 f"{mean['stolen']:.2f}",
+                f"{mean['weight']:.1%}",
                 str(sum(one.signed for one in runs)),
                 most,
             )
         )
     title = f"One stranger beside three volunteers (an expiry is {TTL_S:g} s)"
-    columns = ("attack", "rounds", "twin", "perplexity", "time", "gap, s (twin)", "credit", "signed", "heard")
+    columns = ("attack", "rounds", "twin", "perplexity", "time", "gap, s (twin)", "credit", "weight", "signed", "heard")
     return table(title, columns, rows, left=("heard",))
 
 

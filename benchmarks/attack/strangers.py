@@ -29,6 +29,7 @@ from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.errors import DipacoError, Refused
 from dipaco_p2p.node.calls import Contribute, Forward, GetBranch, GetChain, GetOpen, KeepContribution, KeepVersion
 from dipaco_p2p.node.items import items_reply
+from dipaco_p2p.node.ledger import RemoteLedger
 from dipaco_p2p.node.node import Member, fetch, open_member, send, serve_store
 from dipaco_p2p.node.reading import fetch_chain
 from dipaco_p2p.node.stages import fetch_stages
@@ -57,6 +58,8 @@ AGAIN_S = 0.1
 GARBAGE = 1000.0
 """How many times as long as the parameters themselves the longest gradients are."""
 TINY_NORM = 1e-7
+PARROT_LENGTH = 1.0001
+"""Of a copy, in lengths of what it is a copy of."""
 SMALL_SHARES = 670
 """As many as once made a version too large for its document."""
 
@@ -207,12 +210,19 @@ class Stranger:
                     if (module, path, head.version) not in told:
                         if is_claiming:
                             await self.say_claim(path)
-                        sealed = self.document(module, path, head, payload, author=self.swarm.signer, parts=parts)
-                        said = await self.push(sealed, payload)
-                        self.heard[said] += 1
+                        said = await self.contribute_to(head, path, payload, parts)
                         if said in ("taken", "norm"):
                             told.add((module, path, head.version))
             await asyncio.sleep(AGAIN_S)
+
+    async def contribute_to(
+        self, head: ModuleVersion, path: PathId, payload: bytes, parts: Mapping[ModuleId, Part]
+    ) -> str:
+        """Push it as work on `path` from `head`, beside the path's other parts; what the leader says, which is noted."""
+        sealed = self.document(head.module, path, head, payload, author=self.swarm.signer, parts=parts)
+        said = await self.push(sealed, payload)
+        self.heard[said] += 1
+        return said
 
     async def say_claim(self, path: PathId) -> None:
         """That we train `path` from now on, and no other."""
@@ -320,6 +330,43 @@ async def mover(me: Stranger) -> None:
 async def claimant(me: Stranger) -> None:
     """As `negate`, on the one path that it claims: a quarter of the run's."""
     await me.contribute(partial(last_step_back, me), paths=[max(me.run.topology.paths())], is_claiming=True)
+
+
+@attack("parrot")
+async def parrot(me: Stranger) -> None:
+    """A replica of an honest volunteer: claims its path, waits for its work of each round, and hands it in as its own,
+    a little longer, so that no byte of the payload needs to be the same."""
+    path = None
+    while path is None:
+        await asyncio.sleep(AGAIN_S)
+        path = max((path for path, claims in me.node.watch.claims.items() if claims), default=None)
+    await asyncio.gather(_stay(me, path), *(_repeat_work(me, module, path) for module in path.modules()))
+
+
+async def _stay(me: Stranger, path: PathId) -> None:
+    while True:
+        await me.say_claim(path)
+        await asyncio.sleep(me.ttl_s / 6)
+
+
+async def _repeat_work(me: Stranger, module: ModuleId, path: PathId) -> None:
+    done = -1
+    while True:
+        await asyncio.sleep(AGAIN_S)
+        with contextlib.suppress(DipacoError):
+            head, _ = await me.head_and_parent(module)
+            leader = me.node.watch.leader(module)
+            if leader is None or head.version == done:
+                continue
+            for sealed in await RemoteLedger(me.node, leader, module).kept():
+                theirs = sealed.document
+                if theirs.author != me.node.peer and (theirs.path, theirs.base_version) == (path, head.version):
+                    data = await fetch(me.node, theirs.payload, holders=[leader, theirs.author])
+                    values = me.run.read_contribution(data, module).expand() * np.float32(PARROT_LENGTH)
+                    parts = dict(zip(path.modules(), theirs.parts, strict=True))
+                    said = await me.contribute_to(head, path, me.payload(module, values), parts)
+                    done = head.version if said in ("taken", "norm") else done
+                    break
 
 
 async def _as_a_volunteer(me: Stranger) -> None:

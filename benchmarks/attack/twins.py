@@ -72,8 +72,10 @@ class Left:
     """That every module has."""
     gap_s: float
     """The longest time in which some module had no new version, also before its first one and until it was stopped."""
-    counted: dict[str, int]
-    """Contributions that count, by author."""
+    counted: dict[str, float]
+    """Rounds of tokens that count, by author."""
+    weight: float
+    """Of all strangers in a version, on average."""
     signed: int
     """Final versions that a stranger made."""
     heard: dict[str, int]
@@ -82,7 +84,7 @@ class Left:
 
     @property
     def stolen(self) -> float:
-        """Contributions of all strangers that count, for each one of the best honest volunteer."""
+        """Tokens of all strangers that count, for each one of the best honest volunteer."""
         theirs = sum(count for peer, count in self.counted.items() if peer in self.strangers)
         honest = [count for peer, count in self.counted.items() if peer not in self.strangers]
         return theirs / max(honest, default=1)
@@ -175,7 +177,10 @@ def _left(swarm: LocalSwarm, began_s: float, ended_s: float) -> Left:
     keys = frozenset(json.loads((theirs / KEYS).read_text()) if (theirs / KEYS).exists() else ())
     heard = json.loads((theirs / HEARD).read_text()) if (theirs / HEARD).exists() else {}
     documents = [sealed.document for ledger in archive.ledgers.values() for sealed in ledger.versions]
-    counted = Counter(share.peer for version in documents for share in version.shares)
+    shares = [share for version in documents for share in version.shares]
+    counted = Counter[str]()
+    for share in shares:
+        counted[share.peer] += share.tokens
     versions = min(ledger.head.version for ledger in archive.ledgers.values())
     rounds = run.config.rounds.rounds
     if versions == rounds:  # whoever leaves afterwards takes its time
@@ -185,7 +190,8 @@ def _left(swarm: LocalSwarm, began_s: float, ended_s: float) -> Left:
         seconds=ended_s - began_s,
         versions=versions,
         gap_s=max(longest_gap_s(times, began_s, ended_s, rounds=rounds) for times in archived_s.values()),
-        counted={str(peer): count for peer, count in counted.items()},
+        counted={peer: tokens / run.tokens_full for peer, tokens in counted.items()},
+        weight=math.fsum(share.weight for share in shares if share.peer in keys) / max(len(documents), 1),
         signed=sum(version.author in keys for version in documents),
         heard=heard,
         strangers=keys,

@@ -15,13 +15,13 @@ from benchmarks.report import COLUMNS
 
 def left(**changes: object) -> Left:
     known = {"folder": Path(), "seconds": 30.0, "versions": 6, "gap_s": 7.0, "counted": {}, "signed": 0, "heard": {}}
-    return Left(**(known | {"strangers": frozenset({"x", "y"})} | changes))  # type: ignore[arg-type]
+    return Left(**(known | {"strangers": frozenset({"x", "y"}), "weight": 0.0} | changes))  # type: ignore[arg-type]
 
 
 def figures(**changes: object) -> Figures:
     known = {"game": "copy", "seed": 0, "version": 6, "perplexity": 101.0, "twin": 100.0, "seconds": 40.0}
     rest = {"twin_seconds": 32.0, "gap_s": 7.0, "twin_gap_s": 6.0, "stolen": 0.0, "signed": 0, "heard": {"norm": 3}}
-    return Figures(**(known | rest | changes))  # type: ignore[arg-type]
+    return Figures(**(known | rest | {"weight": 0.0} | changes))  # type: ignore[arg-type]
 
 
 def test_without_names_every_attack_is_played_and_a_leader_also_from_the_start() -> None:

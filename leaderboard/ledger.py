@@ -351,9 +351,10 @@ class Stage:
 
 
 def _is_share(document: Contribution, share: Share) -> bool:
-    """Whether a version names this contribution as it is."""
-    said = (share.path, share.peer, share.base_version, share.tokens)
-    return said == (document.path, document.author, document.base_version, document.tokens)
+    """Whether a version names this contribution as it is. Of work that several handed in, fewer tokens count."""
+    said = (share.path, share.peer, share.base_version)
+    is_named = said == (document.path, document.author, document.base_version)
+    return is_named and share.tokens <= document.tokens
 
 
 def text_of(sealed: Sealed[Any]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dipaco_p2p.protocol.reasons import Reason
 
-from .history import Event, Look, Outcome
+from .history import Counted, Event, Look, Outcome
 
 HOLDERS_MIN = 2
 QUIET_S = 30.0
@@ -156,6 +156,22 @@ def honest_work_passes(outcome: Outcome) -> Iterator[Broken]:
     for event in outcome.of("expired"):
         if event.facts["id"] in honest and event.facts["reason"] in (Reason.HARMFUL, Reason.LITTLE_GAIN):
             yield Broken(2, f"{event.facts['module']} refused {event.facts['id'][:8]} as {event.facts['reason']}")
+
+
+def copies_count_once(outcome: Outcome) -> Iterator[Broken]:
+    """2: work of somebody and what a stranger hands in as its own, and took from there, count no more than the work."""
+    originals = {event.facts["id"]: event.facts["of"] for event in outcome.of("copies")}
+    for module, chain in outcome.chains.items():
+        for link in chain:
+            works: dict[str, list[Counted]] = defaultdict(list)
+            for each in link.counts:
+                works[originals.get(each.id, each.id)].append(each)
+            for id_, found in works.items():
+                tokens, most = sum(each.tokens for each in found), max(each.said for each in found)
+                if len(found) > 1 and all(each.said for each in found) and tokens > most:
+                    yield Broken(
+                        2, f"version {link.version} of {module} counts {tokens} tokens of {id_[:8]}, not {most}"
+                    )
 
 
 def strangers_lead_last(outcome: Outcome) -> Iterator[Broken]:
@@ -338,6 +354,7 @@ SAFETY: tuple[Check, ...] = (
     claims_come_first,
     harm_counts_nowhere,
     honest_work_passes,
+    copies_count_once,
     strangers_lead_last,
     versions_only_grow,
     terms_are_remembered,

@@ -29,6 +29,9 @@ class Counted:
     base_digest: str
     """Empty when the contribution itself is not in the archive."""
     tokens: int
+    """Of it that count."""
+    said: int = 0
+    """Tokens of the contribution itself; 0 when it is not in the archive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

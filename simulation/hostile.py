@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dipaco_p2p import strict
+from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import DipacoError
@@ -33,6 +34,9 @@ from .virtual_time import VirtualClock
 TIMEOUT_S = 5.0
 CLAIMED_FIRST = 0.5
 WORKERS, WORKS = 0.8, 0.2
+COPY_LENGTH = 1.0001
+COPIED_DEADLINES = 2
+"""That somebody copies for: a newcomer to a path waits for one."""
 
 
 class Stranger:
@@ -83,17 +87,24 @@ class Stranger:
         await self.put(claims_key(self.run.id, path), Claim(path=path, since_s=since_s, round=0))
 
     async def contribute(
-        self, payload: bytes, *, module: ModuleId | None = None, length: float = 0.01, **changes: Any
+        self,
+        payload: bytes,
+        *,
+        module: ModuleId | None = None,
+        copy_of: str = "",
+        length: float = 0.01,
+        **changes: Any,
     ) -> str:
         """A contribution that is signed well, with these things wrong; its id. What the leader says is not waited for
-        long. Now and then we claim its path first. Of the path's other modules each value has this `length`."""
+        long. Now and then we claim its path first; that of a copy we have claimed. Of the path's other modules each
+        value has this `length`."""
         module = module or self.module()
         found = await self.head(module)
         if found is None:
             return ""
         leader, head = found
         path = changes.pop("path", None) or self.chance.choice(self.run.topology.paths_through(module))
-        if self.chance.random() < CLAIMED_FIRST:
+        if not copy_of and self.chance.random() < CLAIMED_FIRST:
             await self.claim(path, since_s=VirtualClock().now_s())
         document = Contribution(
             run=self.run.id,
@@ -107,11 +118,13 @@ class Stranger:
             steps=1,
             tokens=self.run.tokens_full,
             loss=1.0,
-            others=await self._others(module, path, length=length) if self.run.config.judging.judges else (),
+            others=changes.pop("others", None) or await self._others(module, path, length=length),
             author=self.signer.peer,
         )
         with contextlib.suppress(DipacoError, ValueError):
             sealed = seal(self.signer, replace(document, **changes))
+            if copy_of:
+                self.world.note("stranger", "copies", id=sealed.id, of=copy_of)
             await send_blob(self.swarm, leader, payload, timeout_s=TIMEOUT_S)
             header = {"contribution": sealed.to_dict()}
             reply = await self.swarm.call(leader, "module.contribute", header, timeout_s=TIMEOUT_S)
@@ -126,7 +139,7 @@ class Stranger:
     async def _others(self, module: ModuleId, path: PathId, *, length: float) -> tuple[Part, ...]:
         """The other parts of the path; their leaders are given what judges would ask for."""
         parts = []
-        for other in path.modules():
+        for other in path.modules() if self.run.config.judging.judges else ():
             if other != module:
                 found, payload = await self.head(other), self.gradient(other, length)
                 if found is not None:
@@ -136,9 +149,28 @@ class Stranger:
                 parts.append(Part(base_digest=digest, payload=BlobRef.of(payload)))
         return tuple(parts)
 
+    async def repeat_work(self, module: ModuleId, path: PathId) -> None:
+        """Hand in what somebody has done on `path` from the head, a little longer, as our own."""
+        found = await self.head(module)
+        if found is None:
+            return
+        leader, head = found
+        for sealed in read_items(Contribution, await self._call(leader, "mirror.open", module, after="")):
+            theirs = sealed.document
+            if theirs.author != self.signer.peer and (theirs.path, theirs.base_version) == (path, head.version):
+                wish = {"digest": theirs.payload.digest, "offset": 0, "length": theirs.payload.size}
+                payload = (await self.swarm.call(leader, "blob.read", wish, timeout_s=TIMEOUT_S)).body
+                values = self.run.read_contribution(payload, module).expand() * np.float32(COPY_LENGTH)
+                await self.contribute(
+                    self._encoded(values), module=module, path=path, copy_of=sealed.id, others=theirs.others
+                )
+                return
+
     def gradient(self, module: ModuleId, length: float = 0.01) -> bytes:
         """A well-formed outer gradient, each number of which is `length`."""
-        values = np.full(self.run.layout(module).size, length, dtype=np.float32)
+        return self._encoded(np.full(self.run.layout(module).size, length, dtype=np.float32))
+
+    def _encoded(self, values: Floats) -> bytes:
         return encode_compressed(compress(values, codec=self.run.config.compression.uplink)[0])
 
     async def lead_idly(self) -> None:
@@ -291,6 +323,18 @@ async def harmful_work(stranger: Stranger) -> None:
         stranger.world.note("stranger", "harms", module=str(module), id=id_)
 
 
+async def copied_work(stranger: Stranger) -> None:
+    """A replica that never trains: each round, what somebody else did on its path comes from it as well."""
+    path, clock = stranger.chance.choice(list(stranger.run.topology.paths())), VirtualClock()
+    since_s = clock.now_s()
+    while clock.now_s() < since_s + COPIED_DEADLINES * stranger.run.config.rounds.deadline_s:
+        await stranger.claim(path, since_s=since_s)
+        for module in path.modules():
+            with contextlib.suppress(DipacoError):
+                await stranger.repeat_work(module, path)
+        await asyncio.sleep(stranger.world.plan.ttl_s / 6)
+
+
 HOSTILE_ACTS: tuple[Act, ...] = (
     junk_records,
     forged_head,
@@ -305,4 +349,5 @@ HOSTILE_ACTS: tuple[Act, ...] = (
     foreign_path,
     second_helping,
     harmful_work,
+    copied_work,
 )

@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from bootstrap.coordinator.terms import Terms
-from dipaco_p2p.core.outer import codec
+from dipaco_p2p.core.outer import codec, copies
 from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.store import Store
@@ -245,6 +245,11 @@ def a_single_judge_decides(patches: Patches) -> None:
 
 
 # -- rounds and averages
+
+
+replacing(
+    "copies count in full", (copies, "counted", lambda original: lambda amounts, near: list(amounts)), faults=HOSTILE
+)
 
 
 @mutant("order of arrival used", faults=("slow", "crash"))

@@ -127,9 +127,10 @@ def _link(sealed: Sealed[ModuleVersion], archive: SeedArchive) -> Link:
 
 def _counted(share: Share, archive: SeedArchive) -> Counted:
     try:
-        base_digest = archive.contribution(share.contribution).document.base_digest
+        document = archive.contribution(share.contribution).document
+        base_digest, said = document.base_digest, document.tokens
     except DipacoError:
-        base_digest = ""
+        base_digest, said = "", 0
     return Counted(
         id=share.contribution,
         peer=share.peer,
@@ -137,6 +138,7 @@ def _counted(share: Share, archive: SeedArchive) -> Counted:
         base=share.base_version,
         base_digest=base_digest,
         tokens=share.tokens,
+        said=said,
     )
 
 

@@ -23,7 +23,7 @@ from bootstrap.progress import stage
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.archive import SeedArchive
 
-from .strangers import HEARD, KEYS
+from .stranger import HEARD, KEYS
 
 TTL_S = 4.0
 """Life of a heartbeat: an expiry."""

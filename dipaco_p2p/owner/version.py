@@ -7,15 +7,17 @@ machine and in any order of arrival (core/outer/outer_step.py says why).
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..canonical import Parts
+from ..canonical import Parts, digest
 from ..core.arrays import Floats, at_once
 from ..core.model.layout import module_parts
+from ..core.outer import copies
 from ..core.outer import outer_step as outer
 from ..core.outer.codec import Compressed
 from ..core.outer.compress import compressed_parts
@@ -89,14 +91,39 @@ class Gradients:
         self.norms = [math.nan if item.norm is None else item.norm for item in self.items]
         """Of each; not a number until it is known or was read."""
 
+        self._ahead: dict[int, Compressed] = {}
+        self._room = copies.VALUES_MAX
+
     def __len__(self) -> int:
         return len(self.items)
 
     def __getitem__(self, place: int, /) -> Compressed:
-        found = self.items[place].read()
+        found = self._ahead.pop(place, None)
+        if found is None:
+            found = self.items[place].read()
         if math.isnan(self.norms[place]):
             self.norms[place] = found.norm()
         return found
+
+    def ahead(self, place: int) -> Compressed:
+        """The same before its turn. A small one stays in memory until then, so that it is read once."""
+        found = self[place]
+        if found.size <= self._room:
+            self._room -= found.size
+            self._ahead[place] = found
+        return found
+
+    def alike(self, *, size: int) -> list[list[int]]:
+        """For each the places of those that are the same work on its path, its own among them. Only paths with replicas
+        are read for it; each gradient is of `size` values."""
+        near = [[place] for place in range(len(self))]
+        for _, found in itertools.groupby(range(len(self)), key=lambda place: self.items[place].sealed.document.path):
+            if len(places := list(found)) > 1:
+                lot = int(digest("".join(self.items[place].sealed.id for place in places).encode()), 16)
+                like = copies.alike([partial(self.ahead, place) for place in places], size=size, lot=lot)
+                for place, others in zip(places, like, strict=True):
+                    near[place] = [places[other] for other in others]
+        return near
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +190,10 @@ def make_version(
     gradients = Gradients(admitted)
     ordered = gradients.items
     assert ordered, "a module without contributors gets no step"
-    alphas = _alphas(run, ordered, parent=parent.version)
+    near = gradients.alike(size=run.layout(parent.module).size)
+    # What a copy takes from the work that it repeats rounds down: no more counts than was done.
+    tokens = [max(1, int(each)) for each in copies.counted([item.sealed.document.tokens for item in ordered], near)]
+    alphas = _alphas(run, ordered, near, parent=parent.version)
     settings = run.config.outer
     try:
         after, update = outer.outer_step(
@@ -187,12 +217,12 @@ def make_version(
         update=update_ref,
         state=state_ref,
         is_fresh=is_fresh,
-        shares=tuple(map(_share, ordered, alphas, gradients.norms)),
+        shares=tuple(map(_share, ordered, alphas, tokens, gradients.norms)),
         clip_norm=clip_norm,
         lr=settings.lr,
         momentum=settings.momentum,
         norm_rule=settings.norm_rule,
-        weight=parent.weight + sum(item.sealed.document.tokens for item in ordered),
+        weight=parent.weight + sum(tokens),
         appraisals=BlobRef.of(appraisals) if appraisals else None,
         term=term,
         grant=grant,
@@ -270,16 +300,20 @@ def averaged(run: Run, gradients: Gradients, alphas: Sequence[float], *, clip_no
     )
 
 
-def _alphas(run: Run, ordered: Sequence[Admitted], *, parent: int) -> tuple[float, ...]:
-    shares = []
-    for document in (item.sealed.document for item in ordered):
-        shard_size = run.shard_tokens(document.path, document.sharding)
-        tokens = document.tokens * LATE_WEIGHT ** (parent - document.base_version)
-        shares.append(outer.Share(path=str(document.path), shard_size=shard_size, tokens=tokens))
+def _alphas(run: Run, ordered: Sequence[Admitted], near: Sequence[Sequence[int]], *, parent: int) -> tuple[float, ...]:
+    documents = [item.sealed.document for item in ordered]
+    # Late ones weigh less before copies are shared out: else a late copy took more from what it repeats than it brings.
+    amounts = [document.tokens * LATE_WEIGHT ** (parent - document.base_version) for document in documents]
+    shares = [
+        outer.Share(
+            path=str(document.path), shard_size=run.shard_tokens(document.path, document.sharding), tokens=amount
+        )
+        for document, amount in zip(documents, copies.counted(amounts, near), strict=True)
+    ]
     return outer.weights(shares, tokens_full=run.tokens_full)
 
 
-def _share(item: Admitted, alpha: float, norm: float) -> Share:
+def _share(item: Admitted, alpha: float, tokens: int, norm: float) -> Share:
     document = item.sealed.document
     return Share(
         contribution=item.sealed.id,
@@ -287,7 +321,7 @@ def _share(item: Admitted, alpha: float, norm: float) -> Share:
         peer=document.author,
         base_version=document.base_version,
         weight=alpha,
-        tokens=document.tokens,
+        tokens=tokens,
         norm=norm,
         loss=document.loss,
         state=document.state,

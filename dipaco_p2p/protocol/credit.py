@@ -3,6 +3,7 @@
 The unit is a token that entered a published version. A share of a version earns its tokens, up to a full round's, since
 more than that weighs nothing more in the average; divided by the levels of the grid, since one round of a path is
 contributed once for each of its modules. So a path whose whole round entered all its modules earns its tokens once.
+Copies of the same work share its tokens, which is what their shares name (core/outer/copies.py).
 
 Recent credit is an average per day in which what was earned a half-life ago counts half. Who earns the same every day
 comes near that figure; who stops sees it halve with every half-life. That a recent average with a half-life suits

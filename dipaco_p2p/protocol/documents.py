@@ -174,6 +174,7 @@ class Share:
     """The version that it was based on: an author counts once per path and base."""
     weight: float = bounded(low=0.0, high=1.0)
     tokens: int = bounded(low=1, high=VALUES_MAX)
+    """That count: those of the contribution, or a part of them if others handed in the same work (copies.py)."""
     norm: float = bounded(low=0.0)
     """Of its outer gradient, before it was scaled down: what later ones are measured by (norms.py)."""
     loss: float

@@ -311,6 +311,19 @@ def test_a_leader_that_credits_another_peer_is_caught_by_the_contribution(bench:
     assert bench.refused == {Reason.IDENTITY: 1}
 
 
+@pytest.mark.parametrize(("more", "is_believed"), [(-1, True), (0, True), (1, False)])
+def test_of_work_that_several_handed_in_a_part_counts_and_of_none_more_than_was_done(
+    bench: Bench, more: int, is_believed: bool
+) -> None:
+    [sealed], _ = bench.chain(1)
+    [share] = sealed.document.shares
+    share = replace(share, tokens=share.tokens + more)
+    bench.take(seal(LEADER, replace(sealed.document, shares=(share,), weight=share.tokens)))
+    bench.stage.take_contributions(bench.contributions)
+    assert bench.refused == ({} if is_believed else {Reason.IDENTITY: 1})
+    assert bench.row(1).tokens == share.tokens
+
+
 def test_a_receipt_shows_only_if_its_author_led_in_that_term(bench: Bench) -> None:
     [sealed], _ = bench.chain(1)
     bench.take(sealed)

@@ -14,15 +14,18 @@ from tiny_run import contribution_of, gradient_bytes, granted, initial, make_run
 
 from dipaco_p2p.config import OuterConfig
 from dipaco_p2p.core.model.layout import decode_module, encode_module
+from dipaco_p2p.core.outer import copies
 from dipaco_p2p.core.outer.codec import Compressed
+from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.core.outer.outer_step import OuterState, apply_update, decode_state
+from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.owner.version import Admitted, Made, made_and_kept, make_version
+from dipaco_p2p.owner.version import Admitted, Made, made_and_kept, make_again, make_version
 from dipaco_p2p.protocol.documents import BlobRef, seal
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import check_successor, genesis_version
-from dipaco_p2p.topology import ModuleId
+from dipaco_p2p.topology import ModuleId, PathId
 
 MODULE = ModuleId(1, 0)
 
@@ -141,3 +144,109 @@ def test_of_a_version_only_the_update_stays_in_memory_for_those_who_ask_at_once(
     asyncio.run(made_and_kept(lambda: made, store))
     assert made.version.update is not None and len(cold) == 3
     assert [name for name, is_cold in cold.items() if not is_cold] == [made.version.update.digest]
+
+
+# -- the same work, handed in by several
+
+
+def handed_in(run: Run, number: int, payload: bytes, *, path: PathId | None = None, **changes: object) -> Admitted:
+    """Work of author `number` on the first path, or on another."""
+    path = path or run.topology.paths_through(MODULE)[0]
+    document = contribution_of(run, signer(number), payload, module=MODULE, path=path)
+    sealed = seal(signer(number), replace(document, **changes))  # type: ignore[arg-type]
+    return Admitted(sealed, partial(run.read_contribution, payload, MODULE))
+
+
+def parroted(run: Run, payload: bytes) -> bytes:
+    """The same outer gradient in other bytes: a little longer."""
+    values = run.read_contribution(payload, MODULE).expand() * 1.0001
+    return encode_compressed(compress(values, codec=run.config.compression.uplink)[0])
+
+
+def shares_of(run: Run, *items: Admitted) -> dict[PeerId, tuple[float, int]]:
+    """Weight and tokens of each author."""
+    return {share.peer: (share.weight, share.tokens) for share in made_of(run, list(items)).version.shares}
+
+
+def test_a_copy_and_what_it_repeats_count_as_one_beside_another_replica(run: Run) -> None:
+    one, other = gradient_bytes(run, MODULE, seed=1), gradient_bytes(run, MODULE, seed=2)
+    honest = [handed_in(run, 1, one), handed_in(run, 2, other)]
+    full = run.tokens_full
+    assert {tokens for _, tokens in shares_of(run, *honest).values()} == {full}
+    for copy in (one, parroted(run, one)):
+        found = shares_of(run, *honest, handed_in(run, 3, copy))
+        assert [found[signer(number).peer] for number in (1, 2, 3)] == [
+            (pytest.approx(0.25), full // 2),
+            (pytest.approx(0.5), full),
+            (pytest.approx(0.25), full // 2),
+        ]
+    weighed = made_of(run, [*honest, handed_in(run, 3, one)]).version
+    assert weighed.weight == sum(share.tokens for share in weighed.shares) <= 2 * full
+
+
+def test_the_same_gradient_on_another_path_is_other_work(run: Run) -> None:
+    payload, (first, second) = gradient_bytes(run, MODULE, seed=1), run.topology.paths_through(MODULE)
+    found = shares_of(run, handed_in(run, 1, payload, path=first), handed_in(run, 2, payload, path=second))
+    assert {tokens for _, tokens in found.values()} == {run.tokens_full}
+
+
+def test_a_copier_that_says_that_it_did_little_takes_little(run: Run) -> None:
+    """Else one token would halve the weight of a path."""
+    payload, other, full = gradient_bytes(run, MODULE, seed=1), gradient_bytes(run, MODULE, seed=2), run.tokens_full
+    second = run.topology.paths_through(MODULE)[1]
+    alone = [handed_in(run, 1, payload), handed_in(run, 2, other, path=second)]
+    before, after = shares_of(run, *alone), shares_of(run, *alone, handed_in(run, 3, payload, tokens=1))
+    assert after[signer(2).peer] == (pytest.approx(before[signer(2).peer][0]), full)
+    assert after[signer(1).peer][1] == full - 1 and after[signer(3).peer][1] == 1
+    assert after[signer(1).peer][0] + after[signer(3).peer][0] == pytest.approx(before[signer(1).peer][0])
+
+
+def test_a_late_copy_neither_counts_beside_its_original_nor_makes_the_path_lighter(run: Run) -> None:
+    """Late work weighs a quarter, in credit it counts like other."""
+    payload, other, full = gradient_bytes(run, MODULE, seed=1), gradient_bytes(run, MODULE, seed=2), run.tokens_full
+    parent = made_of(run, admitted(run)).version
+    state, second = OuterState.fresh(initial()[0][1]), run.topology.paths_through(MODULE)[1]
+
+    def weights(*items: Admitted) -> dict[PeerId, tuple[float, int]]:
+        grant, author = grant_to(run, signer(9).peer), signer(9).peer
+        made = make_version(run, parent, state, items, clip_norm=None, term=1, grant=grant, author=author)
+        return {share.peer: (share.weight, share.tokens) for share in made.version.shares}
+
+    alone = handed_in(run, 1, payload, base_version=1), handed_in(run, 2, other, path=second, base_version=1)
+    before, after = weights(*alone), weights(*alone, handed_in(run, 3, payload, base_version=0))
+    assert after[signer(2).peer][0] == pytest.approx(before[signer(2).peer][0])
+    assert after[signer(1).peer] == (pytest.approx(0.8 * before[signer(1).peer][0]), full // 2)
+    assert after[signer(3).peer] == (pytest.approx(0.2 * before[signer(1).peer][0]), full // 2)
+
+
+def test_a_leader_that_counts_copies_in_full_is_found_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = gradient_bytes(run, MODULE, seed=1)
+    items = [handed_in(run, 1, payload), handed_in(run, 2, payload), handed_in(run, 3, gradient_bytes(run, MODULE))]
+    parent, state = genesis_version(run.manifest, MODULE), OuterState.fresh(initial()[0][1])
+    again = partial(make_again, run, parent, state, items, norms=run.norms(MODULE, []))
+    fair = made_of(run, items).version
+    assert again(fair).version == fair
+    with monkeypatch.context() as patched:
+        patched.setattr(copies, "counted", lambda amounts, near: list(amounts))
+        unfair = made_of(run, items).version
+    check_successor(parent, unfair, run.manifest)
+    with pytest.raises(IntegrityError, match="does not follow from its contributions"):
+        again(unfair)
+
+
+def test_replicas_that_do_not_fit_into_memory_are_read_twice_and_one_at_a_time(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = run.layout(MODULE).size
+    items = admitted(run, count=4)
+    kept = made_of(run, items).version
+    asked: list[str] = []
+
+    def noted(item: Admitted) -> Compressed:
+        asked.append(item.sealed.id)
+        return item.read()
+
+    monkeypatch.setattr(copies, "VALUES_MAX", 2 * size)  # the two of the first path
+    made = made_of(run, [replace(item, read=partial(noted, item)) for item in items])
+    ids = [share.contribution for share in kept.shares]
+    assert made.version == kept and asked == [*ids, *ids[2:]]

@@ -53,6 +53,21 @@ def test_nothing_counts_twice(chain: tuple[object, ...]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("tokens", "said", "found"),
+    [((5, 5), 10, set()), ((10, 10), 10, {2}), ((6, 5), 10, {2}), ((10, 10), 0, set())],
+    ids=["shared out", "both in full", "a little more", "of what nobody knows"],
+)
+def test_a_copy_and_its_original_count_no_more_than_one(tokens: tuple[int, int], said: int, found: set[int]) -> None:
+    one, copy = counted("one", tokens=tokens[0], said=10), counted("copy", peer="x", tokens=tokens[1], said=said)
+    chain = (link(1, one, copy), link(2, counted("two", base=1, base_digest="digest-1")))
+    claimed = Event(1.0, "stranger", "claims", {"peer": "x", "path": PATH})
+    copied = Event(2.0, "stranger", "copies", {"id": "copy", "of": "one"})
+    outcome = with_events(claimed, copied)
+    assert promises(replace(outcome, chains={MODULE: chain})) == found
+    assert promises(replace(with_events(claimed), chains={MODULE: chain})) == set(), "nobody copied"
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"base": 3, "base_digest": ""},

@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,14 @@ class Compressed(ABC):
     @abstractmethod
     def norm(self) -> float:
         """Euclidean norm of `expand()`, from exact sums and therefore the same on every machine."""
+
+    @abstractmethod
+    def dot(self, other: Self) -> float:
+        """The scalar product with another vector of the same size and codec; from exact sums too."""
+
+    @abstractmethod
+    def thinned(self, every: int, first: int) -> Self:
+        """Of each `every` blocks or chunks one, from number `first` on, in memory of its own."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Array]:
@@ -165,13 +173,24 @@ class Blocks(Compressed):
         self._each_part(lambda part, values: np.subtract(before[part], values, out=out[part]))
 
     def norm(self) -> float:
+        return math.sqrt(self.dot(self))
+
+    def dot(self, other: Blocks) -> float:
         terms: list[float] = []
         for part in spans(0, self.size, PART):
             # Whole numbers: as float32 they are exact up to 2^24, four times what 256 squares of 128 come to.
-            rows = _in_blocks(self.codes[part]).astype(np.float32)
-            scales = self.scales[_blocks_of(part)].astype(np.float64)
-            terms += (np.einsum("ij,ij->i", rows, rows) * (scales * scales)).tolist()
-        return math.sqrt(math.fsum(terms))
+            ours, our_scales = self._wide(part)
+            theirs, their_scales = (ours, our_scales) if other is self else other._wide(part)
+            terms += (np.einsum("ij,ij->i", ours, theirs) * (our_scales * their_scales)).tolist()
+        return math.fsum(terms)
+
+    def _wide(self, part: slice) -> tuple[Array, Array]:
+        """Codes in rows of a block, and scales, as floats that keep products exact."""
+        return _in_blocks(self.codes[part]).astype(np.float32), self.scales[_blocks_of(part)].astype(np.float64)
+
+    def thinned(self, every: int, first: int) -> Blocks:
+        codes, scales = _in_blocks(self.codes)[first::every].reshape(-1), self.scales[first::every].copy()
+        return Blocks(bits=self.bits, size=codes.size, codes=codes, scales=scales)
 
     def tensors(self) -> dict[str, Array]:
         return {"codes": self.codes if self.bits == 8 else _pack(self.codes), "scales": self.scales}
@@ -335,6 +354,15 @@ class Sparse(Compressed):
         counts = np.bincount(cells, minlength=self.scales.size).tolist()
         scales = self.scales.ravel().tolist()
         return math.sqrt(math.fsum(n * (scale * scale) for n, scale in zip(counts, scales, strict=True)))
+
+    def dot(self, other: Sparse) -> float:
+        _, ours, theirs = np.intersect1d(self.places, other.places, assume_unique=True, return_indices=True)
+        # As float64 a product of two float32 is exact.
+        return math.fsum((self.kept()[ours].astype(np.float64) * other.kept()[theirs]).tolist())
+
+    def thinned(self, every: int, first: int) -> Sparse:
+        chosen = self.places // CHUNK % every == first
+        return Sparse(size=self.size, places=self.places[chosen], codes=self.codes[chosen], scales=self.scales)
 
     def tensors(self) -> dict[str, Array]:
         """Places in 7 bits, four codes to a byte."""

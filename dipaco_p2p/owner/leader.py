@@ -346,7 +346,8 @@ class Leader:
                 self._intake.expel(sealed)
                 self._chain.expire(sealed, refused[sealed.id])
         self._trials.clear()
-        if self._intake.admitted and (made := await self._make_next()):
+        is_empty = bool(refused) and not self._intake.admitted
+        if not is_empty and (made := await self._make_next()):
             await self._append(made)
         else:
             self._round = self._new_round()

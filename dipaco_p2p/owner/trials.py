@@ -29,6 +29,12 @@ from .chain import ModuleChain
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+HEDGE_S, HEDGE_SHARE = 3.0, 0.1
+"""After so long, or so much of the time that a work may wait, without an answer somebody else is asked as well."""
+SLOW_ROUNDS = 16
+"""For so many rounds such a judge comes after all others: its line may be slow, and better used for its own work."""
+ASKING_MAX = 8
+"""At once, about one work."""
 
 Key = tuple[PeerId, PathId, int]
 
@@ -52,6 +58,8 @@ class Trials:
         """Works that somebody alive should have measured, and nobody has."""
         self._barred: dict[Key, tuple[float, Reason]] = {}
         """Until when who was refused is refused again, and why."""
+        self._slow: dict[PeerId, int] = {}
+        """For how many rounds judges come last."""
         self._refused: dict[Entry, int] = {}
         """Whose work was refused last when the module had which version."""
 
@@ -115,6 +123,7 @@ class Trials:
         now_s = self._node.clock.now_s()
         self._barred = {key: bar for key, bar in self._barred.items() if bar[0] > now_s}
         self._asking, self._said, self._unheard = {}, {}, set()
+        self._slow = {judge: rounds - 1 for judge, rounds in self._slow.items() if rounds > 1}
 
     def close(self) -> None:
         """Ask nobody any more."""
@@ -132,35 +141,70 @@ class Trials:
     async def _ask(self, sealed: Sealed[Contribution]) -> None:
         """Until judges have said enough, or nobody is left who lives and has said nothing. Whoever does not answer is
         asked again: the author may still be sending its other parts, and a heartbeat outlives its peer for a while."""
-        clock, said = self._node.clock, self._said.setdefault(sealed.document.work, {})
-        until_s, silent = clock.now_s() + self._limit_s(), Counter[PeerId]()
-        while asked := self._next_judges(sealed.document, said, silent):
-            found = await asyncio.gather(*(self._appraised(judge, sealed, until_s) for judge in asked))
-            said.update({one.document.author: one for one in found if one is not None})
-            silent.update(judge for judge in asked if judge not in said)
-            if None in found and clock.now_s() >= until_s:
-                break
-            if None in found:
-                await clock.sleep(RETRY_S)
+        document, said = sealed.document, self._said.setdefault(sealed.document.work, {})
+        until_s, silent = self._node.clock.now_s() + self._limit_s(), Counter[PeerId]()
+        asking: dict[asyncio.Task[Sealed[Appraisal] | None], PeerId] = {}
+        try:
+            while asked := self._next_judges(document, said, silent):
+                if self._node.clock.now_s() >= until_s:
+                    break
+                for judge in asked if len(asking) < ASKING_MAX else ():
+                    if judge not in asking.values():
+                        asking[asyncio.create_task(self._appraised(judge, sealed, until_s))] = judge
+                await self._answered(asking, said, silent)
+        finally:
+            for task in asking:
+                task.cancel()
         if asked and not said:
-            self._unheard.add(sealed.document.work)
+            self._unheard.add(document.work)
+
+    async def _answered(
+        self,
+        asking: dict[asyncio.Task[Sealed[Appraisal] | None], PeerId],
+        said: dict[PeerId, Sealed[Appraisal]],
+        silent: Counter[PeerId],
+    ) -> None:
+        """Note what the next of these says. One that says nothing for a while goes on, and counts as silent meanwhile:
+        a line that is cut takes as long as a call may."""
+        hedge_s = max(HEDGE_S, HEDGE_SHARE * self._limit_s())
+        waiting = asyncio.ensure_future(self._node.clock.sleep(hedge_s))
+        try:
+            done, _ = await asyncio.wait({*asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        is_in_vain = False
+        for task in done & asking.keys():
+            judge, found = asking.pop(task), task.result()
+            if found is None:
+                silent[judge] += 1
+                is_in_vain = True
+            else:
+                said[judge] = found
+        if waiting in done:
+            silent.update(asking.values())
+            self._slow |= dict.fromkeys(asking.values(), SLOW_ROUNDS)
+        if is_in_vain:
+            await self._node.clock.sleep(RETRY_S)
 
     def _next_judges(
         self, document: Contribution, said: Mapping[PeerId, Sealed[Appraisal]], silent: Mapping[PeerId, int]
     ) -> list[PeerId]:
-        """Whom to ask next. Nobody once judges have said enough; the coordinator where they are too few or differ, and
-        while it is away whoever comes next. `silent` says how often a judge gave nothing: others come first."""
+        """Whom to ask next. Nobody once judges have said enough; the coordinator where they are too few, silent, or
+        differ, and while it is away whoever comes next. `silent` says how often a judge gave nothing: others come
+        first."""
         coordinator, wanted = self._node.run.manifest.author, self._node.run.config.judging.judges
         heard = [sealed.document for sealed in said.values()]
         is_split = gate.is_split(heard, coordinator=coordinator)
         if coordinator in said or (len(said) >= wanted and not is_split):
             return []
         others = [judge for judge in self._judges(document) if judge not in said]
-        others.sort(key=lambda judge: silent.get(judge, 0))
+        others.sort(key=lambda judge: (judge in self._slow, silent.get(judge, 0)))
+        willing = [judge for judge in others if judge not in self._slow and not silent.get(judge)]
         has_coordinator = coordinator != document.author and self._lives(coordinator)
         missing = max(wanted - len(said), 0)
-        if has_coordinator and (is_split or len(others) < missing):
-            return [*others[:missing], coordinator]
+        if has_coordinator and (is_split or len(willing) < missing):
+            return [*willing[:missing], coordinator]
         return others[: max(missing, int(is_split))]
 
     def _lives(self, peer: PeerId) -> bool:

@@ -8,7 +8,6 @@ signature says: it comes after the work, so nobody can train for them.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -36,8 +35,6 @@ from ..protocol.signing import PeerId
 from ..protocol.versions import genesis_version
 from ..topology import ModuleId
 from .module_calls import learn_mandate, module_of_run
-
-log = logging.getLogger(__name__)
 
 WAITING_MAX = 32
 """Works that wait to be measured here: any leader may ask."""

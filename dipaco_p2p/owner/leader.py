@@ -277,7 +277,9 @@ class Leader:
     def _ticked(self, now_s: float) -> Round:
         node, config = self._node, self._node.run.config.rounds
         deadline_s, uploads_s = self._deadline_s(), node.uploads.progress_s
-        return self._round.tick(node.watch.claims, config, now_s=now_s, deadline_s=deadline_s, uploads_s=uploads_s)
+        ticked = self._round.tick(node.watch.claims, config, now_s=now_s, deadline_s=deadline_s, uploads_s=uploads_s)
+        has_judges_to_hear = ticked.is_closed and not self._trials.is_over(self._intake.admitted)
+        return self._round if has_judges_to_hear else ticked
 
     def _is_frozen(self, now_s: float) -> bool:
         """Whether the coordinator wants no versions; after that, who waited has the time of a round that begins."""
@@ -291,15 +293,10 @@ class Leader:
         now_s = self._node.clock.now_s()
         if not self.is_leading or self._is_frozen(now_s) or self._ticked(now_s) is self._round:
             return
-        if self._ticked(now_s).is_closed and not self._trials.is_over(self._intake.admitted):
-            return  # judges are at it
         # Closing too early costs a path its round, so look at the claims once more before.
         await self._node.watch.read_claims(self._round.expected)
         async with self._lock:
-            ticked = self._ticked(now_s)
-            if ticked.is_closed and not self._trials.is_over(self._intake.admitted):
-                return
-            self._round = ticked
+            self._round = self._ticked(now_s)
             if self._round.is_closed and self.is_leading:
                 await self._close()
 

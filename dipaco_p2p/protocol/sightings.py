@@ -9,8 +9,8 @@ seen itself and by what the leaders say of the work that came in:
   could be trained for `CHANCE_DEADLINES` deadlines and nobody trained it.
 - *An idle claim weighs nothing*: nobody yields to it or waits for it, and its path is free. It weighs again as soon
   as its author's work is in a round. Whoever moves on without having worked takes the used chance along.
-- *Refused work is none*: a claimant whose work a leader refused after its judges, while no module of the path counts
-  it, is idle at once. One leader that lies takes nobody's claim: the path's other modules count the work.
+- *Refused work does not count as work.* If a leader says that it refused a claimant's work, and no module of the path
+  counts any, the claim is idle at once. A single leader that lies takes no claim away: other modules count the work.
 - *One path at a time.* Of several claims by one peer only the newest weighs.
 - *A claim is as old as others have seen it*, and at most one life of a record older: nobody comes first by writing an
   early time. Claims that were there before this peer looked have the age that they say: among them it has no rank.
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..topology import ModuleId, PathId
@@ -124,7 +124,8 @@ class Sightings:
         now_s: float,
     ) -> None:
         """Leaders have told their open `rounds`, and so how far the paths in `standings` are."""
-        works, refused = _works(rounds), _refused(rounds)
+        refused = _refused(rounds)
+        works = _works(rounds, refused)
         for path, how_far in standings.items():
             for peer, versions in works[path].items():
                 self._credit(peer, path, versions, now_s=now_s)
@@ -200,10 +201,11 @@ def _refused(rounds: Mapping[ModuleId, OpenRound]) -> set[Entry]:
     return told - counted
 
 
-def _works(rounds: Mapping[ModuleId, OpenRound]) -> Mapping[PathId, dict[PeerId, dict[ModuleId, int]]]:
+def _works(
+    rounds: Mapping[ModuleId, OpenRound], refused: Collection[Entry]
+) -> Mapping[PathId, dict[PeerId, dict[ModuleId, int]]]:
     """By path and peer: of each module, the newest version that its work went into. What is in an open round does not
     stand for who was refused last: it may be refused as well."""
-    refused = _refused(rounds)
     found: dict[PathId, dict[PeerId, dict[ModuleId, int]]] = defaultdict(lambda: defaultdict(dict))
     for module, open_ in rounds.items():
         entries = tuple(entry for entry in open_.entries if entry not in refused)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.config import PROTOCOL_VERSION, RunConfig
 from dipaco_p2p.core import tensor_file as codec
-from dipaco_p2p.core.model.inner import InnerResult, StepReport
+from dipaco_p2p.core.model.inner import InnerResult, InnerState, StepReport
 from dipaco_p2p.core.model.layout import encode_module, module_layout
 from dipaco_p2p.core.model.shards import Shard, encode_shard
 from dipaco_p2p.errors import IntegrityError
@@ -48,8 +48,11 @@ class NoLoop:
     def count(self, steps: int) -> None:
         self._steps += steps
 
+    def state(self) -> InnerState:
+        return InnerState(values={"steps": np.array([self._steps], dtype=np.int64)})
+
     def state_bytes(self) -> bytes:
-        return codec.encode({"steps": np.array([self._steps], dtype=np.int64)})
+        return self.state().to_bytes()
 
     def load_state(self, data: bytes) -> None:
         tensors, _ = codec.decode(data)

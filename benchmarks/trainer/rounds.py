@@ -54,7 +54,7 @@ class Volunteer:
                 self.flats, round_number=self.rounds_done, replica=(0, 1), on_step=lambda report: True
             )
             gradients = trainer.outer_gradients(self.flats, after.flats)
-            trainer.state_bytes(gradients)
+            trainer.state_parts(gradients)
             for gradient in gradients:
                 trainer.keep(gradient)
             self.flats = after.flats

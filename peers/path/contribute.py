@@ -149,8 +149,8 @@ class Contributor:
         trainer, pushes = assignment.trainer, []
         self._on_progress()
         gradients = await asyncio.to_thread(trainer.outer_gradients, work.before, work.result.flats)
-        data = await asyncio.to_thread(trainer.state_bytes, gradients)
-        state = await asyncio.to_thread(self._states.keep, assignment.path, data)
+        parts_of_state = await asyncio.to_thread(trainer.state_parts, gradients)
+        state = await asyncio.to_thread(self._states.keep, assignment.path, *parts_of_state)
         payloads = [gradient.payload for gradient in gradients]
         refs = await asyncio.to_thread(self._outbox.keep, payloads)
         parts = [Part(base_digest=base.digest, payload=ref) for base, ref in zip(work.bases, refs, strict=True)]

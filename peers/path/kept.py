@@ -213,9 +213,10 @@ class InnerStates:
         """The paths of which there is a state here."""
         return {PathId.parse(name.removeprefix(PREFIX)) for name in self._node.store.documents(PREFIX)}
 
-    def keep(self, path: PathId, data: bytes) -> BlobRef:
+    def keep(self, path: PathId, *parts: bytes | memoryview) -> BlobRef:
         """Keep the newest state of `path`, and drop what is older than the last two."""
-        ref = self._node.store.put(data)
+        ref = BlobRef.of(*parts)
+        self._node.store.keep(ref, *parts)
         names = [name for name in self._names(path) if name != ref.digest] + [ref.digest]
         write_checked(self._node.store, f"{PREFIX}{path}", names[-KEPT:])
         for name in names[:-KEPT]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dipaco_p2p.canonical import Parts
 from dipaco_p2p.core import tensor_file as codec
 from dipaco_p2p.core.model.engine import AUTO, Engine, at_first, choose
 from dipaco_p2p.core.model.inner import InnerLoop, InnerResult, StepReport
@@ -194,11 +195,16 @@ class PathTrainer:
         """The leader has it: from now on only its compression error is owed."""
         self._residuals[sent.module] = sent.residual
 
-    def state_bytes(self, sent: Sequence[OuterGradient] = ()) -> bytes:
-        """The path's state, as it is when the leaders have taken `sent`."""
+    def state_parts(self, sent: Sequence[OuterGradient] = ()) -> Parts:
+        """The path's state, as it is when the leaders have taken `sent`; good until the next step. A path of 150
+        million parameters has 1.8 GB of it: no copy is made that can be left out."""
         residuals = self._residuals | {gradient.module: gradient.residual for gradient in sent}
-        moments, _ = codec.decode(self._loop.state_bytes())
-        return codec.encode(moments | {f"{RESIDUAL}{module}": values for module, values in residuals.items()})
+        owed = {f"{RESIDUAL}{module}": values for module, values in residuals.items()}
+        return codec.encode_parts({**self._loop.state().values, **owed})
+
+    def state_bytes(self, sent: Sequence[OuterGradient] = ()) -> bytes:
+        """A copy of it."""
+        return b"".join(self.state_parts(sent))
 
     def load_state(self, data: bytes) -> None:
         """Go on from `state_bytes`, perhaps another volunteer's; raises IntegrityError, and then nothing has changed.

@@ -4,13 +4,13 @@ Rule 1: a step depends on the modules, the optimizer state, the shard, the seed 
 restart from `state_bytes` goes on with the same bits.
 Rule 2: no clock in here: `on_step` may stop the loop after any step, and `goes_on` within one, which is then not taken.
 Rule 3: on a GPU nobody waits for a step: its report is read while the next one runs, so that `on_step` and the check of
-its numbers come one step late, and the last ones before `run` returns. Not run on a GPU yet.
+its numbers come one step late, and the last ones before `run` returns.
 Source: DiPaCo (arXiv 2403.10616) sections 2.3 and 4; DiLoCo keeps the optimizer state between rounds.
 
 AdamW has the form that suits the device: torch's fused one, or bitsandbytes' with 8-bit moments. These save 6 bytes a
 parameter, but bitsandbytes waits for the GPU after every parameter (0.50, its `Optimizer8bit.step`), so that the
 processor cannot launch work ahead: they are for GPUs that are short of memory. A limit on a GPU's memory counts as its
-size. Not measured on a GPU yet.
+size.
 Its state has one form for all optimizers (`InnerState`): AdamW's two moments as float32 and the count of steps, by the
 parameter's name. So the state that a coordinator's CPU made starts an 8-bit optimizer on a volunteer's GPU, and a path
 may move between the two.
@@ -133,9 +133,13 @@ class InnerLoop:
             loss=math.fsum(report.loss for report in reports) / len(reports) if reports else math.nan,
         )
 
+    def state(self) -> InnerState:
+        """The optimizer state; where that is on the CPU, in its memory, which the next step changes."""
+        return InnerState.of(self._model, self._optimizer)
+
     def state_bytes(self) -> bytes:
-        """The optimizer state, for `load_state` after a restart."""
-        return InnerState.capture(self._model, self._optimizer).to_bytes()
+        """A copy of it, for `load_state` after a restart."""
+        return self.state().to_bytes()
 
     def load_state(self, data: bytes) -> None:
         """Continue from `state_bytes`; raises IntegrityError, and then nothing has changed, and EnvironmentUnfit."""
@@ -353,8 +357,8 @@ class InnerState:
     values: Mapping[str, Array]
 
     @classmethod
-    def capture(cls, model: PathModel, optimizer: torch.optim.Optimizer) -> Self:
-        """A copy of the optimizer's state."""
+    def of(cls, model: PathModel, optimizer: torch.optim.Optimizer) -> Self:
+        """The optimizer's state, in its own memory where that is the CPU's."""
         values = {}
         for name, parameter in model.named_parameters():
             for key, value in _moments(optimizer.state.get(parameter, {})).items():
@@ -450,5 +454,5 @@ def _fill_8bit(state: dict[str, Any], step: int, moments: Sequence[torch.Tensor]
 def _to_array(value: Any) -> Array:
     """Moments keep their type; counts of steps, which torch holds as a float tensor, become whole numbers."""
     if isinstance(value, torch.Tensor) and value.ndim:
-        return value.detach().float().cpu().numpy().copy()
+        return value.detach().float().cpu().numpy()
     return np.array(int(value), dtype=np.int64)

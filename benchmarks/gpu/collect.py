@@ -46,7 +46,7 @@ SWARM = (
     "typing_extensions",
 )
 """hivemind and what its import needs beyond what torch brings; whole rounds need `cryptography`, too."""
-PROGRAMS = ("platformdirs", "starlette", "uvicorn")
+PROGRAMS = ("platformdirs", "rich", "starlette", "uvicorn")
 OPTIMIZER = "bitsandbytes"
 PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 24, 17, 5, 31, 34)) + ("manylinux2014_x86_64",)
 """In the order of preference: what was built for an older C library runs with a newer one."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 WANTED_S = 2.0
 PLAYED_S = 15.0
+ROUND_STEPS = 3000
+"""Half a minute of an H200."""
 WINDOW_S = 0.25
 ITS_OWN = 0.9
 """Of its best speed: then it has the card for itself."""
@@ -60,7 +62,9 @@ async def _played(bench: Bench) -> Figures:
     folder = bench.folder / "games"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    wanted = replace(config(bench), peers=1, grid="1x2", rounds=500, kills=0)
+    # Rounds that outlast the game: else the volunteer would wait for judges, not train, most of that time.
+    steps = config(bench).steps if bench.is_small else ROUND_STEPS
+    wanted = replace(config(bench), peers=1, grid="1x2", rounds=500, steps=steps, kills=0)
     run_file = folder / "run.toml"
     run_file.write_text(run_text(wanted), "utf-8")
     demo = Demo(wanted, folder, children=Children(threads=wanted.threads))

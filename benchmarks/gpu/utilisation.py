@@ -2,7 +2,7 @@
 
 Counted are the products that the model needs, forward and twice as many on the way back: of every matrix, and of
 attention those that a causal mask leaves. What is computed again for want of memory does not count.
-Not run on a GPU yet; the count is compared with torch's own in the tests.
+The count is compared with torch's own in the tests.
 """
 
 from __future__ import annotations

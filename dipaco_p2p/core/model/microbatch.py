@@ -7,8 +7,7 @@ instead: there, what one sequence keeps is measured, and a budget decides before
 Rule 3: a batch's loss is the mean over its predicted positions, and every sequence has as many of them: a part counts
 by its share of the sequences.
 Rule 4: whoever needs the device at once waits for no whole batch: before each part it is asked whether to go on. A GPU
-is given work ahead, but never more than one part of it, so that two parts are all that follows a no. Not run on a GPU
-yet.
+is given work ahead, but never more than one part of it, so that two parts are all that follows a no.
 """
 
 from __future__ import annotations

@@ -43,6 +43,8 @@ LEAVE_S = 60.0
 STALL_S = 150.0
 """Without any progress for this long, something is broken, and waiting would hide it."""
 HEARTBEAT_TTL_S = 10.0
+AUDITED = 1
+"""Of each volunteer the first work alone is audited for certain: all of them share two processors."""
 WARMUP_STEPS = 200
 VALIDATION_SHARE, HOLDOUT_SHARE = 0.03, 0.01
 """Half of the defaults: every round of the warm-up and of the grid is judged on them, on the same two processors."""
@@ -231,6 +233,9 @@ deadline_s = 60.0
 
 [liveness]
 heartbeat_ttl_s = {HEARTBEAT_TTL_S}
+
+[judging]
+audited = {AUDITED}
 
 [corpus]
 source = {json.dumps(str(Path(config.corpus).resolve()) if Path(config.corpus).exists() else config.corpus)}

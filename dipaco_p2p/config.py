@@ -291,6 +291,9 @@ class JudgingConfig:
     """How many measure each work; where they differ the coordinator's seed node is asked as well. 0: nobody does."""
     sequences: int = bounded(32, low=8, high=256)
     """Sequences of the path's shard that a judge measures it on."""
+    audited: int = bounded(10, low=0, high=1000)
+    """An author's first so many works are repeated by another peer before they count, later ones with a chance that
+    falls to 2 %; 0: none is. Nor with `overlap`, whose steps begin from an estimate that nobody else has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +334,11 @@ class RunConfig:
     @property
     def topology(self) -> Topology:
         return self.model.topology
+
+    @property
+    def audited(self) -> int:
+        """How many first works of each author are repeated in this run; 0: audits are off."""
+        return self.judging.audited if self.judging.judges and not self.rounds.overlap else 0
 
     @property
     def feature_width(self) -> int:

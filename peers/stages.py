@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.clock import Clock
+from dipaco_p2p.core.model.engine import BFLOAT16, EXACT
 from dipaco_p2p.errors import DipacoError, SwarmError, WrongRun
 from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.invitations import Chain
@@ -23,7 +24,7 @@ from dipaco_p2p.node.stages import Stages, check_next_stage, fetch_stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch, serve_decrees
 from dipaco_p2p.owner.chain import Chains
-from dipaco_p2p.owner.judge import Judge, Measure
+from dipaco_p2p.owner.judge import Judge, Measure, Repeat
 from dipaco_p2p.owner.leadership import Electing, Leadership
 from dipaco_p2p.program.console import log_to
 from dipaco_p2p.program.history import History
@@ -39,7 +40,8 @@ from .display import show
 from .governor.governor import between_steps
 from .governor.machine import give_memory_back, trainer_settings
 from .path.kept import outbox_of
-from .path.trainer import PathTrainer
+from .path.repeating import Repeater
+from .path.trainer import Engines, PathTrainer
 from .status import Pauses, Status, in_words
 from .volunteer import Volunteer
 
@@ -57,6 +59,7 @@ class Parts:
     show: Callable[[Status, History], AbstractAsyncContextManager[None]] = show
     log_to: Callable[[Path], None] = partial(log_to, verbose=False)
     measure: Measure | None = None
+    make_repeater: Callable[..., Repeat] = Repeater
 
 
 async def _stay() -> None:
@@ -248,7 +251,12 @@ class StageRunner:
         node = self.node
         assert node is not None
         volunteer: Volunteer | None = None
-        chains, judge = Chains(node), Judge(node, device=self._device, measure=self._parts.measure)
+        # As trainers do before their choice: a whole round's steps repay no compiling.
+        wanted = EXACT if self._config.engine == EXACT or self._device == "cpu" else BFLOAT16
+        engines = Engines(self._device, wanted=wanted, on_choice=lambda engine: None)
+        make_trainer = partial(self._make_trainer, device=self._device, engines=engines)
+        repeat = self._parts.make_repeater(node, make_trainer=make_trainer)
+        chains, judge = Chains(node), Judge(node, device=self._device, measure=self._parts.measure, repeat=repeat)
         chains.appraise = judge.appraise
         judge.serve()
         ownership = Leadership(
@@ -271,6 +279,7 @@ class StageRunner:
         try:
             await self._run(volunteer)
         finally:
+            judge.close()
             rejoining.cancel()
             await asyncio.gather(rejoining, return_exceptions=True)
 

@@ -240,10 +240,12 @@ class Appraised:
     refuses=(Reason.NOT_LEADER, Reason.PAYLOAD_MISSING, Reason.OTHER),
 )
 class Appraise(Request[Appraised]):
-    """Measure the work that a contribution is a part of, for the module's leader."""
+    """Measure the work that a contribution is a part of, for the module's leader; and repeat it, if that is wanted.
+    While that takes, the answer is `busy`, and the caller asks again."""
 
     contribution: Sealed[Contribution]
     sharding: Sealed[Sharding] | None = None
+    is_audit: bool = False
 
 
 # -- of a module, to whoever keeps its chain

@@ -19,7 +19,8 @@ PROGRAM_BYTES = 300 * 2**20
 """Python, torch and the network, before any model; on a CPU they come out of the same memory."""
 FLOAT_BYTES = 4
 VERSIONS_KEPT = 2
-STATES_KEPT = 2
+STATES_KEPT, STATES_KEPT_AUDITED = 2, 4
+"""Auditors ask for those before and after the steps of the last two rounds."""
 STATE_BYTES_A_VALUE = 12
 """Of a path's state: two moments and a residual, in float32."""
 STATE_HEADER_BYTES_MAX = 1 << 20
@@ -63,7 +64,7 @@ def path_needs(config: RunConfig, path: PathId, *, shard_bytes: int, start_bytes
     down = sum(bytes_max(size, config.compression.downlink) for size in sizes)
     parameters = sum(sizes)
     snapshots = FLOAT_BYTES * parameters
-    kept = STATES_KEPT * state_bytes_max(config, path) + VERSIONS_KEPT * (snapshots + down)
+    kept = states_kept(config) * state_bytes_max(config, path) + VERSIONS_KEPT * (snapshots + down)
     return Needs(
         parameters=parameters,
         memory=memory_of(config.model, parameters),
@@ -77,6 +78,11 @@ def path_needs(config: RunConfig, path: PathId, *, shard_bytes: int, start_bytes
 def module_size(config: RunConfig, module: ModuleId) -> int:
     """Parameters of a module."""
     return module_layout(config.model, module.level).size
+
+
+def states_kept(config: RunConfig) -> int:
+    """How many states of a path a volunteer keeps."""
+    return STATES_KEPT_AUDITED if config.audited else STATES_KEPT
 
 
 def state_bytes_max(config: RunConfig, path: PathId) -> int:

@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from ..canonical import Parts
@@ -33,7 +33,7 @@ from ..protocol.signing import PeerId, short
 from ..protocol.versions import is_final, up_to_last
 from ..topology import ModuleId
 from .intake import admission_rules
-from .kept_appraisals import copy_kept, measure_nothing, names_of, read_kept
+from .kept_appraisals import Appraiser, copy_kept, measure_nothing, names_of, read_kept
 from .outer_state import KeptState
 from .rollback import undo_again
 from .version import Admitted, Made, PayloadLost, made_and_kept, make_again, stored
@@ -52,7 +52,7 @@ class Chains:
         self._chains: dict[ModuleId, ModuleChain] = {}
         self.on_expired: Callable[[Sealed[Contribution], str], None] = lambda sealed, reason: None
         """Told of every contribution that expires here, and why."""
-        self.appraise: Callable[[Contribution], Awaitable[Sealed[Appraisal]]] = measure_nothing
+        self.appraise: Appraiser = measure_nothing
         """This peer's own judge."""
 
     def __getitem__(self, module: ModuleId) -> ModuleChain:
@@ -163,9 +163,9 @@ class ModuleChain:
         """As `Chains.has_worked`, of all the chains that this peer keeps."""
         return self._chains.has_worked(peer)
 
-    async def appraise(self, contribution: Contribution) -> Sealed[Appraisal]:
+    async def appraise(self, contribution: Contribution, *, is_audit: bool = False) -> Sealed[Appraisal]:
         """As `Chains.appraise`."""
-        return await self._chains.appraise(contribution)
+        return await self._chains.appraise(contribution, is_audit=is_audit)
 
     def give_up(self) -> None:
         """Leave the versions that are not final: nobody can show what they were made of."""

@@ -1,4 +1,5 @@
 """A judge: measures for leaders whether others' work makes its path better (protocol/gate.py says what follows).
+Asked for an audit, it also has the work repeated.
 
 It composes the path from the versions that the inner steps began with, and again with the outer gradients taken off, as
 an outer step of full length would; both read the same sequences of the path's shard. Which ones, the judge's own
@@ -9,27 +10,30 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import strict
 from ..canonical import digest
 from ..core.arrays import Floats
 from ..core.model.layout import decode_module
 from ..core.model.shards import Shard, decode_shard
 from ..core.model.transformer import PathModel, load_modules
+from ..core.outer.codec import Compressed
 from ..core.outer.outer_step import apply_update
 from ..core.routing.evaluate import counted_tokens, losses
-from ..errors import IntegrityError, Refused, SwarmError
+from ..errors import EnvironmentUnfit, IntegrityError, Refused, SwarmError
 from ..node.calls import Appraise, Appraised
 from ..node.node import Member, fetch
 from ..node.run import Run
 from ..node.shardings import learn_attached
-from ..program.tasks import SingleFlight
+from ..program.tasks import SingleFlight, done_or_later
 from ..protocol.documents import BlobRef, Contribution, Part, Sealed, seal
-from ..protocol.gate import DRAW, GAIN_MAX, Appraisal
+from ..protocol.gate import DRAW, GAIN_MAX, Appraisal, Repetition
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
 from ..protocol.versions import genesis_version
@@ -43,6 +47,14 @@ REMEMBERED = 256
 SHARDS_KEPT = 2
 """In memory, decoded: a judge mostly sees the same few paths."""
 
+AUDIT_WAIT_S = 5.0
+"""An auditor that needs longer says so; else its caller could not tell it from one whose line is cut."""
+AUDITS_MAX = 4
+"""Works that wait to be repeated here."""
+
+Repeat = Callable[[Contribution, Sequence[Floats], Sequence[Compressed], Shard], Awaitable[Repetition]]
+"""Takes the steps of a contribution's work again, from these modules on this shard, and compares what they come to with
+these outer gradients. Raises DipacoError if that cannot be done here."""
 Gains = NDArray[np.float64]
 Measure = Callable[[Run, Sequence[Floats], Sequence[Floats], NDArray[np.int32]], Gains]
 """By how much the loss of each sequence falls from the first modules to the second, in nats per token."""
@@ -64,8 +76,14 @@ def measured_gains(
 class Judge:
     """What one peer measures for others."""
 
-    def __init__(self, node: Member, *, device: str = "cpu", measure: Measure | None = None) -> None:
+    def __init__(
+        self, node: Member, *, device: str = "cpu", measure: Measure | None = None, repeat: Repeat | None = None
+    ) -> None:
+        """Without `repeat` it audits nothing."""
         self._node = node
+        self._repeat = repeat
+        self._auditing = asyncio.Lock()
+        self._audits: dict[str, asyncio.Task[Sealed[Appraisal]]] = {}
         self._measure = partial(measured_gains, device=device) if measure is None else measure
         self._lock = asyncio.Lock()
         self._waiting = 0
@@ -77,8 +95,11 @@ class Judge:
         """Answer from now on."""
         Appraise.serve(self._node.swarm, self._on_appraise)
 
-    async def appraise(self, contribution: Contribution) -> Sealed[Appraisal]:
-        """What we measure of the work that it is a part of; raises Refused if that is not to be had."""
+    async def appraise(self, contribution: Contribution, *, is_audit: bool = False) -> Sealed[Appraisal]:
+        """What we measure of the work that it is a part of, and for an audit what comes of repeating it; raises Refused
+        if that is not to be had, and as `busy` while it is being repeated."""
+        if is_audit:
+            return await self._audited(contribution)
         work = contribution.work
         if work not in self._found:
             if self._waiting >= WAITING_MAX:
@@ -87,6 +108,42 @@ class Judge:
             for old in list(self._found)[:-REMEMBERED]:
                 del self._found[old]
         return self._found[work]
+
+    async def _audited(self, contribution: Contribution) -> Sealed[Appraisal]:
+        work = contribution.work
+        if self._repeat is None:
+            raise Refused("nothing is repeated here", reason=Reason.OTHER)
+        if work not in self._audits:
+            if sum(not task.done() for task in self._audits.values()) >= AUDITS_MAX:
+                raise Refused("other works wait to be repeated here", reason=Reason.OTHER)
+            self._audits[work] = asyncio.create_task(self._audit(contribution, self._repeat))
+            for old in list(self._audits)[:-REMEMBERED]:
+                self._audits.pop(old).cancel()
+        task = self._audits[work]
+        await done_or_later(task, self._node.clock, AUDIT_WAIT_S)
+        if not task.done():
+            raise Refused("the work is being repeated", reason=Reason.BUSY)
+        if task.cancelled() or task.exception() is not None:
+            self._audits.pop(work, None)
+        return await task
+
+    def close(self) -> None:
+        """Repeat nothing any more."""
+        for task in self._audits.values():
+            task.cancel()
+
+    async def _audit(self, contribution: Contribution, repeat: Repeat) -> Sealed[Appraisal]:
+        """One at a time, and beside what is measured: it takes as long as a round's steps."""
+        appraised = (await self.appraise(contribution)).document
+        async with self._auditing:
+            try:
+                before, gradients = await self._read(contribution)
+                repetition = await repeat(contribution, before, gradients, await self._shard(contribution))
+            except (SwarmError, IntegrityError, EnvironmentUnfit) as error:
+                raise Refused(f"it cannot be repeated here: {error}", reason=Reason.OTHER) from None
+        of, work = contribution.author, contribution.work
+        self._node.history.add("audited", work=work, of=of, path=str(contribution.path), **strict.plain(repetition))
+        return seal(self._node.swarm.signer, replace(appraised, repeated=repetition))
 
     async def _on_appraise(self, sender: PeerId, request: Appraise) -> Appraised:
         node, document = self._node, request.contribution.document
@@ -98,7 +155,7 @@ class Judge:
                 raise Refused(f"{module} is not led by you, as far as is known here", reason=Reason.NOT_LEADER)
         if document.author == node.peer or document.run != node.run.id:
             raise Refused("nobody judges work of its own, or of another run", reason=Reason.OTHER)
-        return Appraised(appraisal=await self.appraise(document))
+        return Appraised(appraisal=await self.appraise(document, is_audit=request.is_audit))
 
     async def _appraise_next(self, contribution: Contribution) -> Sealed[Appraisal]:
         """One at a time: what it takes in memory does not grow with how many are asked for."""
@@ -113,15 +170,8 @@ class Judge:
 
     async def _appraise(self, contribution: Contribution) -> Sealed[Appraisal]:
         node, signer = self._node, self._node.swarm.signer
-        modules, parts = contribution.path.modules(), contribution.parts
-        if len(parts) != len(modules):
-            raise IntegrityError(f"{len(parts)} parts for the {len(modules)} modules of {contribution.path}")
-        before, after = [], []
-        for module, part in zip(modules, parts, strict=True):
-            begin = decode_module(await self._base(module, part), node.run.layout(module))
-            gradient = node.run.read_contribution(await self._payload(module, part, contribution.author), module)
-            before.append(begin)
-            after.append(await asyncio.to_thread(apply_update, begin, gradient))
+        before, gradients = await self._read(contribution)
+        after = [await asyncio.to_thread(apply_update, *pair) for pair in zip(before, gradients, strict=True)]
         draw = signer.sign(DRAW, contribution.work.encode())
         sequences = drawn((await self._shard(contribution)).tokens, draw, node.run.config.judging.sequences)
         gains = await asyncio.to_thread(self._measure, node.run, before, after, sequences)
@@ -138,6 +188,18 @@ class Judge:
             author=node.peer,
         )
         return seal(signer, appraisal)
+
+    async def _read(self, contribution: Contribution) -> tuple[list[Floats], list[Compressed]]:
+        """Where its steps began, and the outer gradients that they came to, of all modules of its path."""
+        modules, parts = contribution.path.modules(), contribution.parts
+        if len(parts) != len(modules):
+            raise IntegrityError(f"{len(parts)} parts for the {len(modules)} modules of {contribution.path}")
+        before, gradients = [], []
+        for module, part in zip(modules, parts, strict=True):
+            before.append(decode_module(await self._base(module, part), self._node.run.layout(module)))
+            payload = await self._payload(module, part, contribution.author)
+            gradients.append(self._node.run.read_contribution(payload, module))
+        return before, gradients
 
     async def _base(self, module: ModuleId, part: Part) -> bytes:
         size = genesis_version(self._node.run.manifest, module).snapshot.size

@@ -4,7 +4,8 @@ have to make it again, and cannot judge without them."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
 
 from ..errors import BlobMissing, DipacoError, Refused
 from ..node.node import Member, fetch_kept
@@ -33,7 +34,13 @@ async def copy_kept(node: Member, versions: Sequence[Sealed[ModuleVersion]], pee
             await read_kept(node, sealed.document, holders=[peer])
 
 
-async def measure_nothing(contribution: Contribution) -> Sealed[Appraisal]:
+class Appraiser(Protocol):
+    """A judge, as `Judge.appraise`."""
+
+    def __call__(self, contribution: Contribution, *, is_audit: bool = False) -> Awaitable[Sealed[Appraisal]]: ...
+
+
+async def measure_nothing(contribution: Contribution, *, is_audit: bool = False) -> Sealed[Appraisal]:
     """In place of a judge, at a peer that has none."""
     raise Refused("nothing is measured here", reason=Reason.OTHER)
 

@@ -4,6 +4,7 @@ As soon as a contribution is in, its leader asks judges, in an order that its ow
 whose work any chain counts, so that no crowd of new keys comes to judge. Where they do not agree, or are too few, the
 coordinator's seed node is asked. A round that could close waits for them as long as rounds wait for a path, not longer.
 What nobody could measure counts if the chain knows its author, or if nobody lives who could have measured it.
+Meanwhile one of the same peers repeats the work, if it is its turn, and others do where that comes to something else.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from ..canonical import digest
 from ..errors import DipacoError, Refused
 from ..node.calls import Appraise
 from ..node.node import CALL_TIMEOUT_S, ask
@@ -62,6 +64,8 @@ class Trials:
         """For how many rounds judges come last."""
         self._refused: dict[Entry, int] = {}
         """Whose work was refused last when the module had which version."""
+        self._caught: dict[PeerId, int] = {}
+        """At which version work was forged: whoever did that begins anew."""
 
     @property
     def is_on(self) -> bool:
@@ -77,6 +81,8 @@ class Trials:
         if self.is_on and len(contribution.parts) != len(topology.widths):
             detail = f"it names the parts of {len(contribution.parts)} modules of {len(topology.widths)}"
             raise Refused(detail, reason=Reason.MALFORMED)
+        if self._node.run.config.audited and (contribution.recipe is None or contribution.state is None):
+            raise Refused("it does not say what it takes to repeat it", reason=Reason.MALFORMED)
 
     def begin(self, sealed: Sealed[Contribution]) -> None:
         """Have it measured."""
@@ -103,6 +109,8 @@ class Trials:
                 self._refused.pop(Entry(path=sealed.document.path, peer=sealed.document.author), None)
             else:
                 found[sealed.id] = reason
+                if reason == Reason.NOT_REPEATED:
+                    self._caught[sealed.document.author] = ledger.head.version
                 self._refused[Entry(path=sealed.document.path, peer=sealed.document.author)] = ledger.head.version
                 self._barred[_key(sealed.document)] = self._node.clock.now_s() + self._limit_s(), reason
         return found
@@ -144,6 +152,7 @@ class Trials:
         document, said = sealed.document, self._said.setdefault(sealed.document.work, {})
         until_s, silent = self._node.clock.now_s() + self._limit_s(), Counter[PeerId]()
         asking: dict[asyncio.Task[Sealed[Appraisal] | None], PeerId] = {}
+        audit = asyncio.create_task(self._audit(sealed, said, until_s))
         try:
             while asked := self._next_judges(document, said, silent):
                 if self._node.clock.now_s() >= until_s:
@@ -152,8 +161,9 @@ class Trials:
                     if judge not in asking.values():
                         asking[asyncio.create_task(self._appraised(judge, sealed, until_s))] = judge
                 await self._answered(asking, said, silent)
+            await audit
         finally:
-            for task in asking:
+            for task in (*asking, audit):
                 task.cancel()
         if asked and not said:
             self._unheard.add(document.work)
@@ -179,7 +189,7 @@ class Trials:
             if found is None:
                 silent[judge] += 1
                 is_in_vain = True
-            else:
+            elif judge not in said:  # it may have repeated the work meanwhile
                 said[judge] = found
         if waiting in done:
             silent.update(asking.values())
@@ -207,6 +217,46 @@ class Trials:
             return [*willing[:missing], coordinator]
         return others[: max(missing, int(is_split))]
 
+    async def _audit(self, sealed: Sealed[Contribution], said: dict[PeerId, Sealed[Appraisal]], until_s: float) -> None:
+        """Have the work repeated if it is its turn, by one peer after the other until enough agree; by ourselves only
+        if they are too few to agree. Each has half of the time that is left, so that one which is frozen does not take
+        all of it."""
+        document, asked = sealed.document, set[PeerId]()
+        if not self._is_audited(document):
+            return
+        while gate.is_undecided(found.document for found in said.values()):
+            judges, now_s = self._judges(document), self._node.clock.now_s()
+            if self._node.peer != document.author and any(each.document.repeated for each in said.values()):
+                judges.append(self._node.peer)
+            judge = next((judge for judge in judges if judge not in asked), None)
+            if judge is None or now_s >= until_s:
+                return
+            asked.add(judge)
+            found = await self._audited(judge, sealed, now_s + (until_s - now_s) / 2)
+            if found is not None and found.document.repeated is not None:
+                said[judge] = found
+
+    async def _audited(self, judge: PeerId, sealed: Sealed[Contribution], until_s: float) -> Sealed[Appraisal] | None:
+        """What comes of it when this one repeats the work; None if it does not, or not by then."""
+        while self._node.clock.now_s() < until_s:
+            try:
+                return await self._appraised(judge, sealed, until_s, is_audit=True)
+            except Refused as refused:
+                if refused.reason not in (Reason.BUSY, Reason.PAYLOAD_MISSING):
+                    return None
+            await self._node.clock.sleep(RETRY_S)
+        return None
+
+    def _is_audited(self, document: Contribution) -> bool:
+        """By the number of its author's works that count, and a draw that nobody can foresee."""
+        if not (audited := self._node.run.config.audited):
+            return False
+        caught = self._caught.get(document.author, 0)
+        later = self._chain.ledger.versions[caught:]
+        works = sum(share.peer == document.author for version in later for share in version.document.shares)
+        draw = digest(f"audit {self._node.swarm.signer.sign(gate.DRAW, document.work.encode())}".encode())
+        return int(draw, 16) < gate.audit_chance(works, audited=audited) * (1 << 4 * len(draw))
+
     def _lives(self, peer: PeerId) -> bool:
         return peer == self._node.peer or peer in self._node.watch.heartbeats
 
@@ -218,18 +268,23 @@ class Trials:
         draw = self._node.swarm.signer.sign(gate.DRAW, document.work.encode())
         return in_order((peer for peer in alive if self._chain.has_worked(peer)), draw)
 
-    async def _appraised(self, judge: PeerId, sealed: Sealed[Contribution], until_s: float) -> Sealed[Appraisal] | None:
-        """What this judge says; None if it says nothing of use now."""
+    async def _appraised(
+        self, judge: PeerId, sealed: Sealed[Contribution], until_s: float, *, is_audit: bool = False
+    ) -> Sealed[Appraisal] | None:
+        """What this judge says; None if it says nothing of use now. Of an audit raises Refused."""
         node, document = self._node, sealed.document
         try:
             if judge == node.peer:
-                return await self._chain.appraise(document)
-            request = Appraise(contribution=sealed, sharding=node.run.sharding(document.sharding))
+                return await self._chain.appraise(document, is_audit=is_audit)
+            sharding = node.run.sharding(document.sharding)
+            request = Appraise(contribution=sealed, sharding=sharding, is_audit=is_audit)
             timeout_s = min(CALL_TIMEOUT_S, max(until_s - node.clock.now_s(), RETRY_S))
             found = (await ask(node, judge, request, timeout_s=timeout_s)).appraisal
             require_drawn(found.document)
         except DipacoError as error:
             log.info("%s: ...%s gave no appraisal of %s: %s", self._chain.module, short(judge), sealed.id[:8], error)
+            if is_audit and isinstance(error, Refused):
+                raise
             return None
         said = found.document
         meant = node.run.id, document.work, document.author, document.tokens, judge

@@ -26,6 +26,7 @@ from .judgement import Check, Judgement
 from .references import BlobRef as BlobRef
 from .references import GenesisRef as GenesisRef
 from .references import Part as Part
+from .references import Recipe as Recipe
 from .references import ShardRef as ShardRef
 from .signing import VALUES_MAX, PeerId, Signer, public_key_of, require_digest, short, verify
 
@@ -58,6 +59,8 @@ class Contribution:
     others: tuple[Part, ...] = strict.added(())
     """The parts of the path's other modules, from the first level on: what judges need to measure the work (gate.py).
     Their payloads are the author's to give."""
+    recipe: Recipe | None = strict.added(None)
+    """What auditors need besides to repeat it."""
     author: PeerId
 
     def __post_init__(self) -> None:
@@ -74,8 +77,10 @@ class Contribution:
     @property
     def work(self) -> str:
         """The id of the round's work that this is a part of: of the same one for all modules of the path."""
-        parts = [strict.plain(part) for part in self.parts]
-        return digest(canonical_bytes([self.run, str(self.path), self.sharding, self.tokens, self.author, parts]))
+        named = [self.run, str(self.path), self.sharding, self.tokens, self.author, strict.plain(self.parts)]
+        if self.recipe is not None:
+            named += [strict.plain(self.recipe), strict.plain(self.state), self.steps]
+        return digest(canonical_bytes(named))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

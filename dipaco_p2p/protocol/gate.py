@@ -12,6 +12,17 @@ appraisals of a round is decided here, by the leader and by everyone who makes t
   they do not agree, and it is away, work counts only of those whom the chain knows.
 - If most of those whom the chain knows would be refused, the run has a problem and not the peers: none of them is.
 
+An **audit** looks at the work itself: another peer takes the same inner steps from the same state on the same text.
+An author's first works are audited, later ones now and then, so that work which gains and is still not what it claims
+to be is found too: trained on other text, or made longer.
+
+- An outer gradient is **not repeated** if its cosine with the auditor's is below 0.99 or its norm off by over 5 %,
+  before compression in both cases; or if AdamW's second moments after it differ by more than twice. Whoever does not
+  give what a repetition needs has failed as well: the work is unjudged, if nobody could repeat it.
+- Two auditors must agree, and more than half of them, whatever the losses say and whoever the author is.
+- If of three works or more in a round most were not repeated, auditors' machines differ from the trainers', and none
+  is refused for that.
+
 Source: paired t-test; Gauntlet (arXiv 2505.21684) compares losses before and after as well.
 """
 
@@ -22,7 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..strict import bounded
+from ..strict import added, bounded
 from .reasons import Reason
 from .signing import VALUES_MAX, PeerId, require_digest
 
@@ -35,6 +46,34 @@ LITTLE_ERRORS = 2.0
 USUAL_SHARE = 0.25
 AGREED = 2
 """Judges that must agree to refuse work."""
+COSINE_MIN, NORM_OFF_MAX, MOMENTS_MAX = 0.99, 0.05, 2.0
+AUDITED_MIN = 0.02
+"""The least chance of an audit."""
+WORKS_MANY = 3
+"""Of so many works that were repeated most can hardly be forged: then something else is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repetition:
+    """What an author's round came to, beside the same one taken again by an auditor."""
+
+    cosine: float = bounded(low=-1.0, high=1.0)
+    """Of the two outer gradients of all modules, with what earlier rounds had left unsent."""
+    ratio: float = bounded(low=0.0, high=GAIN_MAX)
+    """The norm of the author's to that of the auditor's."""
+    moments: float = bounded(low=0.0, high=GAIN_MAX)
+    """The same of AdamW's second moments after it."""
+
+    @property
+    def is_same(self) -> bool:
+        is_near = COSINE_MIN <= self.cosine and 1 - NORM_OFF_MAX <= self.ratio <= 1 + NORM_OFF_MAX
+        return is_near and 1 / MOMENTS_MAX <= self.moments <= MOMENTS_MAX
+
+
+NOTHING_GIVEN = Repetition(cosine=0.0, ratio=0.0, moments=0.0)
+"""For an author that lives and does not give what a repetition needs; its line may be cut."""
+MADE_UP = Repetition(cosine=-1.0, ratio=0.0, moments=0.0)
+"""For steps that cannot have begun as their author says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +94,8 @@ class Appraisal:
     """Its standard error."""
     draw: str
     """The author's signature under `work`, which says which sequences these were."""
+    repeated: Repetition | None = added(None)
+    """What came of taking its inner steps again, if that was asked for."""
     author: PeerId
     """The judge."""
 
@@ -82,8 +123,23 @@ def refused(works: Mapping[str, Judged], *, coordinator: PeerId) -> dict[str, Re
     found = {id_: reason for id_, work in works.items() if (reason := _fault(work, usual, coordinator)) is not None}
     known = {id_ for id_, work in works.items() if work.is_known and work.appraisals}
     if 2 * len(known & found.keys()) > len(known):
-        return {id_: reason for id_, reason in found.items() if id_ not in known}
+        found = {id_: reason for id_, reason in found.items() if id_ not in known}
+    repeated = [id_ for id_, work in works.items() if any(said.repeated is not None for said in work.appraisals)]
+    forged = [id_ for id_ in repeated if _is_forged(works[id_])]
+    if len(repeated) < WORKS_MANY or 2 * len(forged) <= len(repeated):
+        found |= {id_: _why_not(works[id_]) for id_ in forged}
     return found
+
+
+def audit_chance(works: int, *, audited: int) -> float:
+    """How likely a work is audited whose author has so many `works` that count; the first `audited` always are."""
+    return 1.0 if works < audited else max(AUDITED_MIN, 1 / (works + 1))
+
+
+def is_undecided(appraisals: Iterable[Appraisal]) -> bool:
+    """Whether one more auditor should repeat the work."""
+    same, failed = _repetitions(appraisals)
+    return not (same > failed or failed >= AGREED)
 
 
 def usual_rate(works: Iterable[Judged]) -> float:
@@ -103,13 +159,32 @@ def is_split(appraisals: Sequence[Appraisal], *, coordinator: PeerId) -> bool:
     return 0 < faults < AGREED or (faults > 0 and 2 * faults <= len(appraisals))
 
 
+def _repetitions(appraisals: Iterable[Appraisal]) -> tuple[int, int]:
+    """How many auditors came to the same, and how many did not."""
+    found = [said.repeated.is_same for said in appraisals if said.repeated is not None]
+    return sum(found), len(found) - sum(found)
+
+
+def _is_forged(work: Judged) -> bool:
+    same, failed = _repetitions(work.appraisals)
+    return failed >= AGREED and failed > same
+
+
+def _why_not(work: Judged) -> Reason:
+    """An author that only gave nothing did not count, and is not called a forger."""
+    failed = {said.repeated for said in work.appraisals if said.repeated is not None and not said.repeated.is_same}
+    return Reason.UNJUDGED if failed == {NOTHING_GIVEN} else Reason.NOT_REPEATED
+
+
 def _fault(work: Judged, usual: float, coordinator: PeerId) -> Reason | None:
     last_word = [appraisal for appraisal in work.appraisals if appraisal.author == coordinator]
     heard, needed = (last_word, 1) if last_word else (work.appraisals, AGREED)
     faults = [reason for appraisal in heard if (reason := _fault_of(appraisal, usual)) is not None]
     if len(faults) >= needed and 2 * len(faults) > len(heard):
         return min(faults)
-    return Reason.UNJUDGED if not work.is_known and faults and 2 * len(faults) >= len(heard) else None
+    same, failed = _repetitions(work.appraisals)
+    is_doubted = (faults and 2 * len(faults) >= len(heard)) or failed > same
+    return Reason.UNJUDGED if not work.is_known and is_doubted else None
 
 
 def _fault_of(appraisal: Appraisal, usual: float) -> Reason | None:

@@ -50,6 +50,8 @@ class Reason(StrEnum):
     """Judges measured that it makes its path worse (gate.py)."""
     LITTLE_GAIN = "little-gain"
     """Judges measured that it gains much less than others' work."""
+    NOT_REPEATED = "not-repeated"
+    """Auditors repeated its inner steps, and came to something else."""
     UNJUDGED = "unjudged"
     """No judge could measure it, or they do not agree, and no version counts earlier work of its author."""
 
@@ -115,6 +117,7 @@ ADMISSION = (
     Reason.ROLLED_BACK,
     Reason.HARMFUL,
     Reason.LITTLE_GAIN,
+    Reason.NOT_REPEATED,
     Reason.UNJUDGED,
 )
 """Why a contribution is not admitted (admission.py)."""

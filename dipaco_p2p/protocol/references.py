@@ -1,14 +1,17 @@
-"""What documents name instead of containing it: a blob by its digest, a path's shard, a module's genesis, and one
-module's part of a training step."""
+"""What documents name instead of containing it: a blob by its digest, a path's shard, a module's genesis, one module's
+part of a round of inner steps, and what it takes to repeat them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ..canonical import digest
+from ..errors import ConfigError
 from ..strict import bounded
 from ..topology import ModuleId, PathId
 from .signing import VALUES_MAX, require_digest
+
+REPLICAS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +55,23 @@ class Part:
 
     def __post_init__(self) -> None:
         require_digest(self.base_digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What else it takes to repeat the inner steps of one round: with the parts of its work, its shard and the state
+    that it left behind, anybody gets the same outer gradients, as far as machines compute alike."""
+
+    round: int = bounded(low=0, high=VALUES_MAX)
+    """Of the run's schedule."""
+    place: int = bounded(low=0, high=REPLICAS_MAX - 1)
+    """Which part of the shard, of as many as the path has replicas."""
+    replicas: int = bounded(low=1, high=REPLICAS_MAX)
+    start: BlobRef | None = None
+    """The path's inner state before these steps; None for that of the stage's start."""
+    since: int = bounded(0, low=0, high=VALUES_MAX)
+    """A version that counts `start` follows this one: a state that no chain names proves nothing."""
+
+    def __post_init__(self) -> None:
+        if self.place >= self.replicas:
+            raise ConfigError(f"there is no part {self.place} of {self.replicas}")

@@ -9,7 +9,7 @@ from typing import Self
 
 from dipaco_p2p.core.model.inner import InnerResult
 from dipaco_p2p.owner.follower import Follower
-from dipaco_p2p.protocol.documents import ModuleVersion, Share
+from dipaco_p2p.protocol.documents import ModuleVersion, Recipe, Share
 from dipaco_p2p.protocol.rounds import OpenRound, Standing, standing
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
@@ -48,6 +48,8 @@ class Work:
     """The number of the sharding whose shard was trained on."""
     is_cut: bool
     """Whether they ended early, for the push to be in time."""
+    recipe: Recipe | None
+    """What an auditor needs to take them again; None where there are no audits."""
     began_s: float
     """When, by the node's clock."""
     training_s: float
@@ -105,6 +107,12 @@ class Assignment:
     def shares(self) -> list[Share]:
         """What the newest versions that count the path count of it."""
         return [share for reader in self._readers for share in reader.shares.get(self.path, ())]
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the newest versions name the state that the trainer would go on from."""
+        ref = self.trainer.state_ref
+        return ref is None or any(share.state == ref for share in self.shares)
 
     @property
     def is_ready(self) -> bool:

@@ -151,6 +151,10 @@ class Contributor:
         gradients = await asyncio.to_thread(trainer.outer_gradients, work.before, work.result.flats)
         parts_of_state = await asyncio.to_thread(trainer.state_parts, gradients)
         state = await asyncio.to_thread(self._states.keep, assignment.path, *parts_of_state)
+        trainer.goes_on_from(state, since=work.round_number)
+        if work.recipe is not None:  # what auditors find in the state is what we go on with, whoever takes our work
+            for gradient in gradients:
+                trainer.keep(gradient)
         payloads = [gradient.payload for gradient in gradients]
         refs = await asyncio.to_thread(self._outbox.keep, payloads)
         parts = [Part(base_digest=base.digest, payload=ref) for base, ref in zip(work.bases, refs, strict=True)]
@@ -190,6 +194,7 @@ class Contributor:
             tokens=work.result.tokens,
             loss=work.result.loss,
             others=others if self._node.run.config.judging.judges else (),
+            recipe=work.recipe,
             author=self._node.peer,
         )
 
@@ -220,5 +225,5 @@ class Contributor:
         receipt = sealed.document
         self._status.receipts += 1
         self._status.last_receipt = f"{module} round {receipt.round} from ...{short(receipt.author)}"
-        history.add("receipt", id=receipt.contribution, holders=list(receipt.holders), **facts)
+        history.add("receipt", id=receipt.contribution, work=contribution.work, holders=list(receipt.holders), **facts)
         return None

@@ -28,7 +28,7 @@ from dipaco_p2p import strict
 from dipaco_p2p.canonical import canonical_bytes, digest, is_digest
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, IntegrityError, SwarmError
 from dipaco_p2p.node.node import Member, fetch
-from dipaco_p2p.node.sizes import state_bytes_max
+from dipaco_p2p.node.sizes import state_bytes_max, states_kept
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.files import disk, write_atomically
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Receipt, Sealed, Share, unseal
@@ -214,12 +214,13 @@ class InnerStates:
         return {PathId.parse(name.removeprefix(PREFIX)) for name in self._node.store.documents(PREFIX)}
 
     def keep(self, path: PathId, *parts: bytes | memoryview) -> BlobRef:
-        """Keep the newest state of `path`, and drop what is older than the last two."""
+        """Keep the newest state of `path`, and drop the oldest."""
         ref = BlobRef.of(*parts)
         self._node.store.keep(ref, *parts)
         names = [name for name in self._names(path) if name != ref.digest] + [ref.digest]
-        write_checked(self._node.store, f"{PREFIX}{path}", names[-KEPT:])
-        for name in names[:-KEPT]:
+        count = states_kept(self._node.run.config)
+        write_checked(self._node.store, f"{PREFIX}{path}", names[-count:])
+        for name in names[:-count]:
             self._node.store.drop(name)
         return ref
 
@@ -232,9 +233,11 @@ class InnerStates:
         named = sorted((share for share in shares if share.state is not None), key=self._preference)
         for share in named:
             if share.state is not None and await self._try(trainer, share.state, share.peer):
+                trainer.goes_on_from(share.state, since=share.base_version)
                 self._say(trainer.path, "ours" if share.peer == self._node.peer else "fetched", peer=share.peer)
                 return share.peer != self._node.peer
-        if named and await self._from_disk(trainer):
+        # Auditors take no state that no version names.
+        if named and not self._node.run.config.audited and await self._from_disk(trainer):
             self._say(trainer.path, "older")
         else:
             self._say(trainer.path, "lost" if named else "start")

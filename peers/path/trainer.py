@@ -27,6 +27,7 @@ from dipaco_p2p.core.outer.compress import beginning, compress, encode_compresse
 from dipaco_p2p.core.outer.outer_step import outer_gradient
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
+from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.topology import ModuleId, PathId
 
 from ..governor.steps import BetweenSteps
@@ -95,6 +96,7 @@ Flat = NDArray[np.float32]
 
 RESIDUAL = "residual/"
 """What the names of residuals begin with in a path's state; no parameter of a model has this name."""
+SECOND_MOMENT = "/exp_avg_sq"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +145,10 @@ class PathTrainer:
         )
         self._residuals: dict[ModuleId, Flat] = {}
         self._optimizer = optimizer
+        self.state_ref: BlobRef | None = None
+        """The state that it goes on from, as others can have it; None: that of the stage's start."""
+        self.state_since = 0
+        """After this version one should follow that names it."""
         self.start_over()
 
     async def train(
@@ -187,6 +193,14 @@ class PathTrainer:
             made.append(OuterGradient(module=module, payload=encode_compressed(compressed), residual=residual))
         return made
 
+    def whole_gradients(self, before: Sequence[Flat], after: Sequence[Flat]) -> list[Flat]:
+        """Per module: all that `outer_gradients` would send, in float32."""
+        found = []
+        for module, old, new in zip(self.path.modules(), before, after, strict=True):
+            owed, gradient = self._owed(module), outer_gradient(old, new)
+            found.append(gradient if owed is None else gradient + owed)
+        return found
+
     def _owed(self, module: ModuleId) -> Flat | None:
         owed, decay = self._residuals.get(module), self._run.config.compression.error_decay
         return owed if owed is None or decay == 1 else owed * np.float32(decay)
@@ -221,10 +235,25 @@ class PathTrainer:
         self._loop.load_state(codec.encode(tensors))
         self._residuals = residuals
 
+    def read_state(self, data: bytes) -> tuple[list[Flat | None], float]:
+        """What a state says is owed, for each module; and the norm of AdamW's second moments. Raises IntegrityError."""
+        tensors, _ = codec.decode(data, is_view=True)
+        owed: list[Flat | None] = []
+        for module in self.path.modules():
+            residual = tensors.get(f"{RESIDUAL}{module}")
+            owed.append(None if residual is None else self._checked(residual, module))
+        squares = [np.linalg.norm(values) for name, values in tensors.items() if name.endswith(SECOND_MOMENT)]
+        return owed, float(np.linalg.norm(squares))
+
     def start_over(self) -> None:
         """As if nobody had trained the path yet: the moments of the stage's start, nothing owed."""
         self._loop.load_state(self._optimizer)
         self._residuals = {}
+        self.goes_on_from(None)
+
+    def goes_on_from(self, ref: BlobRef | None, *, since: int = 0) -> None:
+        """Whatever it holds is this state, which a version after `since` counts, or will."""
+        self.state_ref, self.state_since = ref, since
 
     def _tells_setup(self, engines: Engines) -> Callable[[], None]:
         """For the worker thread: what is told is told where everything but training happens."""

@@ -21,6 +21,7 @@ from dipaco_p2p.core.model.inner import StepReport
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.watch import Watch
+from dipaco_p2p.protocol.documents import Recipe
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.rounds import within_bounds
 from dipaco_p2p.topology import ModuleId, PathId
@@ -31,7 +32,7 @@ from .assignment import Assignment, Base, Work
 from .claiming import Claiming
 from .contribute import Contributor
 from .kept import InnerStates
-from .trainer import Flat
+from .trainer import Flat, PathTrainer
 
 log = logging.getLogger(__name__)
 
@@ -267,8 +268,11 @@ class Training:
 
     async def _from_the_start(self, assignment: Assignment) -> Work | None:
         """The round's steps; None if it has to begin again, without the inner state that was fetched."""
-        if not assignment.is_restored:
+        audited = self._node.run.config.audited
+        if not assignment.is_restored or (audited and not assignment.is_named):
             self._for.say("fetching its inner state")
+            if assignment.is_restored:
+                assignment.trainer.start_over()
             assignment.is_foreign_state = await self._states.restore(assignment.trainer, assignment.shares)
             assignment.is_restored = True
         await self._pace.ask(self._node.watch, assignment.path.modules())
@@ -317,6 +321,7 @@ class Training:
             return not self._for.is_stopping and not status.is_cut and not self._node.decrees.is_frozen
 
         replica, sharding = self._claiming.replica(assignment.path), assignment.trainer.sharding
+        recipe = self._recipe(assignment.trainer, replica, round_number=round_number)
         result = await assignment.trainer.train(flats, round_number=round_number, replica=replica, on_step=on_step)
         status.is_cut = status.is_cut and result.steps_done < self._node.run.config.inner.steps
         self._node.presence.note(round=round_number, tokens_per_s=round(status.tokens_per_s, 1))
@@ -327,9 +332,18 @@ class Training:
             result=result,
             sharding=sharding,
             is_cut=status.is_cut,
+            recipe=recipe,
             began_s=began_at_s,
             training_s=clock.now_s() - began_at_s,
         )
+
+    def _recipe(self, trainer: PathTrainer, replica: tuple[int, int], *, round_number: int) -> Recipe | None:
+        """What others need to take the steps again that begin now."""
+        if not self._node.run.config.audited:
+            return None
+        place, replicas = replica
+        since = trainer.state_since if trainer.state_ref is not None else 0
+        return Recipe(round=round_number, place=place, replicas=replicas, start=trainer.state_ref, since=since)
 
     async def _contribute(self, assignment: Assignment, work: Work) -> None:
         began_s = self._node.clock.now_s()

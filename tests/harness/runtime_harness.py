@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import CLAIM_LOOK_S, serve_decrees
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.chain import Chains, ModuleChain
-from dipaco_p2p.owner.judge import Judge, Measure
+from dipaco_p2p.owner.judge import Judge, Measure, Repeat
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.leadership import Electing, Leadership
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
@@ -33,6 +34,8 @@ from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.path.kept import outbox_of
+from peers.path.repeating import Repeater
+from peers.path.trainer import PathTrainer
 from peers.status import Status
 from peers.volunteer import Volunteer
 
@@ -59,9 +62,9 @@ def taking_uploads(run: Run, swarm: MemorySwarm, folder: Path, clock: Any) -> Me
     return node_of(run, swarm, folder, clock, Heartbeat(owns=True), upload_bytes_max=size_max)
 
 
-def judging(chains: Chains, measure: Measure | None) -> None:
+def judging(chains: Chains, measure: Measure | None, repeat: Repeat | None = None) -> None:
     """Let this peer measure work, as the programs do."""
-    judge = Judge(chains.node, measure=measure)
+    judge = Judge(chains.node, measure=measure, repeat=repeat)
     chains.appraise = judge.appraise
     judge.serve()
 
@@ -120,7 +123,15 @@ class TinySeed:
 class TinyVolunteer:
     """A volunteer of a tiny run, with everything that it said of itself in `events`."""
 
-    def __init__(self, world: World, run: Run, number: int, *, status: Status | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        run: Run,
+        number: int,
+        *,
+        status: Status | None = None,
+        make_trainer: Callable[..., PathTrainer] = PathTrainer,
+    ) -> None:
         self.number = number
         self.folder = world.folder / f"volunteer-{number}"
         self.swarm = world.network.join(signer(number))
@@ -129,10 +140,11 @@ class TinyVolunteer:
         self.node.history.listen(self.events.append)
         serve_store(self.swarm, self.node.store, outbox_of(self.node.store))
         self.chains = Chains(self.node)
-        judging(self.chains, world.measure)
+        repeat = Repeater(self.node, make_trainer=partial(PathTrainer, device="cpu"))
+        judging(self.chains, world.measure, repeat)
         self.ownership = Leadership(self.chains, Electing(self.node), may_take=lambda: self.volunteer.is_run_open())
         self.status = status or Status()
-        self.volunteer = Volunteer(self.node, self.ownership, self.status, device="cpu")
+        self.volunteer = Volunteer(self.node, self.ownership, self.status, device="cpu", make_trainer=make_trainer)
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -211,8 +223,8 @@ class World:
         for module in self.seed.ownership.modules:
             await self.seed.ownership.drop(module)
 
-    def join(self, number: int, *, status: Status | None = None) -> TinyVolunteer:
-        volunteer = TinyVolunteer(self, self.run, number, status=status)
+    def join(self, number: int, **settings: Any) -> TinyVolunteer:
+        volunteer = TinyVolunteer(self, self.run, number, **settings)
         self.volunteers.append(volunteer)
         return volunteer.start()
 

@@ -221,8 +221,8 @@ CASES = {
         Case(request=calls.GetReceipts(module=MODULE, after=ID), header={"module": "L0.M1", "after": ID}, reply=PAGE),
         Case(request=calls.GetRejections(module=MODULE, after=ID), header={"module": "L0.M1", "after": ID}, reply=PAGE),
         Case(
-            request=calls.Appraise(contribution=CONTRIBUTION, sharding=SHARDING),
-            header={"contribution": CONTRIBUTION.to_dict(), "sharding": SHARDING.to_dict()},
+            request=calls.Appraise(contribution=CONTRIBUTION, sharding=SHARDING, is_audit=True),
+            header={"contribution": CONTRIBUTION.to_dict(), "sharding": SHARDING.to_dict(), "is_audit": True},
             reply=calls.Appraised(appraisal=APPRAISAL),
             replied={"appraisal": APPRAISAL.to_dict()},
         ),

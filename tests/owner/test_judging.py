@@ -43,7 +43,7 @@ def judged_config(*, judges: int = 2, rounds: int = 9, **changes: Any) -> RunCon
     config = tiny_config(rounds=rounds, min_paths=1, **changes)
     return replace(
         config,
-        judging=JudgingConfig(judges=judges, sequences=8),
+        judging=JudgingConfig(judges=judges, sequences=8, audited=0),
         compression=CompressionConfig(uplink=INT8),
     )
 

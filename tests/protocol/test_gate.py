@@ -10,7 +10,19 @@ from tiny_run import signer
 from dipaco_p2p.canonical import canonical_bytes, digest
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.protocol.documents import Sealed, seal
-from dipaco_p2p.protocol.gate import DRAW, Appraisal, Judged, is_split, refused, usual_rate
+from dipaco_p2p.protocol.gate import (
+    DRAW,
+    MADE_UP,
+    NOTHING_GIVEN,
+    Appraisal,
+    Judged,
+    Repetition,
+    audit_chance,
+    is_split,
+    is_undecided,
+    refused,
+    usual_rate,
+)
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.verdicts import encode_appraisals, in_order, read_appraisals, verdicts
@@ -158,3 +170,75 @@ def test_who_judges_depends_on_a_signature_that_the_author_cannot_foresee() -> N
     first = in_order(peers, "one signature")
     assert in_order(reversed(peers), "one signature") == first
     assert in_order(peers, "another")[:2] != first[:2]
+
+
+# -- audits
+
+SAME = Repetition(cosine=1.0, ratio=1.0, moments=1.0)
+OFF = Repetition(cosine=0.5, ratio=1.0, moments=1.0)
+
+
+def audited(*found: Repetition | None, is_known: bool = True, by_seed: tuple[float, float] | None = None) -> Judged:
+    """Work that gains as it should, and was repeated by some."""
+    work = judged(*[GOOD] * len(found), is_known=is_known, by_seed=by_seed)
+    said = [replace(one, repeated=each) for one, each in zip(work.appraisals, found, strict=False)]
+    return replace(work, appraisals=[*said, *work.appraisals[len(found) :]])
+
+
+@pytest.mark.parametrize(
+    ("repetition", "is_same"),
+    [
+        (SAME, True),
+        (replace(SAME, cosine=0.99), True),
+        (replace(SAME, cosine=0.989), False),
+        (replace(SAME, cosine=-1.0), False),
+        (replace(SAME, ratio=1.05), True),
+        (replace(SAME, ratio=1.06), False),
+        (replace(SAME, ratio=0.94), False),
+        (replace(SAME, moments=2.0), True),
+        (replace(SAME, moments=2.1), False),
+        (replace(SAME, moments=0.4), False),
+        (NOTHING_GIVEN, False),
+        (MADE_UP, False),
+    ],
+)
+def test_how_near_a_repetition_has_to_come(repetition: Repetition, is_same: bool) -> None:
+    assert repetition.is_same is is_same
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        (audited(SAME), None),
+        (audited(None, None), None),
+        (audited(OFF), None),
+        (audited(OFF, is_known=False), Reason.UNJUDGED),
+        (audited(OFF, SAME, is_known=False), None),
+        (audited(OFF, OFF), Reason.NOT_REPEATED),
+        (audited(OFF, OFF, SAME), Reason.NOT_REPEATED),
+        (audited(OFF, SAME, SAME), None),
+        (audited(OFF, OFF, by_seed=GOOD), Reason.NOT_REPEATED),  # it has repeated nothing
+        (audited(OFF, OFF, is_known=False), Reason.NOT_REPEATED),
+        (audited(NOTHING_GIVEN, NOTHING_GIVEN), Reason.UNJUDGED),  # its line may have been cut
+        (audited(NOTHING_GIVEN, OFF), Reason.NOT_REPEATED),
+    ],
+)
+def test_two_auditors_refuse_work_whatever_it_gains(work: Judged, expected: Reason | None) -> None:
+    assert verdict(work, audited(SAME), audited(SAME)) == expected
+
+
+def test_when_most_of_a_round_comes_out_different_machines_do_and_nobody_is_refused() -> None:
+    forged, good = audited(OFF, OFF), audited(SAME)
+    for works, count in (([forged], 1), ([forged, forged], 2), ([forged, forged, good], 0), ([forged, good], 1)):
+        found = refused({str(number): work for number, work in enumerate(works)}, coordinator=COORDINATOR.peer)
+        assert list(found.values()) == [Reason.NOT_REPEATED] * count
+
+
+def test_one_more_auditor_is_asked_until_enough_agree() -> None:
+    undecided = [(), (None,), (OFF,), (OFF, SAME)]
+    assert all(is_undecided(audited(*found).appraisals) for found in undecided)
+    assert not any(is_undecided(audited(*found).appraisals) for found in [(SAME,), (OFF, OFF), (OFF, SAME, SAME)])
+
+
+def test_the_first_works_are_audited_and_later_ones_now_and_then() -> None:
+    assert [audit_chance(works, audited=10) for works in (0, 9, 10, 24, 49, 1000)] == [1, 1, 1 / 11, 0.04, 0.02, 0.02]

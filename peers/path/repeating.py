@@ -1,0 +1,150 @@
+"""An auditor's part of the gate: takes another volunteer's inner steps again, and compares what they come to.
+
+Where its author says that they began has to be what the module's chain says, or else any outer gradient could be
+explained by a state that was made up for it. Compared is what came out before compression, the payload and what it left
+unsent: an auditor's own compression would add its error.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dipaco_p2p.core.arrays import Floats
+from dipaco_p2p.core.model.inner import StepReport
+from dipaco_p2p.core.model.shards import Shard
+from dipaco_p2p.core.outer.codec import Compressed
+from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
+from dipaco_p2p.node.items import read_items
+from dipaco_p2p.node.node import Member, fetch
+from dipaco_p2p.node.reading import ask_chain, chain_tellers
+from dipaco_p2p.node.sizes import state_bytes_max
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Recipe
+from dipaco_p2p.protocol.gate import GAIN_MAX, MADE_UP, NOTHING_GIVEN, Repetition
+from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.versions import up_to_last
+from dipaco_p2p.topology import ModuleId
+
+from .shard_source import ShardSource
+from .trainer import PathTrainer
+
+log = logging.getLogger(__name__)
+
+TRIES = 3
+"""To get a state from its author, who may be sending much else."""
+
+
+class Repeater:
+    """Repeats works for one peer's judge (owner/judge.py, `Repeat`)."""
+
+    def __init__(self, node: Member, *, make_trainer: Callable[..., PathTrainer]) -> None:
+        """`make_trainer` as PathTrainer, with this machine's device."""
+        self._node = node
+        self._make_trainer = make_trainer
+        self._supplies = ShardSource(node, on_wait=lambda: None)
+
+    async def __call__(
+        self, work: Contribution, before: Sequence[Floats], sent: Sequence[Compressed], shard: Shard
+    ) -> Repetition:
+        """Raises DipacoError if it cannot be done here; what its author withholds is a repetition that failed."""
+        recipe = work.recipe
+        if recipe is None or work.state is None or recipe.round > work.base_version:
+            return MADE_UP
+        if recipe.start is not None and not await self._is_named(work, recipe, recipe.start):
+            return MADE_UP
+        left = await self._state(work, work.state)
+        start = None if recipe.start is None else await self._state(work, recipe.start)
+        if left is None or (recipe.start is not None and start is None):
+            return NOTHING_GIVEN
+        run, optimizer = self._node.run, await self._supplies.optimizer()
+        trainer = self._make_trainer(run, work.path, shard, sharding=work.sharding, optimizer=optimizer)
+        try:
+            if start is not None:
+                trainer.load_state(start)
+            owed, moments = trainer.read_state(left)
+        except IntegrityError as error:
+            log.info("a state of %s is of no use: %s", work.path, error)
+            return MADE_UP
+        steps = 0
+
+        def on_step(report: StepReport) -> bool:
+            nonlocal steps
+            steps += 1
+            return steps < work.steps
+
+        flats = trainer.beginning(before)
+        place = recipe.place, recipe.replicas
+        result = await trainer.train(flats, round_number=recipe.round, replica=place, on_step=on_step)
+        if result.steps_done != work.steps:
+            raise Refused(f"{result.steps_done} of {work.steps} steps were taken here", reason=Reason.OTHER)
+        whole = trainer.whole_gradients(flats, result.flats)
+        _, own_moments = trainer.read_state(trainer.state_bytes())
+        return compared(sent, owed, whole, moments=ratio(moments, own_moments))
+
+    async def _is_named(self, work: Contribution, recipe: Recipe, start: BlobRef) -> bool:
+        """Whether a version that somebody made again counts this state of the path. Raises Refused if those who answer
+        have not all that the author could have seen: after an outage an archive comes up to the others."""
+        is_all_told = True
+        for module in work.path.modules():
+            found = await self._versions(module, after=recipe.since)
+            if any(share.path == work.path and share.state == start for each in found for share in each.shares):
+                return True
+            is_all_told &= bool(found) and found[-1].version >= recipe.round
+        if not is_all_told:
+            raise Refused(f"nobody told all versions after {recipe.since}", reason=Reason.OTHER)
+        return False
+
+    async def _versions(self, module: ModuleId, *, after: int) -> list[ModuleVersion]:
+        """Of whoever tells most of them, as far as somebody made them again."""
+        most: list[ModuleVersion] = []
+        for teller in chain_tellers(self._node, module):
+            try:
+                page = read_items(ModuleVersion, await ask_chain(self._node, teller, module, after=after))
+            except (SwarmError, Refused, IntegrityError) as error:
+                log.info("...%s told nothing of %s: %s", teller[0][-8:], module, error)
+                continue
+            told = [sealed.document for sealed in up_to_last(page, self._node.mandates.is_vouched)]
+            most = max(most, told, key=len)
+        return most
+
+    async def _state(self, work: Contribution, ref: BlobRef) -> bytes | None:
+        """One of its author's; None if it withholds it. Raises SwarmError if it is gone."""
+        if ref.size > state_bytes_max(self._node.run.config, work.path):
+            return b""  # which is no state
+        for _ in range(TRIES):
+            try:
+                return await fetch(self._node, ref, holders=[work.author])
+            except (SwarmError, IntegrityError) as error:
+                log.info("no state %s from its author: %s", ref.digest[:8], error)
+                if work.author not in self._node.watch.heartbeats:
+                    raise
+                await self._node.clock.sleep(1.0)
+        return None
+
+
+def compared(
+    sent: Sequence[Compressed], owed: Sequence[Floats | None], whole: Sequence[Floats], *, moments: float
+) -> Repetition:
+    """What was sent and is still owed, a vector for each module, beside all that our own steps came to."""
+    product = theirs = ours = 0.0
+    for payload, rest, own in zip(sent, owed, whole, strict=True):
+        claimed = payload.expand().astype(np.float64)
+        claimed += 0.0 if rest is None else rest
+        product += float(claimed @ own)
+        theirs += float(claimed @ claimed)
+        ours += float(np.square(own, dtype=np.float64).sum())
+    lengths = math.sqrt(theirs) * math.sqrt(ours)
+    cosine = product / lengths if lengths else float(theirs == ours)
+    return Repetition(
+        cosine=min(1.0, max(-1.0, cosine)), ratio=ratio(math.sqrt(theirs), math.sqrt(ours)), moments=moments
+    )
+
+
+def ratio(theirs: float, ours: float) -> float:
+    """1 for two that are nothing; within what a document can say."""
+    if not ours:
+        return GAIN_MAX if theirs else 1.0
+    return min(GAIN_MAX, theirs / ours)

@@ -1,0 +1,180 @@
+"""Auditors take others' inner steps again: honest work comes out the same, and what only looks like work does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runtime_harness import TinyVolunteer, World
+from tiny_run import tiny_config
+from virtual_time import eventually, play
+
+from dipaco_p2p.config import CompressionConfig, JudgingConfig, RunConfig
+from dipaco_p2p.core.model.shards import Shard
+from dipaco_p2p.protocol.documents import BlobRef, Contribution
+from dipaco_p2p.protocol.gate import Repetition
+from dipaco_p2p.protocol.reasons import Reason
+from peers.path.repeating import Repeater
+from peers.path.trainer import Flat, OuterGradient, PathTrainer
+
+CHEAT = 9
+
+
+def audited_config(*, rounds: int = 5, uplink: str = "int4", **changes: Any) -> RunConfig:
+    config = tiny_config(rounds=rounds, min_paths=1, **changes)
+    judging = JudgingConfig(judges=2, sequences=8, audited=100)
+    return replace(config, judging=judging, compression=CompressionConfig(uplink=uplink))
+
+
+def audits(world: World) -> list[dict[str, Any]]:
+    return [event for volunteer in world.volunteers for event in volunteer.said("audited")]
+
+
+def refusals(world: World) -> list[str]:
+    """Why leaders did not count what they had taken."""
+    return [event["reason"] for volunteer in world.volunteers for event in volunteer.said("expired")]
+
+
+@pytest.mark.parametrize("uplink", ["int4", "int8", "top128"])
+def test_honest_work_is_repeated_and_comes_out_the_same(tmp_path: Path, uplink: str) -> None:
+    async def scenario() -> None:
+        async with World(tmp_path, config=audited_config(uplink=uplink)) as world:
+            world.join_all()
+            await world.done()
+            found = audits(world)
+            assert len(found) >= 8, "the first round is trained by strangers alone, of whom nobody audits"
+            assert {(round(one["cosine"], 6), round(one["ratio"], 6), round(one["moments"], 6)) for one in found} == {
+                (1.0, 1.0, 1.0)
+            }
+            assert Reason.NOT_REPEATED not in refusals(world)
+
+    play(scenario)
+
+
+class Longer(PathTrainer):
+    """Hands in what is a tenth longer than its work: within every norm, and a gain for its path."""
+
+    def outer_gradients(self, before: Sequence[Flat], after: Sequence[Flat]) -> list[OuterGradient]:
+        longer = [new + np.float32(0.1) * (new - old) for old, new in zip(before, after, strict=True)]
+        return super().outer_gradients(before, longer)
+
+
+class OtherText(PathTrainer):
+    """Trains on other text than the path's."""
+
+    def __init__(self, run: Any, path: Any, shard: Shard, **settings: Any) -> None:
+        super().__init__(run, path, Shard(tokens=(shard.tokens + 32) % 258), **settings)
+
+
+@pytest.mark.parametrize(("trainer", "honest"), [(Longer, 6), (OtherText, 6), (Longer, 2)])
+def test_forged_work_does_not_count(tmp_path: Path, trainer: Callable[..., PathTrainer], honest: int) -> None:
+    """With two others alive, one of them leads and repeats it as well."""
+
+    async def scenario() -> None:
+        async with World(tmp_path, config=audited_config(rounds=8)) as world:
+            world.join_all(range(1, honest + 1))
+            cheat = world.join(CHEAT, make_trainer=trainer)
+            await eventually(lambda: caught(world, cheat), limit_s=600.0)
+            others = {volunteer.peer for volunteer in world.volunteers} - {cheat.peer}
+            assert all(not is_off(one) for one in audits(world) if one["of"] in others)
+
+    play(scenario)
+
+
+def is_off(audit: dict[str, Any]) -> bool:
+    return audit["cosine"] < 0.99 or abs(audit["ratio"] - 1) > 0.05
+
+
+def caught(world: World, cheat: TinyVolunteer) -> bool:
+    """Whether two have found that its work is not what they come to, and its leaders have refused it."""
+    found = {
+        volunteer.peer
+        for volunteer in world.volunteers
+        for event in volunteer.said("audited")
+        if event["of"] == cheat.peer and is_off(event)
+    }
+    return len(found) >= 2 and Reason.NOT_REPEATED in refusals(world)
+
+
+Lie = Callable[[TinyVolunteer, Contribution], Contribution]
+
+
+def forged_start(author: TinyVolunteer, work: Contribution) -> Contribution:
+    """A state that was made up after the work, and is served: with it any outer gradient could be explained."""
+    assert work.state is not None and work.recipe is not None
+    made_up = author.node.store.put((author.node.store.get(work.state.digest) or b"")[::-1])
+    return replace(work, recipe=replace(work.recipe, start=made_up))
+
+
+def own_result_as_start(author: TinyVolunteer, work: Contribution) -> Contribution:
+    """A real state of its path, which no version names yet."""
+    assert work.recipe is not None
+    return replace(work, recipe=replace(work.recipe, start=work.state))
+
+
+def nothing_left(author: TinyVolunteer, work: Contribution) -> Contribution:
+    """A state that it keeps to itself."""
+    return replace(work, state=BlobRef.of(b"nobody has this"))
+
+
+def no_recipe(author: TinyVolunteer, work: Contribution) -> Contribution:
+    return replace(work, recipe=None)
+
+
+def from_the_start(author: TinyVolunteer, work: Contribution) -> Contribution:
+    """As if nobody had trained the path before: the moments are other ones."""
+    assert work.recipe is not None
+    return replace(work, recipe=replace(work.recipe, start=None))
+
+
+def other_part(author: TinyVolunteer, work: Contribution) -> Contribution:
+    """Half of the shard, where it trained on all of it."""
+    assert work.recipe is not None
+    return replace(work, recipe=replace(work.recipe, replicas=2))
+
+
+def later_round(author: TinyVolunteer, work: Contribution) -> Contribution:
+    """A round that no version has come to: its rate would be another."""
+    assert work.recipe is not None
+    return replace(work, recipe=replace(work.recipe, round=work.base_version + 1))
+
+
+LIES: tuple[Lie, ...] = (
+    forged_start,
+    own_result_as_start,
+    nothing_left,
+    no_recipe,
+    from_the_start,
+    other_part,
+    later_round,
+)
+
+
+def test_who_lies_about_where_its_steps_began_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All lies about one and the same work, which is repeated as it is, too."""
+    tried: dict[str, bool] = {}
+    repeat = Repeater.__call__
+
+    async def lied(self: Repeater, work: Contribution, *parts: Any) -> Repetition:
+        if work.recipe is not None and work.recipe.start is not None and not tried:
+            tried["honest"] = (await repeat(self, work, *parts)).is_same
+            author = next(volunteer for volunteer in authors if volunteer.peer == work.author)
+            for lie in LIES:
+                tried[lie.__name__] = (await repeat(self, lie(author, work), *parts)).is_same
+        return await repeat(self, work, *parts)
+
+    monkeypatch.setattr(Repeater, "__call__", lied)
+    authors: list[TinyVolunteer] = []
+
+    async def scenario() -> None:
+        async with World(tmp_path, config=audited_config(rounds=9)) as world:
+            world.join_all((1, 2, 3))
+            authors.extend(world.volunteers)
+            await eventually(lambda: len(tried) > len(LIES), limit_s=300.0)
+
+    play(scenario)
+    assert tried == {"honest": True} | {lie.__name__: False for lie in LIES}

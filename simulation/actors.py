@@ -35,7 +35,7 @@ from peers.stages import Entrance, Parts, StageRunner
 from .disk import Crashed, SimulatedDisk
 from .history import Event
 from .plan import Plan
-from .training import FakeTrainer, NoEvaluator, bribed_gains, make_run, no_text, toy_gains
+from .training import BribedRepeater, FakeTrainer, NoEvaluator, bribed_gains, make_run, no_text, toy_gains
 from .virtual_time import WHO, Process, VirtualClock, waits_in
 
 GRACE_S = 5.0
@@ -231,6 +231,8 @@ class VolunteerMachine(Machine):
         self.step_s = step_s
         self.is_bribed = False
         """Whether it lies as a judge."""
+        self.is_forging = False
+        """Whether its own steps are others than those of its path."""
         self._tour: StageRunner | None = None
 
     def where(self) -> str:
@@ -256,14 +258,21 @@ class VolunteerMachine(Machine):
     async def _program(self, swarm: MemorySwarm) -> None:
         stages = await self._stages(swarm)
         make_trainer = partial(FakeTrainer, clock=self.clock, step_s=self.step_s)
-
+        own_trainer = partial(make_trainer, device="cpu")  # a forger judges others like anybody else
+        repeater = partial(BribedRepeater, bribed=lambda: self.is_bribed, make_trainer=own_trainer)
         self._tour = StageRunner(
             swarm,
             PeerConfig(home=self.folder, grace_s=GRACE_S),
             self.clock,
             entrance=Entrance(host=self.world.seed.peer),
             device="cpu",
-            parts=Parts(make_trainer=make_trainer, show=_show_nothing, log_to=_log_nowhere, measure=self._measure),
+            parts=Parts(
+                make_trainer=partial(make_trainer, forges=lambda: self.is_forging),
+                show=_show_nothing,
+                log_to=_log_nowhere,
+                measure=self._measure,
+                make_repeater=lambda node, make_trainer: repeater(node),
+            ),
         )
         await self._tour.take_part(stages)
         self.is_done = self.world.has_left_complete(self)

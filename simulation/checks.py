@@ -21,6 +21,7 @@ PATIENCE = 3
 """Deadlines that a round without a quorum takes: somebody claims a path and never trains it (rounds.py)."""
 LOST_CALLS_S = 60.0
 """What a leader that makes no version has at least before it loses the module (terms.py)."""
+FAULTS_OF_WORK = (Reason.HARMFUL, Reason.LITTLE_GAIN, Reason.NOT_REPEATED)
 REASSIGNED_TTLS = 8.0
 """Lives of a heartbeat until a path has another volunteer, and a module another leader, once nothing hinders them."""
 
@@ -152,10 +153,19 @@ def harm_counts_nowhere(outcome: Outcome) -> Iterator[Broken]:
 
 def honest_work_passes(outcome: Outcome) -> Iterator[Broken]:
     """2: no judge, and no crowd of strangers, has a volunteer's work refused."""
-    honest = {event.facts["id"] for event in outcome.of("receipt")}
+    forging = {event.who for event in outcome.of("forges")}
+    honest = {event.facts["id"] for event in outcome.of("receipt") if event.who not in forging}
     for event in outcome.of("expired"):
-        if event.facts["id"] in honest and event.facts["reason"] in (Reason.HARMFUL, Reason.LITTLE_GAIN):
+        if event.facts["id"] in honest and event.facts["reason"] in FAULTS_OF_WORK:
             yield Broken(2, f"{event.facts['module']} refused {event.facts['id'][:8]} as {event.facts['reason']}")
+
+
+def forged_work_counts_nowhere(outcome: Outcome) -> Iterator[Broken]:
+    """2: no version counts work whose steps come to something else, as all who repeated it for its leader found."""
+    for module, chain in outcome.chains.items():
+        for link in chain:
+            for id_ in sorted(link.forged):
+                yield Broken(2, f"version {link.version} of {module} counts {id_[:8]}, which was forged")
 
 
 def copies_count_once(outcome: Outcome) -> Iterator[Broken]:
@@ -354,6 +364,7 @@ SAFETY: tuple[Check, ...] = (
     claims_come_first,
     harm_counts_nowhere,
     honest_work_passes,
+    forged_work_counts_nowhere,
     copies_count_once,
     strangers_lead_last,
     versions_only_grow,

@@ -253,6 +253,16 @@ async def bribed_volunteer(world: Environment, chance: random.Random) -> None:
         world.note(victim.name, "bribed")
 
 
+@fault("forging volunteer")
+async def forging_volunteer(world: Environment, chance: random.Random) -> None:
+    """A volunteer works well, and from now on its outer gradients are not what its steps come to, but as long, and as
+    good for its path. At most one in a run."""
+    if not any(volunteer.is_forging for volunteer in world.volunteers):
+        victim = some(world, chance)
+        victim.is_forging = True
+        world.note(victim.name, "forges")
+
+
 @fault("gone for good")
 async def gone_for_good(world: Environment, chance: random.Random) -> None:
     """A volunteer dies and is never seen again; two at least stay that have not come to the end."""

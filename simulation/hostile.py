@@ -18,7 +18,7 @@ from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.items import read_items
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, Custody, Grant, Part, seal, unseal
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Custody, Grant, Part, Recipe, seal, unseal
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat, best_head, read_all
 from dipaco_p2p.protocol.records import claims_key, heads_key, peers_key
 from dipaco_p2p.protocol.signing import PeerId, Signer
@@ -37,6 +37,7 @@ WORKERS, WORKS = 0.8, 0.2
 COPY_LENGTH = 1.0001
 COPIED_DEADLINES = 2
 """That somebody copies for: a newcomer to a path waits for one."""
+NO_STATE = BlobRef.of(b"a state that is given to nobody")
 
 
 class Stranger:
@@ -106,6 +107,7 @@ class Stranger:
         path = changes.pop("path", None) or self.chance.choice(self.run.topology.paths_through(module))
         if not copy_of and self.chance.random() < CLAIMED_FIRST:
             await self.claim(path, since_s=VirtualClock().now_s())
+        audited = self.run.config.audited
         document = Contribution(
             run=self.run.id,
             module=module,
@@ -114,11 +116,12 @@ class Stranger:
             base_digest=self._digest(module, head),
             sharding=0,
             payload=BlobRef.of(payload),
-            state=None,
+            state=NO_STATE if audited else None,
             steps=1,
             tokens=self.run.tokens_full,
             loss=1.0,
             others=changes.pop("others", None) or await self._others(module, path, length=length),
+            recipe=Recipe(round=head.version, place=0, replicas=1) if audited else None,
             author=self.signer.peer,
         )
         with contextlib.suppress(DipacoError, ValueError):

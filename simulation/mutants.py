@@ -34,6 +34,8 @@ from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import Tally
 from dipaco_p2p.swarm.blobs import blobs
 from dipaco_p2p.swarm.record_cache import RecordCache
+from peers.path.assignment import Assignment
+from peers.path.training import Training
 
 from .disk import SimulatedDisk
 from .speed import replace_everywhere
@@ -242,6 +244,40 @@ def harmful_work_counts(patches: Patches) -> None:
 def a_single_judge_decides(patches: Patches) -> None:
     patches.replace(gate, "AGREED", lambda original: 1)
     patches.replace_everywhere("is_split", gate.is_split, lambda appraisals, coordinator: False)
+
+
+# -- audits
+
+
+FORGING = ("forging volunteer",)
+BRIBED = ("bribed volunteer",)
+
+
+@mutant("forged work counts", faults=FORGING)
+def forged_work_counts(patches: Patches) -> None:
+    patches.replace(gate, "_is_forged", _always(False))
+
+
+@mutant("a single auditor decides", faults=BRIBED)
+def a_single_auditor_decides(patches: Patches) -> None:
+    patches.replace(gate, "_is_forged", lambda original: lambda work: gate._repetitions(work.appraisals)[1] > 0)
+
+
+@mutant("steps go on from a state that no version names", faults=("hostile peer", "slow", "crash"))
+def steps_go_on_from_any_state(patches: Patches) -> None:
+    patches.replace(Assignment, "is_named", lambda original: True)
+
+
+@mutant("an auditor takes another part of the shard", faults=BRIBED)
+def an_auditor_takes_another_part(patches: Patches) -> None:
+    patches.replace(Training, "_recipe", lambda original: _moved_part(original))
+
+
+def _moved_part(original: Any) -> Any:
+    def recipe(training: Any, trainer: Any, replica: Any, *, round_number: int) -> Any:
+        return original(training, trainer, (0, replica[1] + 1), round_number=round_number)
+
+    return recipe
 
 
 # -- rounds and averages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, Share
+from dipaco_p2p.protocol.verdicts import read_appraisals
 from dipaco_p2p.protocol.versions import genesis_version
 
 from .history import Counted, Link, Outcome
@@ -122,7 +124,25 @@ def _link(sealed: Sealed[ModuleVersion], archive: SeedArchive) -> Link:
         counts=counts,
         is_rollback=version.rollback is not None,
         is_judged=version.appraisals is not None,
+        forged=_forged(version, archive),
     )
+
+
+def _forged(version: ModuleVersion, archive: SeedArchive) -> frozenset[str]:
+    """As `Link.forged`. Where most works of a round come out different, none has to be refused."""
+    found: dict[str, list[bool]] = defaultdict(list)
+    try:
+        said = read_appraisals(b"" if version.appraisals is None else archive.blob(version.appraisals.digest))
+    except DipacoError:  # rot: the checks of the disk tell of it
+        said = []
+    for sealed in said:
+        if sealed.document.repeated is not None:
+            found[sealed.document.work].append(sealed.document.repeated.is_same)
+    forged = {work for work, heard in found.items() if len(heard) > 1 and not any(heard)}
+    if len(found) > 2 and 2 * len(forged) > len(found):
+        return frozenset()
+    counts = [archive.find(share.contribution) for share in version.shares] if forged else []
+    return frozenset(sealed.id for sealed in counts if sealed is not None and sealed.document.work in forged)
 
 
 def _counted(share: Share, archive: SeedArchive) -> Counted:

@@ -28,6 +28,8 @@ LOSSES = (0.0, 0.0, 0.02, 0.05)
 OVERLAPS = (False, False, False, True)
 JUDGES = (0, 2, 2, 2, 3)
 """How many judge each work, as often as the numbers stand here."""
+AUDITED = (0, 1, 3, 100)
+"""How many first works of each volunteer are audited."""
 DECREES = ("ban", "halt", "rollback")
 """What the coordinator may decree, by its names among the faults (faults.py)."""
 DECREED_SHARE = 0.3
@@ -77,7 +79,7 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
     found += _decrees(seed, decrees, is_all=not others, until_s=faulty_s)
     return Plan(
         seed=seed,
-        config=_config(chance, is_large=is_large, overlap=_has_overlap(seed), judges=_judges(seed)),
+        config=_config(chance, is_large=is_large, overlap=_has_overlap(seed), judging=_judging(seed)),
         volunteers=count,
         step_s=tuple(chance.uniform(0.2, 1.0) for _ in range(count)),
         join_s=tuple(chance.uniform(0.0, 5.0) for _ in range(count)),
@@ -108,12 +110,13 @@ def _has_overlap(seed: int) -> bool:
     return random.Random(f"overlap {seed}").choice(OVERLAPS)
 
 
-def _judges(seed: int) -> int:
-    """By a lot of its own, too."""
-    return random.Random(f"judges {seed}").choice(JUDGES)
+def _judging(seed: int) -> JudgingConfig:
+    """By lots of their own, too."""
+    judges, audited = random.Random(f"judges {seed}").choice(JUDGES), random.Random(f"audited {seed}").choice(AUDITED)
+    return JudgingConfig(judges=judges, sequences=8, audited=audited)
 
 
-def _config(chance: random.Random, *, is_large: bool, overlap: bool, judges: int) -> RunConfig:
+def _config(chance: random.Random, *, is_large: bool, overlap: bool, judging: JudgingConfig) -> RunConfig:
     widths = chance.choice(GRIDS)
     levels = tuple(
         LevelConfig(modules=width, blocks=0 if number == 0 else 1, embedding=number == 0, head=number == 0)
@@ -138,5 +141,5 @@ def _config(chance: random.Random, *, is_large: bool, overlap: bool, judges: int
         outer=OuterConfig(norm_rule=chance.choice(("sqrt", "rda"))),
         rounds=rounds,
         liveness=LivenessConfig(heartbeat_ttl_s=30.0 if is_large else chance.uniform(4.0, 8.0), settle_s=0.5),
-        judging=JudgingConfig(judges=judges, sequences=8),
+        judging=judging,
     )

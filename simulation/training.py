@@ -21,13 +21,16 @@ from dipaco_p2p.core.model.inner import InnerResult, InnerState, StepReport
 from dipaco_p2p.core.model.layout import encode_module, module_layout
 from dipaco_p2p.core.model.shards import Shard, encode_shard
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.judge import Gains
 from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, Sealed, ShardRef, seal
+from dipaco_p2p.protocol.gate import MADE_UP, Repetition
 from dipaco_p2p.protocol.norms import lr_sum
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.topology import ModuleId
+from peers.path.repeating import Repeater
 from peers.path.trainer import Flat, PathTrainer
 
 STEP_SIZE = 0.5
@@ -64,10 +67,14 @@ class NoLoop:
 class FakeTrainer(PathTrainer):
     """A path trainer whose steps take time on the clock and nothing else."""
 
-    def __init__(self, *parts: Any, clock: Clock, step_s: float, **settings: Any) -> None:
+    def __init__(
+        self, *parts: Any, clock: Clock, step_s: float, forges: Callable[[], bool] = lambda: False, **settings: Any
+    ) -> None:
+        """While it `forges`, its steps are as long as they should be, and others than those of its path."""
         super().__init__(*parts, make_loop=cast(Any, NoLoop), **settings)
         self._clock = clock
         self._step_s = step_s
+        self._forges = forges
 
     async def train(
         self,
@@ -86,7 +93,8 @@ class FakeTrainer(PathTrainer):
                 break
         self._loop.count(done)  # type: ignore[attr-defined]
         far = STEP_SIZE * lr_sum(config.inner, first, self._run.total_steps) * done / config.inner.steps
-        made = [_trained(flat, f"{self.path}|{round_number}|{replica}|{done}", far=far) for flat in flats]
+        of = f"{self.path}|{round_number}|{replica}|{done}" + "|forged" * self._forges()
+        made = [_trained(flat, of, far=far) for flat in flats]
         return InnerResult(flats=made, steps_done=done, tokens=done * tokens, loss=1.0)
 
 
@@ -100,6 +108,20 @@ def toy_gains(run: Run, before: Sequence[Flat], after: Sequence[Flat], sequences
     """What a judge measures: by how much the parameters of a path became smaller, on the whole."""
     gain = float(np.mean([np.mean(old - new, dtype=np.float64) for old, new in zip(before, after, strict=True)]))
     return gain * (1 + NOISE * np.random.default_rng(0).standard_normal(len(sequences)))
+
+
+class BribedRepeater(Repeater):
+    """An auditor that calls good work bad, and bad work good, while it is `bribed`."""
+
+    def __init__(self, node: Member, *, bribed: Callable[[], bool], **settings: Any) -> None:
+        super().__init__(node, **settings)
+        self._bribed = bribed
+
+    async def __call__(self, *work: Any) -> Repetition:
+        found = await super().__call__(*work)
+        if not self._bribed():
+            return found
+        return MADE_UP if found.is_same else Repetition(cosine=1.0, ratio=1.0, moments=1.0)
 
 
 def bribed_gains(run: Run, before: Sequence[Flat], after: Sequence[Flat], sequences: NDArray[np.int32]) -> Gains:

@@ -24,6 +24,7 @@ from dipaco_p2p import strict
 from dipaco_p2p.canonical import canonical_bytes, digest
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.node.run import Run
+from dipaco_p2p.protocol.decrees import Decree
 from dipaco_p2p.protocol.documents import (
     DOCUMENT_BYTES_MAX,
     Contribution,
@@ -44,7 +45,7 @@ REMEMBERED_MAX = 4096
 PAGE_ITEMS_MAX = 8192
 """Of one answer: far more than the smallest documents that fit into a body."""
 
-D = TypeVar("D", Check, Contribution, Grant, Judgement, ModuleVersion, Receipt, Rejection)
+D = TypeVar("D", Check, Contribution, Decree, Grant, Judgement, ModuleVersion, Receipt, Rejection)
 
 
 class Reason(StrEnum):
@@ -58,7 +59,7 @@ class Reason(StrEnum):
     AUTHOR = "wrong-author"
     """Signed by a peer that may not say this."""
     SUCCESSOR = "does-not-follow"
-    """A version that does not follow its parent, or counts what must not count."""
+    """A version or decree that does not follow the one before it; a version that counts what must not count."""
     FINAL = "contradicts-final"
     """A version in place of one that the coordinator has signed."""
     LEADER = "unknown-leader"

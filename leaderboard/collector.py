@@ -197,7 +197,8 @@ class Collector:
         if [run.id for run in runs[: len(known)]] != known:
             log.warning("another run is served than the one that is known here: %s", runs[0].name)
             return
-        self._stages += [Stage(run, self._refusals) for run in runs[len(known) :]]
+        for run in runs[len(known) :]:
+            self._stages.append(Stage(run, self._refusals, self._stages[0].decrees if self._stages else None))
         self._expected = runs[0].origin
 
     async def _poll_stage(self, stage: Stage) -> None:
@@ -256,7 +257,7 @@ class StagePull:
 
     def __init__(self, stage: Stage, swarm: Swarm, clock: Clock, *, host: PeerId) -> None:
         self.stage = stage
-        self._node = open_observer(stage.run, ScopedSwarm(swarm, stage.run.id), clock)
+        self._node = open_observer(stage.run, ScopedSwarm(swarm, stage.run.id), clock, stage.decrees)
         self.watch = self._node.watch
         self._clock = clock
         self._host = host

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError, WrongRun
+from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.run import Run, open_run
 from dipaco_p2p.node.stages import check_next_stage
+from dipaco_p2p.protocol.decrees import Decree
 from dipaco_p2p.protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Rejection
 from dipaco_p2p.protocol.judgement import Check, Judgement
 from dipaco_p2p.topology import ModuleId
@@ -138,10 +140,32 @@ DROP TABLE claims;
 DROP TABLE heads;
 """
 
-MIGRATIONS: tuple[str, ...] = (FIRST, SECOND, THIRD)
+FOURTH = """
+-- Decrees are records as well; their run is that of the first stage.
+ALTER TABLE records RENAME TO records_before;
+DROP INDEX one_version;
+DROP INDEX one_judgement;
+DROP INDEX by_run;
+CREATE TABLE records (
+    kind TEXT NOT NULL CHECK (kind IN ('manifest', 'version', 'contribution', 'judgement', 'decree')),
+    id TEXT NOT NULL,
+    run TEXT NOT NULL,
+    module TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    sealed TEXT NOT NULL,
+    PRIMARY KEY (kind, id)
+) STRICT;
+INSERT INTO records SELECT * FROM records_before;
+DROP TABLE records_before;
+CREATE UNIQUE INDEX one_version ON records (run, module, number) WHERE kind = 'version';
+CREATE UNIQUE INDEX one_of_number ON records (kind, run, number) WHERE kind IN ('judgement', 'decree');
+CREATE INDEX by_run ON records (run, kind, module, number);
+"""
+
+MIGRATIONS: tuple[str, ...] = (FIRST, SECOND, THIRD, FOURTH)
 """Only ever added to: databases that exist have done the first ones, as many as `PRAGMA user_version` says."""
 
-D = TypeVar("D", Check, Contribution, Grant, Judgement, ModuleVersion, Receipt, Rejection)
+D = TypeVar("D", Check, Contribution, Decree, Grant, Judgement, ModuleVersion, Receipt, Rejection)
 
 HEARTBEATS_MAX = 10_000
 WITNESSED_MAX = 500_000
@@ -210,7 +234,10 @@ class Database:
         runs = [open_run(value) for value in self._sealed("records", "manifest")]
         for before, after in zip(runs, runs[1:], strict=False):
             check_next_stage(before, after)
-        return [self._load_stage(run, refusals) for run in runs]
+        stages: list[Stage] = []
+        for run in runs:
+            stages.append(self._load_stage(run, refusals, stages[0].decrees if stages else None))
+        return stages
 
     def require_run(self, run: Run) -> None:
         """Raise WrongRun if the database is of another run."""
@@ -234,8 +261,9 @@ class Database:
                 heard_s=heard[0] if heard else None,
             )
 
-    def _load_stage(self, run: Run, refusals: Refusals) -> Stage:
-        stage = Stage(run, refusals)
+    def _load_stage(self, run: Run, refusals: Refusals, decrees: Decrees | None) -> Stage:
+        stage = Stage(run, refusals, decrees)
+        stage.take_decrees(self._read("records", Decree, run, refusals))
         for module in run.topology.modules():
             stage.take_grants(module, self._read("witnessed", Grant, run, refusals, module))
             versions = self._read("records", ModuleVersion, run, refusals, module)

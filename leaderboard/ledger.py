@@ -14,8 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.rejections import OF_ROUND_MAX
+from dipaco_p2p.protocol.decrees import Decree
 from dipaco_p2p.protocol.documents import (
     Contribution,
     Grant,
@@ -47,9 +50,13 @@ Write = tuple[str, tuple[Any, ...]]
 class Stage:
     """One stage, as far as it was taken in."""
 
-    def __init__(self, run: Run, refusals: Refusals) -> None:
+    def __init__(self, run: Run, refusals: Refusals, decrees: Decrees | None = None) -> None:
+        """`decrees` are those of the whole run, which its stages share; without, none is known yet."""
         self.run = run
         self.refusals = refusals
+        self.decrees = Decrees(run) if decrees is None else decrees
+        if run.id == run.origin:  # one stage writes them down for all
+            self.decrees.listen(self._keep_decree)
         self.chains = {module: Chain(run, module) for module in run.topology.modules()}
         self.contributions: dict[str, Contribution] = {}
         """Those that a chain counts, and those that a receipt names, by id."""
@@ -89,6 +96,14 @@ class Stage:
     def forget_writes(self) -> None:
         """All of that is written down."""
         self._writes = []
+
+    def take_decrees(self, found: Iterable[Sealed[Decree]]) -> None:
+        """The coordinator's decrees, one after the other; of the whole run."""
+        for sealed in found:
+            try:
+                self.decrees.learn(sealed)
+            except IntegrityError:
+                self.refusals.note(Reason.SUCCESSOR, sealed.id)
 
     def take_grants(self, module: ModuleId, grants: Iterable[Sealed[Grant]]) -> None:
         """Grants of mandates that were checked."""
@@ -338,6 +353,11 @@ class Stage:
             oldest = sorted(self.receipts, key=lambda id_: self.receipts[id_].round)
             for id_ in oldest[: RECEIPTS_MAX // 10]:
                 del self.receipts[id_]
+
+    def _keep_decree(self) -> None:
+        """The newest one."""
+        sealed = self.decrees.log[-1]
+        self._keep("record", "decree", sealed.id, "", sealed.document.number, sealed)
 
     def _keep(
         self, table: str, kind: str, id_: str, module: ModuleId | str, number: int, text: str | Sealed[Any]

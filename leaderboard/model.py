@@ -124,6 +124,43 @@ class CheckRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecreeRow:
+    """One order of the coordinator about the run."""
+
+    number: int
+    at_s: float
+    """Unix time on the coordinator's clock."""
+    act: str
+    """As in protocol/decrees.py: `ban`, say."""
+    reason: str
+    """The coordinator's words; may be empty where something is undone."""
+    peer: PeerId | None = None
+    """Who is banned, admitted again, appointed or dismissed."""
+    stage: str = ""
+    """Of a rollback, as what follows; else empty."""
+    module: ModuleId | None = None
+    to: int | None = None
+    """The version whose parameters come back."""
+    version: int | None = None
+    """The version that carries it out; None while there is none."""
+    ended_by: int | None = None
+    """The number of the next decree about the same thing; None while this one is the newest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackRow:
+    """Why a version has the parameters of an earlier one: it shows the coordinator's decree."""
+
+    decree: int
+    """Its number."""
+    to: int
+    """The earlier version."""
+    reason: str
+    at_s: float
+    """Unix time of the decree on the coordinator's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRow:
     """One version of one module."""
 
@@ -154,6 +191,8 @@ class VersionRow:
     shares: tuple[ShareRow, ...]
     loss_checks: LossChecks | None
     """Of the loss after; None where there is none."""
+    rollback: RollbackRow | None = None
+    """None of a version that contributions made, or that a stage began with."""
 
     @property
     def contributors(self) -> int:
@@ -265,7 +304,7 @@ class Snapshot:
     heard_s: float | None
     """When the swarm last answered; None before it ever did."""
     state: str
-    """`training`, `complete`, or `waiting`: for paths to be claimed."""
+    """`training`, `complete`, `frozen` by decree, or `waiting`: for paths to be claimed."""
     peers_alive: int
     peers_training: int
     paths_covered: int
@@ -285,3 +324,5 @@ class Snapshot:
     """By rank."""
     join: str
     """The line that volunteers join with, if whoever runs this said it."""
+    decrees: tuple[DecreeRow, ...] = ()
+    """Of all stages, the oldest first."""

@@ -27,6 +27,7 @@ from dipaco_p2p.node.stages import check_next_stage
 from dipaco_p2p.program.console import log_to, on_signals
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.program.web import listening, serve_app
+from dipaco_p2p.protocol.decrees import Decree
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed
 from dipaco_p2p.protocol.judgement import Check, Judgement
 from dipaco_p2p.protocol.signing import PeerId
@@ -170,8 +171,10 @@ def _of_folder(folder: Path) -> Snapshot:
 
 
 STAGES = ("warmup", "grid")
+DECREES = "decrees"
+"""Beside them in the coordinator's folder."""
 
-D = TypeVar("D", Check, Contribution, Judgement, ModuleVersion)
+D = TypeVar("D", Check, Contribution, Decree, Judgement, ModuleVersion)
 
 
 def rebuild(folder: Path, database: Database) -> list[Stage]:
@@ -189,18 +192,20 @@ def rebuild(folder: Path, database: Database) -> list[Stage]:
     for before, after in zip(runs, runs[1:], strict=False):
         check_next_stage(before, after)
     database.require_run(runs[0])
-    stages = [Stage(run, refusals) for run in runs]
+    stages = [Stage(runs[0], refusals)]
+    stages += [Stage(run, refusals, stages[0].decrees) for run in runs[1:]]
     for stage in stages:
-        take_documents(stage, folder / stage.run.manifest.stage)
+        take_documents(stage, folder)
         stage.first_seen.clear()  # nobody saw them
         database.write([write for write in stage.drain() if write[0] != "seen"])
     database.write([("refused", (reason, count)) for reason, count in refusals.counts.items()])
     return stages
 
 
-def take_documents(stage: Stage, store: Path) -> None:
-    """Take in what lies in a coordinator's `store` of the stage; nothing, if there is none."""
-    refusals = stage.refusals
+def take_documents(stage: Stage, folder: Path) -> None:
+    """Take in what lies in a coordinator's `folder` of the stage; nothing, if there is none."""
+    refusals, store = stage.refusals, folder / stage.run.manifest.stage
+    stage.take_decrees(_sealed(Decree, folder / DECREES, "decree-*.json", refusals))
     for module in stage.run.topology.modules():
         versions = [*_sealed(ModuleVersion, store, f"version-{module}-*.json", refusals)]
         stage.take_versions(module, versions, now_s=0.0)
@@ -244,7 +249,7 @@ def with_documents(database: Database, folder: Path, *, now_s: float) -> Snapsho
     The database is not changed."""
     stages = load_stages(database)
     for stage in stages:
-        take_documents(stage, folder / stage.run.manifest.stage)
+        take_documents(stage, folder)
     return stored_snapshot(database, stages, now_s=now_s)
 
 

@@ -14,14 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dipaco_p2p.protocol.credit import share_credit
-from dipaco_p2p.protocol.documents import ModuleVersion, Share
+from dipaco_p2p.protocol.decrees import ADMIT, APPOINT, BAN, DISMISS, FREEZE, ROLLBACK, UNFREEZE, Decree
+from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, Share
 from dipaco_p2p.protocol.judgement import Judgement, ModuleLoss, PathLoss, agrees, is_about
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .chains import Published
 from .ledger import Stage
-from .model import CheckRow, LossChecks, LossRow, Mark, RoundRow, ShareRow, VersionRow
+from .model import CheckRow, DecreeRow, LossChecks, LossRow, Mark, RollbackRow, RoundRow, ShareRow, VersionRow
 
 UNKNOWN = PeerId("")
 RECEIPTED = LossChecks(mark=Mark.RECEIPTED)
@@ -113,6 +114,7 @@ class _Rows:
             made_s=seen_s if judged_s is None else judged_s,
             shares=tuple(self._share_row(version, share) for share in version.shares),
             loss_checks=checks if loss is not None else None,
+            rollback=_rollback(version.rollback.decree) if version.rollback is not None else None,
         )
 
     def _judged(self, number: int, module: ModuleId, digest: str) -> tuple[float | None, float | None]:
@@ -199,6 +201,43 @@ class _Rows:
                     reason=note.reason,
                     claimed_by=note.author,
                 )
+
+
+# -- decrees
+
+BEGINS = {ADMIT: BAN, UNFREEZE: FREEZE, DISMISS: APPOINT}
+"""What an act undoes."""
+
+
+def decree_rows(log: Sequence[Sealed[Decree]], versions: Iterable[VersionRow]) -> tuple[DecreeRow, ...]:
+    """The coordinator's decrees, the oldest first, and what became of each."""
+    carried_out = {row.rollback.decree: row.version for row in versions if row.rollback is not None}
+    newest: dict[object, int] = {}
+    rows: list[DecreeRow] = []
+    for decree in (sealed.document for sealed in reversed(log)):
+        about = BEGINS.get(decree.act, decree.act), decree.peer, decree.stage, decree.module
+        rows.append(_decree_row(decree, version=carried_out.get(decree.number), ended_by=newest.get(about)))
+        newest[about] = decree.number
+    return tuple(reversed(rows))
+
+
+def _decree_row(decree: Decree, *, version: int | None, ended_by: int | None) -> DecreeRow:
+    return DecreeRow(
+        number=decree.number,
+        at_s=decree.at_s,
+        act=decree.act,
+        reason=decree.reason,
+        peer=decree.peer,
+        stage=decree.stage,
+        module=decree.module,
+        to=decree.to if decree.act == ROLLBACK else None,
+        version=version,
+        ended_by=ended_by,
+    )
+
+
+def _rollback(decree: Decree) -> RollbackRow:
+    return RollbackRow(decree=decree.number, to=decree.to, reason=decree.reason, at_s=decree.at_s)
 
 
 # -- losses that others measured again

@@ -17,6 +17,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.claims import taking_part
 from dipaco_p2p.protocol.credit import Earned, recent_credit
+from dipaco_p2p.protocol.decrees import FREEZE
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.liveness import Head
 from dipaco_p2p.protocol.rounds import PathClaims
@@ -27,6 +28,7 @@ from .ledger import Stage
 from .model import (
     CheckRow,
     ContributorRow,
+    DecreeRow,
     LossRow,
     ModuleRow,
     PathRow,
@@ -37,7 +39,7 @@ from .model import (
     StageInfo,
     VersionRow,
 )
-from .rows import RECEIPTED, StageRows, stage_rows
+from .rows import RECEIPTED, StageRows, decree_rows, stage_rows
 
 DOING_CHARS_MAX = 32
 SEEN_MAX = 10_000
@@ -112,11 +114,12 @@ def take_snapshot(inputs: Inputs, *, now_s: float, rows: Sequence[StageRows] | N
     versions = tuple(row for found in made for row in found.versions)
     losses = tuple(row for found in made for row in found.losses)
     checks = tuple(row for found in made for row in found.checked.rows)
+    decrees = decree_rows(tuple(stage.decrees.log), versions)
     return Snapshot(
         run=run_info([stage.run for stage in inputs.stages]),
         taken_s=now_s,
         heard_s=live.heard_s,
-        state=_state(stage, paths),
+        state=_state(stage, paths, decrees),
         peers_alive=len(live.volunteers),
         peers_training=len(taking_part(live.claims)),
         paths_covered=sum(bool(row.peers) for row in paths),
@@ -130,6 +133,7 @@ def take_snapshot(inputs: Inputs, *, now_s: float, rows: Sequence[StageRows] | N
         checks=checks,
         contributors=contributor_rows(versions, losses, live, checks=checks, now_s=now_s),
         join=inputs.join,
+        decrees=decrees,
     )
 
 
@@ -183,9 +187,11 @@ def _settings(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str,
             yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value)
 
 
-def _state(stage: Stage, paths: Sequence[PathRow]) -> str:
+def _state(stage: Stage, paths: Sequence[PathRow], decrees: Iterable[DecreeRow]) -> str:
     if stage.run.is_last_stage and all(row.state is PathState.DONE for row in paths):
         return "complete"
+    if any(row.act == FREEZE and row.ended_by is None for row in decrees):
+        return "frozen"
     return "training" if any(row.peers for row in paths) else "waiting"
 
 

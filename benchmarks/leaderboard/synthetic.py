@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dipaco_p2p.protocol.signing import PeerId, peer_of
@@ -13,12 +13,14 @@ from dipaco_p2p.topology import ModuleId, PathId, Topology
 from leaderboard.model import (
     CheckRow,
     ContributorRow,
+    DecreeRow,
     LossChecks,
     LossRow,
     Mark,
     ModuleRow,
     PathRow,
     PathState,
+    RollbackRow,
     RoundRow,
     RunInfo,
     ShareRow,
@@ -31,6 +33,10 @@ BEGAN_S = 1_790_000_000.0
 """Unix time of the run's start, in 2026."""
 ROUND_S = 600.0
 TOKENS = 65_536
+BACK = 3
+"""How many versions a rollback undoes."""
+ROLLBACK = 4
+"""The number of its decree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +81,7 @@ class _Maker:
         shape, end_s = self._shape, BEGAN_S + (self._shape.warmup_rounds + self._shape.rounds_done) * ROUND_S
         versions = [*self._chains(0, self._warmup, shape.warmup_rounds)]
         self._heads = {row.module.level: row.digest for row in versions}
-        versions += self._chains(1, self._grid, shape.rounds_done)
+        versions += self._rolled_back(self._chains(1, self._grid, shape.rounds_done))
         losses = tuple(self._losses(versions))
         contributors = self._contributors(versions, losses, end_s)
         paths = tuple(self._paths(end_s))
@@ -97,6 +103,7 @@ class _Maker:
             checks=tuple(self._checks()),
             contributors=contributors,
             join="",
+            decrees=self._decrees(),
         )
 
     def _stage(self, name: str, grid: Topology, rounds: int) -> StageInfo:
@@ -127,6 +134,46 @@ class _Maker:
                 rows.append(row)
                 parent = row.digest
         return rows
+
+    def _rolled_back(self, rows: Sequence[VersionRow]) -> Sequence[VersionRow]:
+        """One version of the last module brings an earlier one back: `BACK` rounds ago, and as many before that."""
+        version, module = self._shape.rounds_done - BACK, self._grid.modules()[-1]
+        by_number = {row.version: row for row in rows if row.module == module}
+        digest, why = by_number[version - BACK].digest, self._decrees()[ROLLBACK - 1]
+        back = RollbackRow(decree=why.number, to=version - BACK, reason=why.reason, at_s=why.at_s)
+        changed: dict[VersionRow, dict[str, Any]] = {
+            by_number[version]: {
+                "digest": digest,
+                "shares": (),
+                "update_bytes": 0,
+                "clip_norm": None,
+                "rollback": back,
+            },
+            by_number[version + 1]: {"parent": digest},
+        }
+        return [replace(row, **changed.get(row, {})) for row in rows]
+
+    def _decrees(self) -> tuple[DecreeRow, ...]:
+        version, module = self._shape.rounds_done - BACK, self._grid.modules()[-1]
+        at_s = BEGAN_S + (self._shape.warmup_rounds + version) * ROUND_S - 300.0
+        peer, other = self._peers[1:3]
+        acts: Sequence[dict[str, Any]] = (
+            {"act": "appoint", "reason": "", "peer": other},
+            {"act": "ban", "reason": "contributions of noise", "peer": peer, "ended_by": 7},
+            {"act": "freeze", "reason": "the loss of one module diverged", "ended_by": 5},
+            {
+                "act": "rollback",
+                "reason": "diverged after a bad shard",
+                "stage": self._stages[1].id,
+                "module": module,
+                "to": version - BACK,
+                "version": version,
+            },
+            {"act": "unfreeze", "reason": ""},
+            {"act": "ban", "reason": "its clock and its work are of another run", "peer": self._peers[3]},
+            {"act": "admit", "reason": "", "peer": peer},
+        )
+        return tuple(DecreeRow(number=n, at_s=at_s + 60 * n, **act) for n, act in enumerate(acts, start=1))
 
     def _version(self, stage: int, module: ModuleId, version: int, digest: str, parent: str) -> VersionRow:
         is_newest = version == self._shape.rounds_done and stage == 1

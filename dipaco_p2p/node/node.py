@@ -83,9 +83,9 @@ class Member(Reader):
     """Held while a version is made or made again: of all modules here one at a time, for the same reason."""
 
 
-def open_observer(run: Run, swarm: Swarm, clock: Clock) -> Observer:
-    """A look at `run` through `swarm`, its stage's own; what it learns is forgotten with it."""
-    return Observer(run=run, swarm=swarm, clock=clock, **_authority(run, swarm, clock, None, None))
+def open_observer(run: Run, swarm: Swarm, clock: Clock, decrees: Decrees | None = None) -> Observer:
+    """A look at `run` through `swarm`, its stage's own; what it learns is forgotten with it, but for `decrees`."""
+    return Observer(run=run, swarm=swarm, clock=clock, **_authority(run, swarm, clock, None, decrees))
 
 
 def open_reader(run: Run, swarm: Swarm, clock: Clock, store: Store) -> Reader:

@@ -311,6 +311,7 @@ def metrics(book: Book) -> Iterator[Metric]:
     yield one("round", "The version that every module of the open stage has.", book.round)
     yield one("loss_nats", "Loss of the newest judged round.", snapshot.rounds[-1].loss if snapshot.rounds else None)
     yield one("best_loss_nats", "Loss of the best round.", book.best.loss if book.best else None)
+    yield one("frozen", "1 while a decree of the coordinator has frozen the run.", int(book.freeze is not None))
     yield one("contributors", "Peers with a share in a version.", book.workers)
     yield counter("credit_tokens_total", "Credit of all contributors.", [(snapshot.credit_total, {})])
     marks = Counter(row.mark for row in snapshot.versions)

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TypeVar
 
+from dipaco_p2p.protocol.decrees import BAN, FREEZE
+
 from ..model import (
     CheckRow,
     ContributorRow,
+    DecreeRow,
     LossRow,
     ModuleRow,
     PathRow,
@@ -110,14 +113,39 @@ class Book:
         return tuple(by_round)
 
     @cached_property
+    def freeze(self) -> DecreeRow | None:
+        """The decree that has frozen the run; None while it goes on."""
+        return next((row for row in self.snapshot.decrees if row.act == FREEZE and row.ended_by is None), None)
+
+    @cached_property
+    def banned(self) -> Mapping[str, DecreeRow]:
+        """Whose work nobody takes any more, by peer."""
+        found = (row for row in self.snapshot.decrees if row.act == BAN and row.ended_by is None)
+        return {row.peer: row for row in found if row.peer is not None}
+
+    @cached_property
+    def rolled_back(self) -> tuple[VersionRow, ...]:
+        """The versions that brought an earlier one back."""
+        return tuple(row for row in self.snapshot.versions if row.rollback is not None)
+
+    @cached_property
+    def by_place(self) -> Mapping[tuple[str, str, int], VersionRow]:
+        """By stage, module's name and number."""
+        return {(row.stage, str(row.module), row.version): row for row in self.snapshot.versions}
+
+    def at(self, stage: str, module: object, version: int) -> VersionRow | None:
+        """One version, if it is known."""
+        return self.by_place.get((stage, str(module), version))
+
+    @cached_property
     def workers(self) -> int:
         """Peers with a share in a version."""
         return sum(row.contributions > 0 for row in self.snapshot.contributors)
 
     @cached_property
     def made(self) -> int:
-        """Versions that contributions made: all but those that a stage began with."""
-        return sum(row.version > 0 for row in self.snapshot.versions)
+        """Versions that contributions made: a stage begins with others, and a rollback brings one back."""
+        return sum(row.version > 0 and row.rollback is None for row in self.snapshot.versions)
 
     @cached_property
     def best(self) -> RoundRow | None:

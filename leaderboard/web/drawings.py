@@ -19,6 +19,8 @@ POINTS_MAX = 400
 """More points than this are thinned: each stretch keeps its least and its greatest value."""
 TICKS = 5
 MARKS_MAX = 200
+BACK_MAX = 3
+"""Rollbacks that stand in words below a drawing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +39,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Something that happened in a round and has no value: work that was lost or rejected."""
+    """Something that happened in a round and has no value: work that was lost or rejected, or a rollback."""
 
     x: float
     kind: str
+    """`lost`, `rejected` or `rollback`."""
     label: str
 
 
@@ -141,7 +144,10 @@ def _about(points: Sequence[Point], marks: Sequence[Mark], best: Point) -> str:
         f"the best is {text.loss(best.y)} at {best.name}."
     )
     lost, rejected = (sum(mark.kind == kind for mark in marks) for kind in ("lost", "rejected"))
-    return said + (f" {lost} contributions lost, {rejected} rejected." if marks else "")
+    back = [mark.label for mark in marks if mark.kind == "rollback"]
+    said += f" {lost} contributions lost, {rejected} rejected." if lost or rejected else ""
+    said += f" By decree: {'; '.join(back[-BACK_MAX:])}." if back else ""
+    return said + (f" {len(back) - BACK_MAX} earlier rollbacks." if len(back) > BACK_MAX else "")
 
 
 def _round_steps(low: float, high: float, *, is_whole: bool = False) -> Iterator[float]:

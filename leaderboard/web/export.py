@@ -63,6 +63,7 @@ def _addresses(book: Book) -> Iterator[tuple[str, int]]:
     """Every page of the server, and the number of each page of a list."""
     yield from ((address, 1) for address in ("/", "/modules", "/paths", "/run", "/api"))
     lists: dict[str, Sequence[object]] = {"/versions": book.newest, "/contributors": book.snapshot.contributors}
+    lists["/decrees"] = book.snapshot.decrees
     lists |= {f"/modules/{name}": book.by_module.get(name, ()) for name in book.names}
     lists |= {f"/contributors/{peer}": book.credited(peer) for peer in book.contributors}
     for address, rows in lists.items():

@@ -49,6 +49,7 @@ NAVIGATION = (
     ("modules", "Modules"),
     ("paths", "Paths"),
     ("contributors", "Contributors"),
+    ("decrees", "Decrees"),
     ("run", "Run"),
     ("api", "Data"),
 )
@@ -91,7 +92,7 @@ class Site:
             if name in numbered:
                 return numbered[name](key, page_of(asked))
             return single[name](key) if name in single else None
-        lists = {"versions": self.versions, "contributors": self.contributors}
+        lists = {"versions": self.versions, "contributors": self.contributors, "decrees": self.decrees}
         if name in lists:
             return lists[name](asked)
         plain = {"": self.overview, "modules": self.modules, "paths": self.paths, "run": self.run, "api": self.api}
@@ -100,9 +101,13 @@ class Site:
     def overview(self) -> str:
         book = self._book
         latest = [row for row in book.newest[:LATEST] if row.version]
-        leaders = book.snapshot.contributors[:LATEST]
         return self._draw(
-            "overview", plot=round_plot(book), latest=latest, leaders=leaders, data=("overview", "rounds")
+            "overview",
+            plot=round_plot(book),
+            latest=latest,
+            leaders=book.snapshot.contributors[:LATEST],
+            decrees=book.snapshot.decrees[: -LATEST - 1 : -1],
+            data=("overview", "rounds", "decrees"),
         )
 
     def versions(self, asked: Mapping[str, str]) -> str | None:
@@ -183,6 +188,11 @@ class Site:
             nav="contributors",
         )
 
+    def decrees(self, asked: Mapping[str, str]) -> str | None:
+        """The list, the newest first; raises ConfigError for a page that makes no sense."""
+        rows = self._book.snapshot.decrees[::-1]
+        return self._list("decrees", rows, page_of(asked), "decrees", data=("decrees",))
+
     def run(self) -> str:
         return self._draw(
             "run", half_life_d=f"{HALF_LIFE_S / DAY_S:g}", tolerance=f"{TOLERANCE_NATS:g}", data=("run", "settings")
@@ -235,16 +245,23 @@ def is_stale(snapshot: Snapshot, now_s: float) -> bool:
 def round_plot(book: Book) -> drawings.Plot | None:
     """Loss of the whole grid by round, one stage after the other."""
     points: list[drawings.Point] = []
-    borders: list[tuple[float, str]] = []
-    before, stage = 0, ""
+    before: dict[str, int] = {}
     for row in book.snapshot.rounds:
-        if row.stage != stage:
-            before = int(points[-1].x) if points else 0
-            stage = row.stage
-            borders.append((float(before), book.stage_name(stage)))
-        name = f"{book.stage_name(stage)} round {row.version}"
-        points.append(drawings.Point(x=before + row.version, y=row.loss, name=name))
-    return drawings.loss_plot(points, title="Loss by round", borders=borders[1:])
+        if row.stage not in before:
+            before[row.stage] = int(points[-1].x) if points else 0
+        name = f"{book.stage_name(row.stage)} round {row.version}"
+        points.append(drawings.Point(x=before[row.stage] + row.version, y=row.loss, name=name))
+    marks = [
+        drawings.Mark(
+            x=before[row.stage] + row.version,
+            kind="rollback",
+            label=f"{book.stage_name(row.stage)} round {row.version}, {row.module} went back to version {back.to}",
+        )
+        for row in book.rolled_back
+        if row.stage in before and (back := row.rollback) is not None
+    ]
+    borders = [(float(x), book.stage_name(stage)) for stage, x in before.items()]
+    return drawings.loss_plot(points, marks, title="Loss by round", borders=borders[1:])
 
 
 def module_plots(book: Book, name: str) -> list[drawings.Plot]:
@@ -266,6 +283,10 @@ def _module_plot(book: Book, name: str, stage: str, versions: Sequence[VersionRo
         )
         for loss in book.losses_of_modules.get(name, ())
         if loss.stage == stage
+    ] + [
+        drawings.Mark(x=row.version, kind="rollback", label=f"version {row.version} is version {row.rollback.to} again")
+        for row in versions
+        if row.stage == stage and row.rollback is not None
     ]
     return drawings.loss_plot(points, marks, title=f"Loss by version, stage {book.stage_name(stage)}")
 

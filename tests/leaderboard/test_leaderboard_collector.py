@@ -25,8 +25,11 @@ from leaderboard_harness import (
 from tiny_run import granted
 
 from dipaco_p2p.errors import WrongRun
+from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.stages import Stages
+from dipaco_p2p.node.watch import serve_decrees
+from dipaco_p2p.protocol.decrees import Decree
 from dipaco_p2p.protocol.documents import seal
 from dipaco_p2p.protocol.liveness import Head, Heartbeat
 from dipaco_p2p.protocol.rounds import OpenRound
@@ -34,6 +37,7 @@ from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import PathId
 from leaderboard import collector as collector_module
+from leaderboard.ledger import text_of
 from leaderboard.model import Mark, PathState
 
 SCRIPT = "<script>alert(1)</script>"
@@ -203,6 +207,42 @@ async def test_who_is_there_is_shown_without_where_it_is(swarm: Swarm) -> None:
     assert (second.peers_alive, second.paths_covered, second.state) == (0, 0, "waiting")
     tables = [dump(swarm.database, table) for table in ("heartbeats", "path_states")]
     assert "203.0.113.7" not in repr([first, second, tables])
+
+
+async def test_decrees_are_followed_written_down_and_there_again_after_a_restart(swarm: Swarm) -> None:
+    await swarm.begin()
+    decrees = Decrees(swarm.bench.run)
+    serve_decrees(swarm.seed.scoped, decrees, swarm.seed.presence)
+    orders: list[tuple[str, dict[str, Any]]] = [("ban", {"peer": STRANGER.peer})]
+    orders += [(act, {}) for act in ("freeze", "unfreeze", "freeze")]
+    for number, (act, values) in enumerate(orders):
+        decrees.issue(COORDINATOR, act, at_s=100.0 * number, reason=f"reason {number}", **values)
+    await swarm.seed.presence.beat()
+    await swarm.look()
+    await asyncio.sleep(1)
+    first = await swarm.look()
+    assert first.state == "frozen" and first.refused == {}
+    assert [(row.act, row.at_s, row.reason, row.peer, row.ended_by) for row in first.decrees] == [
+        ("ban", 0.0, "reason 0", STRANGER.peer, None),
+        ("freeze", 100.0, "reason 1", None, 3),
+        ("unfreeze", 200.0, "reason 2", None, 4),
+        ("freeze", 300.0, "reason 3", None, None),
+    ]
+    swarm.network.kill(COORDINATOR.peer)
+    swarm.collector = swarm.open()
+    assert (await swarm.look()).decrees == first.decrees
+
+
+async def test_a_decree_of_somebody_else_is_not_shown_and_not_read_from_a_database(swarm: Swarm) -> None:
+    await swarm.begin()
+    await swarm.look()
+    values = {"run": swarm.bench.run.id, "previous": "", "at_s": 1.0, "act": "freeze", "reason": SCRIPT}
+    forged = seal(STRANGER, Decree(number=1, author=STRANGER.peer, **values))
+    record = ("decree", forged.id, swarm.bench.run.id, "", 1, text_of(forged))
+    swarm.database.write([("record", record)])
+    swarm.collector = swarm.open()
+    snapshot = await swarm.look()
+    assert snapshot.decrees == () and snapshot.state != "frozen" and snapshot.refused == {"does-not-follow": 1}
 
 
 async def test_nothing_is_said_while_all_is_read(swarm: Swarm) -> None:

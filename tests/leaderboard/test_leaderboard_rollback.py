@@ -12,7 +12,7 @@ from virtual_time import eventually, play
 from bootstrap.folder import write_stage
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.topology import ModuleId
-from leaderboard.model import Mark
+from leaderboard.model import Mark, RollbackRow
 from leaderboard.program import export
 from leaderboard.web.book import Book
 from leaderboard.web.drawings import lineage
@@ -47,10 +47,16 @@ def rolled_back(folder: Path) -> Path:
 
 def test_a_version_that_took_a_module_back_is_verified_and_pages_are_drawn(tmp_path: Path) -> None:
     folder = rolled_back(tmp_path / "run")
+    (folder / "decrees" / "documents").mkdir(parents=True)
+    for path in (folder / "seed" / "documents").glob("decree-*.json"):
+        (folder / "decrees" / "documents" / path.name).write_bytes(path.read_bytes())
     snapshot = asyncio.run(export(str(folder), tmp_path / "page", expected=None))
     rows = {row.version: row for row in snapshot.versions if row.module == MODULE}
     assert sorted(rows) == list(range(ROUNDS + 1)) and {row.mark for row in rows.values()} == {Mark.VERIFIED}
     [undone] = [row for row in rows.values() if row.version and not row.shares]
+    assert undone.rollback == RollbackRow(decree=1, to=1, reason="a test", at_s=0.0)
+    [decree] = snapshot.decrees
+    assert (decree.act, decree.module, decree.to, decree.version) == ("rollback", MODULE, 1, undone.version)
     assert undone.version > 2 and undone.digest == rows[1].digest and undone.tokens == 0
     if undone.version < ROUNDS:
         graph = lineage(Book(snapshot), rows[undone.version + 1])

@@ -10,13 +10,21 @@ from starlette.testclient import TestClient
 
 from benchmarks.leaderboard.synthetic import Shape, snapshot_of
 from dipaco_p2p.clock import ManualClock
-from leaderboard.model import Snapshot, VersionRow
+from leaderboard.model import DecreeRow, Snapshot, VersionRow
 from leaderboard.web.app import make_app
 
 SMALL = snapshot_of(1)
 LONGER = snapshot_of(2, Shape(rounds=30, rounds_done=25, contributors=60, shares=8))
 """Lists of several pages."""
-PAGES = ("/", "/versions", "/modules", "/paths", "/contributors", "/run", "/api")
+FREEZE = DecreeRow(number=8, at_s=SMALL.taken_s - 1_230, act="freeze", reason="the disk of a leader is full")
+UNFREEZE = next(row for row in SMALL.decrees if row.act == "unfreeze")
+FROZEN = replace(
+    SMALL,
+    state="frozen",
+    decrees=(*(replace(row, ended_by=8) if row is UNFREEZE else row for row in SMALL.decrees), FREEZE),
+)
+"""Frozen once before, and again now."""
+PAGES = ("/", "/versions", "/modules", "/paths", "/contributors", "/decrees", "/run", "/api")
 
 
 @dataclass(slots=True)

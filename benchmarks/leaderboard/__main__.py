@@ -84,7 +84,12 @@ def pages_of(snapshot: Snapshot) -> list[str]:
     """One of each kind."""
     row, peer = snapshot.versions[-2], snapshot.contributors[0].peer
     lists = ["/", "/versions", "/versions?sort=after&mark=verified", "/modules", "/paths", "/contributors", "/run"]
-    ones = [f"/versions/{row.digest}", f"/lineage/{row.digest}", f"/modules/{row.module}", f"/contributors/{peer}"]
+    ones = [
+        f"/versions/{row.module}/{row.version}",
+        f"/lineage/{row.module}/{row.version}",
+        f"/modules/{row.module}",
+        f"/contributors/{peer}",
+    ]
     return [*lists, *ones, "/api/v1/versions.json", "/api/v1/contributions.csv", "/metrics"]
 
 

@@ -58,6 +58,8 @@ HEADERS = {
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"
 CSV = "text/csv; charset=utf-8"
+DIGESTS = ("versions", "lineage")
+"""Pages that were called by the digest of their version once; of several versions it was the first."""
 NOT_HERE = "There is no such page. It may have been one of another run."
 
 
@@ -118,6 +120,9 @@ class _Pages:
         book, now_s = self._now()
         if book is None:
             return _answered(request, Answer.of(empty_page(self._links, poll_s=RETRY_AFTER_S), HTML))
+        name, key = (request.path_params.get(part, "") for part in ("name", "key"))
+        if name in DIGESTS and key in book.by_digest:
+            return RedirectResponse(self._links.one(name, book.address(book.by_digest[key][0])), 302)
 
         def make() -> Answer:
             site = Site(book, self._links, now_s=now_s, poll_s=POLL_S)
@@ -190,7 +195,7 @@ def make_app(newest: Callable[[], Snapshot | None], *, clock: Clock, base: str =
         "/healthz": pages.health,
         "/": pages.page,
         "/{name}": pages.page,
-        "/{name}/{key}": pages.page,
+        "/{name}/{key:path}": pages.page,
     }
     routes = [Mount("/static", _Static(directory=STATIC))]
     layers = [

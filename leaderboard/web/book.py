@@ -25,6 +25,8 @@ from ..model import (
 )
 from .text import is_id
 
+GRID = "grid"
+"""The stage that nobody needs to name."""
 _ROUNDS_MAX = 10**9
 
 K = TypeVar("K")
@@ -46,19 +48,39 @@ class Book:
         """The moment that ages are counted to: whole minutes, so that pages stay the same between them."""
         return self.snapshot.taken_s // 60 * 60
 
-    @cached_property
-    def by_digest(self) -> Mapping[str, VersionRow]:
-        """The version that made these parameters: the first one listed, since stages stand in their order."""
-        found: dict[str, VersionRow] = {}
-        for row in self.snapshot.versions:
-            if is_id(row.digest):
-                found.setdefault(row.digest, row)
-        return found
+    def address(self, row: VersionRow) -> str:
+        """What the page of a version is called: `L1.M0/35`, of the warm-up `warmup/L1.M0/35`."""
+        return self._address(row.stage, row.module, row.version)
+
+    def at(self, stage: str, module: object, version: int) -> VersionRow | None:
+        """One version, if it is known."""
+        return self.by_address.get(self._address(stage, module, version))
 
     @cached_property
-    def begun(self) -> Mapping[str, tuple[VersionRow, ...]]:
-        """What stages began with: several modules may begin with the same parameters, which an earlier stage made."""
-        return _grouped((row.digest, row) for row in self.snapshot.versions if not row.version)
+    def by_address(self) -> Mapping[str, VersionRow]:
+        return {self.address(row): row for row in self.snapshot.versions}
+
+    def child(self, row: VersionRow) -> VersionRow | None:
+        """The version after it, in its stage."""
+        return self.at(row.stage, row.module, row.version + 1)
+
+    def parent(self, row: VersionRow) -> VersionRow | None:
+        """The version before; of the first one of a stage, the one with the same parameters that ended the stage
+        before."""
+        if row.version:
+            return self.at(row.stage, row.module, row.version - 1)
+        stages = list(self.stages)
+        earlier = stages[: stages.index(row.stage)] if row.stage in stages else ()
+        return next((each for each in reversed(self.same(row)) if each.stage in earlier), None)
+
+    def same(self, row: VersionRow) -> tuple[VersionRow, ...]:
+        """Other versions with the parameters of `row`."""
+        return tuple(each for each in self.by_digest[row.digest] if each is not row)
+
+    @cached_property
+    def by_digest(self) -> Mapping[str, tuple[VersionRow, ...]]:
+        """The versions with these parameters: several after a rollback, and where stages begin."""
+        return _grouped((row.digest, row) for row in self.snapshot.versions)
 
     @cached_property
     def by_module(self) -> Mapping[str, tuple[VersionRow, ...]]:
@@ -129,15 +151,6 @@ class Book:
         return tuple(row for row in self.snapshot.versions if row.rollback is not None)
 
     @cached_property
-    def by_place(self) -> Mapping[tuple[str, str, int], VersionRow]:
-        """By stage, module's name and number."""
-        return {(row.stage, str(row.module), row.version): row for row in self.snapshot.versions}
-
-    def at(self, stage: str, module: object, version: int) -> VersionRow | None:
-        """One version, if it is known."""
-        return self.by_place.get((stage, str(module), version))
-
-    @cached_property
     def workers(self) -> int:
         """Peers with a share in a version."""
         return sum(row.contributions > 0 for row in self.snapshot.contributors)
@@ -169,10 +182,9 @@ class Book:
         """Every share that makes the figures of `peer` up, the newest first."""
         return tuple((row, share) for row in self.newest for share in row.shares if share.peer == peer)
 
-    def same(self, row: VersionRow) -> tuple[VersionRow, ...]:
-        """Other versions with the parameters of `row`."""
-        found = (*self.begun.get(row.digest, ()), *filter(None, [self.by_digest.get(row.digest)]))
-        return tuple({id(each): each for each in found if each is not row}.values())
+    def _address(self, stage: str, module: object, version: int) -> str:
+        name = self.stage_name(stage)
+        return f"{module}/{version}" if name == GRID else f"{name}/{module}/{version}"
 
 
 def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, tuple[V, ...]]:

@@ -211,7 +211,7 @@ class Graph:
 def lineage(book: Book, row: VersionRow) -> Graph:
     """The versions around `row`, and what went into each: one line of versions, the newest at the top, with the
     contributions of each on a branch that joins it; narrow enough for a phone."""
-    chain = [*reversed(list(_steps(book, row, _child))), row, *_steps(book, row, _parent)]
+    chain = [*reversed(list(_steps(row, book.child))), row, *_steps(row, book.parent)]
     versions, shares, y = [], [], GRAPH_ROW // 2
     for place, version in enumerate(chain):
         is_last = place == len(chain) - 1
@@ -223,34 +223,14 @@ def lineage(book: Book, row: VersionRow) -> Graph:
     return Graph(versions=tuple(versions), shares=tuple(shares), height=y - GRAPH_ROW // 2)
 
 
-def _steps(book: Book, row: VersionRow, step: Callable[[Book, VersionRow], VersionRow | None]) -> Iterator[VersionRow]:
+def _steps(row: VersionRow, step: Callable[[VersionRow], VersionRow | None]) -> Iterator[VersionRow]:
     """`AROUND` versions, each the one that `step` finds from the one before it; fewer where it finds none."""
     for _ in range(AROUND):
-        found = step(book, row)
+        found = step(row)
         if found is None:
             return
         yield found
         row = found
-
-
-def _child(book: Book, row: VersionRow) -> VersionRow | None:
-    """In the same module and stage."""
-    return next((each for each in book.by_module.get(str(row.module), ()) if _follows(each, row)), None)
-
-
-def _follows(child: VersionRow, row: VersionRow) -> bool:
-    return child.parent == row.digest and (child.stage, child.version) == (row.stage, row.version + 1)
-
-
-def _parent(book: Book, row: VersionRow) -> VersionRow | None:
-    """The version that `row` names; for the first one of a later stage, the one with the same parameters before it."""
-    if not row.parent:
-        return next((each for each in book.same(row) if each.version), None)
-    before = (each for each in book.by_module.get(str(row.module), ()) if _follows(row, each))
-    if (found := next(before, None)) is not None:  # by its place: a rollback has the digest of an earlier version
-        return found
-    begun = (each for each in book.begun.get(row.parent, ()) if each.module == row.module and _follows(row, each))
-    return next(begun, None) or book.by_digest.get(row.parent)
 
 
 def _shares(version: VersionRow, y: int, into_y: int) -> Iterator[ShareNode]:

@@ -52,7 +52,7 @@ def files_of(snapshot: Snapshot, *, now_s: float) -> Iterator[tuple[str, str]]:
         numbered = file if page == 1 else f"{file.removesuffix('.html')}-{page}.html"
         _, name, *key = address.split("/")
         site = Site(book, static_links(file), now_s=now_s)
-        text = site.page(name=name, key="".join(key), asked={"page": str(page)})
+        text = site.page(name=name, key="/".join(key), asked={"page": str(page)})
         assert text is not None, address
         yield numbered, text
     yield from _documents(book)
@@ -68,9 +68,9 @@ def _addresses(book: Book) -> Iterator[tuple[str, int]]:
     lists |= {f"/contributors/{peer}": book.credited(peer) for peer in book.contributors}
     for address, rows in lists.items():
         yield from ((address, page) for page in range(1, query.pages_of(rows) + 1))
-    for digest in book.by_digest:
-        yield f"/versions/{digest}", 1
-        yield f"/lineage/{digest}", 1
+    for version in book.by_address:
+        yield f"/versions/{version}", 1
+        yield f"/lineage/{version}", 1
 
 
 def _documents(book: Book) -> Iterator[tuple[str, str]]:

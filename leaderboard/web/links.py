@@ -31,7 +31,7 @@ class Links:
 
     def one(self, name: str, key: object, number: int = 1) -> str:
         """One thing of a list: its page, or a further page of it."""
-        return self.page(f"{name}/{quote(str(key), safe='')}", number=number)
+        return self.page(f"{name}/{quote(str(key))}", number=number)
 
     def filtered(self, name: str, **query: object) -> str:
         """A list with a filter; the whole list where nobody can filter it."""
@@ -47,7 +47,7 @@ class Links:
 
 
 def file_of(address: str) -> str:
-    """The file of a static copy that stands for a page of the server, such as `/versions/ab12`."""
+    """The file of a static copy that stands for a page of the server, such as `/versions/L1.M0/35`."""
     name = address.strip("/")
     return f"{name}.html" if name else "index.html"
 

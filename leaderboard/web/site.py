@@ -117,8 +117,8 @@ class Site:
         shown = {"orders": VERSION_ORDERS, "marks": tuple(Mark), "data": ("versions", "contributions")}
         return self._list("versions", rows, query.page, "versions", query, **shown)
 
-    def version(self, digest: str) -> str | None:
-        row = self._book.by_digest.get(digest)
+    def version(self, address: str) -> str | None:
+        row = self._book.by_address.get(address)
         if row is None:
             return None
         checks, losses = self._book.checks_of(row), self._book.losses_of(row)
@@ -126,7 +126,7 @@ class Site:
             "version",
             row=row,
             others=self._book.same(row),
-            parent=self._book.by_digest.get(row.parent),
+            parent=self._book.parent(row) if row.parent else None,
             checks=checks[:CHECKS_MAX],
             checks_all=len(checks),
             losses=losses[:ROWS],
@@ -134,8 +134,8 @@ class Site:
             nav="versions",
         )
 
-    def lineage(self, digest: str) -> str | None:
-        row = self._book.by_digest.get(digest)
+    def lineage(self, address: str) -> str | None:
+        row = self._book.by_address.get(address)
         if row is None:
             return None
         return self._draw("lineage", row=row, graph=drawings.lineage(self._book, row), nav="versions")

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from runtime_harness import World
-from tiny_run import SEED_NUMBER, signer, tiny_config
+from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 from virtual_time import eventually, play
+from web_harness import SMALL
 
 from bootstrap.folder import write_stage
+from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.topology import ModuleId
 from leaderboard.model import Mark, RollbackRow
 from leaderboard.program import export
+from leaderboard.rows import decree_rows
 from leaderboard.web.book import Book
 from leaderboard.web.drawings import lineage
 
 ROUNDS, MODULE = 6, ModuleId(1, 0)
+
+
+def test_a_rollback_of_a_rollback_and_one_that_was_overtaken_are_told_apart(tmp_path: Path) -> None:
+    run = make_run(Store(tmp_path), tiny_config())
+    decrees, coordinator = Decrees(run), signer(SEED_NUMBER)
+    for to, after in ((1, 4), (5, 6), (2, 7), (3, 7)):
+        values = {"stage": run.id, "module": MODULE, "to": to, "after": after, "reason": "a test"}
+        decrees.issue(coordinator, "rollback", at_s=0.0, **values)
+    decrees.issue(coordinator, "rollback", at_s=0.0, **{**values, "module": ModuleId(2, 1)})
+    [row, *_] = SMALL.versions
+    versions = [
+        replace(row, version=version, rollback=RollbackRow(decree=decree, to=to, reason="a test", at_s=0.0))
+        for decree, to, version in ((1, 1, 5), (2, 5, 7), (4, 3, 8))
+    ]
+    found = [(row.to, row.version, row.ended_by) for row in decree_rows(decrees.log, versions)]
+    assert found == [(1, 5, 2), (5, 7, 3), (2, None, 4), (3, 8, None), (3, None, None)]
 
 
 def rolled_back(folder: Path) -> Path:
@@ -62,4 +82,5 @@ def test_a_version_that_took_a_module_back_is_verified_and_pages_are_drawn(tmp_p
         graph = lineage(Book(snapshot), rows[undone.version + 1])
         around = [node.row.version for node in graph.versions]
         assert around == sorted(around, reverse=True) and undone.version in around, "none is skipped"
-    assert (tmp_path / "page" / "lineage" / f"{undone.digest}.html").exists()
+    for version in (1, undone.version):
+        assert f"version {version} " in (tmp_path / "page" / "versions" / str(MODULE) / f"{version}.html").read_text()

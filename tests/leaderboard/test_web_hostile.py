@@ -90,7 +90,11 @@ def hostile(text: str) -> Snapshot:
 def test_hostile_text_makes_no_element_no_attribute_and_no_link(text: str) -> None:
     row = newest_judged(SMALL)
     with site(hostile(text)) as (client, _):
-        for address in (*PAGES, f"/versions/{row.digest}", f"/lineage/{row.digest}", f"/modules/{row.module}"):
+        for address in (
+            *PAGES,
+            *(f"/{name}/{row.module}/{row.version}" for name in ("versions", "lineage")),
+            f"/modules/{row.module}",
+        ):
             answer = client.get(address)
             assert answer.status_code == 200
             check(answer.text)

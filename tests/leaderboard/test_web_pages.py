@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from web_harness import LONGER, PAGES, SMALL, newest_judged, pages_of, site
 
 from benchmarks.leaderboard.synthetic import snapshot_of
-from leaderboard.model import Mark
+from leaderboard.model import Mark, VersionRow
 from leaderboard.web.app import HEADERS
 
 
@@ -43,7 +43,16 @@ def test_an_address_beyond_the_bound_is_refused(client: TestClient, address: str
 
 
 @pytest.mark.parametrize(
-    "address", ["/versions/" + "0" * 64, "/modules/L9.M9", "/contributors/nobody", "/lineage/qqq", "/qqq"]
+    "address",
+    [
+        "/versions/" + "0" * 64,
+        "/versions/L1.M0/99",
+        "/versions/grid/L1.M0/99",
+        "/modules/L9.M9",
+        "/contributors/nobody",
+        "/lineage/qqq",
+        "/qqq",
+    ],
 )
 def test_what_is_not_there_is_not_found_and_the_question_is_not_repeated(client: TestClient, address: str) -> None:
     answer = client.get(address)
@@ -104,21 +113,47 @@ def test_every_line_that_makes_up_the_credit_of_a_contributor_is_on_its_page(cli
 
 def test_a_version_says_its_whole_digest_its_parent_and_how_to_check_it(client: TestClient) -> None:
     row = newest_judged(SMALL)
-    text = client.get(f"/versions/{row.digest}").text
-    assert row.digest in text and row.parent in text and f'href="/versions/{row.parent}"' in text
+    text = client.get(f"/versions/{row.module}/{row.version}").text
+    assert row.digest in text and row.parent in text and f'href="/versions/{row.module}/{row.version - 1}"' in text
     assert "dipaco-bootstrap verify FOLDER" in text
     assert all(share.contribution[:8] in text for share in row.shares)
 
 
-def test_parameters_that_two_stages_share_are_one_page_that_names_both(client: TestClient) -> None:
-    last = [row for row in SMALL.versions if row.stage == SMALL.run.stages[0].id][-1]
-    text = client.get(f"/versions/{last.digest}").text
-    assert f"{last.module} version {last.version}" in visible(text) and "L2.M1 version 0 (grid)" in visible(text)
+def test_every_version_has_a_page_of_its_own_that_names_those_with_the_same_parameters(client: TestClient) -> None:
+    pages = {row: client.get(address_of(row)).text for row in SMALL.versions}
+    for row, text in pages.items():
+        stage = "warmup" if row.stage == SMALL.run.stages[0].id else "grid"
+        assert f"<h1>{row.module} version {row.version} <small>{stage}</small></h1>" in text
+    assert len({row.digest for row in pages}) < len(pages), "some have the same parameters"
+    first = next(row for row in pages if row.stage == SMALL.run.stages[1].id and str(row.module) == "L2.M1")
+    text = pages[first]
+    assert "L2.M0 version 7 (warmup), L2.M0 version 0 (grid):" in visible(text)
+    assert 'href="/versions/warmup/L2.M0/7"' in text and 'href="/versions/L2.M0/0"' in text
+
+
+def test_a_list_leads_to_each_version_and_to_its_parent(client: TestClient) -> None:
+    text = client.get("/versions?module=L2.M1").text
+    body = text[text.index("<tbody>") : text.index("</tbody>")]
+    lines = [re.findall(r'href="/versions/L2.M1/(\d+)"', line) for line in body.split("<tr>")[1:]]
+    assert lines == [[str(n), str(n - 1), str(n)] if n else ["0", "0"] for n in range(12, -1, -1)]
+
+
+@pytest.mark.parametrize("name", ["versions", "lineage"])
+def test_an_address_of_before_leads_to_the_first_version_with_those_parameters(client: TestClient, name: str) -> None:
+    back = next(row for row in SMALL.versions if row.rollback)
+    for row, to in ((newest_judged(SMALL), address_of(newest_judged(SMALL))), (back, "/versions/L2.M1/6")):
+        answer = client.get(f"/{name}/{row.digest}", follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (302, to.replace("versions", name))
+
+
+def address_of(row: VersionRow) -> str:
+    """Where its page is."""
+    return f"/versions/{'warmup/' if row.stage == SMALL.run.stages[0].id else ''}{row.module}/{row.version}"
 
 
 def test_the_lineage_of_a_first_version_goes_on_into_the_stage_before(client: TestClient) -> None:
     first = next(row for row in SMALL.versions if row.stage == SMALL.run.stages[1].id and row.version == 1)
-    text = visible(client.get(f"/lineage/{first.digest}").text)
+    text = visible(client.get(f"/lineage/{first.module}/1").text)
     assert f"{first.module} version 4" in text and f"{first.module} version 0" in text
     assert f"{first.module} version 6" in text, "the warm-up's last but one"
 

@@ -46,7 +46,12 @@ def site(snapshot: Snapshot | None = SMALL, *, age_s: float = 1.0) -> Iterator[t
 def pages_of(snapshot: Snapshot) -> list[str]:
     """One address of each kind of page."""
     row, peer = newest_judged(snapshot), snapshot.contributors[0].peer
-    ones = (f"/versions/{row.digest}", f"/lineage/{row.digest}", f"/modules/{row.module}", f"/contributors/{peer}")
+    ones = (
+        f"/versions/{row.module}/{row.version}",
+        f"/lineage/{row.module}/{row.version}",
+        f"/modules/{row.module}",
+        f"/contributors/{peer}",
+    )
     return [*PAGES, *ones]
 
 

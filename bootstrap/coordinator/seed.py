@@ -198,6 +198,7 @@ class Seed:
             clock=self._clock,
             on_failure=self.stop,
             decrees=self._decrees,
+            follows=self._opened[-1] if self._opened else None,
         )
         stage.begin()
         self._opened.append(stage)

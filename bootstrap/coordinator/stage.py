@@ -62,9 +62,11 @@ class SeedStage:
         measure: Measure | None = None,
         on_failure: Callable[[], None] = lambda: None,
         decrees: Decrees | None = None,
+        follows: SeedStage | None = None,
     ) -> None:
         """`on_failure` is called when the disk has refused a write: `failure` says what. `decrees` are those of the
-        whole run; without, those that this stage's store keeps."""
+        whole run; without, those that this stage's store keeps. Rounds are judged, and told, after those of the stage
+        that this one `follows`."""
         self.run = run
         self._on_failure = on_failure
         self._folder = folder = store.folder
@@ -100,12 +102,18 @@ class SeedStage:
         self._resharding = Resharding(self._node, self._evaluator, sequences)
         self.complete = asyncio.Event()
         """Every module of this stage has its last version, and it is in the archive."""
+        self.told = asyncio.Event()
+        """The last round of this stage is judged and told."""
+        self._follows = follows
         self._tasks: list[asyncio.Task[Any]] = []
         self._serving = serving_header([])
         self._judged: dict[str, Any] | None = None
         """The evaluator's newest row."""
         self._advanced_s = clock.now_s()
         self._round = self._complete_version()
+        self._closed: dict[int, str] = {}
+        """Who was there when a round closed, in words: it is judged later, and they may have left by then. Rounds that
+        closed before a restart are not in it."""
 
     def begin(self) -> None:
         """Answer, lead, evaluate."""
@@ -176,6 +184,7 @@ class SeedStage:
             "archived", module=str(version.module), version=version.version, digest=version.digest, term=version.term
         )
         if (complete := self._complete_version()) > self._round:
+            self._closed |= dict.fromkeys(range(self._round + 1, complete + 1), self._who_is_there())
             self._round, self._advanced_s = complete, self._node.clock.now_s()
         self._new_version.set()
         self._note_complete()
@@ -189,14 +198,16 @@ class SeedStage:
         if is_whole and not self._catching_up.is_going_on:  # what follows a stage is signed
             self.complete.set()
 
+    def _who_is_there(self) -> str:
+        claims = self._node.watch.claims
+        covered = sum(map(bool, claims.values()))
+        return f", {len(self._node.watch.volunteers())} volunteers alive, {covered} of {len(claims)} paths covered"
+
     def _print_judged(self, version: int, perplexity: float) -> None:
-        node, rounds = self._node, self.run.config.rounds.rounds
-        alive = len(node.watch.volunteers())
-        covered = sum(bool(claims) for claims in node.watch.claims.values())
+        rounds = self.run.config.rounds.rounds
         name = "warm-up round" if not self.run.is_last_stage else "round"
         when = f"{name} {version} of {rounds}" if version else f"before {name} 1"
-        swarm = f"{alive} volunteers alive, {covered} of {len(node.watch.claims)} paths covered"
-        print(f"{when}: validation perplexity {perplexity:.1f}, {swarm}", flush=True)
+        print(f"{when}: validation perplexity {perplexity:.1f}{self._closed.get(version, '')}", flush=True)
         if version == rounds and self.run.is_last_stage:
             end = f"{rounds} rounds, perplexity {perplexity:.1f}"
             print(f"the run is complete: {end}; still serving, Ctrl-C stops", flush=True)
@@ -224,6 +235,8 @@ class SeedStage:
         self._judged = rows[-1] if rows else None
         if rows:
             self._print_judged(rows[-1]["version"], rows[-1]["perplexity"])
+        if self._follows is not None:
+            await self._follows.told.wait()
         while True:
             self._new_version.clear()
             for version in sorted(set(range(self._evaluator.complete_version() + 1)) - judged):
@@ -243,8 +256,10 @@ class SeedStage:
                 except Exception:  # a model can be worse than we thought of: later rounds must be judged all the same
                     log.exception("round %d was not evaluated", version)
                 judged.add(version)
-            if self.run.is_last_stage and self.run.config.rounds.rounds in judged:
-                await self._judge_finished()
+            if self.run.config.rounds.rounds in judged:
+                self.told.set()
+                if self.run.is_last_stage:
+                    await self._judge_finished()
             await self._new_version.wait()
 
     def _sign(self, evaluation: RoundEvaluation) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from browser_harness import Served, Watched, grave_violations, looking, served, started_browser, watch
 from playwright.sync_api import Browser, Page, expect
-from web_harness import LONGER, SMALL, newest_judged, pages_of, with_version
+from web_harness import FROZEN, LONGER, SMALL, newest_judged, pages_of, with_version
 
+from dipaco_p2p.protocol.decrees import REASON_CHARS_MAX
 from leaderboard.model import Snapshot
 from leaderboard.web.export import export_site
 
@@ -63,6 +64,34 @@ def test_every_page_fits_breaks_nothing_and_can_be_read_by_everybody(
             assert watched.page.evaluate("document.documentElement.scrollWidth") <= width, f"{address} is too wide"
             watched.page.screenshot(path=tmp_path / f"{number}-{width}-{scheme}.png", full_page=True)
             watched.check()
+            require_accessible(watched.page, address)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_long_reasons_of_decrees_fit_and_can_be_read_by_everybody(
+    browser: Browser, tmp_path: Path, width: int, scheme: str
+) -> None:
+    reason = "x" * REASON_CHARS_MAX
+    rows = {
+        row: {"rollback": replace(row.rollback, reason=reason)} for row in SMALL.versions if row.rollback is not None
+    }
+    snapshot = replace(
+        FROZEN,
+        decrees=tuple(replace(row, reason=reason) for row in FROZEN.decrees),
+        versions=tuple(replace(row, **rows.get(row, {})) for row in SMALL.versions),
+    )
+    [back], banned = rows, next(row.peer for row in SMALL.decrees if row.act == "ban" and row.ended_by is None)
+    version = f"{back.module}/{back.version}"
+    look: dict[str, Any] = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
+    with served(snapshot) as site, looking(browser, site.address, **look) as watched:
+        for number, address in enumerate(
+            ("/", "/decrees", f"/contributors/{banned}", f"/versions/{version}", f"/lineage/{version}")
+        ):
+            watched.page.goto(f"{site.address}{address}")
+            assert reason in watched.page.content(), address
+            assert watched.page.evaluate("document.documentElement.scrollWidth") <= width, f"{address} is too wide"
+            watched.page.screenshot(path=tmp_path / f"{number}-{width}-{scheme}.png", full_page=True)
             require_accessible(watched.page, address)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from leaderboard_harness import Bench, dump
+from leaderboard_harness import COORDINATOR, MODULE, Bench, dump
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, WrongRun
 from leaderboard import database as database_module
@@ -49,6 +50,21 @@ def test_a_database_of_an_older_program_keeps_its_rows(tmp_path: Path) -> None:
     assert shape(now) == shape(fresh)
     now.close()
     fresh.close()
+
+
+def test_a_database_from_before_decrees_keeps_its_records_and_takes_decrees(tmp_path: Path) -> None:
+    bench, path = Bench(tmp_path / "bench"), tmp_path / "db.sqlite"
+    bench.take(*bench.chain(2)[0])
+    bench.stage.take_judgements([bench.judgement(1, "0" * 64)])
+    with closing(Database(open_database(path, migrations=MIGRATIONS[:3]))) as before:
+        before.write(bench.stage.drain())
+        kept = dump(before, "records")
+    with closing(Database.open(path)) as now:
+        assert dump(now, "records") == kept and {row[0] for row in kept} == {"manifest", "version", "judgement"}
+        bench.stage.decrees.issue(COORDINATOR, "freeze", at_s=1.0, reason="a test")
+        now.write(bench.stage.drain())
+        [stage] = now.load(bench.refusals)
+    assert stage.decrees.is_frozen and stage.chains[MODULE].head.version == 2
 
 
 @pytest.mark.parametrize("begin", range(len(MIGRATIONS)))

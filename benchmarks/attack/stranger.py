@@ -22,7 +22,7 @@ from dipaco_p2p.errors import DipacoError, Refused
 from dipaco_p2p.node.calls import Contribute, Forward
 from dipaco_p2p.node.node import Member, fetch, send
 from dipaco_p2p.node.reading import fetch_chain
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Part, Sealed, seal
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Part, Recipe, Sealed, seal
 from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.records import claims_key, sign_record
 from dipaco_p2p.protocol.signing import Signer
@@ -107,6 +107,8 @@ class Stranger:
             tokens=tokens or self.run.tokens_full,
             loss=1.0,
             others=tuple((parts or {}).get(other, ours) for other in path.modules() if other != module),
+            state=BlobRef.of(b"a state that is given to nobody"),
+            recipe=Recipe(round=head.version, place=0, replicas=1),
             author=author.peer,
         )
         return seal(author, contribution)

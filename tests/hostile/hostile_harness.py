@@ -32,7 +32,7 @@ from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.items import read_items
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Part, seal
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Part, Recipe, seal
 from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.records import claims_key
 from dipaco_p2p.protocol.signing import PeerId
@@ -170,6 +170,8 @@ class Attacker:
                 for other in path.modules()
                 if other != module and other in genesis
             ),
+            state=BlobRef.of(b"a state that is given to nobody"),
+            recipe=Recipe(round=head.version if head else 0, place=0, replicas=1),
             author=self.peer,
         )
 

@@ -271,8 +271,8 @@ async def test_a_malicious_state_is_dropped_and_the_path_goes_on(
 ) -> None:
     honest, attackers = InnerStates.keep, []
 
-    def keep(self: InnerStates, path: PathId, data: bytes) -> BlobRef:
-        return honest(self, path, poisoned(data) if self._node.peer in attackers else data)
+    def keep(self: InnerStates, path: PathId, *parts: bytes | memoryview) -> BlobRef:
+        return honest(self, path, *([poisoned(b"".join(parts))] if self._node.peer in attackers else parts))
 
     monkeypatch.setattr(InnerStates, "keep", keep)
     async with World(tmp_path, config=tiny_config(rounds=4)) as world:

@@ -155,6 +155,9 @@ def honest_work_passes(outcome: Outcome) -> Iterator[Broken]:
     """2: no judge, and no crowd of strangers, has a volunteer's work refused."""
     forging = {event.who for event in outcome.of("forges")}
     honest = {event.facts["id"] for event in outcome.of("receipt") if event.who not in forging}
+    for event in outcome.of("ban_proposed"):
+        if (name := outcome.names.get(event.facts["peer"], "")) and name not in forging:
+            yield Broken(2, f"the coordinator is to ban {name}, whose work is good")
     for event in outcome.of("expired"):
         if event.facts["id"] in honest and event.facts["reason"] in FAULTS_OF_WORK:
             yield Broken(2, f"{event.facts['module']} refused {event.facts['id'][:8]} as {event.facts['reason']}")

@@ -29,7 +29,8 @@ from dipaco_p2p.program.history import History
 from dipaco_p2p.program.tasks import keep_going
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
-from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.signing import PeerId, short
+from dipaco_p2p.protocol.verdicts import forgers, read_appraisals
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
@@ -111,6 +112,8 @@ class SeedStage:
         """The evaluator's newest row."""
         self._advanced_s = clock.now_s()
         self._round = self._complete_version()
+        self._proposed: set[PeerId] = set()
+        """Whom to ban we have proposed on the screen."""
         self._closed: dict[int, str] = {}
         """Who was there when a round closed, in words: it is judged later, and they may have left by then. Rounds that
         closed before a restart are not in it."""
@@ -183,11 +186,32 @@ class SeedStage:
         self._node.history.add(
             "archived", module=str(version.module), version=version.version, digest=version.digest, term=version.term
         )
+        self._propose_bans(version)
         if (complete := self._complete_version()) > self._round:
             self._closed |= dict.fromkeys(range(self._round + 1, complete + 1), self._who_is_there())
             self._round, self._advanced_s = complete, self._node.clock.now_s()
         self._new_version.set()
         self._note_complete()
+
+    def _propose_bans(self, version: ModuleVersion) -> None:
+        """Of those whose work two volunteers could not repeat: the version names what they have signed, so that anybody
+        can see it. To ban is the coordinator's own decision."""
+        if version.appraisals is None:
+            return
+        try:
+            said = read_appraisals(self._archive.blob(version.appraisals.digest))
+        except IntegrityError as error:  # of a disk that changes bytes; `verify` tells of it
+            log.warning("what judges said of version %d of %s: %s", version.version, version.module, error)
+            return
+        known = self._archive.ledgers[version.module].authors
+        for peer, auditors in forgers(said, known=known, coordinator=self.run.manifest.author).items():
+            where = {"module": str(version.module), "version": version.version}
+            self._node.history.add("ban_proposed", peer=peer, auditors=auditors, **where)
+            if peer not in self._proposed and peer not in self._node.decrees.state.banned:
+                self._proposed.add(peer)
+                found = f"{len(auditors)} volunteers could not repeat ({version.module}, version {version.version})"
+                advice = f"`dipaco-bootstrap ban ...{short(peer)}` ends its part"
+                print(f"...{short(peer)} handed in work that {found}: {advice}", flush=True)
 
     def _complete_version(self) -> int:
         """The newest version that all modules have."""

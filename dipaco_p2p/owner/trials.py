@@ -35,6 +35,8 @@ HEDGE_S, HEDGE_SHARE = 3.0, 0.1
 """After so long, or so much of the time that a work may wait, without an answer somebody else is asked as well."""
 SLOW_ROUNDS = 16
 """For so many rounds such a judge comes after all others: its line may be slow, and better used for its own work."""
+FORGERS_WAIT = 8
+"""Versions for which nothing is taken of whoever was found to forge; after that, all of its work is audited again."""
 ASKING_MAX = 8
 """At once, about one work."""
 
@@ -74,6 +76,12 @@ class Trials:
     def require(self, contribution: Contribution) -> None:
         """Raise Refused for work in place of what was refused a moment ago: judges have better to do. Later it may be
         tried again, for they may have been wrong."""
+        caught = self._caught.get(contribution.author)
+        if caught is not None and self._chain.ledger.head.version < caught + FORGERS_WAIT:
+            # It is told of at once, so that others train the path meanwhile.
+            entry = Entry(path=contribution.path, peer=contribution.author)
+            self._refused[entry] = self._chain.ledger.head.version
+            raise Refused("auditors could not repeat what you handed in lately", reason=Reason.NOT_REPEATED)
         until_s, reason = self._barred.get(_key(contribution), (0.0, Reason.HARMFUL))
         if self._node.clock.now_s() < until_s:
             raise Refused(f"{contribution.path} was refused: {reason}; try again later", reason=reason)

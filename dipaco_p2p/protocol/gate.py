@@ -58,7 +58,7 @@ class Repetition:
     """What an author's round came to, beside the same one taken again by an auditor."""
 
     cosine: float = bounded(low=-1.0, high=1.0)
-    """Of the two outer gradients of all modules, with what earlier rounds had left unsent."""
+    """Of the two outer gradients of all modules, before compression."""
     ratio: float = bounded(low=0.0, high=GAIN_MAX)
     """The norm of the author's to that of the auditor's."""
     moments: float = bounded(low=0.0, high=GAIN_MAX)

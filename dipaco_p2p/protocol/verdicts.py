@@ -59,6 +59,19 @@ def verdicts(
     return refused(judged, coordinator=coordinator)
 
 
+def forgers(
+    appraisals: Iterable[Sealed[Appraisal]], *, known: Container[PeerId], coordinator: PeerId
+) -> dict[PeerId, list[PeerId]]:
+    """Whose work was refused since auditors came to something else, and who these are."""
+    said = list(appraisals)
+    found: dict[PeerId, list[PeerId]] = defaultdict(list)
+    for work, reason in verdicts(said, known=known, coordinator=coordinator).items():
+        for each in (sealed.document for sealed in said if reason == Reason.NOT_REPEATED):
+            if each.work == work and each.repeated is not None and not each.repeated.is_same:
+                found[each.of].append(each.author)
+    return dict(found)
+
+
 def in_order(peers: Iterable[PeerId], draw: str) -> list[PeerId]:
     """Which of these peers judge first, by a leader's signature under the work that its author could not foresee."""
     return sorted(peers, key=lambda peer: digest(f"{draw} {peer}".encode()))

@@ -1,22 +1,25 @@
 """An auditor's part of the gate: takes another volunteer's inner steps again, and compares what they come to.
 
 Where its author says that they began has to be what the module's chain says, or else any outer gradient could be
-explained by a state that was made up for it. Compared is what came out before compression, the payload and what it left
-unsent: an auditor's own compression would add its error.
+explained by a state that was made up for it. Compared is what the steps came to before compression, that is what was
+sent and what is left unsent, without what was owed before: an auditor's own compression would add its error, and what
+was owed makes any two vectors look alike.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.model.inner import StepReport
 from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.outer.codec import Compressed
+from dipaco_p2p.core.outer.outer_step import outer_gradient
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
 from dipaco_p2p.node.items import read_items
 from dipaco_p2p.node.node import Member, fetch
@@ -32,6 +35,8 @@ from .shard_source import ShardSource
 from .trainer import PathTrainer
 
 log = logging.getLogger(__name__)
+
+Doubles = NDArray[np.float64]
 
 TRIES = 3
 """To get a state from its author, who may be sending much else."""
@@ -80,9 +85,10 @@ class Repeater:
         result = await trainer.train(flats, round_number=recipe.round, replica=place, on_step=on_step)
         if result.steps_done != work.steps:
             raise Refused(f"{result.steps_done} of {work.steps} steps were taken here", reason=Reason.OTHER)
-        whole = trainer.whole_gradients(flats, result.flats)
+        own = [outer_gradient(old, new) for old, new in zip(flats, result.flats, strict=True)]
         _, own_moments = trainer.read_state(trainer.state_bytes())
-        return compared(sent, owed, whole, moments=ratio(moments, own_moments))
+        claimed = claims(sent, left=owed, owed=trainer.owed())
+        return compared(claimed, own, moments=ratio(moments, own_moments))
 
     async def _is_named(self, work: Contribution, recipe: Recipe, start: BlobRef) -> bool:
         """Whether a version that somebody made again counts this state of the path. Raises Refused if those who answer
@@ -125,17 +131,25 @@ class Repeater:
         return None
 
 
-def compared(
-    sent: Sequence[Compressed], owed: Sequence[Floats | None], whole: Sequence[Floats], *, moments: float
-) -> Repetition:
-    """What was sent and is still owed, a vector for each module, beside all that our own steps came to."""
-    product = theirs = ours = 0.0
-    for payload, rest, own in zip(sent, owed, whole, strict=True):
+def claims(
+    sent: Sequence[Compressed], *, left: Sequence[Floats | None], owed: Sequence[Floats | None]
+) -> Iterator[Doubles]:
+    """For each module what an author says that its steps came to: what it sent and has `left` to send, without what it
+    owed from before."""
+    for payload, after, before in zip(sent, left, owed, strict=True):
         claimed = payload.expand().astype(np.float64)
-        claimed += 0.0 if rest is None else rest
-        product += float(claimed @ own)
-        theirs += float(claimed @ claimed)
-        ours += float(np.square(own, dtype=np.float64).sum())
+        claimed += 0.0 if after is None else after
+        claimed -= 0.0 if before is None else before
+        yield claimed
+
+
+def compared(claimed: Iterable[Doubles], own: Iterable[Floats], *, moments: float) -> Repetition:
+    """What steps are said to have come to beside what our own came to, a vector for each module."""
+    product = theirs = ours = 0.0
+    for one, other in zip(claimed, own, strict=True):
+        product += float(one @ other)
+        theirs += float(one @ one)
+        ours += float(np.square(other, dtype=np.float64).sum())
     lengths = math.sqrt(theirs) * math.sqrt(ours)
     cosine = product / lengths if lengths else float(theirs == ours)
     return Repetition(

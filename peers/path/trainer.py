@@ -193,13 +193,9 @@ class PathTrainer:
             made.append(OuterGradient(module=module, payload=encode_compressed(compressed), residual=residual))
         return made
 
-    def whole_gradients(self, before: Sequence[Flat], after: Sequence[Flat]) -> list[Flat]:
-        """Per module: all that `outer_gradients` would send, in float32."""
-        found = []
-        for module, old, new in zip(self.path.modules(), before, after, strict=True):
-            owed, gradient = self._owed(module), outer_gradient(old, new)
-            found.append(gradient if owed is None else gradient + owed)
-        return found
+    def owed(self) -> list[Flat | None]:
+        """Per module: what earlier rounds have not sent yet."""
+        return [self._owed(module) for module in self.path.modules()]
 
     def _owed(self, module: ModuleId) -> Flat | None:
         owed, decay = self._residuals.get(module), self._run.config.compression.error_decay

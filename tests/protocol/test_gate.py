@@ -25,7 +25,7 @@ from dipaco_p2p.protocol.gate import (
 )
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.protocol.verdicts import encode_appraisals, in_order, read_appraisals, verdicts
+from dipaco_p2p.protocol.verdicts import encode_appraisals, forgers, in_order, read_appraisals, verdicts
 
 RUN, WORK = digest(b"run"), digest(b"a work")
 AUTHOR, COORDINATOR = signer(1), signer(200)
@@ -232,6 +232,18 @@ def test_when_most_of_a_round_comes_out_different_machines_do_and_nobody_is_refu
     for works, count in (([forged], 1), ([forged, forged], 2), ([forged, forged, good], 0), ([forged, good], 1)):
         found = refused({str(number): work for number, work in enumerate(works)}, coordinator=COORDINATOR.peer)
         assert list(found.values()) == [Reason.NOT_REPEATED] * count
+
+
+def test_whoever_is_refused_by_auditors_is_named_with_them() -> None:
+    def said(*found: Repetition | None) -> list[Sealed[Appraisal]]:
+        works = zip(JUDGES, audited(*found).appraisals, strict=False)
+        return [seal(judge, appraisal) for judge, appraisal in works]
+
+    def named(*found: Repetition | None) -> dict[str, list[str]]:
+        return forgers(said(*found), known={AUTHOR.peer}, coordinator=COORDINATOR.peer)  # type: ignore[return-value]
+
+    assert named(OFF, SAME, OFF) == {AUTHOR.peer: [JUDGES[0].peer, JUDGES[2].peer]}
+    assert named(OFF, SAME) == named(NOTHING_GIVEN, NOTHING_GIVEN) == named(None, None) == {}
 
 
 def test_one_more_auditor_is_asked_until_enough_agree() -> None:

@@ -40,7 +40,7 @@ WORDS: Mapping[str, str] = {
     Reason.HARMFUL: "other volunteers measured that it makes its path worse. Nothing to do if it stays one;"
     " if it goes on, let `dipaco-peer doctor` look at this machine.",
     Reason.NOT_REPEATED: "other volunteers took its steps again and came to something else. Look whether this machine's"
-    " memory or GPU makes errors, and whether `--engine exact` gives the same twice;",
+    " memory or GPU makes errors: `dipaco-peer doctor` helps. For eight versions nothing is taken of this identity.",
     Reason.LITTLE_GAIN: "other volunteers measured that it gains far less than others' work does."
     " If it goes on, let `dipaco-peer doctor` look at this machine.",
     Reason.UNJUDGED: "nobody could measure it, or those who did found different things, and no version counts earlier"

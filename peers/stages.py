@@ -24,7 +24,7 @@ from dipaco_p2p.node.stages import Stages, check_next_stage, fetch_stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch, serve_decrees
 from dipaco_p2p.owner.chain import Chains
-from dipaco_p2p.owner.judge import Judge, Measure, Repeat
+from dipaco_p2p.owner.judge import Judge, Measure
 from dipaco_p2p.owner.leadership import Electing, Leadership
 from dipaco_p2p.program.console import log_to
 from dipaco_p2p.program.history import History
@@ -59,7 +59,7 @@ class Parts:
     show: Callable[[Status, History], AbstractAsyncContextManager[None]] = show
     log_to: Callable[[Path], None] = partial(log_to, verbose=False)
     measure: Measure | None = None
-    make_repeater: Callable[..., Repeat] = Repeater
+    make_repeater: Callable[..., Repeater] = Repeater
 
 
 async def _stay() -> None:
@@ -280,6 +280,7 @@ class StageRunner:
             await self._run(volunteer)
         finally:
             judge.close()
+            repeat.close()
             rejoining.cancel()
             await asyncio.gather(rejoining, return_exceptions=True)
 

@@ -50,6 +50,7 @@ class Repeater:
         self._node = node
         self._make_trainer = make_trainer
         self._supplies = ShardSource(node, on_wait=lambda: None)
+        self._is_closed = False
 
     async def __call__(
         self, work: Contribution, before: Sequence[Floats], sent: Sequence[Compressed], shard: Shard
@@ -78,7 +79,7 @@ class Repeater:
         def on_step(report: StepReport) -> bool:
             nonlocal steps
             steps += 1
-            return steps < work.steps
+            return steps < work.steps and not self._is_closed
 
         flats = trainer.beginning(before)
         place = recipe.place, recipe.replicas
@@ -89,6 +90,10 @@ class Repeater:
         _, own_moments = trainer.read_state(trainer.state_bytes())
         claimed = claims(sent, left=owed, owed=trainer.owed())
         return compared(claimed, own, moments=ratio(moments, own_moments))
+
+    def close(self) -> None:
+        """Take no further step: its owner wants the machine."""
+        self._is_closed = True
 
     async def _is_named(self, work: Contribution, recipe: Recipe, start: BlobRef) -> bool:
         """Whether a version that somebody made again counts this state of the path. Raises Refused if those who answer

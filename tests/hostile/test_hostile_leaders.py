@@ -131,6 +131,25 @@ def test_malformed_questions_are_refused_by_every_method(field: Battlefield) -> 
             field.background.run(attack(target))
 
 
+def test_a_stranger_has_no_work_measured_or_repeated(field: Battlefield) -> None:
+    """An audit is a round's training: whoever leads no module gets none, of its own work or of a hundred others'."""
+
+    async def attack(target: Target) -> None:
+        contribution = await field.attacker.contribution(field.leader, PATH, ModuleId.parse(MODULE), b"x" * 100)
+        lies = [dataclasses.replace(contribution, tokens=number, steps=2**40) for number in range(1, 101)]
+        for is_audit in (False, True):
+            headers = [{"contribution": seal(field.attacker.swarm.signer, lie).to_dict()} for lie in lies]
+            asked = (field.attacker.ask(target, "module.appraise", each | {"is_audit": is_audit}) for each in headers)
+            assert set(await asyncio.gather(*asked)) <= {"not-leader", "busy"}
+        for wrong in (1, "yes", [], None, {}, 10**4000):
+            header = headers[0] | {"is_audit": wrong}
+            assert await field.attacker.ask(target, "module.appraise", header) == "malformed"
+
+    with field.attacked():
+        for target in (field.seed, field.leader):
+            field.background.run(attack(target))
+
+
 def test_nobody_takes_a_module_from_a_leader_that_lives(field: Battlefield) -> None:
     async def attack() -> None:
         for term in (0, 1, 2, 3, 100, 2**40, 2**41, 10**4000, -1, 0.5, "1", None):

@@ -142,7 +142,7 @@ class DecreeRow:
     to: int | None = None
     """The version whose parameters come back."""
     version: int | None = None
-    """The version that carries it out; None while there is none."""
+    """The version that carries it out; None until it is made."""
     ended_by: int | None = None
     """The number of the next decree about the same thing; None while this one is the newest."""
 

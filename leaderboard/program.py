@@ -203,7 +203,7 @@ def rebuild(folder: Path, database: Database) -> list[Stage]:
 
 
 def take_documents(stage: Stage, folder: Path) -> None:
-    """Take in what lies in a coordinator's `folder` of the stage; nothing, if there is none."""
+    """Take in what a coordinator's `folder` holds of the stage; a folder without it changes nothing."""
     refusals, store = stage.refusals, folder / stage.run.manifest.stage
     stage.take_decrees(_sealed(Decree, folder / DECREES, "decree-*.json", refusals))
     for module in stage.run.topology.modules():

@@ -108,6 +108,7 @@ def planted(name: str | None) -> Iterator[None]:
 
 OUTAGES = ("power cut", "total outage", "torn write")
 HOSTILE = ("hostile peer",)
+BRIBED = ("bribed volunteer",)
 LEADERS_DIE = ("gone for good", "disk loss", "crash")
 BRANCHES = ("partition", "freeze")
 """Under which most branches are left. Yet only in one seed of twenty one half alone has what it counted; any fault
@@ -240,7 +241,7 @@ def harmful_work_counts(patches: Patches) -> None:
     patches.replace_everywhere("refused", gate.refused, lambda works, coordinator: {})
 
 
-@mutant("a single judge decides", faults=("bribed volunteer",))
+@mutant("a single judge decides", faults=BRIBED)
 def a_single_judge_decides(patches: Patches) -> None:
     patches.replace(gate, "AGREED", lambda original: 1)
     patches.replace_everywhere("is_split", gate.is_split, lambda appraisals, coordinator: False)
@@ -249,11 +250,7 @@ def a_single_judge_decides(patches: Patches) -> None:
 # -- audits
 
 
-FORGING = ("forging volunteer",)
-BRIBED = ("bribed volunteer",)
-
-
-@mutant("forged work counts", faults=FORGING)
+@mutant("forged work counts", faults=("forging volunteer",))
 def forged_work_counts(patches: Patches) -> None:
     patches.replace(gate, "_is_forged", _always(False))
 
@@ -270,7 +267,7 @@ def steps_go_on_from_any_state(patches: Patches) -> None:
 
 @mutant("an auditor takes another part of the shard", faults=BRIBED)
 def an_auditor_takes_another_part(patches: Patches) -> None:
-    patches.replace(Training, "_recipe", lambda original: _moved_part(original))
+    patches.replace(Training, "_recipe", _moved_part)
 
 
 def _moved_part(original: Any) -> Any:

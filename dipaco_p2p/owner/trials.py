@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 
 from ..canonical import digest
 from ..errors import DipacoError, Refused
@@ -36,7 +38,9 @@ HEDGE_S, HEDGE_SHARE = 3.0, 0.1
 SLOW_ROUNDS = 16
 """For so many rounds such a judge comes after all others: its line may be slow, and better used for its own work."""
 FORGERS_WAIT = 8
-"""Versions for which nothing is taken of whoever was found to forge; after that, all of its work is audited again."""
+"""So many versions count nothing of an author that forged work; after them its first works are audited again."""
+WORKS_MAX = math.ceil(1 / gate.AUDITED_MIN)
+"""With so many works an author is audited as seldom as anybody is."""
 ASKING_MAX = 8
 """At once, about one work."""
 
@@ -67,7 +71,7 @@ class Trials:
         self._refused: dict[Entry, int] = {}
         """Whose work was refused last when the module had which version."""
         self._caught: dict[PeerId, int] = {}
-        """At which version work was forged: whoever did that begins anew."""
+        """The version at which an author forged work: its works are counted anew from there."""
 
     @property
     def is_on(self) -> bool:
@@ -113,13 +117,14 @@ class Trials:
             reason = failed.get(work)
             if reason is None and work in self._unheard and not ledger.has_worked(sealed.document.author):
                 reason = Reason.UNJUDGED
+            entry = Entry(path=sealed.document.path, peer=sealed.document.author)
             if reason is None:
-                self._refused.pop(Entry(path=sealed.document.path, peer=sealed.document.author), None)
+                self._refused.pop(entry, None)
             else:
                 found[sealed.id] = reason
                 if reason == Reason.NOT_REPEATED:
                     self._caught[sealed.document.author] = ledger.head.version
-                self._refused[Entry(path=sealed.document.path, peer=sealed.document.author)] = ledger.head.version
+                self._refused[entry] = ledger.head.version
                 self._barred[_key(sealed.document)] = self._node.clock.now_s() + self._limit_s(), reason
         return found
 
@@ -261,7 +266,9 @@ class Trials:
             return False
         caught = self._caught.get(document.author, 0)
         later = self._chain.ledger.versions[caught:]
-        works = sum(share.peer == document.author for version in later for share in version.document.shares)
+        shares = (share for version in reversed(later) for share in version.document.shares)
+        own = (share for share in shares if share.peer == document.author)
+        works = sum(1 for _ in islice(own, max(audited, WORKS_MAX)))  # more would not change the chance
         draw = digest(f"audit {self._node.swarm.signer.sign(gate.DRAW, document.work.encode())}".encode())
         return int(draw, 16) < gate.audit_chance(works, audited=audited) * (1 << 4 * len(draw))
 

@@ -124,7 +124,7 @@ def refused(works: Mapping[str, Judged], *, coordinator: PeerId) -> dict[str, Re
     known = {id_ for id_, work in works.items() if work.is_known and work.appraisals}
     if 2 * len(known & found.keys()) > len(known):
         found = {id_: reason for id_, reason in found.items() if id_ not in known}
-    repeated = [id_ for id_, work in works.items() if any(said.repeated is not None for said in work.appraisals)]
+    repeated = [id_ for id_, work in works.items() if any(_repetitions(work.appraisals))]
     forged = [id_ for id_ in repeated if _is_forged(works[id_])]
     if len(repeated) < WORKS_MANY or 2 * len(forged) <= len(repeated):
         found |= {id_: _why_not(works[id_]) for id_ in forged}

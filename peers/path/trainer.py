@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -238,8 +238,11 @@ class PathTrainer:
         for module in self.path.modules():
             residual = tensors.get(f"{RESIDUAL}{module}")
             owed.append(None if residual is None else self._checked(residual, module))
-        squares = [np.linalg.norm(values) for name, values in tensors.items() if name.endswith(SECOND_MOMENT)]
-        return owed, float(np.linalg.norm(squares))
+        return owed, _norm_of_moments(tensors)
+
+    def moments(self) -> float:
+        """The norm of AdamW's second moments, as they are now."""
+        return _norm_of_moments(self._loop.state().values)
 
     def start_over(self) -> None:
         """As if nobody had trained the path yet: the moments of the stage's start, nothing owed."""
@@ -265,3 +268,8 @@ class PathTrainer:
         if residual.dtype != np.float32 or residual.shape != (size,) or not np.isfinite(residual).all():
             raise IntegrityError(f"the residual of {module} in a path's state is not {size} finite float32 values")
         return residual
+
+
+def _norm_of_moments(tensors: Mapping[str, NDArray[Any]]) -> float:
+    found = [np.linalg.norm(values) for name, values in tensors.items() if name.endswith(SECOND_MOMENT)]
+    return float(np.linalg.norm(found))

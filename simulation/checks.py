@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.standing import FORGERS_WAIT
 
 from .history import Counted, Event, Look, Outcome
 
@@ -163,12 +164,16 @@ def honest_work_passes(outcome: Outcome) -> Iterator[Broken]:
             yield Broken(2, f"{event.facts['module']} refused {event.facts['id'][:8]} as {event.facts['reason']}")
 
 
-def forged_work_counts_nowhere(outcome: Outcome) -> Iterator[Broken]:
-    """2: no version counts work whose steps come to something else, as all who repeated it for its leader found."""
+def forgers_wait(outcome: Outcome) -> Iterator[Broken]:
+    """2: whoever forged work, as all found who repeated it, has none in the version that says so and the next ones."""
     for module, chain in outcome.chains.items():
+        until: dict[str, int] = {}
         for link in chain:
-            for id_ in sorted(link.forged):
-                yield Broken(2, f"version {link.version} of {module} counts {id_[:8]}, which was forged")
+            until |= dict.fromkeys(link.forgers, link.version + FORGERS_WAIT)
+            for each in link.counts:
+                if link.version <= until.get(each.peer, 0):
+                    detail = f"counts {each.id[:8]}, whose author forged work"
+                    yield Broken(2, f"version {link.version} of {module} {detail}")
 
 
 def copies_count_once(outcome: Outcome) -> Iterator[Broken]:
@@ -367,7 +372,7 @@ SAFETY: tuple[Check, ...] = (
     claims_come_first,
     harm_counts_nowhere,
     honest_work_passes,
-    forged_work_counts_nowhere,
+    forgers_wait,
     copies_count_once,
     strangers_lead_last,
     versions_only_grow,

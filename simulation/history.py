@@ -47,8 +47,8 @@ class Link:
     """Made by the coordinator's decree: it counts nothing, and what began before it counts no more."""
     is_judged: bool = False
     """Whether it names appraisals."""
-    forged: frozenset[str] = frozenset()
-    """Contributions that it counts though two auditors or more, and all of them, came to something else."""
+    forgers: frozenset[str] = frozenset()
+    """Peers with a work of which two auditors or more, and all of them, came to something else, as it says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from dipaco_p2p.protocol.norms import Norms
 from dipaco_p2p.protocol.rounds import Round, RoundEvent, RoundState
 from dipaco_p2p.protocol.sightings import Sightings
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.standing import Standings
 from dipaco_p2p.protocol.versions import Tally
 from dipaco_p2p.swarm.blobs import blobs
 from dipaco_p2p.swarm.record_cache import RecordCache
@@ -253,6 +254,13 @@ def a_single_judge_decides(patches: Patches) -> None:
 @mutant("forged work counts", faults=("forging volunteer",))
 def forged_work_counts(patches: Patches) -> None:
     patches.replace(gate, "_is_forged", _always(False))
+
+
+@mutant("forgers do not wait", faults=("forging volunteer",))
+def forgers_do_not_wait(patches: Patches) -> None:
+    @patches.wrap(Standings, "of")
+    def of(original: Any, self: Standings, peer: Any) -> Any:
+        return replace(original(self, peer), waits=0)
 
 
 @mutant("a single auditor decides", faults=BRIBED)

@@ -19,6 +19,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, Share
+from dipaco_p2p.protocol.gate import NOTHING_GIVEN, Repetition
 from dipaco_p2p.protocol.verdicts import read_appraisals
 from dipaco_p2p.protocol.versions import genesis_version
 
@@ -124,25 +125,27 @@ def _link(sealed: Sealed[ModuleVersion], archive: SeedArchive) -> Link:
         counts=counts,
         is_rollback=version.rollback is not None,
         is_judged=version.appraisals is not None,
-        forged=_forged(version, archive),
+        forgers=_forgers(version, archive),
     )
 
 
-def _forged(version: ModuleVersion, archive: SeedArchive) -> frozenset[str]:
-    """As `Link.forged`. Where most works of a round come out different, none has to be refused."""
-    found: dict[str, list[bool]] = defaultdict(list)
+def _forgers(version: ModuleVersion, archive: SeedArchive) -> frozenset[str]:
+    """As `Link.forgers`. Where most authors' work comes out different, none has to be refused."""
+    found: dict[tuple[str, str], list[Repetition]] = defaultdict(list)
     try:
         said = read_appraisals(b"" if version.appraisals is None else archive.blob(version.appraisals.digest))
     except DipacoError:  # rot: the checks of the disk tell of it
         said = []
-    for sealed in said:
-        if sealed.document.repeated is not None:
-            found[sealed.document.work].append(sealed.document.repeated.is_same)
-    forged = {work for work, heard in found.items() if len(heard) > 1 and not any(heard)}
-    if len(found) > 2 and 2 * len(forged) > len(found):
-        return frozenset()
-    counts = [archive.find(share.contribution) for share in version.shares] if forged else []
-    return frozenset(sealed.id for sealed in counts if sealed is not None and sealed.document.work in forged)
+    for document in (sealed.document for sealed in said):
+        if document.repeated is not None:
+            found[document.of, document.work].append(document.repeated)
+    authors = {author for author, _ in found}
+    forgers = {
+        author
+        for (author, _), heard in found.items()
+        if len(heard) > 1 and not any(one.is_same for one in heard) and set(heard) != {NOTHING_GIVEN}
+    }
+    return frozenset() if len(authors) > 2 and 2 * len(forgers) > len(authors) else frozenset(forgers)
 
 
 def _counted(share: Share, archive: SeedArchive) -> Counted:

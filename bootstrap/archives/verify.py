@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from dipaco_p2p.owner.version import make_again, stored
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.norms import NORM_VERSIONS, Norms
-from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.protocol.versions import check_chain, genesis_version
+from dipaco_p2p.protocol.standing import Standings
+from dipaco_p2p.protocol.versions import Tally, check_chain, genesis_version
 from dipaco_p2p.topology import ModuleId
 
 from ..folder import GRID, WARMUP, RunFolder
@@ -53,12 +53,12 @@ def verify_run(
             parent = genesis_version(run.manifest, module)
             state = OuterState.fresh(decode_module(archive.blob(parent.digest), run.layout(module)))
             versions = [sealed.document for sealed in ledger.versions]
-            known: set[PeerId] = set()
+            tally = Tally()
             for place, version in enumerate(versions):
                 norms = run.norms(module, versions[max(0, place - NORM_VERSIONS) : place])
-                state = recompute(run, store, archive, parent, state, version, norms=norms, known=known)
+                state = recompute(run, store, archive, parent, state, version, norms=norms, standings=tally.standings)
                 parent = version
-                known.update(share.peer for share in version.shares)
+                tally.add(version)
                 counted += len(parent.shares)
                 done += 1
                 on_progress(done)
@@ -97,10 +97,10 @@ def recompute(
     version: ModuleVersion,
     *,
     norms: Norms,
-    known: Container[PeerId] = frozenset(),
+    standings: Standings,
 ) -> OuterState:
     """Make `version` again from its parent; raises IntegrityError if anything about it comes out differently, or it
-    counts what may not count by the `norms` of the chain up to there, which counts work of those `known`."""
+    counts what may not count by the `norms` and the `standings` of the chain up to there."""
     if version.rollback is not None:  # of which version, the chain was checked for
         return make_rollback_again(run, parent, archive.blob(version.digest), version).state
     contributions = [archive.contribution(share.contribution) for share in version.shares]
@@ -109,7 +109,7 @@ def recompute(
             raise IntegrityError(f"sharding {number} is not in the archive")
     admitted = [stored(run, store, version.module, sealed) for sealed in contributions]
     said = b"" if version.appraisals is None else archive.blob(version.appraisals.digest)
-    made = make_again(run, parent, state, admitted, version, norms=norms, appraisals=said, known=known)
+    made = make_again(run, parent, state, admitted, version, norms=norms, standings=standings, appraisals=said)
     return made.state
 
 

@@ -30,7 +30,7 @@ from dipaco_p2p.program.tasks import keep_going
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId, short
-from dipaco_p2p.protocol.verdicts import forgers, read_appraisals
+from dipaco_p2p.protocol.verdicts import auditors_against, read_appraisals
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
@@ -196,15 +196,15 @@ class SeedStage:
     def _propose_bans(self, version: ModuleVersion) -> None:
         """Of those whose work two volunteers could not repeat: the version names what they have signed, so that anybody
         can see it. To ban is the coordinator's own decision."""
-        if version.appraisals is None:
+        if version.appraisals is None or version.findings is None or not version.findings.forged:
             return
         try:
             said = read_appraisals(self._archive.blob(version.appraisals.digest))
         except IntegrityError as error:  # of a disk that changes bytes; `verify` tells of it
             log.warning("what judges said of version %d of %s: %s", version.version, version.module, error)
             return
-        known = self._archive.ledgers[version.module].authors
-        for peer, auditors in forgers(said, known=known, coordinator=self.run.manifest.author).items():
+        for peer in sorted(set(version.findings.forged)):
+            auditors = auditors_against(peer, said)
             where = {"module": str(version.module), "version": version.version}
             self._node.history.add("ban_proposed", peer=peer, auditors=auditors, **where)
             if peer not in self._proposed and peer not in self._node.decrees.state.banned:

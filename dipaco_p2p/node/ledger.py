@@ -32,6 +32,7 @@ from ..protocol.liveness import Head
 from ..protocol.norms import NORM_VERSIONS, Norms
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
+from ..protocol.standing import Standings
 from ..protocol.versions import Branch, Known, Tally, check_chain, check_successor, genesis_version, is_final
 from ..topology import ModuleId, PathId
 from .calls import ChainRequest, Follow, Forward, GetBranch, GetChain, GetOpen, KeepContribution, KeepVersion, TellFinal
@@ -114,13 +115,9 @@ class Ledger:
         return frozenset(share.peer for sealed in self.versions[-WORK_VERSIONS:] for share in sealed.document.shares)
 
     @property
-    def authors(self) -> frozenset[PeerId]:
-        """Whose work any version counts."""
-        return frozenset(self._tally.authors)
-
-    def has_worked(self, peer: PeerId) -> bool:
-        """Whether any version counts work of `peer`."""
-        return peer in self._tally.authors
+    def standings(self) -> Standings:
+        """Of those whose work the versions count; changes with them."""
+        return self._tally.standings
 
     def workers_on(self, path: PathId) -> frozenset[PeerId]:
         """Whose work on `path` the last versions count."""

@@ -71,7 +71,7 @@ class Chains:
 
     def has_worked(self, peer: PeerId) -> bool:
         """Whether a version of any module counts work of `peer`, as far as they are here."""
-        return any(chain.ledger.has_worked(peer) for chain in self._chains.values())
+        return any(chain.ledger.standings.has_worked(peer) for chain in self._chains.values())
 
     def drop_payloads(self, names: Iterable[str]) -> None:
         """Drop these blobs, unless a contribution that some chain keeps has the same payload: anybody can send
@@ -374,9 +374,9 @@ class ModuleChain:
         await learn_shardings(node)
         admitted = [self._admitted(share.contribution) for share in version.shares]
         said = await read_kept(node, version, holders=[source])
-        norms, known = self.ledger.norms, self.ledger.authors
+        norms, standings = self.ledger.norms, self.ledger.standings
         make = partial(
-            make_again, node.run, parent, state, admitted, version, norms=norms, known=known, appraisals=said
+            make_again, node.run, parent, state, admitted, version, norms=norms, standings=standings, appraisals=said
         )
         try:
             async with node.averaging:

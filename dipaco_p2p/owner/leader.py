@@ -29,6 +29,7 @@ from ..protocol.grants import Mandate
 from ..protocol.reasons import Reason
 from ..protocol.rounds import UPLOAD_SILENCE_S, Arrivals, OpenRound, Round
 from ..protocol.signing import PeerId
+from ..protocol.verdicts import Verdicts
 from ..protocol.versions import Branch, Known
 from .chain import ModuleChain
 from .intake import Intake, receipt_for, require_claim
@@ -59,7 +60,7 @@ class Leader:
         self._state: OuterState | None = None
         self._is_fresh = False
         """Whether the outer state was lost, so that the next version says so."""
-        self._said = b""
+        self._verdicts: Verdicts | None = None
         """What judges said of the work in the round that closes."""
         self._round = self._new_round()
         self._arrivals = Arrivals(paths=len(node.run.topology.paths_through(self.module)))
@@ -335,16 +336,17 @@ class Leader:
 
     async def _close(self) -> None:
         judged = [item.sealed for item in self._intake.admitted.values()]
-        self._said = self._trials.record(sealed.document.work for sealed in judged)
-        refused = self._trials.refused(judged)
+        self._verdicts = self._trials.verdicts(judged)
+        refused = self._trials.refused(judged, self._verdicts)
         for sealed in judged:
             if sealed.id in refused:
                 log.warning("%s: %s does not count: %s", self.module, sealed.id[:8], refused[sealed.id])
                 self._intake.expel(sealed)
                 self._chain.expire(sealed, refused[sealed.id])
-        self._trials.clear()
         is_empty = bool(refused) and not self._intake.admitted
-        if not is_empty and (made := await self._make_next()):
+        made = None if is_empty else await self._make_next()
+        self._trials.next_round(judged, refused, is_made=made is not None)
+        if made is not None:
             await self._append(made)
         else:
             self._round = self._new_round()
@@ -420,7 +422,7 @@ class Leader:
             grant=self._mandate[-1].id,
             author=self._node.peer,
             is_fresh=self._is_fresh,
-            appraisals=self._said,
+            verdicts=self._verdicts,
         )
 
     def _next_round(self, made: Made) -> None:

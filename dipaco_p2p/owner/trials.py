@@ -4,17 +4,19 @@ As soon as a contribution is in, its leader asks judges, in an order that its ow
 whose work any chain counts, so that no crowd of new keys comes to judge. Where they do not agree, or are too few, the
 coordinator's seed node is asked. A round that could close waits for them as long as rounds wait for a path, not longer.
 What nobody could measure counts if the chain knows its author, or if nobody lives who could have measured it.
+
 Meanwhile one of the same peers repeats the work, if it is its turn, and others do where that comes to something else.
+The round waits for this while the author is on probation (protocol/standing.py). Else the work counts, the audit goes
+on, and a later version says what came of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from dataclasses import dataclass
 
 from ..canonical import digest
 from ..errors import DipacoError, Refused
@@ -26,7 +28,8 @@ from ..protocol.gate import Appraisal
 from ..protocol.reasons import Reason
 from ..protocol.rounds import VERSIONS_TOLD, Entry
 from ..protocol.signing import PeerId, short
-from ..protocol.verdicts import encode_appraisals, in_order, require_drawn, verdicts
+from ..protocol.standing import Standing
+from ..protocol.verdicts import Verdicts, in_order, require_drawn
 from ..topology import PathId
 from .chain import ModuleChain
 
@@ -37,14 +40,31 @@ HEDGE_S, HEDGE_SHARE = 3.0, 0.1
 """After so long, or so much of the time that a work may wait, without an answer somebody else is asked as well."""
 SLOW_ROUNDS = 16
 """For so many rounds such a judge comes after all others: its line may be slow, and better used for its own work."""
-FORGERS_WAIT = 8
-"""So many versions count nothing of an author that forged work; after them its first works are audited again."""
-WORKS_MAX = math.ceil(1 / gate.AUDITED_MIN)
-"""With so many works an author is audited as seldom as anybody is."""
 ASKING_MAX = 8
 """At once, about one work."""
+LATE_VERSIONS = 2
+"""An audit goes on for so many versions after the one that counts its work: so long its author has the states."""
 
 Key = tuple[PeerId, PathId, int]
+
+
+@dataclass(slots=True)
+class _Audit:
+    """Of a work: while it goes on, and until a version says what came of it."""
+
+    task: asyncio.Task[None]
+    said: Mapping[PeerId, Sealed[Appraisal]]
+    late: int = 0
+    """Versions that were made since its work was handed in."""
+    is_told: bool = False
+    """Whether the version that is being made tells of it."""
+
+    @property
+    def found(self) -> list[Sealed[Appraisal]]:
+        """What came of it after its work counted; nothing while auditors do not agree."""
+        found = [sealed for sealed in self.said.values() if sealed.document.repeated is not None]
+        is_decided = self.late and not gate.is_undecided(sealed.document for sealed in found)
+        return found if is_decided else []
 
 
 class Trials:
@@ -70,8 +90,10 @@ class Trials:
         """For how many rounds judges come last."""
         self._refused: dict[Entry, int] = {}
         """Whose work was refused last when the module had which version."""
-        self._caught: dict[PeerId, int] = {}
-        """The version at which an author forged work: its works are counted anew from there."""
+        self._audits: dict[str, _Audit] = {}
+        """By work."""
+        self._evidence: list[Sealed[Appraisal]] = []
+        """Of forged works that no version tells of yet, since all work of their round was refused."""
 
     @property
     def is_on(self) -> bool:
@@ -80,8 +102,8 @@ class Trials:
     def require(self, contribution: Contribution) -> None:
         """Raise Refused for work in place of what was refused a moment ago: judges have better to do. Later it may be
         tried again, for they may have been wrong."""
-        caught = self._caught.get(contribution.author)
-        if caught is not None and self._chain.ledger.head.version < caught + FORGERS_WAIT:
+        is_caught = any(sealed.document.of == contribution.author for sealed in self._evidence)
+        if is_caught or self._standing(contribution).waits:
             # It is told of at once, so that others train the path meanwhile.
             entry = Entry(path=contribution.path, peer=contribution.author)
             self._refused[entry] = self._chain.ledger.head.version
@@ -97,35 +119,51 @@ class Trials:
             raise Refused("it does not say what it takes to repeat it", reason=Reason.MALFORMED)
 
     def begin(self, sealed: Sealed[Contribution]) -> None:
-        """Have it measured."""
-        if self.is_on and sealed.id not in self._asking:
-            task = self._asking[sealed.id] = asyncio.create_task(self._ask(sealed))
-            task.add_done_callback(self._ended)
+        """Have it measured, and repeated if it is its turn."""
+        if not self.is_on or sealed.id in self._asking:
+            return
+        work, until_s = sealed.document.work, self._node.clock.now_s() + self._limit_s()
+        said = self._said.setdefault(work, {})
+        if work not in self._audits and self._is_audited(sealed.document):
+            audit = asyncio.create_task(self._audit(sealed, said, until_s))
+            self._audits[work] = _Audit(audit, said)
+        task = self._asking[sealed.id] = asyncio.create_task(self._ask(sealed, said, until_s))
+        for each in (task, *([self._audits[work].task] if work in self._audits else [])):
+            each.add_done_callback(self._ended)
 
     def is_over(self, contributions: Iterable[str]) -> bool:
         """Whether none of these waits for a judge."""
         return all(id_ not in self._asking or self._asking[id_].done() for id_ in contributions)
 
-    def refused(self, contributions: Iterable[Sealed[Contribution]]) -> dict[str, Reason]:
-        """Which of a round's contributions do not count, and why. They are barred for a while."""
-        works = {sealed.id: sealed.document.work for sealed in contributions} if self.is_on else {}
-        ledger, coordinator = self._chain.ledger, self._node.run.manifest.author
-        failed = verdicts(self._of(works.values()), known=ledger.authors, coordinator=coordinator)
-        found = {}
+    def verdicts(self, contributions: Iterable[Sealed[Contribution]]) -> Verdicts:
+        """Of a round with these contributions, and of earlier works whose audits are over since."""
+        run, works = self._node.run, {sealed.document.work for sealed in contributions} if self.is_on else set()
+        said = [sealed for work in works for sealed in self._said.get(work, {}).values()]
+        for audit in self._audits.values():
+            audit.is_told = bool(audit.found)
+        late = [sealed for audit in self._audits.values() if audit.is_told for sealed in audit.found]
+        return Verdicts(
+            [*said, *late, *self._evidence],
+            self._chain.ledger.standings,
+            audited=run.config.audited,
+            coordinator=run.manifest.author,
+        )
+
+    def refused(self, contributions: Iterable[Sealed[Contribution]], verdicts: Verdicts) -> dict[str, Reason]:
+        """Which of these do not count by `verdicts`, and why. They are barred for a while."""
+        version, found = self._chain.ledger.head.version, {}
         for sealed in contributions if self.is_on else ():
-            work = works[sealed.id]
-            reason = failed.get(work)
-            if reason is None and work in self._unheard and not ledger.has_worked(sealed.document.author):
+            document = sealed.document
+            reason = verdicts.reason(document)
+            if reason is None and document.work in self._unheard and not self._standing(document).is_known:
                 reason = Reason.UNJUDGED
-            entry = Entry(path=sealed.document.path, peer=sealed.document.author)
+            entry = Entry(path=document.path, peer=document.author)
             if reason is None:
                 self._refused.pop(entry, None)
             else:
                 found[sealed.id] = reason
-                if reason == Reason.NOT_REPEATED:
-                    self._caught[sealed.document.author] = ledger.head.version
-                self._refused[entry] = ledger.head.version
-                self._barred[_key(sealed.document)] = self._node.clock.now_s() + self._limit_s(), reason
+                self._refused[entry] = version
+                self._barred[_key(document)] = self._node.clock.now_s() + self._limit_s(), reason
         return found
 
     def refused_lately(self) -> list[Entry]:
@@ -134,38 +172,59 @@ class Trials:
         self._refused = {entry: version for entry, version in self._refused.items() if version >= oldest}
         return list(self._refused)
 
-    def record(self, works: Iterable[str]) -> bytes:
-        """What was said of these works, as a version names it."""
-        return encode_appraisals(self._of(works))
+    def next_round(
+        self, contributions: Iterable[Sealed[Contribution]], refused: Mapping[str, Reason], *, is_made: bool
+    ) -> None:
+        """The round of these is over; if a version `is_made`, it counts those that were not refused."""
+        works = {sealed.document.work: refused.get(sealed.id) for sealed in contributions}
+        audits, self._audits = self._audits, {}
+        for work, audit in audits.items():
+            is_in_time = not audit.task.done() and audit.late < LATE_VERSIONS
+            is_over = is_made and audit.is_told
+            if not works.get(work) and not is_over and (is_in_time or audit.found):
+                self._audits[work] = audit
+                audit.late += is_made
+            else:
+                audit.task.cancel()
+        if is_made:
+            self._evidence = []
+        else:
+            forged = {work for work, reason in works.items() if reason == Reason.NOT_REPEATED}
+            self._evidence += [sealed for work in forged for sealed in self._said.get(work, {}).values()]
+        self._forget()
 
     def clear(self) -> None:
         """Nothing waits any more."""
         self.close()
+        self._audits = {}
+        self._forget()
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        for task in (*self._asking.values(), *(audit.task for audit in self._audits.values())):
+            task.cancel()
+
+    def _forget(self) -> None:
         now_s = self._node.clock.now_s()
+        for task in self._asking.values():
+            task.cancel()
         self._barred = {key: bar for key, bar in self._barred.items() if bar[0] > now_s}
         self._asking, self._said, self._unheard = {}, {}, set()
         self._slow = {judge: rounds - 1 for judge, rounds in self._slow.items() if rounds > 1}
 
-    def close(self) -> None:
-        """Ask nobody any more."""
-        for task in self._asking.values():
-            task.cancel()
-
-    def _of(self, works: Iterable[str]) -> list[Sealed[Appraisal]]:
-        return [sealed for work in sorted(set(works)) for sealed in self._said.get(work, {}).values()]
+    def _standing(self, contribution: Contribution) -> Standing:
+        return self._chain.ledger.standings.of(contribution.author)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: asking judges failed", self._chain.module, exc_info=error)
         self._on_over()
 
-    async def _ask(self, sealed: Sealed[Contribution]) -> None:
+    async def _ask(self, sealed: Sealed[Contribution], said: dict[PeerId, Sealed[Appraisal]], until_s: float) -> None:
         """Until judges have said enough, or nobody is left who lives and has said nothing. Whoever does not answer is
         asked again: the author may still be sending its other parts, and a heartbeat outlives its peer for a while."""
-        document, said = sealed.document, self._said.setdefault(sealed.document.work, {})
-        until_s, silent = self._node.clock.now_s() + self._limit_s(), Counter[PeerId]()
+        document, silent = sealed.document, Counter[PeerId]()
         asking: dict[asyncio.Task[Sealed[Appraisal] | None], PeerId] = {}
-        audit = asyncio.create_task(self._audit(sealed, said, until_s))
         try:
             while asked := self._next_judges(document, said, silent):
                 if self._node.clock.now_s() >= until_s:
@@ -174,9 +233,11 @@ class Trials:
                     if judge not in asking.values():
                         asking[asyncio.create_task(self._appraised(judge, sealed, until_s))] = judge
                 await self._answered(asking, said, silent)
-            await audit
+            audited, standing = self._node.run.config.audited, self._standing(document)
+            if (audit := self._audits.get(document.work)) is not None and standing.is_on_probation(audited):
+                await asyncio.wait({audit.task})
         finally:
-            for task in (*asking, audit):
+            for task in asking:
                 task.cancel()
         if asked and not said:
             self._unheard.add(document.work)
@@ -231,12 +292,9 @@ class Trials:
         return others[: max(missing, int(is_split))]
 
     async def _audit(self, sealed: Sealed[Contribution], said: dict[PeerId, Sealed[Appraisal]], until_s: float) -> None:
-        """Have the work repeated if it is its turn, by one peer after the other until enough agree; by ourselves only
-        if they are too few to agree. Each has half of the time that is left, so that one which is frozen does not take
-        all of it."""
+        """Have the work repeated, by one peer after the other until enough agree; by ourselves only if they are too few
+        to agree. Each has half of the time that is left, so that one which is frozen does not take all of it."""
         document, asked = sealed.document, set[PeerId]()
-        if not self._is_audited(document):
-            return
         while gate.is_undecided(found.document for found in said.values()):
             judges, now_s = self._judges(document), self._node.clock.now_s()
             if self._node.peer != document.author and any(each.document.repeated for each in said.values()):
@@ -261,16 +319,12 @@ class Trials:
         return None
 
     def _is_audited(self, document: Contribution) -> bool:
-        """By the number of its author's works that count, and a draw that nobody can foresee."""
+        """By its author's standing, and a draw that nobody can foresee."""
         if not (audited := self._node.run.config.audited):
             return False
-        caught = self._caught.get(document.author, 0)
-        later = self._chain.ledger.versions[caught:]
-        shares = (share for version in reversed(later) for share in version.document.shares)
-        own = (share for share in shares if share.peer == document.author)
-        works = sum(1 for _ in islice(own, max(audited, WORKS_MAX)))  # more would not change the chance
+        chance = self._standing(document).audit_chance(audited)
         draw = digest(f"audit {self._node.swarm.signer.sign(gate.DRAW, document.work.encode())}".encode())
-        return int(draw, 16) < gate.audit_chance(works, audited=audited) * (1 << 4 * len(draw))
+        return int(draw, 16) < chance * (1 << 4 * len(draw))
 
     def _lives(self, peer: PeerId) -> bool:
         return peer == self._node.peer or peer in self._node.watch.heartbeats

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,7 +29,8 @@ from ..protocol.admission import judge_norm
 from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, Share
 from ..protocol.norms import Norms
 from ..protocol.signing import PeerId
-from ..protocol.verdicts import read_appraisals, verdicts
+from ..protocol.standing import Standings
+from ..protocol.verdicts import Verdicts, read_appraisals
 from ..topology import ModuleId, PathId
 
 LATE_WEIGHT = 0.25
@@ -180,11 +181,11 @@ def make_version(
     grant: str,
     author: PeerId,
     is_fresh: bool = False,
-    appraisals: bytes = b"",
+    verdicts: Verdicts | None = None,
 ) -> Made:
     """Average, outer step, quantised update. `state` holds the parent's parameters. Needs one contribution at least.
 
-    `grant` is the id of the grant of `term` to `author`; `appraisals` are what judges said (protocol/verdicts.py).
+    `grant` is the id of the grant of `term` to `author`; without `verdicts` all work weighs the same.
     Raises StepNotFinite, and what reading a contribution raises.
     """
     gradients = Gradients(admitted)
@@ -193,7 +194,8 @@ def make_version(
     near = gradients.alike(size=run.layout(parent.module).size)
     # What a copy takes from the work that it repeats rounds down: no more counts than was done.
     tokens = [max(1, int(each)) for each in copies.counted([item.sealed.document.tokens for item in ordered], near)]
-    alphas = _alphas(run, ordered, near, parent=parent.version)
+    alphas = _alphas(run, ordered, near, parent=parent.version, verdicts=verdicts)
+    appraisals = b"" if verdicts is None else verdicts.blob
     settings = run.config.outer
     try:
         after, update = outer.outer_step(
@@ -224,6 +226,7 @@ def make_version(
         norm_rule=settings.norm_rule,
         weight=parent.weight + sum(tokens),
         appraisals=BlobRef.of(appraisals) if appraisals else None,
+        findings=None if verdicts is None else verdicts.findings,
         term=term,
         grant=grant,
         author=author,
@@ -247,15 +250,16 @@ def make_again(
     version: ModuleVersion,
     *,
     norms: Norms,
+    standings: Standings,
     appraisals: bytes = b"",
-    known: Container[PeerId] = frozenset(),
 ) -> Made:
     """`version` once more from its parent and its contributions; raises IntegrityError if anything comes out different.
 
-    `norms` are those of the chain up to the parent: which may count, and what longer ones are scaled down to; `known`
-    are those whose work it counts until there, and `appraisals` is the blob that `version` names.
+    `norms` and `standings` are those of the chain up to the parent: which contributions may count, what longer ones are
+    scaled down to, and what they weigh; `appraisals` is the blob that `version` names.
     """
-    items = list(admitted)
+    items, said = list(admitted), read_appraisals(appraisals)
+    verdicts = Verdicts(said, standings, audited=run.config.audited, coordinator=run.manifest.author)
     made = make_version(
         run,
         parent,
@@ -266,7 +270,7 @@ def make_again(
         grant=version.grant,
         author=version.author,
         is_fresh=version.is_fresh,
-        appraisals=appraisals,
+        verdicts=verdicts,
     )
     if made.version != version:
         raise IntegrityError(f"version {version.version} of {version.module} does not follow from its contributions")
@@ -278,9 +282,8 @@ def make_again(
         if verdict.reason is not None:
             detail = f"counts {share.contribution[:8]}: {verdict.detail}"
             raise IntegrityError(f"version {version.version} of {version.module} {detail}")
-    failed = verdicts(read_appraisals(appraisals), known=known, coordinator=run.manifest.author)
     for item in items:
-        if (reason := failed.get(item.sealed.document.work)) is not None:
+        if (reason := verdicts.reason(item.sealed.document)) is not None:
             detail = f"counts {item.sealed.id[:8]}, which its judges found {reason}"
             raise IntegrityError(f"version {version.version} of {version.module} {detail}")
     return made
@@ -300,10 +303,21 @@ def averaged(run: Run, gradients: Gradients, alphas: Sequence[float], *, clip_no
     )
 
 
-def _alphas(run: Run, ordered: Sequence[Admitted], near: Sequence[Sequence[int]], *, parent: int) -> tuple[float, ...]:
+def _alphas(
+    run: Run,
+    ordered: Sequence[Admitted],
+    near: Sequence[Sequence[int]],
+    *,
+    parent: int,
+    verdicts: Verdicts | None,
+) -> tuple[float, ...]:
     documents = [item.sealed.document for item in ordered]
+    standing = [1.0 if verdicts is None else verdicts.weight(document) for document in documents]
     # Late ones weigh less before copies are shared out: else a late copy took more from what it repeats than it brings.
-    amounts = [document.tokens * LATE_WEIGHT ** (parent - document.base_version) for document in documents]
+    amounts = [
+        document.tokens * weight * LATE_WEIGHT ** (parent - document.base_version)
+        for document, weight in zip(documents, standing, strict=True)
+    ]
     shares = [
         outer.Share(
             path=str(document.path), shard_size=run.shard_tokens(document.path, document.sharding), tokens=amount

@@ -29,6 +29,7 @@ from .references import Part as Part
 from .references import Recipe as Recipe
 from .references import ShardRef as ShardRef
 from .signing import VALUES_MAX, PeerId, Signer, public_key_of, require_digest, short, verify
+from .standing import Findings
 
 REASON_CHARS_MAX = 32
 """Of a rejection's reason."""
@@ -105,7 +106,7 @@ class Rejection:
             raise ConfigError("a `reason` is one short word")
 
 
-DOCUMENT_BYTES_MAX = 192 * 1024
+DOCUMENT_BYTES_MAX = 224 * 1024
 """Of one document as canonical JSON. A version with SHARES_MAX contributions fits, whatever they say."""
 
 MIRRORS_MAX = 8
@@ -249,7 +250,9 @@ class ModuleVersion:
     weight: int = bounded(low=0, high=VALUES_MAX**2)
     """Tokens of all that the chain has counted up to this version: of two branches, more work is the better one."""
     appraisals: BlobRef | None = strict.added(None)
-    """What judges said of the work that this version counts, and of what it does not count for that (gate.py)."""
+    """What judges and auditors said of works: of what it counts, of what it does not, and of earlier ones (gate.py)."""
+    findings: Findings | None = strict.added(None)
+    """What follows from that for their authors (standing.py)."""
     term: int = bounded(low=0, high=VALUES_MAX)
     grant: str
     """The id of the Grant under which the author led; empty for version 0."""

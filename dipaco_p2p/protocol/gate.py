@@ -20,8 +20,8 @@ to be is found too: trained on other text, or made longer.
   before compression in both cases; or if AdamW's second moments after it differ by more than twice. Whoever does not
   give what a repetition needs has failed as well: the work is unjudged, if nobody could repeat it.
 - Two auditors must agree, and more than half of them, whatever the losses say and whoever the author is.
-- If of three works or more in a round most were not repeated, auditors' machines differ from the trainers', and none
-  is refused for that.
+- If of three authors or more most had work that was not repeated, auditors' machines differ from the trainers', and
+  none is refused for that.
 
 Source: paired t-test; Gauntlet (arXiv 2505.21684) compares losses before and after as well.
 """
@@ -47,10 +47,8 @@ USUAL_SHARE = 0.25
 AGREED = 2
 """Judges that must agree to refuse work."""
 COSINE_MIN, NORM_OFF_MAX, MOMENTS_MAX = 0.99, 0.05, 2.0
-AUDITED_MIN = 0.02
-"""The least chance of an audit."""
-WORKS_MANY = 3
-"""Of so many works that were repeated most can hardly be forged: then something else is wrong."""
+AUTHORS_MANY = 3
+"""Of so many whose work was repeated most can hardly be forgers: then something else is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +114,11 @@ class Judged:
     """Whether the chain counts earlier work of its author."""
     appraisals: Sequence[Appraisal]
 
+    @property
+    def author(self) -> PeerId | None:
+        """Of the work, as they say; None without appraisals."""
+        return self.appraisals[0].of if self.appraisals else None
+
 
 def refused(works: Mapping[str, Judged], *, coordinator: PeerId) -> dict[str, Reason]:
     """Which of a round's works, by id, do not count, and why. Same appraisals, same verdict, on any machine."""
@@ -124,22 +127,29 @@ def refused(works: Mapping[str, Judged], *, coordinator: PeerId) -> dict[str, Re
     known = {id_ for id_, work in works.items() if work.is_known and work.appraisals}
     if 2 * len(known & found.keys()) > len(known):
         found = {id_: reason for id_, reason in found.items() if id_ not in known}
-    repeated = [id_ for id_, work in works.items() if any(_repetitions(work.appraisals))]
-    forged = [id_ for id_ in repeated if _is_forged(works[id_])]
-    if len(repeated) < WORKS_MANY or 2 * len(forged) <= len(repeated):
+    forged = [id_ for id_, work in works.items() if _is_forged(work)]
+    repeated = {work.author for work in works.values() if any(_repetitions(work.appraisals))}
+    if len(repeated) < AUTHORS_MANY or 2 * len({works[id_].author for id_ in forged}) <= len(repeated):
         found |= {id_: _why_not(works[id_]) for id_ in forged}
     return found
-
-
-def audit_chance(works: int, *, audited: int) -> float:
-    """How likely a work is audited whose author has so many `works` that count; the first `audited` always are."""
-    return 1.0 if works < audited else max(AUDITED_MIN, 1 / (works + 1))
 
 
 def is_undecided(appraisals: Iterable[Appraisal]) -> bool:
     """Whether one more auditor should repeat the work."""
     same, failed = _repetitions(appraisals)
     return not (same > failed or failed >= AGREED)
+
+
+def is_repeated(appraisals: Iterable[Appraisal]) -> bool:
+    """Whether enough auditors came to the same."""
+    same, failed = _repetitions(appraisals)
+    return same > failed
+
+
+def is_withheld(appraisals: Iterable[Appraisal]) -> bool:
+    """Whether two auditors or more failed, all of them for want of what its author did not give."""
+    failed = [said.repeated for said in appraisals if said.repeated is not None and not said.repeated.is_same]
+    return len(failed) >= AGREED and set(failed) == {NOTHING_GIVEN}
 
 
 def usual_rate(works: Iterable[Judged]) -> float:
@@ -171,9 +181,8 @@ def _is_forged(work: Judged) -> bool:
 
 
 def _why_not(work: Judged) -> Reason:
-    """An author that only gave nothing did not count, and is not called a forger."""
-    failed = {said.repeated for said in work.appraisals if said.repeated is not None and not said.repeated.is_same}
-    return Reason.UNJUDGED if failed == {NOTHING_GIVEN} else Reason.NOT_REPEATED
+    """An author that only gave nothing is not called a forger."""
+    return Reason.UNJUDGED if is_withheld(work.appraisals) else Reason.NOT_REPEATED
 
 
 def _fault(work: Judged, usual: float, coordinator: PeerId) -> Reason | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
 from ..canonical import canonical_bytes, digest
 from ..errors import IntegrityError
-from .documents import Sealed, unseal
-from .gate import DRAW, Appraisal, Judged, refused
+from . import gate
+from .documents import Contribution, Sealed, unseal
+from .gate import DRAW, Appraisal, Judged
 from .reasons import Reason
 from .signing import PeerId, verify
+from .standing import Findings, Standings
 
 APPRAISALS_MAX = 4096
 """Of one version."""
@@ -20,8 +22,8 @@ APPRAISALS_MAX = 4096
 
 def encode_appraisals(appraisals: Iterable[Sealed[Appraisal]]) -> bytes:
     """In an order that does not depend on when they came; nothing for none."""
-    found = {(sealed.document.work, sealed.document.author): sealed for sealed in appraisals}
-    return canonical_bytes([found[key].to_dict() for key in sorted(found)]) if found else b""
+    found = _in_order(appraisals)
+    return canonical_bytes([sealed.to_dict() for sealed in found]) if found else b""
 
 
 def read_appraisals(data: bytes) -> list[Sealed[Appraisal]]:
@@ -48,28 +50,64 @@ def require_drawn(appraisal: Appraisal) -> None:
         raise IntegrityError("an appraisal whose draw its author has not signed")
 
 
-def verdicts(
-    appraisals: Iterable[Sealed[Appraisal]], *, known: Container[PeerId], coordinator: PeerId
-) -> dict[str, Reason]:
-    """The works that do not count, and why. `known` are those whose work the chain counts already."""
-    of_work: dict[str, list[Appraisal]] = defaultdict(list)
-    for sealed in appraisals:
-        of_work[sealed.document.work].append(sealed.document)
-    judged = {work: Judged(is_known=found[0].of in known, appraisals=found) for work, found in of_work.items()}
-    return refused(judged, coordinator=coordinator)
+class Verdicts:
+    """What follows from the appraisals that a version names: what it may count, what that weighs, and what it notes."""
+
+    def __init__(
+        self, appraisals: Iterable[Sealed[Appraisal]], standings: Standings, *, audited: int, coordinator: PeerId
+    ) -> None:
+        """`standings` are those of the chain up to the version's parent; `audited` is RunConfig's."""
+        self._appraisals = _in_order(appraisals)
+        self._standings = standings
+        self._audited = audited
+        of_work: dict[str, list[Appraisal]] = defaultdict(list)
+        for sealed in self._appraisals:
+            of_work[sealed.document.work].append(sealed.document)
+        authors = {work: found[0].of for work, found in of_work.items()}
+        works = {
+            work: Judged(is_known=standings.of(authors[work]).is_known, appraisals=found)
+            for work, found in of_work.items()
+        }
+        self._refused = gate.refused(works, coordinator=coordinator)
+        self._repeated = {work for work, judged in works.items() if gate.is_repeated(judged.appraisals)}
+        withheld = {work for work in self._refused if gate.is_withheld(works[work].appraisals)}
+        forged = {work for work, reason in self._refused.items() if reason == Reason.NOT_REPEATED}
+        failed = self._refused.keys() - withheld - forged
+        self._forgers = {authors[work] for work in forged}
+        self.findings = Findings.of(
+            forged=map(authors.__getitem__, forged),
+            withheld=map(authors.__getitem__, withheld),
+            failed=(authors[work] for work in failed if self._refused[work] != Reason.UNJUDGED),
+            repeated=map(authors.__getitem__, self._repeated - self._refused.keys()),
+        )
+
+    @property
+    def blob(self) -> bytes:
+        """All that was said, as the version names it."""
+        return encode_appraisals(self._appraisals)
+
+    def reason(self, contribution: Contribution) -> Reason | None:
+        """Why it does not count; None if it does."""
+        if contribution.author in self._forgers or self._standings.of(contribution.author).waits:
+            return Reason.NOT_REPEATED
+        return self._refused.get(contribution.work)
+
+    def weight(self, contribution: Contribution) -> float:
+        """How much it counts, over one of an author in full standing."""
+        is_repeated = contribution.work in self._repeated
+        return self._standings.of(contribution.author).weight(self._audited, is_repeated=is_repeated)
 
 
-def forgers(
-    appraisals: Iterable[Sealed[Appraisal]], *, known: Container[PeerId], coordinator: PeerId
-) -> dict[PeerId, list[PeerId]]:
-    """Whose work was refused since auditors came to something else, and who these are."""
-    said = list(appraisals)
-    found: dict[PeerId, list[PeerId]] = defaultdict(list)
-    for work, reason in verdicts(said, known=known, coordinator=coordinator).items():
-        for each in (sealed.document for sealed in said if reason == Reason.NOT_REPEATED):
-            if each.work == work and each.repeated is not None and not each.repeated.is_same:
-                found[each.of].append(each.author)
-    return dict(found)
+def auditors_against(peer: PeerId, appraisals: Iterable[Sealed[Appraisal]]) -> list[PeerId]:
+    """Who came to something else when they repeated work of `peer`."""
+    said = (sealed.document for sealed in appraisals)
+    return sorted({one.author for one in said if one.of == peer and one.repeated and not one.repeated.is_same})
+
+
+def _in_order(appraisals: Iterable[Sealed[Appraisal]]) -> list[Sealed[Appraisal]]:
+    """By work and judge, the last one of each."""
+    found = {(sealed.document.work, sealed.document.author): sealed for sealed in appraisals}
+    return [found[key] for key in sorted(found)]
 
 
 def in_order(peers: Iterable[PeerId], draw: str) -> list[PeerId]:

@@ -22,6 +22,7 @@ from ..topology import ModuleId, PathId
 from .decrees import ROLLBACK
 from .documents import Manifest, ModuleVersion, Sealed, decreed_by, document_id, is_signed
 from .signing import PeerId
+from .standing import Standings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +124,8 @@ class Tally:
     def __init__(self) -> None:
         self.counted: dict[str, int] = {}
         """Contribution id to the version that counts it."""
-        self.authors: set[PeerId] = set()
-        """Whose contributions these are."""
+        self.standings = Standings()
+        """Of those whose contributions these are."""
         self._bases: dict[tuple[PeerId, PathId, int], str] = {}
         self._digests: dict[int, str] = {}
         self._rollbacks: dict[int, int] = {}
@@ -164,8 +165,9 @@ class Tally:
         """`version` is on the chain now."""
         for share in version.shares:
             self.counted[share.contribution] = version.version
-            self.authors.add(share.peer)
             self._bases[share.peer, share.path, share.base_version] = share.contribution
+        authors = (share.peer for share in version.shares)
+        self.standings.add(version.version, authors=authors, findings=version.findings)
         self._digests |= {version.version - 1: version.parent, version.version: version.digest}
         if version.rollback is not None:
             self._rollbacks[version.version] = version.rollback.decree.number
@@ -173,7 +175,7 @@ class Tally:
     def copy(self) -> Tally:
         """The same, to try something with."""
         other = Tally()
-        other.counted, other._bases, other.authors = dict(self.counted), dict(self._bases), set(self.authors)
+        other.counted, other._bases, other.standings = dict(self.counted), dict(self._bases), self.standings.copy()
         other._digests, other._rollbacks = dict(self._digests), dict(self._rollbacks)
         return other
 
@@ -181,7 +183,7 @@ class Tally:
         """The versions after this one are on the chain no more."""
         self.counted = {id_: number for id_, number in self.counted.items() if number <= version}
         self._bases = {base: id_ for base, id_ in self._bases.items() if id_ in self.counted}
-        self.authors = {peer for peer, _, _ in self._bases}
+        self.standings.drop_after(version)
         self._digests = {number: digest for number, digest in self._digests.items() if number <= version}
         self._rollbacks = {number: decree for number, decree in self._rollbacks.items() if number <= version}
 

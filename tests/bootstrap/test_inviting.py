@@ -232,7 +232,7 @@ async def test_when_an_inviter_is_banned_those_below_it_leave_and_the_others_go_
         for number, chain in chains.items():
             volunteers[number].node.invitations.own = chain
         ledgers = world.seed.archive.ledgers
-        await eventually(lambda: any(ledger.has_worked(signer(3).peer) for ledger in ledgers.values()))
+        await eventually(lambda: any(ledger.standings.has_worked(signer(3).peer) for ledger in ledgers.values()))
         decrees = world.seed.node.decrees
         decrees.issue(signer(SEED_NUMBER), "ban", at_s=0.0, peer=signer(1).peer, reason="a test")
         with pytest.raises(Refused, match="has banned this volunteer"):

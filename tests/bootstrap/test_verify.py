@@ -20,6 +20,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import ModuleVersion, seal, unseal
+from dipaco_p2p.protocol.standing import Standings
 from dipaco_p2p.topology import ModuleId
 
 MODULE = ModuleId(0, 0)
@@ -140,4 +141,6 @@ def test_a_sharding_that_the_archive_lacks_is_named(tmp_path: Path) -> None:
     archive: Any = SimpleNamespace(contribution=lambda id_: counted)
     version: Any = SimpleNamespace(shares=[SimpleNamespace(contribution="0" * 64)], rollback=None)
     with pytest.raises(IntegrityError, match="sharding 1 is not in the archive"):
-        recompute(run, Store(tmp_path), archive, version, version, version, norms=run.norms(MODULE, []))
+        recompute(
+            run, Store(tmp_path), archive, version, version, version, norms=run.norms(MODULE, []), standings=Standings()
+        )

@@ -183,11 +183,13 @@ class World:
         config: RunConfig | None = None,
         seed: int = 7,
         measure: Measure | None = None,
+        repeat: Repeat | None = None,
         **faults: Any,
     ) -> None:
-        """`measure` stands in for what judges measure with the model."""
+        """`measure` stands in for what judges measure with the model, and `repeat` for what leaders do as auditors."""
         self.folder = folder
         self.measure = measure
+        self.repeat = repeat
         self.clock = VirtualClock()
         self.network = MemoryNetwork(seed, self.clock, **faults)
         store = Store(folder / "seed")
@@ -270,7 +272,7 @@ class TinyLeader:
         self.events: list[dict[str, Any]] = []
         self.node.history.listen(self.events.append)
         self.chains = LeaderChains(self.node)
-        judging(self.chains, world.measure)
+        judging(self.chains, world.measure, world.repeat)
         self.chains.known = world.known
         self.ownership = Leadership(self.chains, Electing(self.node), may_take=lambda: False)
         serve_store(self.swarm, self.node.store)

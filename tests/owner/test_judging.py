@@ -10,107 +10,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_harness import TinyLeader, World, offer
+from judging_scene import BAD, GOOD, MODULE, OTHER_PATH, PATH, Scene, gradient, judged_config
+from runtime_harness import World, offer
 from tiny_run import MODEL, contribution_of, initial, signer, tiny_config, version_of
 from virtual_time import eventually, play
 
 from bootstrap.archives.verify import verify_run
-from dipaco_p2p.config import CompressionConfig, JudgingConfig, RunConfig
-from dipaco_p2p.core.outer.compress import INT8, compress, encode_compressed
 from dipaco_p2p.core.outer.outer_step import OuterState
 from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.node.calls import Appraise
-from dipaco_p2p.node.node import Member, ask, send
+from dipaco_p2p.node.node import Member, ask
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.judge import Measure, drawn, mean_and_error, measured_gains
-from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.version import Admitted, make_again
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, Part, Sealed, seal
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, seal
 from dipaco_p2p.protocol.gate import DRAW, GAIN_MAX, Appraisal
 from dipaco_p2p.protocol.reasons import Reason
-from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.standing import Findings, Standings
 from dipaco_p2p.protocol.verdicts import encode_appraisals, read_appraisals
 from dipaco_p2p.protocol.versions import genesis_version
-from dipaco_p2p.topology import ModuleId, PathId
 from simulation.training import toy_gains
-
-MODULE = ModuleId(1, 0)
-PATH, OTHER_PATH = PathId((0, 0, 0)), PathId((0, 0, 1))
-GOOD, BAD = 1e-3, -1e-3
-
-
-def judged_config(*, judges: int = 2, rounds: int = 9, **changes: Any) -> RunConfig:
-    config = tiny_config(rounds=rounds, min_paths=1, **changes)
-    return replace(
-        config,
-        judging=JudgingConfig(judges=judges, sequences=8, audited=0),
-        compression=CompressionConfig(uplink=INT8),
-    )
-
-
-def gradient(run: Run, module: ModuleId, size: float) -> bytes:
-    """Takes `size` from every parameter, more or less: so that the toy loss falls by that."""
-    noise = np.random.default_rng(0).normal(0, abs(size) / 10, run.layout(module).size)
-    return encode_compressed(compress((size + noise).astype(np.float32), codec=run.config.compression.uplink)[0])
-
-
-class Scene:
-    """A leader of MODULE, and authors that make work by hand."""
-
-    def __init__(self, world: World, leader: TinyLeader, owner: Leader) -> None:
-        self.world, self.run, self.leader, self.owner = world, world.run, leader, owner
-
-    async def author(self, number: int) -> Member:
-        node = self.world.peer(number)
-        await node.watch.refresh()
-        return node
-
-    async def work(
-        self,
-        author: Member,
-        size: float,
-        *,
-        path: PathId = PATH,
-        gives: bool = True,
-        to: PeerId | None = None,
-    ) -> Sealed[Contribution]:
-        """A contribution to MODULE whose other parts are like it; `gives` says whether anybody has these: the seed
-        node, or `to`."""
-        parts = []
-        for module in path.modules():
-            if module != MODULE:
-                payload = gradient(self.run, module, size)
-                base = genesis_version(self.run.manifest, module)
-                parts.append(Part(base_digest=base.digest, payload=BlobRef.of(payload)))
-                if gives:
-                    await send(author, to or self.run.manifest.author, payload)
-        head, payload = self.owner.head, gradient(self.run, MODULE, size)
-        document = contribution_of(
-            self.run,
-            author.swarm.signer,
-            payload,
-            module=MODULE,
-            path=path,
-            base_version=head.version,
-            base_digest=head.digest,
-            others=tuple(parts),
-        )
-        return seal(author.swarm.signer, document)
-
-    async def push(self, author: Member, size: float, **how: Any) -> str:
-        """Its id."""
-        sealed = await self.work(author, size, **how)
-        await offer(author, self.leader.peer, sealed, gradient(self.run, MODULE, size))
-        return sealed.id
-
-    async def version(self, number: int) -> None:
-        await eventually(lambda: self.owner.head.version >= number)
-
-    def expired(self) -> dict[str, str]:
-        return {event["id"]: event["reason"] for event in self.leader.events if event["ev"] == "expired"}
-
-    def counted(self) -> set[str]:
-        return {share.contribution for one in self.leader.chain.ledger.versions for share in one.document.shares}
 
 
 def scene(
@@ -290,17 +210,21 @@ def test_a_version_that_counts_refused_work_is_made_again_by_nobody(tmp_path: Pa
         said = seal(judge, appraisal(run, document, judge, gain=-1.0))
         blob = encode_appraisals([said])
         version, _ = version_of(run, leader, [(sealed, payload)], term=1)
-        told = replace(version.document, appraisals=BlobRef.of(blob))
         again = [Admitted(sealed, lambda: run.read_contribution(payload, MODULE))]
 
-        def make(known: set[PeerId]) -> object:
+        def make(standings: Standings, *, findings: Findings | None) -> object:
+            told = replace(version.document, appraisals=BlobRef.of(blob), findings=findings)
             parent, state = genesis_version(run.manifest, MODULE), OuterState.fresh(initial()[0][1].copy())
             norms = run.norms(MODULE, [])
-            return make_again(run, parent, state, again, told, norms=norms, appraisals=blob, known=known)
+            return make_again(run, parent, state, again, told, norms=norms, standings=standings, appraisals=blob)
 
         with pytest.raises(IntegrityError, match="harmful"):
-            make(set())
-        make({author.peer})  # it is all whom the chain knows: then the run has a problem, and not the peer
+            make(Standings(), findings=Findings(failed=(author.peer,)))
+        known = Standings()
+        known.add(1, authors=[author.peer], findings=None)
+        make(known, findings=None)  # it is all whom the chain knows: then the run has a problem, and not the peer
+        with pytest.raises(IntegrityError, match="does not follow"):
+            make(known, findings=Findings(forged=(author.peer,)))
 
     scene(tmp_path, act)
 

@@ -24,6 +24,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.version import Admitted, Made, made_and_kept, make_again, make_version
 from dipaco_p2p.protocol.documents import BlobRef, seal
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.standing import Standings
 from dipaco_p2p.protocol.versions import check_successor, genesis_version
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -223,7 +224,7 @@ def test_a_leader_that_counts_copies_in_full_is_found_out(run: Run, monkeypatch:
     payload = gradient_bytes(run, MODULE, seed=1)
     items = [handed_in(run, 1, payload), handed_in(run, 2, payload), handed_in(run, 3, gradient_bytes(run, MODULE))]
     parent, state = genesis_version(run.manifest, MODULE), OuterState.fresh(initial()[0][1])
-    again = partial(make_again, run, parent, state, items, norms=run.norms(MODULE, []))
+    again = partial(make_again, run, parent, state, items, norms=run.norms(MODULE, []), standings=Standings())
     fair = made_of(run, items).version
     assert again(fair).version == fair
     with monkeypatch.context() as patched:

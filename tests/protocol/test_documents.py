@@ -40,6 +40,7 @@ from dipaco_p2p.protocol.documents import (
     unseal,
 )
 from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.standing import FINDINGS_MAX, Findings
 from dipaco_p2p.topology import PathId
 
 ALICE, BOB = COORDINATOR, LEADER
@@ -213,7 +214,8 @@ def test_a_version_of_all_places_fits_whatever_its_shares_say() -> None:
         loss=-1.2345678901234567e-200,
         state=BlobRef(digest=digest(b"state"), size=VALUES_MAX),
     )
-    full = dataclasses.replace(VERSION, shares=(share,) * SHARES_MAX)
+    findings = Findings.of(repeated=[ALICE.peer] * FINDINGS_MAX)
+    full = dataclasses.replace(VERSION, shares=(share,) * SHARES_MAX, findings=findings)
     assert unseal(ModuleVersion, wire(full))
     body = wire(full)["document"]
     with pytest.raises(IntegrityError, match="limit"):

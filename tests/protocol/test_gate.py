@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tiny_run import signer
 
 from dipaco_p2p.canonical import canonical_bytes, digest
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.protocol.documents import Sealed, seal
+from dipaco_p2p.protocol.documents import Contribution, Sealed, seal
 from dipaco_p2p.protocol.gate import (
     DRAW,
     MADE_UP,
@@ -17,7 +19,6 @@ from dipaco_p2p.protocol.gate import (
     Appraisal,
     Judged,
     Repetition,
-    audit_chance,
     is_split,
     is_undecided,
     refused,
@@ -25,11 +26,13 @@ from dipaco_p2p.protocol.gate import (
 )
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.protocol.verdicts import encode_appraisals, forgers, in_order, read_appraisals, verdicts
+from dipaco_p2p.protocol.standing import Findings, Standings
+from dipaco_p2p.protocol.verdicts import Verdicts, auditors_against, encode_appraisals, in_order, read_appraisals
 
 RUN, WORK = digest(b"run"), digest(b"a work")
 AUTHOR, COORDINATOR = signer(1), signer(200)
 JUDGES = [signer(number) for number in (11, 12, 13)]
+ITS = cast(Contribution, SimpleNamespace(author=AUTHOR.peer, work=WORK))
 GOOD, BAD, LITTLE = (1.0, 0.1), (-1.0, 0.1), (0.1, 0.01)
 """Gain and standard error."""
 
@@ -137,10 +140,19 @@ def test_appraisals_are_written_in_one_order_and_read_again() -> None:
     assert (encode_appraisals([]), read_appraisals(b"")) == (b"", [])
 
 
+def verdicts_of(said: list[Sealed[Appraisal]], *, known: bool = False, audited: int = 0) -> Verdicts:
+    standings = Standings()
+    if known:
+        standings.add(1, authors=[AUTHOR.peer], findings=None)
+    return Verdicts(said, standings, audited=audited, coordinator=COORDINATOR.peer)
+
+
 def test_a_round_is_judged_again_from_its_blob() -> None:
     said = [seal(judge, appraisal(BAD, judge=judge)) for judge in JUDGES]
-    assert verdicts(said, known=set(), coordinator=COORDINATOR.peer) == {WORK: Reason.HARMFUL}
-    assert verdicts(said, known={AUTHOR.peer}, coordinator=COORDINATOR.peer) == {}  # it is all whom the chain knows
+    strange, known = verdicts_of(read_appraisals(encode_appraisals(said))), verdicts_of(said, known=True)
+    assert (strange.reason(ITS), known.reason(ITS)) == (Reason.HARMFUL, None)  # it is all whom the chain knows
+    assert strange.findings == Findings(failed=(AUTHOR.peer,)) and known.findings is None
+    assert strange.blob == known.blob == encode_appraisals(said)
 
 
 OTHER_DRAW = JUDGES[1].sign(DRAW, WORK.encode())
@@ -185,6 +197,10 @@ def audited(*found: Repetition | None, is_known: bool = True, by_seed: tuple[flo
     return replace(work, appraisals=[*said, *work.appraisals[len(found) :]])
 
 
+def by(author: Signer, work: Judged) -> Judged:
+    return replace(work, appraisals=[replace(one, of=author.peer) for one in work.appraisals])
+
+
 @pytest.mark.parametrize(
     ("repetition", "is_same"),
     [
@@ -224,33 +240,41 @@ def test_how_near_a_repetition_has_to_come(repetition: Repetition, is_same: bool
     ],
 )
 def test_two_auditors_refuse_work_whatever_it_gains(work: Judged, expected: Reason | None) -> None:
-    assert verdict(work, audited(SAME), audited(SAME)) == expected
+    others = (by(signer(number), audited(SAME)) for number in (2, 3))
+    assert verdict(work, *others) == expected
 
 
 def test_when_most_of_a_round_comes_out_different_machines_do_and_nobody_is_refused() -> None:
-    forged, good = audited(OFF, OFF), audited(SAME)
-    for works, count in (([forged], 1), ([forged, forged], 2), ([forged, forged, good], 0), ([forged, good], 1)):
+    forged, other = (by(signer(number), audited(OFF, OFF)) for number in (1, 2))
+    good = by(signer(3), audited(SAME))
+    cases = (([forged], 1), ([forged, other], 2), ([forged, other, good], 0), ([forged, forged, good], 2))
+    for works, count in cases:
         found = refused({str(number): work for number, work in enumerate(works)}, coordinator=COORDINATOR.peer)
         assert list(found.values()) == [Reason.NOT_REPEATED] * count
 
 
-def test_whoever_is_refused_by_auditors_is_named_with_them() -> None:
-    def said(*found: Repetition | None) -> list[Sealed[Appraisal]]:
-        works = zip(JUDGES, audited(*found).appraisals, strict=False)
-        return [seal(judge, appraisal) for judge, appraisal in works]
-
-    def named(*found: Repetition | None) -> dict[str, list[str]]:
-        return forgers(said(*found), known={AUTHOR.peer}, coordinator=COORDINATOR.peer)  # type: ignore[return-value]
-
-    assert named(OFF, SAME, OFF) == {AUTHOR.peer: [JUDGES[0].peer, JUDGES[2].peer]}
-    assert named(OFF, SAME) == named(NOTHING_GIVEN, NOTHING_GIVEN) == named(None, None) == {}
+@pytest.mark.parametrize(
+    ("found", "kind"),
+    [
+        ((OFF, SAME, OFF), "forged"),
+        ((NOTHING_GIVEN, NOTHING_GIVEN), "withheld"),
+        ((NOTHING_GIVEN, OFF), "forged"),
+        ((SAME,), "repeated"),
+        ((OFF, SAME, SAME), "repeated"),
+        ((OFF, SAME), None),
+        ((None, None), None),
+    ],
+)
+def test_a_version_notes_what_auditors_found(found: tuple[Repetition | None, ...], kind: str | None) -> None:
+    works = zip(JUDGES, audited(*found).appraisals, strict=False)
+    said = [seal(judge, appraisal) for judge, appraisal in works]
+    findings = verdicts_of(said, known=True).findings
+    assert findings == (Findings(**{kind: (AUTHOR.peer,)}) if kind else None)
+    failed = [judge.peer for judge, one in zip(JUDGES, found, strict=False) if one not in (SAME, None)]
+    assert auditors_against(AUTHOR.peer, said) == sorted(failed)
 
 
 def test_one_more_auditor_is_asked_until_enough_agree() -> None:
     undecided = [(), (None,), (OFF,), (OFF, SAME)]
     assert all(is_undecided(audited(*found).appraisals) for found in undecided)
     assert not any(is_undecided(audited(*found).appraisals) for found in [(SAME,), (OFF, OFF), (OFF, SAME, SAME)])
-
-
-def test_the_first_works_are_audited_and_later_ones_now_and_then() -> None:
-    assert [audit_chance(works, audited=10) for works in (0, 9, 10, 24, 49, 1000)] == [1, 1, 1 / 11, 0.04, 0.02, 0.02]

@@ -1,0 +1,156 @@
+"""What a module's chain says of the peers whose work it counts, and what follows for their next work.
+
+A version names what judges and auditors found of works (gate.py): `Findings`, one peer for each work. Everybody who has
+the chain derives the same `Standing` of a peer from them, so it outlives leaders, and nobody has to be believed.
+
+- **Probation**: until auditors have repeated its first works, a peer's work weighs a quarter, unless it was itself
+  repeated before it counted.
+- A peer whose work was refused since it does not gain weighs half for some versions.
+- A peer that withheld what an audit needs is on probation again.
+- A peer that **forged** work waits: for some versions none of its work counts. Then it begins anew.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, fields
+from itertools import islice
+
+from ..config import SHARES_MAX
+from ..errors import ConfigError
+from .signing import PeerId
+
+FORGERS_WAIT = 8
+"""Versions in which no work of a peer counts after one that finds it forged work."""
+DOUBTED_FOR = 8
+"""Versions in which a peer's work weighs less after one that refused some."""
+PROBATION_WEIGHT = 0.25
+DOUBTED_WEIGHT = 0.5
+AUDITED_MIN = 0.02
+"""The least chance of an audit."""
+FINDINGS_MAX = SHARES_MAX
+"""Of one version, so that it fits its document."""
+
+Peers = tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Whose works were found what, a peer once for each work, in order."""
+
+    forged: Peers = ()
+    """Auditors came to something else."""
+    withheld: Peers = ()
+    """What auditors needed was not to be had from its author."""
+    failed: Peers = ()
+    """Judges found that the work harms its path, or gains too little."""
+    repeated: Peers = ()
+    """Auditors came to the same."""
+
+    def __post_init__(self) -> None:
+        named = astuple(self)
+        if sum(map(len, named)) > FINDINGS_MAX or any(list(peers) != sorted(peers) for peers in named):
+            raise ConfigError(f"findings are at most {FINDINGS_MAX} peers, each kind in order")
+
+    @classmethod
+    def of(cls, **found: Iterable[PeerId]) -> Findings | None:
+        """None for nothing; of too many the last ones are left out, the gravest never."""
+        left, kept = FINDINGS_MAX, {}
+        for field in fields(cls):
+            kept[field.name] = tuple(islice(sorted(found.get(field.name, ())), left))
+            left -= len(kept[field.name])
+        return cls(**kept) if left < FINDINGS_MAX else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Of one peer on one chain, as of its head."""
+
+    works: int = 0
+    """Of it that the chain counts since it last forged one."""
+    repeated: int = 0
+    """Of its works that auditors could repeat, since it last forged or withheld."""
+    waits: int = 0
+    """Versions in which none of its work counts."""
+    is_doubted: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        return self.works > 0
+
+    def is_on_probation(self, audited: int) -> bool:
+        """Until auditors have repeated so many of its works."""
+        return self.repeated < audited
+
+    def audit_chance(self, audited: int) -> float:
+        """How likely its next work is audited."""
+        return 1.0 if self.is_on_probation(audited) else max(AUDITED_MIN, 1 / (self.works + 1))
+
+    def weight(self, audited: int, *, is_repeated: bool = False) -> float:
+        """What its next work weighs over one in full standing; `is_repeated`: auditors could repeat this very work."""
+        is_trusted = is_repeated or not self.is_on_probation(audited)
+        return (1.0 if is_trusted else PROBATION_WEIGHT) * (DOUBTED_WEIGHT if self.is_doubted else 1.0)
+
+
+class Standings:
+    """Of everybody on one chain, as its versions are added."""
+
+    def __init__(self) -> None:
+        self._head = 0
+        self._worked: dict[PeerId, list[int]] = defaultdict(list)
+        """The versions that count its works."""
+        self._found: dict[tuple[str, PeerId], list[int]] = defaultdict(list)
+        """The versions with a finding of this kind."""
+
+    @property
+    def authors(self) -> frozenset[PeerId]:
+        """Whose work any version counts."""
+        return frozenset(peer for peer, versions in self._worked.items() if versions)
+
+    def has_worked(self, peer: PeerId) -> bool:
+        """Whether any version counts work of `peer`."""
+        return bool(self._worked.get(peer))
+
+    def of(self, peer: PeerId) -> Standing:
+        forged, withheld = self._last("forged", peer), self._last("withheld", peer)
+        failed = self._last("failed", peer)
+        return Standing(
+            works=_after(self._worked.get(peer, []), forged),
+            repeated=_after(self._found.get(("repeated", peer), []), max(forged, withheld)),
+            waits=max(0, forged + FORGERS_WAIT - self._head) if forged else 0,
+            is_doubted=failed > 0 and self._head < failed + DOUBTED_FOR,
+        )
+
+    def add(self, version: int, *, authors: Iterable[PeerId], findings: Findings | None) -> None:
+        """The next version, with the authors of what it counts."""
+        self._head = version
+        for peer in authors:
+            self._worked[peer].append(version)
+        for field in fields(Findings) if findings is not None else ():
+            for peer in getattr(findings, field.name):
+                self._found[field.name, peer].append(version)
+
+    def drop_after(self, version: int) -> None:
+        """The versions after this one are on the chain no more."""
+        self._head = min(self._head, version)
+        for versions in (*self._worked.values(), *self._found.values()):
+            del versions[bisect_right(versions, version) :]
+
+    def copy(self) -> Standings:
+        """The same, to try something with."""
+        other = Standings()
+        other._head = self._head
+        other._worked.update((peer, list(versions)) for peer, versions in self._worked.items())
+        other._found.update((key, list(versions)) for key, versions in self._found.items())
+        return other
+
+    def _last(self, kind: str, peer: PeerId) -> int:
+        versions = self._found.get((kind, peer))
+        return versions[-1] if versions else 0
+
+
+def _after(versions: list[int], version: int) -> int:
+    """How many of these are later."""
+    return len(versions) - bisect_right(versions, version)

@@ -1,0 +1,256 @@
+"""Audits at a module's leader: who waits for them, what a later version says of them, and what follows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judging_scene import GOOD, MODULE, OTHER_PATH, PATH, Scene, judged_config
+from runtime_harness import TinyLeader, World
+from virtual_time import eventually, play
+
+from bootstrap.archives.verify import verify_run
+from dipaco_p2p.errors import Refused
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.owner.leader import Leader
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Recipe, Sealed, seal
+from dipaco_p2p.protocol.gate import NOTHING_GIVEN, Repetition
+from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.standing import FORGERS_WAIT, PROBATION_WEIGHT, Findings, Standing
+from simulation.training import toy_gains
+
+SAME, OFF = Repetition(cosine=1.0, ratio=1.0, moments=1.0), Repetition(cosine=0.5, ratio=1.0, moments=1.0)
+
+
+@dataclass
+class Auditors:
+    """What all of them come to, once they may."""
+
+    found: dict[PeerId, Repetition] = field(default_factory=dict)
+    """By author; the same as its own for others."""
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: list[Contribution] = field(default_factory=list)
+
+    async def __call__(self, work: Contribution, *parts: Any) -> Repetition:
+        self.asked.append(work)
+        await self.may_end.wait()
+        return self.found.get(work.author, SAME)
+
+
+class AuditScene(Scene):
+    auditors: Auditors
+
+    async def work(self, author: Member, size: float, **how: Any) -> Sealed[Contribution]:
+        document = (await super().work(author, size, **how)).document
+        recipe = Recipe(round=document.base_version, place=0, replicas=1)
+        state = BlobRef.of(b"a state")
+        return seal(author.swarm.signer, replace(document, recipe=recipe, state=state))
+
+    def findings(self, version: int) -> Findings | None:
+        return self.leader.chain.ledger.versions[version - 1].document.findings
+
+    def authors_of(self, version: int) -> set[str]:
+        return {share.peer for share in self.leader.chain.ledger.versions[version - 1].document.shares}
+
+    async def audited(self) -> None:
+        """An audit of a work that counts is over."""
+        await eventually(lambda: any(audit.found for audit in self.owner._trials._audits.values()))
+
+    async def verified(self) -> None:
+        """The archive has made every version again, and anybody can."""
+        world, head = self.world, self.owner.head.version
+        await eventually(lambda: world.seed.archive.ledgers[MODULE].head.version == head)
+        assert not [
+            one.problem for one in verify_run(self.run, world.seed.node.store, world.seed.archive) if one.problem
+        ]
+
+
+@pytest.fixture
+def audit_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[AuditScene], Any]], None]:
+    """Play with a leader, three auditors, and audits of everything; the first work of each author is on probation."""
+    monkeypatch.setattr(Standing, "audit_chance", lambda self, audited: 1.0)
+
+    def played(act: Callable[[AuditScene], Any]) -> None:
+        async def scenario() -> None:
+            config = judged_config(rounds=20)
+            config = replace(config, judging=replace(config.judging, audited=1))
+            auditors = Auditors()
+            async with World(tmp_path, config=config, measure=toy_gains, repeat=auditors) as world:
+                leader = world.leader(50)
+                on = AuditScene(world, leader, await leader.lead(MODULE))
+                peers = {world.leader(number).peer for number in (51, 52, 53)}
+                leader.chain._chains.has_worked = lambda peer: peer in peers  # type: ignore[method-assign]
+                await leader.node.watch.refresh()
+                on.auditors = auditors
+                await act(on)
+
+        play(scenario)
+
+    return played
+
+
+Play = Callable[[Callable[[AuditScene], Any]], None]
+
+
+async def trusted(on: AuditScene, *authors: Member) -> None:
+    """These have one work that was repeated."""
+    on.auditors.may_end.set()
+    for author, path in zip(authors, (PATH, OTHER_PATH), strict=False):
+        await on.push(author, GOOD, path=path)
+    await on.version(1)
+    assert on.findings(1) == Findings.of(repeated=[author.swarm.peer for author in authors])
+    on.auditors.may_end.clear()
+    on.auditors.asked.clear()
+
+
+def test_a_round_waits_for_the_audit_of_a_newcomer(audit_scene: Play) -> None:
+    async def act(on: AuditScene) -> None:
+        author = await on.author(60)
+        await on.push(author, GOOD)
+        await eventually(lambda: bool(on.auditors.asked))
+        await asyncio.sleep(on.run.config.rounds.deadline_s / 2)
+        assert on.owner.head.version == 0
+        on.auditors.may_end.set()
+        await on.version(1)
+        assert on.findings(1) == Findings(repeated=(author.swarm.peer,))
+
+    audit_scene(act)
+
+
+def test_work_of_a_newcomer_that_nobody_repeats_in_time_weighs_a_quarter(audit_scene: Play) -> None:
+    async def act(on: AuditScene) -> None:
+        known, new = await on.author(60), await on.author(61)
+        await trusted(on, known)
+        await on.push(known, GOOD)
+        await on.push(new, GOOD, path=OTHER_PATH)
+        await on.version(2)
+        share, other = on.owner.head.shares
+        assert (share.peer, other.peer) == (known.swarm.peer, new.swarm.peer)
+        shards = on.run.shard_tokens(OTHER_PATH, 0) / on.run.shard_tokens(PATH, 0)
+        assert other.weight == pytest.approx(PROBATION_WEIGHT * shards * share.weight)
+        assert other.tokens == share.tokens
+        await on.verified()
+
+    audit_scene(act)
+
+
+def test_an_audit_of_a_trusted_author_is_told_of_later_and_a_forger_waits(audit_scene: Play) -> None:
+    async def act(on: AuditScene) -> None:
+        author, other = await on.author(60), await on.author(61)
+        await trusted(on, author, other)
+        on.auditors.found[author.swarm.peer] = OFF
+        forged = await on.push(author, GOOD)
+        await on.version(2)
+        assert on.findings(2) is None and forged in on.counted()  # nobody waits for auditors
+        on.auditors.may_end.set()
+        await on.audited()
+        again = await on.push(author, GOOD)
+        await on.push(other, GOOD, path=OTHER_PATH)
+        await on.version(3)
+        findings = on.findings(3)
+        assert findings is not None and findings.forged == (author.swarm.peer,)
+        assert on.authors_of(3) == {other.swarm.peer} and on.expired() == {again: Reason.NOT_REPEATED}
+        with pytest.raises(Refused) as caught:
+            await on.push(author, GOOD)
+        assert caught.value.reason == Reason.NOT_REPEATED
+        for number in range(4, 4 + FORGERS_WAIT):
+            await on.push(other, GOOD, path=OTHER_PATH)
+            await on.version(number)
+        await on.push(author, GOOD)
+        await on.version(4 + FORGERS_WAIT)
+        assert on.authors_of(4 + FORGERS_WAIT) == {author.swarm.peer}
+        await on.verified()
+
+    audit_scene(act)
+
+
+def test_what_auditors_found_outlives_a_round_that_counts_nothing(audit_scene: Play) -> None:
+    """The forger's own work was all there was, so no version could say what auditors found of it."""
+
+    async def act(on: AuditScene) -> None:
+        forger, other = await on.author(60), await on.author(61)
+        on.auditors.found[forger.swarm.peer] = OFF
+        on.auditors.may_end.set()
+        forged = await on.push(forger, GOOD)
+        await eventually(lambda: on.expired() == {forged: Reason.NOT_REPEATED})
+        with pytest.raises(Refused):
+            await on.push(forger, GOOD)
+        await on.push(other, GOOD)
+        await on.version(1)
+        findings = on.findings(1)
+        assert findings is not None and findings.forged == (forger.swarm.peer,)
+        await on.verified()
+
+    audit_scene(act)
+
+
+async def next_leader(on: AuditScene) -> tuple[TinyLeader, Leader]:
+    """The one whose turn it is."""
+    for each in on.world.leaders[1:]:
+        with contextlib.suppress(Refused):
+            return each, await each.lead(MODULE)
+    raise AssertionError("nobody may lead")
+
+
+def test_a_later_leader_knows_who_forged(audit_scene: Play) -> None:
+    async def act(on: AuditScene) -> None:
+        author, other = await on.author(60), await on.author(61)
+        await trusted(on, author, other)
+        on.auditors.found[author.swarm.peer] = OFF
+        await on.push(author, GOOD)
+        await on.version(2)
+        on.auditors.may_end.set()
+        await on.audited()
+        await on.push(other, GOOD, path=OTHER_PATH)
+        await on.version(3)
+        await on.verified()
+        await on.leader.die(on.world)
+        await asyncio.sleep(3 * on.run.config.liveness.heartbeat_ttl_s)
+        on.leader, on.owner = await next_leader(on)
+        await author.watch.refresh()
+        with pytest.raises(Refused) as caught:
+            await on.push(author, GOOD)
+        assert caught.value.reason == Reason.NOT_REPEATED
+
+    audit_scene(act)
+
+
+def test_who_withholds_a_state_is_on_probation_again(audit_scene: Play) -> None:
+    async def act(on: AuditScene) -> None:
+        author = await on.author(60)
+        await trusted(on, author)
+        on.auditors.found[author.swarm.peer] = NOTHING_GIVEN
+        await on.push(author, GOOD)
+        await on.version(2)
+        on.auditors.may_end.set()
+        await on.audited()
+        on.auditors.may_end.clear()
+        await on.push(author, GOOD)
+        await on.version(3)
+        assert on.findings(3) == Findings(withheld=(author.swarm.peer,))
+        assert on.leader.chain.ledger.standings.of(author.swarm.peer).is_on_probation(1)
+
+    audit_scene(act)
+
+
+def test_an_audit_that_comes_too_late_is_left(audit_scene: Play) -> None:
+    """Its author has the states no more: that nobody gives them would say nothing."""
+
+    async def act(on: AuditScene) -> None:
+        author = await on.author(60)
+        await trusted(on, author)
+        for number in (2, 3, 4, 5):
+            await on.push(author, GOOD)
+            await on.version(number)
+        assert len(on.owner._trials._audits) <= 3
+        await on.push(author, GOOD)
+        await on.version(6)
+        assert [on.findings(number) for number in range(2, 7)] == [None] * 5
+
+    audit_scene(act)

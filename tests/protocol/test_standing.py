@@ -1,0 +1,91 @@
+"""How peers stand: what a chain's versions found of their work, and what their next work weighs for that."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_run import signer
+
+from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.protocol.standing import (
+    DOUBTED_FOR,
+    FINDINGS_MAX,
+    FORGERS_WAIT,
+    PROBATION_WEIGHT,
+    Findings,
+    Standing,
+    Standings,
+)
+
+PEER, OTHER = sorted(signer(number).peer for number in (1, 2))
+
+
+def standings(*versions: Findings | None) -> Standings:
+    """Of a chain whose every version counts a work of PEER."""
+    chain = Standings()
+    for number, findings in enumerate(versions, 1):
+        chain.add(number, authors=[PEER], findings=findings)
+    return chain
+
+
+def found(**kinds: int) -> Findings | None:
+    return Findings.of(**{kind: [PEER] * count for kind, count in kinds.items()})
+
+
+def test_a_newcomer_is_on_probation_until_its_first_works_were_repeated() -> None:
+    one, two = standings(found(repeated=1)).of(PEER), standings(found(repeated=1), found(repeated=1)).of(PEER)
+    assert [peer.is_on_probation(2) for peer in (Standing(), one, two)] == [True, True, False]
+    assert [peer.weight(2) for peer in (Standing(), one, two)] == [PROBATION_WEIGHT, PROBATION_WEIGHT, 1.0]
+    assert Standing().weight(2, is_repeated=True) == 1.0
+    assert Standing().weight(0) == 1.0
+
+
+def test_first_works_are_audited_and_later_ones_now_and_then() -> None:
+    chances = [Standing(works=works, repeated=3).audit_chance(3) for works in (3, 10, 24, 49, 1000)]
+    assert chances == [1 / 4, 1 / 11, 0.04, 0.02, 0.02]
+    assert Standing(works=1000, repeated=2).audit_chance(3) == 1.0
+
+
+def test_whoever_forges_waits_and_then_begins_anew() -> None:
+    versions = [found(repeated=1), None, found(forged=1, repeated=1)]
+    for passed in range(FORGERS_WAIT + 1):
+        standing = standings(*versions, *[None] * passed).of(PEER)
+        assert standing.waits == FORGERS_WAIT - passed
+        assert (standing.repeated, standing.works) == (0, passed)
+    assert standings(*versions).of(OTHER) == Standing()
+
+
+def test_whoever_withholds_what_an_audit_needs_is_on_probation_again_and_does_not_wait() -> None:
+    standing = standings(found(repeated=5), found(withheld=1), found(repeated=1)).of(PEER)
+    assert (standing.repeated, standing.works, standing.waits) == (1, 3, 0)
+
+
+def test_work_that_failed_halves_what_the_next_weighs_for_a_while() -> None:
+    versions = [found(repeated=1), found(failed=1)]
+    assert standings(*versions).of(PEER).weight(1) == 0.5
+    assert standings(*versions, *[None] * (DOUBTED_FOR - 1)).of(PEER).weight(1) == 0.5
+    assert standings(*versions, *[None] * DOUBTED_FOR).of(PEER).weight(1) == 1.0
+    assert standings(found(failed=1)).of(PEER).weight(1) == 0.5 * PROBATION_WEIGHT
+
+
+@given(st.lists(st.sampled_from(["forged", "withheld", "failed", "repeated", ""]), max_size=20), st.integers(0, 20))
+def test_versions_that_are_given_up_leave_nothing_behind(kinds: list[str], kept: int) -> None:
+    versions = [found(**{kind: 1}) if kind else None for kind in kinds]
+    chain = standings(*versions)
+    tried = chain.copy()
+    tried.drop_after(kept)
+    assert tried.of(PEER) == standings(*versions[:kept]).of(PEER)
+    assert tried.has_worked(PEER) == bool(versions[:kept]) and not tried.has_worked(OTHER)
+    assert chain.of(PEER) == standings(*versions).of(PEER)  # the copy is another one
+
+
+def test_findings_have_an_order_and_a_limit_and_the_gravest_are_never_left_out() -> None:
+    assert Findings.of(repeated=[]) is None
+    both = Findings.of(repeated=[OTHER, PEER, OTHER])
+    assert both is not None and both.repeated == (PEER, OTHER, OTHER)
+    crowd = Findings.of(repeated=[PEER] * FINDINGS_MAX, forged=[OTHER])
+    assert crowd is not None and crowd.forged == (OTHER,) and len(crowd.repeated) == FINDINGS_MAX - 1
+    for wrong in ({"failed": (OTHER, PEER)}, {"failed": (PEER,) * (FINDINGS_MAX + 1)}):
+        with pytest.raises(ConfigError, match="in order"):
+            Findings(**wrong)

@@ -30,7 +30,7 @@ from ..protocol.gate import Appraisal
 from ..protocol.invitations import LINKS_MAX, Invitation
 from ..protocol.judgement import Check, Judgement
 from ..protocol.reasons import ADMISSION, Reason
-from ..protocol.signing import PeerId
+from ..protocol.signing import PeerId, require_digest
 from ..protocol.versions import Branch
 from ..strict import bounded
 from ..swarm.api import Reply
@@ -246,6 +246,24 @@ class Appraise(Request[Appraised]):
     contribution: Sealed[Contribution]
     sharding: Sealed[Sharding] | None = None
     is_audit: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """A leader's signature of a work's id, kind `draw` (protocol/gate.py)."""
+
+    signature: str
+
+
+@call("module.draw", by=LEADERS, refuses=(Reason.NOT_LEADER, Reason.CONTRIBUTION_MISSING))
+class GetDraw(Request[Draw]):
+    """This leader's part of the draw that says who judges a work: for other leaders, once it has taken the work."""
+
+    module: ModuleId
+    work: str
+
+    def __post_init__(self) -> None:
+        require_digest(self.work)
 
 
 # -- of a module, to whoever keeps its chain

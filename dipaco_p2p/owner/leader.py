@@ -210,6 +210,11 @@ class Leader:
             refused=self._trials.refused_lately(),
         )
 
+    def draw(self, work: str) -> str:
+        """As `Trials.draw`."""
+        self._require_leading()
+        return self._trials.draw(work)
+
     def receipts(self) -> dict[str, Sealed[Receipt]]:
         """By contribution: of the open round and the ones before."""
         return self._intake.receipts if self.is_leading else {}

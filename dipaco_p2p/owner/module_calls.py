@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from ..errors import Refused
 from ..node.calls import (
     Contribute,
+    Draw,
     Forward,
+    GetDraw,
     GetOpenRound,
     GetReceipts,
     GetRejections,
@@ -54,6 +56,7 @@ class ModuleCalls:
         GetOpenRound.serve(swarm, self._on_open_round)
         GetReceipts.serve(swarm, self._on_receipts)
         GetRejections.serve(swarm, self._on_rejections)
+        GetDraw.serve(swarm, self._on_draw)
         Take.serve(swarm, self._on_take)
 
     async def _on_contribute(self, sender: PeerId, request: Contribute) -> Receipted:
@@ -101,6 +104,9 @@ class ModuleCalls:
         self._owner_of(request.module)  # only who leads has a word on this
         notes = self._rejections.of(request.module)
         return items_reply(notes[name] for name in sorted(notes) if name > request.after)
+
+    async def _on_draw(self, sender: PeerId, request: GetDraw) -> Draw:
+        return Draw(signature=self._owner_of(request.module).draw(request.work))
 
     async def _on_take(self, sender: PeerId, request: Take) -> Done:
         """The leader leaves and names us; whoever grants terms still has to agree, unless it has done so itself."""

@@ -1,9 +1,11 @@
 """The work that waits for a module's next version, and what judges say of it; kept by the module's leader.
 
-As soon as a contribution is in, its leader asks judges, in an order that its own signature under the work gives: peers
-whose work any chain counts, so that no crowd of new keys comes to judge. Where they do not agree, or are too few, the
-coordinator's seed node is asked. A round that could close waits for them as long as rounds wait for a path, not longer.
-What nobody could measure counts if the chain knows its author, or if nobody lives who could have measured it.
+As soon as a contribution is in, its leader asks judges: peers whose work any chain counts, so that no crowd of new
+keys comes to judge. Their order follows from the signatures of all leaders of the path's modules under the work, each
+given only after it has taken the work: so all ask the same judges, who measure once, and nobody can choose them.
+Where they do not agree, or are too few, the coordinator's seed node is asked. A round that could close waits for them
+as long as rounds wait for a path, not longer. What nobody could measure counts if the chain knows its author, or if
+nobody lives who could have measured it.
 
 Meanwhile one of the same peers repeats the work, if it is its turn, and others do where that comes to something else.
 The round waits for this while the author is on probation (protocol/standing.py). Else the work counts, the audit goes
@@ -20,17 +22,17 @@ from dataclasses import dataclass
 
 from ..canonical import digest
 from ..errors import DipacoError, Refused
-from ..node.calls import Appraise
+from ..node.calls import Appraise, GetDraw
 from ..node.node import CALL_TIMEOUT_S, ask
 from ..protocol import gate
 from ..protocol.documents import Contribution, Sealed
 from ..protocol.gate import Appraisal
 from ..protocol.reasons import Reason
 from ..protocol.rounds import VERSIONS_TOLD, Entry
-from ..protocol.signing import PeerId, short
+from ..protocol.signing import PeerId, short, verify
 from ..protocol.standing import Standing
 from ..protocol.verdicts import Verdicts, in_order, require_drawn
-from ..topology import PathId
+from ..topology import ModuleId, PathId
 from .chain import ModuleChain
 
 log = logging.getLogger(__name__)
@@ -91,7 +93,10 @@ class Trials:
         self._refused: dict[Entry, int] = {}
         """Whose work was refused last when the module had which version."""
         self._audits: dict[str, _Audit] = {}
-        """By work."""
+        self._draws: dict[str, asyncio.Task[str]] = {}
+        """Both by work."""
+        self._taken: dict[str, int] = {}
+        """The works that were taken lately, and after which version."""
         self._evidence: list[Sealed[Appraisal]] = []
         """Of forged works that no version tells of yet, since all work of their round was refused."""
 
@@ -124,12 +129,20 @@ class Trials:
             return
         work, until_s = sealed.document.work, self._node.clock.now_s() + self._limit_s()
         said = self._said.setdefault(work, {})
-        if work not in self._audits and self._is_audited(sealed.document):
-            audit = asyncio.create_task(self._audit(sealed, said, until_s))
-            self._audits[work] = _Audit(audit, said)
+        self._taken[work] = self._chain.ledger.head.version
+        if work not in self._draws:
+            self._draws[work] = asyncio.create_task(self._joint_draw(sealed.document))
+            self._audits[work] = _Audit(asyncio.create_task(self._audit(sealed, said, until_s)), said)
+            self._audits[work].task.add_done_callback(self._ended)
         task = self._asking[sealed.id] = asyncio.create_task(self._ask(sealed, said, until_s))
-        for each in (task, *([self._audits[work].task] if work in self._audits else [])):
-            each.add_done_callback(self._ended)
+        task.add_done_callback(self._ended)
+
+    def draw(self, work: str) -> str:
+        """Our part of the draw that says who judges this work; raises Refused unless we have taken it: whoever knew it
+        before could choose among many works."""
+        if work not in self._taken:
+            raise Refused("no contribution of this work has come", reason=Reason.CONTRIBUTION_MISSING)
+        return self._node.swarm.signer.sign(gate.DRAW, work.encode())
 
     def is_over(self, contributions: Iterable[str]) -> bool:
         """Whether none of these waits for a judge."""
@@ -201,7 +214,7 @@ class Trials:
 
     def close(self) -> None:
         """Ask nobody any more."""
-        for task in (*self._asking.values(), *(audit.task for audit in self._audits.values())):
+        for task in (*self._asking.values(), *(audit.task for audit in self._audits.values()), *self._draws.values()):
             task.cancel()
 
     def _forget(self) -> None:
@@ -209,6 +222,10 @@ class Trials:
         for task in self._asking.values():
             task.cancel()
         self._barred = {key: bar for key, bar in self._barred.items() if bar[0] > now_s}
+        for work in self._draws.keys() - self._audits.keys():
+            self._draws.pop(work).cancel()
+        oldest = self._chain.ledger.head.version - VERSIONS_TOLD
+        self._taken = {work: version for work, version in self._taken.items() if version >= oldest}
         self._asking, self._said, self._unheard = {}, {}, set()
         self._slow = {judge: rounds - 1 for judge, rounds in self._slow.items() if rounds > 1}
 
@@ -224,9 +241,10 @@ class Trials:
         """Until judges have said enough, or nobody is left who lives and has said nothing. Whoever does not answer is
         asked again: the author may still be sending its other parts, and a heartbeat outlives its peer for a while."""
         document, silent = sealed.document, Counter[PeerId]()
+        draw = await asyncio.shield(self._draws[document.work])
         asking: dict[asyncio.Task[Sealed[Appraisal] | None], PeerId] = {}
         try:
-            while asked := self._next_judges(document, said, silent):
+            while asked := self._next_judges(document, draw, said, silent):
                 if self._node.clock.now_s() >= until_s:
                     break
                 for judge in asked if len(asking) < ASKING_MAX else ():
@@ -250,8 +268,7 @@ class Trials:
     ) -> None:
         """Note what the next of these says. One that says nothing for a while goes on, and counts as silent meanwhile:
         a line that is cut takes as long as a call may."""
-        hedge_s = max(HEDGE_S, HEDGE_SHARE * self._limit_s())
-        waiting = asyncio.ensure_future(self._node.clock.sleep(hedge_s))
+        waiting = asyncio.ensure_future(self._node.clock.sleep(self._hedge_s()))
         try:
             done, _ = await asyncio.wait({*asking, waiting}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -272,7 +289,11 @@ class Trials:
             await self._node.clock.sleep(RETRY_S)
 
     def _next_judges(
-        self, document: Contribution, said: Mapping[PeerId, Sealed[Appraisal]], silent: Mapping[PeerId, int]
+        self,
+        document: Contribution,
+        draw: str,
+        said: Mapping[PeerId, Sealed[Appraisal]],
+        silent: Mapping[PeerId, int],
     ) -> list[PeerId]:
         """Whom to ask next. Nobody once judges have said enough; the coordinator where they are too few, silent, or
         differ, and while it is away whoever comes next. `silent` says how often a judge gave nothing: others come
@@ -282,7 +303,7 @@ class Trials:
         is_split = gate.is_split(heard, coordinator=coordinator)
         if coordinator in said or (len(said) >= wanted and not is_split):
             return []
-        others = [judge for judge in self._judges(document) if judge not in said]
+        others = [judge for judge in self._judges(document, draw) if judge not in said]
         others.sort(key=lambda judge: (judge in self._slow, silent.get(judge, 0)))
         willing = [judge for judge in others if judge not in self._slow and not silent.get(judge)]
         has_coordinator = coordinator != document.author and self._lives(coordinator)
@@ -292,11 +313,15 @@ class Trials:
         return others[: max(missing, int(is_split))]
 
     async def _audit(self, sealed: Sealed[Contribution], said: dict[PeerId, Sealed[Appraisal]], until_s: float) -> None:
-        """Have the work repeated, by one peer after the other until enough agree; by ourselves only if they are too few
-        to agree. Each has half of the time that is left, so that one which is frozen does not take all of it."""
+        """Have the work repeated if it is its turn, by one peer after the other until enough agree; by ourselves only
+        if they are too few to agree. Each has half of the time that is left, so that one which is frozen does not take
+        all of it."""
         document, asked = sealed.document, set[PeerId]()
+        draw = await asyncio.shield(self._draws[document.work])
+        if not self._is_audited(document, draw):
+            return
         while gate.is_undecided(found.document for found in said.values()):
-            judges, now_s = self._judges(document), self._node.clock.now_s()
+            judges, now_s = self._judges(document, draw), self._node.clock.now_s()
             if self._node.peer != document.author and any(each.document.repeated for each in said.values()):
                 judges.append(self._node.peer)
             judge = next((judge for judge in judges if judge not in asked), None)
@@ -318,24 +343,54 @@ class Trials:
             await self._node.clock.sleep(RETRY_S)
         return None
 
-    def _is_audited(self, document: Contribution) -> bool:
-        """By its author's standing, and a draw that nobody can foresee."""
+    def _is_audited(self, document: Contribution, draw: str) -> bool:
+        """By its author's standing, and the draw."""
         if not (audited := self._node.run.config.audited):
             return False
-        chance = self._standing(document).audit_chance(audited)
-        draw = digest(f"audit {self._node.swarm.signer.sign(gate.DRAW, document.work.encode())}".encode())
-        return int(draw, 16) < chance * (1 << 4 * len(draw))
+        lot = digest(f"audit {draw}".encode())
+        return int(lot, 16) < self._standing(document).audit_chance(audited) * (1 << 4 * len(lot))
+
+    async def _joint_draw(self, document: Contribution) -> str:
+        """Of all leaders of the path that give their part of it soon: a slow one is left out."""
+        node, work = self._node, document.work
+        leaders = {module: node.watch.leader(module) for module in document.path.modules()}
+        asked = {peer: module for module, peer in leaders.items() if peer not in (None, node.peer)}
+        until_s = node.clock.now_s() + self._hedge_s()
+        parts = await asyncio.gather(
+            *(self._part(peer, module, work, until_s) for peer, module in asked.items() if peer)
+        )
+        own = node.peer, node.swarm.signer.sign(gate.DRAW, work.encode())
+        return " ".join(signature for _, signature in sorted([own, *filter(None, parts)]))
+
+    async def _part(self, leader: PeerId, module: ModuleId, work: str, until_s: float) -> tuple[PeerId, str] | None:
+        """One leader's; None if it does not give it by then: the author may still be sending the work."""
+        clock = self._node.clock
+        while (left_s := until_s - clock.now_s()) > 0:
+            try:
+                signature = (
+                    await ask(self._node, leader, GetDraw(module=module, work=work), timeout_s=left_s)
+                ).signature
+                return (leader, signature) if verify(leader, gate.DRAW, work.encode(), signature) else None
+            except DipacoError as error:
+                if not isinstance(error, Refused) or error.reason != Reason.CONTRIBUTION_MISSING:
+                    return None
+            await clock.sleep(RETRY_S)
+        return None
+
+    def _hedge_s(self) -> float:
+        return max(HEDGE_S, HEDGE_SHARE * self._limit_s())
 
     def _lives(self, peer: PeerId) -> bool:
         return peer == self._node.peer or peer in self._node.watch.heartbeats
 
-    def _judges(self, document: Contribution) -> list[PeerId]:
-        """Who may measure it, the first choice first. Not who leads, who sees to it that others do; and not the
-        coordinator, who has the last word."""
+    def _judges(self, document: Contribution, draw: str) -> list[PeerId]:
+        """Who may measure it, the first choice first. Not who leads, who sees to it that others do, and leaders of the
+        path's other modules last, since these do not ask themselves; and not the coordinator, who has the last word."""
         watch, without = self._node.watch, {self._node.peer, document.author, self._node.run.manifest.author}
         alive = [peer for peer, beat in watch.heartbeats.items() if beat.owns and peer not in without]
-        draw = self._node.swarm.signer.sign(gate.DRAW, document.work.encode())
-        return in_order((peer for peer in alive if self._chain.has_worked(peer)), draw)
+        leaders = {watch.leader(module) for module in document.path.modules()}
+        judges = in_order((peer for peer in alive if self._chain.has_worked(peer)), draw)
+        return sorted(judges, key=lambda peer: peer in leaders)
 
     async def _appraised(
         self, judge: PeerId, sealed: Sealed[Contribution], until_s: float, *, is_audit: bool = False

@@ -227,6 +227,13 @@ CASES = {
             replied={"appraisal": APPRAISAL.to_dict()},
         ),
         Case(
+            request=calls.GetDraw(module=MODULE, work=ID),
+            header={"module": "L0.M1", "work": ID},
+            reply=calls.Draw(signature="ab" * 64),
+            replied={"signature": "ab" * 64},
+            wrong={"work": ("zz", ID[:-1])},
+        ),
+        Case(
             request=calls.Take(module=MODULE, mandate=(GRANT,)),
             header={"module": "L0.M1", "mandate": [GRANT.to_dict()]},
         ),
@@ -313,7 +320,7 @@ def unsound(kind: Any, header: dict[str, Any], more: dict[str, tuple[Any, ...]])
 
 
 def test_every_call_has_a_case() -> None:
-    assert CASES.keys() == CALLS.keys() and len(CALLS) == 30
+    assert CASES.keys() == CALLS.keys() and len(CALLS) == 31
 
 
 @pytest.mark.parametrize("method", CASES)

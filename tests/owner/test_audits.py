@@ -16,15 +16,19 @@ from virtual_time import eventually, play
 
 from bootstrap.archives.verify import verify_run
 from dipaco_p2p.errors import Refused
-from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.calls import GetDraw
+from dipaco_p2p.node.node import Member, ask
 from dipaco_p2p.owner.leader import Leader
+from dipaco_p2p.owner.trials import Trials
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Recipe, Sealed, seal
-from dipaco_p2p.protocol.gate import NOTHING_GIVEN, Repetition
+from dipaco_p2p.protocol.gate import DRAW, NOTHING_GIVEN, Repetition
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.standing import FORGERS_WAIT, PROBATION_WEIGHT, Findings, Standing
+from dipaco_p2p.topology import ModuleId
 from simulation.training import toy_gains
 
+OTHER_MODULE = ModuleId(2, 0)
 SAME, OFF = Repetition(cosine=1.0, ratio=1.0, moments=1.0), Repetition(cosine=0.5, ratio=1.0, moments=1.0)
 
 
@@ -154,7 +158,7 @@ def test_an_audit_of_a_trusted_author_is_told_of_later_and_a_forger_waits(audit_
         await on.push(other, GOOD, path=OTHER_PATH)
         await on.version(3)
         findings = on.findings(3)
-        assert findings is not None and findings.forged == (author.swarm.peer,)
+        assert findings is not None and set(findings.forged) == {author.swarm.peer}
         assert on.authors_of(3) == {other.swarm.peer} and on.expired() == {again: Reason.NOT_REPEATED}
         with pytest.raises(Refused) as caught:
             await on.push(author, GOOD)
@@ -162,6 +166,7 @@ def test_an_audit_of_a_trusted_author_is_told_of_later_and_a_forger_waits(audit_
         for number in range(4, 4 + FORGERS_WAIT):
             await on.push(other, GOOD, path=OTHER_PATH)
             await on.version(number)
+        on.auditors.found.clear()  # it is honest from now on
         await on.push(author, GOOD)
         await on.version(4 + FORGERS_WAIT)
         assert on.authors_of(4 + FORGERS_WAIT) == {author.swarm.peer}
@@ -190,11 +195,11 @@ def test_what_auditors_found_outlives_a_round_that_counts_nothing(audit_scene: P
     audit_scene(act)
 
 
-async def next_leader(on: AuditScene) -> tuple[TinyLeader, Leader]:
+async def next_leader(on: AuditScene, module: ModuleId = MODULE) -> tuple[TinyLeader, Leader]:
     """The one whose turn it is."""
     for each in on.world.leaders[1:]:
         with contextlib.suppress(Refused):
-            return each, await each.lead(MODULE)
+            return each, await each.lead(module)
     raise AssertionError("nobody may lead")
 
 
@@ -252,5 +257,44 @@ def test_an_audit_that_comes_too_late_is_left(audit_scene: Play) -> None:
         await on.push(author, GOOD)
         await on.version(6)
         assert [on.findings(number) for number in range(2, 7)] == [None] * 5
+
+    audit_scene(act)
+
+
+# -- who is asked
+
+
+def test_leaders_of_a_path_ask_the_same_judges_and_none_gives_its_part_before_it_has_taken_the_work(
+    audit_scene: Play,
+) -> None:
+    async def act(on: AuditScene) -> None:
+        author = await on.author(60)
+        other, owner = await next_leader(on, OTHER_MODULE)
+        await eventually(lambda: on.leader.node.watch.leader(OTHER_MODULE) == other.peer)
+        sealed = await on.work(author, GOOD)
+        ours, theirs = on.owner._trials, owner._trials
+        with pytest.raises(Refused) as caught:
+            await ask(author, other.peer, GetDraw(module=OTHER_MODULE, work=sealed.document.work))
+        assert caught.value.reason == Reason.CONTRIBUTION_MISSING
+        alone = await ours._joint_draw(sealed.document)
+        theirs._taken[sealed.document.work] = ours._taken[sealed.document.work] = 0
+        both = await ours._joint_draw(sealed.document)
+        assert both == await theirs._joint_draw(sealed.document) != alone
+        assert alone in both.split(" ")
+
+    audit_scene(act)
+
+
+def test_a_part_of_the_draw_that_is_not_its_leaders_own_is_left_out(
+    audit_scene: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(on: AuditScene) -> None:
+        author = await on.author(60)
+        other, _ = await next_leader(on, OTHER_MODULE)
+        await eventually(lambda: on.leader.node.watch.leader(OTHER_MODULE) == other.peer)
+        sealed = await on.work(author, GOOD)
+        monkeypatch.setattr(Trials, "draw", lambda self, work: author.swarm.signer.sign(DRAW, work.encode()))
+        draw = await on.owner._trials._joint_draw(sealed.document)
+        assert draw == on.leader.swarm.signer.sign(DRAW, sealed.document.work.encode())
 
     audit_scene(act)

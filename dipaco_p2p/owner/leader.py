@@ -27,7 +27,7 @@ from ..program.tasks import changed_or_later, repeat
 from ..protocol.documents import Contribution, Custody, Grant, ModuleVersion, Receipt, Sealed, seal
 from ..protocol.grants import Mandate
 from ..protocol.reasons import Reason
-from ..protocol.rounds import UPLOAD_SILENCE_S, Arrivals, OpenRound, Round
+from ..protocol.rounds import UPLOAD_SILENCE_S, Arrivals, Entry, OpenRound, Round
 from ..protocol.signing import PeerId
 from ..protocol.verdicts import Verdicts
 from ..protocol.versions import Branch, Known
@@ -302,9 +302,11 @@ class Leader:
         # Closing too early costs a path its round, so look at the claims once more before.
         await self._node.watch.read_claims(self._round.expected)
         async with self._lock:
-            self._round = self._ticked(now_s)
-            if self._round.is_closed and self.is_leading:
-                await self._close()
+            ticked = self._ticked(now_s)
+            if ticked.is_closed and self.is_leading:
+                await self._close(ticked)
+            else:
+                self._round = ticked
 
     async def _catch_up(self) -> None:
         """Hand in, now and then, what somebody did not take: it may have come back."""
@@ -339,22 +341,30 @@ class Leader:
         paths = self._node.run.topology.paths_through(self.module)
         return Round(number=self.head.version, expected=frozenset(paths))
 
-    async def _close(self) -> None:
+    async def _close(self, closed: Round) -> None:
+        """Make the next version of what may count. Where work is refused, its path may come by others' work instead."""
         judged = [item.sealed for item in self._intake.admitted.values()]
         self._verdicts = self._trials.verdicts(judged)
-        refused = self._trials.refused(judged, self._verdicts)
-        for sealed in judged:
-            if sealed.id in refused:
-                log.warning("%s: %s does not count: %s", self.module, sealed.id[:8], refused[sealed.id])
-                self._intake.expel(sealed)
-                self._chain.expire(sealed, refused[sealed.id])
-        is_empty = bool(refused) and not self._intake.admitted
-        made = None if is_empty else await self._make_next()
-        self._trials.next_round(judged, refused, is_made=made is not None)
-        if made is not None:
-            await self._append(made)
-        else:
+        reasons = self._trials.refused(judged, self._verdicts)
+        refused = [sealed for sealed in judged if sealed.id in reasons]
+        for sealed in refused:
+            log.warning("%s: %s does not count: %s", self.module, sealed.id[:8], reasons[sealed.id])
+            self._intake.expel(sealed)
+            self._trials.expel(sealed, reasons[sealed.id])
+            self._chain.expire(sealed, reasons[sealed.id])
+        if refused and not self._intake.admitted:
             self._round = self._new_round()
+            return
+        without = {Entry(path=sealed.document.path, peer=sealed.document.author) for sealed in refused}
+        self._round = self._round.without(without, now_s=self._node.clock.now_s()) or closed
+        if self._round is not closed:
+            return
+        made = await self._make_next()
+        self._trials.next_round(is_made=made is not None)
+        if made is None:
+            self._round = self._new_round()
+        else:
+            await self._append(made)
 
     async def _make_next(self) -> Made | None:
         """The next version, made of what is admitted; None when nothing of that is left.
@@ -364,8 +374,7 @@ class Leader:
           made of the others.
         - Contributions whose outer step is not finite make no version, under this leader or any other: the longest
           expires and is reported, until the others make one.
-        - Versions are made one at a time, of all modules that this peer leads and mirrors: what that takes in memory
-          does not grow with how many rounds close at once.
+        - Versions are made one at a time, of all modules here: memory does not grow with how many rounds close at once.
         """
         assert self._intake.admitted, "a round without contributions does not close"
         reach("owner: round closed, version not made")

@@ -98,7 +98,9 @@ class Trials:
         self._taken: dict[str, int] = {}
         """The works that were taken lately, and after which version."""
         self._evidence: list[Sealed[Appraisal]] = []
-        """Of forged works that no version tells of yet, since all work of their round was refused."""
+        """What was said of refused works, of which no version tells yet."""
+        self._caught: set[PeerId] = set()
+        """Who forged one of these."""
 
     @property
     def is_on(self) -> bool:
@@ -107,8 +109,7 @@ class Trials:
     def require(self, contribution: Contribution) -> None:
         """Raise Refused for work in place of what was refused a moment ago: judges have better to do. Later it may be
         tried again, for they may have been wrong."""
-        is_caught = any(sealed.document.of == contribution.author for sealed in self._evidence)
-        if is_caught or self._standing(contribution).waits:
+        if contribution.author in self._caught or self._standing(contribution).waits:
             # It is told of at once, so that others train the path meanwhile.
             entry = Entry(path=contribution.path, peer=contribution.author)
             self._refused[entry] = self._chain.ledger.head.version
@@ -185,25 +186,30 @@ class Trials:
         self._refused = {entry: version for entry, version in self._refused.items() if version >= oldest}
         return list(self._refused)
 
-    def next_round(
-        self, contributions: Iterable[Sealed[Contribution]], refused: Mapping[str, Reason], *, is_made: bool
-    ) -> None:
-        """The round of these is over; if a version `is_made`, it counts those that were not refused."""
-        works = {sealed.document.work: refused.get(sealed.id) for sealed in contributions}
+    def expel(self, sealed: Sealed[Contribution], reason: Reason) -> None:
+        """It was refused; the next version tells why."""
+        document = sealed.document
+        self._asking.pop(sealed.id).cancel()
+        self._evidence += self._said.pop(document.work, {}).values()
+        if reason == Reason.NOT_REPEATED:
+            self._caught.add(document.author)
+        self._unheard.discard(document.work)
+        self._draws.pop(document.work).cancel()
+        self._audits.pop(document.work).task.cancel()
+
+    def next_round(self, *, is_made: bool) -> None:
+        """The round is over, and perhaps a version of it `is_made`."""
         audits, self._audits = self._audits, {}
         for work, audit in audits.items():
             is_in_time = not audit.task.done() and audit.late < LATE_VERSIONS
             is_over = is_made and audit.is_told
-            if not works.get(work) and not is_over and (is_in_time or audit.found):
+            if not is_over and (is_in_time or audit.found):
                 self._audits[work] = audit
                 audit.late += is_made
             else:
                 audit.task.cancel()
         if is_made:
-            self._evidence = []
-        else:
-            forged = {work for work, reason in works.items() if reason == Reason.NOT_REPEATED}
-            self._evidence += [sealed for work in forged for sealed in self._said.get(work, {}).values()]
+            self._evidence, self._caught = [], set()
         self._forget()
 
     def clear(self) -> None:

@@ -12,6 +12,7 @@ round. What does not come is given up:
   deadline is as many times longer as there are waves, paths for each volunteer.
 - Claims cost nothing, so without a quorum of the claimed *paths* a longer deadline does the same: peers that claim
   and never contribute can slow a round, but not stop it.
+- Work that was refused when the round could close does not make its path come: once, the path has a deadline more.
 - Then a grace, in which nearly finished uploads still arrive. While bytes of a claimant's upload keep coming it goes
   on, at most for one more deadline: a slow uplink has done its work already.
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
@@ -81,6 +82,7 @@ class RoundEvent(StrEnum):
     DEADLINE = "deadline passed"
     COMPLETE = "all paths and claimants are in"
     GRACE_OVER = "grace is over"
+    REFUSED = "work was refused"
 
 
 ROUND_TRANSITIONS = {
@@ -91,6 +93,8 @@ ROUND_TRANSITIONS = {
     (RoundState.GRACE, RoundEvent.CONTRIBUTED): RoundState.GRACE,
     (RoundState.GRACE, RoundEvent.COMPLETE): RoundState.CLOSED,
     (RoundState.GRACE, RoundEvent.GRACE_OVER): RoundState.CLOSED,
+    (RoundState.COLLECTING, RoundEvent.REFUSED): RoundState.COLLECTING,
+    (RoundState.GRACE, RoundEvent.REFUSED): RoundState.COLLECTING,
 }
 
 
@@ -116,6 +120,8 @@ class Round:
     last_s: float = 0.0
     """When the round began to collect, or a path last came that was not in yet."""
     grace_from_s: float = 0.0
+    was_refused: bool = False
+    """Whether it goes on since work was refused."""
 
     @property
     def paths(self) -> frozenset[PathId]:
@@ -158,6 +164,16 @@ class Round:
             return self
         state = follow(ROUND_TRANSITIONS, self.state, event)
         return replace(self, state=state, grace_from_s=now_s if state is RoundState.GRACE else self.grace_from_s)
+
+    def without(self, refused: Collection[Entry], *, now_s: float) -> Round | None:
+        """The round goes on without this work, so that others train its path, which has its time anew. None if it does
+        not: all paths are in by others' work, or that happened to it once."""
+        left = self.entries - frozenset(refused)
+        is_missed = self.paths > {entry.path for entry in left}
+        if self.was_refused or not is_missed:
+            return None
+        state = follow(ROUND_TRANSITIONS, self.state, RoundEvent.REFUSED)
+        return replace(self, state=state, entries=left, last_s=now_s, was_refused=True)
 
     def resumed(self, *, now_s: float) -> Round:
         """Nothing could come for a while, since the run was frozen: what is missing has its time anew."""

@@ -230,6 +230,22 @@ def test_a_closed_round_takes_nothing_and_stays() -> None:
     assert closed.paths == ALL
 
 
+def test_a_path_whose_work_was_refused_has_its_time_once_more() -> None:
+    now_s = START_S + 200.0
+    refused = collected(*ALL).without([Entry(path=D, peer=peer(D))], now_s=now_s)
+    assert refused is not None and refused.paths == ALL - {D}
+    deadline_s = CONFIG.deadline_s
+    assert refused.tick(claims(*ALL), CONFIG, now_s=now_s + deadline_s - 0.1) == refused
+    assert refused.contributed(D, peer(A), now_s=now_s).tick(claims(A, B, C), CONFIG, now_s=now_s).is_closed
+    assert refused.without([Entry(path=C, peer=peer(C))], now_s=now_s) is None  # once
+
+
+def test_refused_work_on_a_path_that_others_brought_as_well_keeps_nobody_waiting() -> None:
+    replica = collected(*ALL).contributed(D, peer(D, 1), now_s=START_S)
+    assert replica.without([Entry(path=D, peer=peer(D))], now_s=START_S) is None
+    assert replica.without([], now_s=START_S) is None
+
+
 # -- deadlines that were learnt, and uploads that go on
 
 

@@ -153,12 +153,15 @@ def is_withheld(appraisals: Iterable[Appraisal]) -> bool:
 
 
 def usual_rate(works: Iterable[Judged]) -> float:
-    """What work usually gains for each token: the median of those whom the chain knows, if it knows any. Of several
-    judges the one that says least counts, so that no judge can make others' work look like nothing."""
+    """What work usually gains for each token: the median of those authors whom the chain knows, if it knows any. Of
+    several judges and works the one that says least counts: neither a judge nor an author with many works, of much gain
+    for the tokens that it names, can make others' work look like nothing."""
     appraised = [work for work in works if work.appraisals]
-    known = [work for work in appraised if work.is_known] or appraised
-    rates = [min(appraisal.rate for appraisal in work.appraisals) for work in known]
-    return statistics.median_low(rates) if rates else 0.0
+    rates: dict[PeerId | None, float] = {}
+    for work in [work for work in appraised if work.is_known] or appraised:
+        rate = min(appraisal.rate for appraisal in work.appraisals)
+        rates[work.author] = min(rate, rates.get(work.author, rate))
+    return statistics.median_low(rates.values()) if rates else 0.0
 
 
 def is_split(appraisals: Sequence[Appraisal], *, coordinator: PeerId) -> bool:

@@ -51,9 +51,14 @@ def judged(*found: tuple[float, float], is_known: bool = True, by_seed: tuple[fl
     return Judged(is_known=is_known, appraisals=said)
 
 
+def by(author: Signer, work: Judged) -> Judged:
+    return replace(work, appraisals=[replace(one, of=author.peer) for one in work.appraisals])
+
+
 def verdict(work: Judged, *others: Judged) -> Reason | None:
     """Of the first, in a round with the others and three that are good."""
-    works = {f"{number:02}": one for number, one in enumerate((work, *others, *[judged(GOOD, GOOD)] * 3))}
+    usual = (by(signer(number), judged(GOOD, GOOD)) for number in (4, 5, 6))
+    works = {f"{number:02}": one for number, one in enumerate((work, *others, *usual))}
     return refused(works, coordinator=COORDINATOR.peer).get("00")
 
 
@@ -102,6 +107,13 @@ def test_a_judge_that_praises_one_does_not_make_the_others_look_idle() -> None:
     praised = judged((1e6, 0.0), GOOD)
     works = {"a": praised, "b": praised, "c": judged(GOOD, GOOD)}
     assert refused(works, coordinator=COORDINATOR.peer) == {}
+
+
+def test_an_author_of_many_works_that_gain_much_does_not_make_the_others_look_idle() -> None:
+    """Attack, seed 301: one peer on two of three paths, whose work gained twelve times as much for what it said."""
+    much = by(signer(2), judged((12.0, 0.1), (12.0, 0.1)))
+    assert refused({"a": judged(GOOD, GOOD), "b": much, "c": much}, coordinator=COORDINATOR.peer) == {}
+    assert usual_rate([judged(GOOD, GOOD), much, much]) == pytest.approx(0.01)
 
 
 def test_work_of_fewer_tokens_needs_to_gain_less() -> None:
@@ -195,10 +207,6 @@ def audited(*found: Repetition | None, is_known: bool = True, by_seed: tuple[flo
     work = judged(*[GOOD] * len(found), is_known=is_known, by_seed=by_seed)
     said = [replace(one, repeated=each) for one, each in zip(work.appraisals, found, strict=False)]
     return replace(work, appraisals=[*said, *work.appraisals[len(found) :]])
-
-
-def by(author: Signer, work: Judged) -> Judged:
-    return replace(work, appraisals=[replace(one, of=author.peer) for one in work.appraisals])
 
 
 @pytest.mark.parametrize(

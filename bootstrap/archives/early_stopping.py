@@ -1,4 +1,6 @@
-"""Early stopping: the round that each path is served with, as the seed node found it and as others read it.
+"""What follows from a run's evaluations: which round each path is served with, and when a round did damage.
+
+Early stopping: the round that each path is served with, as the seed node found it and as others read it.
 
     {"rounds": {"P0-1": 7, ...}, "losses": {"P0-1": 3.42, ...}}
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,9 @@ from dipaco_p2p.topology import PathId
 
 LOSS_MAX = 1e6
 """Nats per token; beyond that, or not a number, a loss says nothing."""
+JUMP_NATS = 0.25
+"""By which the routed loss may rise above the best round's before the coordinator is told to look: 28 % perplexity.
+Honest outer steps overshoot by a tenth of that in a run's first rounds (docs/log.md, 2026-11-26)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,3 +118,37 @@ def total(parts: list[Evaluation]) -> Evaluation:
     return Evaluation(
         nats_total=math.fsum(part.nats_total for part in parts), tokens=sum(part.tokens for part in parts)
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jump:
+    """A round that made the model worse than it ever ought to, seen from the best round before it."""
+
+    version: int
+    best: int
+    nats: float
+    """By which the routed loss rose."""
+    modules: Mapping[str, float]
+    """Those whose own loss rose by more than JUMP_NATS, the worst first, and by how much."""
+
+
+def jump(rows: Sequence[Mapping[str, Any]]) -> Jump | None:
+    """Whether the last of these evaluations jumped beyond JUMP_NATS and the one before it had not; None if not."""
+    if len(rows) < 2:
+        return None
+    *before, last = rows
+    best = min(before, key=_loss)
+    if not _loss(last) - _loss(best) > JUMP_NATS >= _loss(before[-1]) - _loss(best):
+        return None
+    rises = {module: _number(loss) - _number(best["modules"][module]) for module, loss in last["modules"].items()}
+    worst = sorted((item for item in rises.items() if item[1] > JUMP_NATS), key=lambda item: -item[1])
+    return Jump(version=last["version"], best=best["version"], nats=_loss(last) - _loss(best), modules=dict(worst))
+
+
+def _loss(row: Mapping[str, Any]) -> float:
+    return _number(row["loss"])
+
+
+def _number(loss: float | None) -> float:
+    """What is no number is worse than any."""
+    return math.inf if loss is None or math.isnan(loss) else loss

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
-from ..archives.early_stopping import read_evaluations, serving_header
+from ..archives.early_stopping import jump, read_evaluations, serving_header
 from ..archives.evaluator import Evaluator, RoundEvaluation, append_evaluation, judge_finished
 from ..archives.records import Checks, PublicRecords
 from ..control.view import Seen
@@ -236,6 +236,21 @@ class SeedStage:
             end = f"{rounds} rounds, perplexity {perplexity:.1f}"
             print(f"the run is complete: {end}; still serving, Ctrl-C stops", flush=True)
 
+    def _propose_rollback(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Where the last round did damage. To go back is the coordinator's own decision, as a ban is."""
+        if (found := jump(rows)) is None:
+            return
+        modules = {module: round(nats, 3) for module, nats in found.modules.items()}
+        self._node.history.add(
+            "rollback_proposed", version=found.version, to=found.best, nats=round(found.nats, 3), modules=modules
+        )
+        worst = ", ".join(f"{module} by {nats:.2f}" for module, nats in list(found.modules.items())[:3])
+        print(
+            f"round {found.version} did damage: the held-out loss is {found.nats:.2f} nats above round {found.best}'s "
+            f"({worst}); `dipaco-bootstrap rollback MODULE {found.best}` goes back",
+            flush=True,
+        )
+
     async def _once_caught_up(self, loop: Callable[[], Awaitable[None]]) -> None:
         """What signs waits until a coordinator that came out of a backup knows what it has signed."""
         await self._catching_up.is_over.wait()
@@ -273,6 +288,7 @@ class SeedStage:
                     rows.append(evaluation.to_dict())
                     self._serving, self._judged = serving_header(rows), rows[-1]
                     self._print_judged(version, evaluation.routed.perplexity)
+                    self._propose_rollback(rows)
                 except IntegrityError as error:
                     log.warning("round %d was not evaluated: %s", version, error)
                 except DipacoError:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,22 @@ from serving_harness import (
 from virtual_time import eventually
 
 from bootstrap.archives import evaluator
-from bootstrap.archives.early_stopping import Best, best_rounds, read_evaluations, read_serving, serving_header
+from bootstrap.archives.early_stopping import (
+    Best,
+    best_rounds,
+    jump,
+    read_evaluations,
+    read_serving,
+    serving_header,
+)
 from bootstrap.coordinator.stage import SeedStage
 from bootstrap.use.export import export_path
 from bootstrap.use.generate import Request
+from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import ConfigError, IntegrityError, Unreachable
 from dipaco_p2p.node.stages import Stages
+from dipaco_p2p.program.history import History
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import PathId
@@ -338,3 +348,57 @@ async def test_nobody_but_the_coordinator_is_asked(served: Served, tmp_path: Pat
     with pytest.raises(Unreachable, match="the coordinator, which judges the rounds, does not answer") as caught:
         await run.best(PathId((0, 0, 0)))
     assert "leave --version and --best out" in caught.value.hint
+
+
+# -- rounds that do damage
+
+
+def rows(*losses: float | None) -> list[dict[str, Any]]:
+    """Evaluations with these routed losses; of the two modules only L1.M1 follows them."""
+    return [
+        {"version": number, "loss": loss, "modules": {"L1.M0": 3.0, "L1.M1": loss}}
+        for number, loss in enumerate(losses)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("losses", "best"),
+    [
+        ((5.0,), None),
+        ((5.0, 4.0, 4.2), None),  # momentum overshoots
+        ((5.0, 4.0, 4.3), 1),
+        ((5.0, 4.0, 4.1, 4.3), 1),  # in two steps
+        ((5.0, 4.0, 4.3, 4.6), None),  # said already
+        ((5.0, 4.0, 4.3, 3.9, 4.2), 3),
+        ((5.0, 4.0, math.nan), 1),
+        ((5.0, 4.0, None), 1),
+        ((math.inf, math.inf), None),
+    ],
+)
+def test_a_jump_of_the_loss_is_told_once_with_the_round_to_go_back_to(
+    losses: tuple[float | None, ...], best: int | None
+) -> None:
+    found = jump(rows(*losses))
+    assert (found and found.best) == best
+    if found is not None:
+        assert found.version == len(losses) - 1 and list(found.modules) == ["L1.M1"]
+
+
+def test_the_coordinator_is_told_what_to_go_back_to(capsys: pytest.CaptureFixture[str]) -> None:
+    events: list[dict[str, Any]] = []
+    history = History(None, SystemClock())
+    history.listen(events.append)
+    stage: Any = SimpleNamespace(_node=SimpleNamespace(history=history))
+    SeedStage._propose_rollback(stage, rows(5.0, 4.0, 4.2))
+    assert (events, capsys.readouterr().out) == ([], "")
+    SeedStage._propose_rollback(stage, rows(5.0, 4.0, 4.5))
+    del events[0]["t"]
+    assert events[0] == {
+        "ev": "rollback_proposed",
+        "version": 2,
+        "to": 1,
+        "nats": 0.5,
+        "modules": {"L1.M1": 0.5},
+    }
+    told = capsys.readouterr().out
+    assert "round 2 did damage" in told and "(L1.M1 by 0.50)" in told and "rollback MODULE 1" in told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, Share
 from dipaco_p2p.protocol.gate import NOTHING_GIVEN, Repetition
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.verdicts import read_appraisals
 from dipaco_p2p.protocol.versions import genesis_version
 
@@ -85,10 +86,7 @@ def _archive(world: World) -> tuple[dict[str, tuple[Link, ...]], tuple[str, ...]
     except DipacoError as error:
         empty: dict[str, tuple[Link, ...]] = {str(module): () for module in world.run.topology.modules()}
         return empty, (f"the archive cannot be opened: {error}",), ()
-    chains = {
-        str(module): tuple(_link(each, archive) for each in ledger.versions)
-        for module, ledger in archive.ledgers.items()
-    }
+    chains = {str(module): tuple(_links(ledger.versions, archive)) for module, ledger in archive.ledgers.items()}
     unsound = [
         f"version {sealed.document.version} of {module}"
         for module, ledger in archive.ledgers.items()
@@ -114,8 +112,15 @@ def _others(world: World, chains: dict[str, tuple[Link, ...]]) -> Iterator[str]:
                     break
 
 
-def _link(sealed: Sealed[ModuleVersion], archive: SeedArchive) -> Link:
-    version = sealed.document
+def _links(versions: Sequence[Sealed[ModuleVersion]], archive: SeedArchive) -> Iterator[Link]:
+    unheard: set[PeerId] = set()
+    for sealed in versions:
+        yield _link(sealed.document, archive, unheard=frozenset(unheard))
+        if sealed.document.findings is not None:
+            unheard.update(sealed.document.findings.contradicted)
+
+
+def _link(version: ModuleVersion, archive: SeedArchive, *, unheard: frozenset[PeerId]) -> Link:
     counts = tuple(_counted(share, archive) for share in version.shares)
     return Link(
         version=version.version,
@@ -125,19 +130,19 @@ def _link(sealed: Sealed[ModuleVersion], archive: SeedArchive) -> Link:
         counts=counts,
         is_rollback=version.rollback is not None,
         is_judged=version.appraisals is not None,
-        forgers=_forgers(version, archive),
+        forgers=_forgers(version, archive, unheard=unheard),
     )
 
 
-def _forgers(version: ModuleVersion, archive: SeedArchive) -> frozenset[str]:
-    """As `Link.forgers`. Where most authors' work comes out different, none has to be refused."""
+def _forgers(version: ModuleVersion, archive: SeedArchive, *, unheard: frozenset[PeerId]) -> frozenset[str]:
+    """As `Link.forgers`, by those heard. Where most authors' work comes out different, none has to be refused."""
     found: dict[tuple[str, str], list[Repetition]] = defaultdict(list)
     try:
         said = read_appraisals(b"" if version.appraisals is None else archive.blob(version.appraisals.digest))
     except DipacoError:  # rot: the checks of the disk tell of it
         said = []
     for document in (sealed.document for sealed in said):
-        if document.repeated is not None:
+        if document.repeated is not None and document.author not in unheard:
             found[document.of, document.work].append(document.repeated)
     authors = {author for author, _ in found}
     forgers = {

@@ -44,6 +44,8 @@ SLOW_ROUNDS = 16
 """For so many rounds such a judge comes after all others: its line may be slow, and better used for its own work."""
 ASKING_MAX = 8
 """At once, about one work."""
+AGAIN = 0.1
+"""Of the works that an auditor could repeat, the share that another one repeats as well."""
 LATE_VERSIONS = 2
 """An audit goes on for so many versions after the one that counts its work: so long its author has the states."""
 
@@ -109,7 +111,7 @@ class Trials:
     def require(self, contribution: Contribution) -> None:
         """Raise Refused for work in place of what was refused a moment ago: judges have better to do. Later it may be
         tried again, for they may have been wrong."""
-        if contribution.author in self._caught or self._standing(contribution).waits:
+        if contribution.author in self._caught or self._standing(contribution.author).waits:
             # It is told of at once, so that others train the path meanwhile.
             entry = Entry(path=contribution.path, peer=contribution.author)
             self._refused[entry] = self._chain.ledger.head.version
@@ -169,7 +171,7 @@ class Trials:
         for sealed in contributions if self.is_on else ():
             document = sealed.document
             reason = verdicts.reason(document)
-            if reason is None and document.work in self._unheard and not self._standing(document).is_known:
+            if reason is None and document.work in self._unheard and not self._standing(document.author).is_known:
                 reason = Reason.UNJUDGED
             entry = Entry(path=document.path, peer=document.author)
             if reason is None:
@@ -235,8 +237,8 @@ class Trials:
         self._asking, self._said, self._unheard = {}, {}, set()
         self._slow = {judge: rounds - 1 for judge, rounds in self._slow.items() if rounds > 1}
 
-    def _standing(self, contribution: Contribution) -> Standing:
-        return self._chain.ledger.standings.of(contribution.author)
+    def _standing(self, peer: PeerId) -> Standing:
+        return self._chain.ledger.standings.of(peer)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -257,7 +259,7 @@ class Trials:
                     if judge not in asking.values():
                         asking[asyncio.create_task(self._appraised(judge, sealed, until_s))] = judge
                 await self._answered(asking, said, silent)
-            audited, standing = self._node.run.config.audited, self._standing(document)
+            audited, standing = self._node.run.config.audited, self._standing(document.author)
             if (audit := self._audits.get(document.work)) is not None and standing.is_on_probation(audited):
                 await asyncio.wait({audit.task})
         finally:
@@ -319,16 +321,17 @@ class Trials:
         return others[: max(missing, int(is_split))]
 
     async def _audit(self, sealed: Sealed[Contribution], said: dict[PeerId, Sealed[Appraisal]], until_s: float) -> None:
-        """Have the work repeated if it is its turn, by one peer after the other until enough agree; by ourselves only
-        if they are too few to agree. Each has half of the time that is left, so that one which is frozen does not take
-        all of it."""
+        """Have the work repeated if it is its turn, by one peer after the other until enough agree, and now and then
+        once more, since an auditor may not even have looked; by ourselves only if they are too few to agree. Each has
+        half of the time that is left, so that one which is frozen does not take all of it."""
         document, asked = sealed.document, set[PeerId]()
         draw = await asyncio.shield(self._draws[document.work])
         if not self._is_audited(document, draw):
             return
-        while gate.is_undecided(found.document for found in said.values()):
+        least = 2 if _is_drawn(f"again {draw}", AGAIN) else 1
+        while (heard := _repeated(said)) < least or gate.is_undecided(found.document for found in said.values()):
             judges, now_s = self._judges(document, draw), self._node.clock.now_s()
-            if self._node.peer != document.author and any(each.document.repeated for each in said.values()):
+            if heard and self._node.peer != document.author and self._standing(self._node.peer).is_heard:
                 judges.append(self._node.peer)
             judge = next((judge for judge in judges if judge not in asked), None)
             if judge is None or now_s >= until_s:
@@ -351,10 +354,8 @@ class Trials:
 
     def _is_audited(self, document: Contribution, draw: str) -> bool:
         """By its author's standing, and the draw."""
-        if not (audited := self._node.run.config.audited):
-            return False
-        lot = digest(f"audit {draw}".encode())
-        return int(lot, 16) < self._standing(document).audit_chance(audited) * (1 << 4 * len(lot))
+        audited = self._node.run.config.audited
+        return audited > 0 and _is_drawn(f"audit {draw}", self._standing(document.author).audit_chance(audited))
 
     async def _joint_draw(self, document: Contribution) -> str:
         """Of all leaders of the path that give their part of it soon: a slow one is left out."""
@@ -391,11 +392,13 @@ class Trials:
 
     def _judges(self, document: Contribution, draw: str) -> list[PeerId]:
         """Who may measure it, the first choice first. Not who leads, who sees to it that others do, and leaders of the
-        path's other modules last, since these do not ask themselves; and not the coordinator, who has the last word."""
+        path's other modules last, since these do not ask themselves; not the coordinator, who has the last word, and
+        nobody whose word does not count."""
         watch, without = self._node.watch, {self._node.peer, document.author, self._node.run.manifest.author}
         alive = [peer for peer, beat in watch.heartbeats.items() if beat.owns and peer not in without]
         leaders = {watch.leader(module) for module in document.path.modules()}
-        judges = in_order((peer for peer in alive if self._chain.has_worked(peer)), draw)
+        heard = (peer for peer in alive if self._chain.has_worked(peer) and self._standing(peer).is_heard)
+        judges = in_order(heard, draw)
         return sorted(judges, key=lambda peer: peer in leaders)
 
     async def _appraised(
@@ -423,3 +426,13 @@ class Trials:
 
 def _key(document: Contribution) -> Key:
     return document.author, document.path, document.base_version
+
+
+def _repeated(said: Mapping[PeerId, Sealed[Appraisal]]) -> int:
+    """How many have repeated the work."""
+    return sum(sealed.document.repeated is not None for sealed in said.values())
+
+
+def _is_drawn(lot: str, chance: float) -> bool:
+    number = digest(lot.encode())
+    return int(number, 16) < chance * (1 << 4 * len(number))

@@ -19,7 +19,8 @@ to be is found too: trained on other text, or made longer.
 - An outer gradient is **not repeated** if its cosine with the auditor's is below 0.99 or its norm off by over 5 %,
   before compression in both cases; or if AdamW's second moments after it differ by more than twice. Whoever does not
   give what a repetition needs has failed as well: the work is unjudged, if nobody could repeat it.
-- Two auditors must agree, and more than half of them, whatever the losses say and whoever the author is.
+- Two auditors must agree, and more than half of them, whatever the losses say and whoever the author is. Those whom
+  most contradict are not heard for a while (standing.py).
 - If of three authors or more most had work that was not repeated, auditors' machines differ from the trainers', and
   none is refused for that.
 
@@ -144,6 +145,17 @@ def is_repeated(appraisals: Iterable[Appraisal]) -> bool:
     """Whether enough auditors came to the same."""
     same, failed = _repetitions(appraisals)
     return same > failed
+
+
+def contradicted(appraisals: Iterable[Appraisal]) -> list[PeerId]:
+    """The auditors that came to something else than most others, once enough agree. What an author gives to one and
+    withholds from others contradicts nobody."""
+    said = list(appraisals)
+    same, failed = _repetitions(said)
+    if same == failed or is_undecided(said):
+        return []
+    heard = [one for one in said if one.repeated is not None and one.repeated != NOTHING_GIVEN]
+    return [one.author for one in heard if one.repeated is not None and one.repeated.is_same != (same > failed)]
 
 
 def is_withheld(appraisals: Iterable[Appraisal]) -> bool:

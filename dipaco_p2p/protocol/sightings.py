@@ -10,8 +10,8 @@ seen itself and by what the leaders say of the work that came in:
 - *An idle claim weighs nothing*: nobody yields to it or waits for it, and its path is free. It weighs again as soon
   as its author's work is in a round. Whoever moves on without having worked takes the used chance along.
 - *Refused work does not count as work.* If a leader says that it refused a claimant's work, and no module of the path
-  counts any, or if all its leaders say so, the claim is idle at once. A single leader that lies takes no claim away:
-  other modules count the work.
+  counts any, or if the leaders of most of its modules say so, the claim is idle at once. A single leader that lies
+  takes no claim away: other modules count the work.
 - *One path at a time.* Of several claims by one peer only the newest weighs.
 - *A claim is as old as others have seen it*, and at most one life of a record older: nobody comes first by writing an
   early time. Claims that were there before this peer looked have the age that they say: among them it has no rank.
@@ -196,13 +196,18 @@ class Sightings:
 
 
 def _refused(rounds: Mapping[ModuleId, OpenRound]) -> set[Entry]:
-    """Whose work on a path some leader says that it refused, while no module counts it; or all its leaders say so."""
+    """Whose work on a path the leaders of most of its modules say that they refused; or some, while none counts it."""
     told: dict[Entry, set[ModuleId]] = defaultdict(set)
     for module, open_ in rounds.items():
         for entry in open_.refused:
             told[entry].add(module)
     counted = {entry for open_ in rounds.values() for entry in (open_.counted[0] if open_.counted else ())}
-    return {entry for entry, by in told.items() if entry not in counted or by.issuperset(entry.path.modules())}
+    return {entry for entry, by in told.items() if entry not in counted or _is_most(by, entry.path)}
+
+
+def _is_most(modules: Collection[ModuleId], path: PathId) -> bool:
+    of_path = path.modules()
+    return 2 * len([module for module in of_path if module in modules]) > len(of_path)
 
 
 def _works(

@@ -8,6 +8,7 @@ the chain derives the same `Standing` of a peer from them, so it outlives leader
 - A peer whose work was refused since it does not gain weighs half for some versions.
 - A peer that withheld what an audit needs is on probation again.
 - A peer that **forged** work waits: for some versions none of its work counts. Then it begins anew.
+- An auditor that most others contradict is not **heard** for some versions, neither as an auditor nor as a judge.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ FORGERS_WAIT = 8
 """Versions in which no work of a peer counts after one that finds it forged work."""
 DOUBTED_FOR = 8
 """Versions in which a peer's work weighs less after one that refused some."""
+UNHEARD_FOR = 32
+"""Versions in which what a peer says of others' work counts for nothing, after one that finds it contradicted."""
 PROBATION_WEIGHT = 0.25
 DOUBTED_WEIGHT = 0.5
 AUDITED_MIN = 0.02
@@ -38,7 +41,7 @@ Peers = tuple[PeerId, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Whose works were found what, a peer once for each work, in order."""
+    """Whose works were found what, a peer once for each work, each kind in order."""
 
     forged: Peers = ()
     """Auditors came to something else."""
@@ -46,6 +49,8 @@ class Findings:
     """What auditors needed was not to be had from its author."""
     failed: Peers = ()
     """Judges found that the work harms its path, or gains too little."""
+    contradicted: Peers = ()
+    """Auditors who came to something else than most others; the only ones who are not the work's author."""
     repeated: Peers = ()
     """Auditors came to the same."""
 
@@ -75,6 +80,8 @@ class Standing:
     waits: int = 0
     """Versions in which none of its work counts."""
     is_doubted: bool = False
+    is_heard: bool = True
+    """Whether its word on others' work counts."""
 
     @property
     def is_known(self) -> bool:
@@ -115,12 +122,13 @@ class Standings:
 
     def of(self, peer: PeerId) -> Standing:
         forged, withheld = self._last("forged", peer), self._last("withheld", peer)
-        failed = self._last("failed", peer)
+        failed, contradicted = self._last("failed", peer), self._last("contradicted", peer)
         return Standing(
             works=_after(self._worked.get(peer, []), forged),
             repeated=_after(self._found.get(("repeated", peer), []), max(forged, withheld)),
             waits=max(0, forged + FORGERS_WAIT - self._head) if forged else 0,
             is_doubted=failed > 0 and self._head < failed + DOUBTED_FOR,
+            is_heard=not contradicted or self._head >= contradicted + UNHEARD_FOR,
         )
 
     def add(self, version: int, *, authors: Iterable[PeerId], findings: Findings | None) -> None:

@@ -62,7 +62,8 @@ class Verdicts:
         self._audited = audited
         of_work: dict[str, list[Appraisal]] = defaultdict(list)
         for sealed in self._appraisals:
-            of_work[sealed.document.work].append(sealed.document)
+            if standings.of(sealed.document.author).is_heard or sealed.document.author == coordinator:
+                of_work[sealed.document.work].append(sealed.document)
         authors = {work: found[0].of for work, found in of_work.items()}
         works = {
             work: Judged(is_known=standings.of(authors[work]).is_known, appraisals=found)
@@ -78,6 +79,7 @@ class Verdicts:
             forged=map(authors.__getitem__, forged),
             withheld=map(authors.__getitem__, withheld),
             failed=(authors[work] for work in failed if self._refused[work] != Reason.UNJUDGED),
+            contradicted=(peer for found in of_work.values() for peer in gate.contradicted(found)),
             repeated=map(authors.__getitem__, self._repeated - self._refused.keys()),
         )
 

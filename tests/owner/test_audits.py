@@ -18,6 +18,7 @@ from bootstrap.archives.verify import verify_run
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.calls import GetDraw
 from dipaco_p2p.node.node import Member, ask
+from dipaco_p2p.owner import trials
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.trials import Trials
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Recipe, Sealed, seal
@@ -40,10 +41,15 @@ class Auditors:
     """By author; the same as its own for others."""
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[Contribution] = field(default_factory=list)
+    lazy_calls: int = 0
+    """So many of them say "the same" without a look."""
 
     async def __call__(self, work: Contribution, *parts: Any) -> Repetition:
         self.asked.append(work)
         await self.may_end.wait()
+        if self.lazy_calls > 0:
+            self.lazy_calls -= 1
+            return SAME
         return self.found.get(work.author, SAME)
 
 
@@ -297,4 +303,26 @@ def test_a_part_of_the_draw_that_is_not_its_leaders_own_is_left_out(
         draw = await on.owner._trials._joint_draw(sealed.document)
         assert draw == on.leader.swarm.signer.sign(DRAW, sealed.document.work.encode())
 
+    audit_scene(act)
+
+
+def test_an_auditor_that_did_not_look_is_found_when_another_one_does(audit_scene: Play, monkeypatch: Any) -> None:
+    """Attack: the first auditor says "the same" of everything. Now and then a second one repeats it, too."""
+
+    async def act(on: AuditScene) -> None:
+        author = await on.author(60)
+        on.auditors.found[author.swarm.peer] = OFF
+        on.auditors.lazy_calls = 1
+        on.auditors.may_end.set()
+        forged = await on.push(author, GOOD)
+        await eventually(lambda: on.expired() == {forged: Reason.NOT_REPEATED})
+        await on.push(await on.author(61), GOOD)
+        await on.version(1)
+        findings = on.findings(1)
+        assert findings is not None and len(findings.contradicted) == 1
+        judges = on.owner._trials._judges((await on.work(author, GOOD)).document, "any draw")
+        assert len(judges) == 2 and findings.contradicted[0] not in judges
+        await on.verified()
+
+    monkeypatch.setattr(trials, "AGAIN", 1.0)
     audit_scene(act)

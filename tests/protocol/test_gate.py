@@ -277,9 +277,42 @@ def test_a_version_notes_what_auditors_found(found: tuple[Repetition | None, ...
     works = zip(JUDGES, audited(*found).appraisals, strict=False)
     said = [seal(judge, appraisal) for judge, appraisal in works]
     findings = verdicts_of(said, known=True).findings
-    assert findings == (Findings(**{kind: (AUTHOR.peer,)}) if kind else None)
+    assert (findings and replace(findings, contradicted=())) == (Findings(**{kind: (AUTHOR.peer,)}) if kind else None)
     failed = [judge.peer for judge, one in zip(JUDGES, found, strict=False) if one not in (SAME, None)]
     assert auditors_against(AUTHOR.peer, said) == sorted(failed)
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong"),
+    [
+        ((SAME,), ()),
+        ((OFF, SAME), ()),
+        ((OFF, SAME, SAME), (0,)),
+        ((SAME, OFF, OFF), (0,)),
+        ((OFF, OFF), ()),
+        ((NOTHING_GIVEN, SAME, SAME), ()),  # its author may have given it to the others alone
+        ((None, SAME, None), ()),
+    ],
+)
+def test_who_is_contradicted_by_most_auditors_is_not_heard_later(
+    found: tuple[Repetition | None, ...], wrong: tuple[int, ...]
+) -> None:
+    works = zip(JUDGES, audited(*found).appraisals, strict=False)
+    findings = verdicts_of([seal(judge, one) for judge, one in works], known=True).findings
+    assert (findings.contradicted if findings else ()) == tuple(JUDGES[place].peer for place in wrong)
+
+
+def test_the_word_of_who_was_contradicted_counts_for_nothing() -> None:
+    said = [seal(judge, appraisal(BAD, judge=judge)) for judge in JUDGES[:2]]
+    standings = Standings()
+    standings.add(1, authors=[AUTHOR.peer], findings=Findings(contradicted=(JUDGES[0].peer,)))
+    found = Verdicts(said, standings, audited=0, coordinator=COORDINATOR.peer)
+    assert found.reason(ITS) is None and found.blob == encode_appraisals(said)
+    by_seed = seal(COORDINATOR, appraisal(BAD, judge=COORDINATOR))
+    standings.add(2, authors=[], findings=Findings(contradicted=(COORDINATOR.peer,)))
+    assert (
+        Verdicts([by_seed, *said], Standings(), audited=0, coordinator=COORDINATOR.peer).reason(ITS) == Reason.HARMFUL
+    )
 
 
 def test_one_more_auditor_is_asked_until_enough_agree() -> None:

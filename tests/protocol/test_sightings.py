@@ -231,7 +231,7 @@ def test_a_leader_that_names_versions_out_of_reach_hides_nobodys_work() -> None:
         assert scene.weighing() == {HONEST}
 
 
-def test_whom_all_leaders_refuse_holds_no_path_though_earlier_work_counts() -> None:
+def test_whom_most_leaders_refuse_holds_no_path_though_earlier_work_counts() -> None:
     """Attack: a forger's first work counts, since nobody could audit; so its path looked trained a round longer."""
     scene = Scene()
     scene.claim(IDLE)

@@ -13,6 +13,7 @@ from dipaco_p2p.protocol.standing import (
     FINDINGS_MAX,
     FORGERS_WAIT,
     PROBATION_WEIGHT,
+    UNHEARD_FOR,
     Findings,
     Standing,
     Standings,
@@ -69,7 +70,18 @@ def test_work_that_failed_halves_what_the_next_weighs_for_a_while() -> None:
     assert standings(found(failed=1)).of(PEER).weight(1) == 0.5 * PROBATION_WEIGHT
 
 
-@given(st.lists(st.sampled_from(["forged", "withheld", "failed", "repeated", ""]), max_size=20), st.integers(0, 20))
+def test_who_is_contradicted_is_not_heard_for_a_while_and_works_on() -> None:
+    versions = [found(repeated=1), found(contradicted=1)]
+    standing = standings(*versions).of(PEER)
+    assert not standing.is_heard and standing.weight(1) == 1.0
+    assert not standings(*versions, *[None] * (UNHEARD_FOR - 1)).of(PEER).is_heard
+    assert standings(*versions, *[None] * UNHEARD_FOR).of(PEER).is_heard and Standing().is_heard
+
+
+@given(
+    st.lists(st.sampled_from(["forged", "withheld", "failed", "contradicted", "repeated", ""]), max_size=20),
+    st.integers(0, 20),
+)
 def test_versions_that_are_given_up_leave_nothing_behind(kinds: list[str], kept: int) -> None:
     versions = [found(**{kind: 1}) if kind else None for kind in kinds]
     chain = standings(*versions)

@@ -45,6 +45,8 @@ class Figures:
     weight: float
     signed: int
     heard: dict[str, int]
+    taken: int
+    refused: dict[str, int]
 
     @property
     def rise(self) -> float:
@@ -77,6 +79,7 @@ def main(
     wanted = games(names or [])
     options = Options(rounds=rounds, steps=steps, corpus=corpus, judges=judges, limit_s=limit)
     found: list[Figures] = []
+    alone: list[Left] = []
     spreads: list[float] = []
 
     async def run() -> None:
@@ -87,6 +90,7 @@ def main(
                 prepared = await prepare(work, options, seed=seed)
                 twins, spread = await _play_twins(prepared, work, options, wanted)
                 spreads.append(spread)
+                alone.extend(twins.values())
                 for game in wanted:
                     left = await play(prepared, work / game.name, options, game)
                     found.append(await asyncio.to_thread(_compared, game, left, twins[game.has_churn], seed))
@@ -95,7 +99,9 @@ def main(
 
     code = run_program(run)
     if found:
-        show(_table(found), f"two twins differ by {statistics.mean(spreads):.1%} (mean of {len(spreads)})")
+        refused, taken = sum(sum(one.refused.values()) for one in alone), sum(one.taken for one in alone)
+        spread = f"two twins differ by {statistics.mean(spreads):.1%} (mean of {len(spreads)})"
+        show(_table(found), f"{spread}; in twins {refused} of {taken} contributions were refused")
     raise typer.Exit(code or int(not all(map(_is_kept, found))))
 
 
@@ -132,6 +138,8 @@ def _compared(game: Game, left: Left, twin: Left, seed: int) -> Figures:
         weight=left.weight,
         signed=left.signed,
         heard=left.heard,
+        taken=left.taken,
+        refused=left.refused,
     )
 
 
@@ -158,12 +166,13 @@ def _table(found: Sequence[Figures]) -> object:
                 f"{mean['stolen']:.2f}",
                 f"{mean['weight']:.1%}",
                 str(sum(one.signed for one in runs)),
+                f"{sum(sum(one.refused.values()) for one in runs)} of {sum(one.taken for one in runs)}",
                 most,
             )
         )
     title = f"One stranger beside three volunteers (an expiry is {TTL_S:g} s)"
-    columns = ("attack", "rounds", "twin", "perplexity", "time", "gap, s (twin)", "credit", "weight", "signed", "heard")
-    return table(title, columns, rows, left=("heard",))
+    figures = ("rounds", "twin", "perplexity", "time", "gap, s (twin)", "credit", "weight", "signed", "honest refused")
+    return table(title, ("attack", *figures, "heard"), rows, left=("heard",))
 
 
 if __name__ == "__main__":

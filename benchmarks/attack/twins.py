@@ -22,12 +22,15 @@ from bootstrap.processes import Children
 from bootstrap.progress import stage
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.protocol.reasons import Reason
 
 from .stranger import HEARD, KEYS
 
 TTL_S = 4.0
 """Life of a heartbeat: an expiry."""
 STRANGER = "stranger"
+HISTORIES = "runs/*/history.jsonl"
+FAULTS_OF_WORK = (Reason.HARMFUL, Reason.LITTLE_GAIN, Reason.NOT_REPEATED, Reason.UNJUDGED)
 KILL_ROUND, AWAY_S = 3, 8.0
 """With churn, the first volunteer, which leads, is killed when the archive has this version, and comes back."""
 
@@ -81,6 +84,10 @@ class Left:
     heard: dict[str, int]
     """What the stranger was told, by reason."""
     strangers: frozenset[str]
+    taken: int
+    """Contributions of honest volunteers that have a receipt."""
+    refused: dict[str, int]
+    """Those of them that do not count since judges or auditors found fault, by reason."""
 
     @property
     def stolen(self) -> float:
@@ -185,6 +192,7 @@ def _left(swarm: LocalSwarm, began_s: float, ended_s: float) -> Left:
     rounds = run.config.rounds.rounds
     if versions == rounds:  # whoever leaves afterwards takes its time
         ended_s = max(map(max, archived_s.values()))
+    taken, refused = honest_refused(swarm)
     return Left(
         folder=swarm.folder,
         seconds=ended_s - began_s,
@@ -195,7 +203,19 @@ def _left(swarm: LocalSwarm, began_s: float, ended_s: float) -> Left:
         signed=sum(version.author in keys for version in documents),
         heard=heard,
         strangers=keys,
+        taken=taken,
+        refused=refused,
     )
+
+
+def honest_refused(swarm: LocalSwarm) -> tuple[int, dict[str, int]]:
+    """How many contributions of the volunteers were taken, and which of them leaders refused later, by reason."""
+    honest = [path for name in swarm.volunteers for path in swarm.home(name).glob(HISTORIES)]
+    leaders = [*swarm.work.glob(f"{STRANGER}/{HISTORIES}"), swarm.folder / GRID / "history.jsonl", *honest]
+    receipts = {event["id"] for event in read_events(honest) if event.ev == "receipt"}
+    expired = {event["id"]: event["reason"] for event in read_events(leaders) if event.ev == "expired"}
+    found = Counter(expired[id_] for id_ in receipts & expired.keys() if expired[id_] in FAULTS_OF_WORK)
+    return len(receipts), dict(found)
 
 
 def longest_gap_s(times: Sequence[float], began_s: float, ended_s: float, *, rounds: int) -> float:

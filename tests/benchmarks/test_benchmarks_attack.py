@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,19 +10,22 @@ import typer
 
 from benchmarks.attack.__main__ import Figures, _is_kept, _table, games
 from benchmarks.attack.strangers import ATTACKS
-from benchmarks.attack.twins import Game, Left, longest_gap_s
+from benchmarks.attack.twins import Game, Left, honest_refused, longest_gap_s
 from benchmarks.report import COLUMNS
+from benchmarks.swarm_faults.swarm import LocalSwarm
 
 
 def left(**changes: object) -> Left:
     known = {"folder": Path(), "seconds": 30.0, "versions": 6, "gap_s": 7.0, "counted": {}, "signed": 0, "heard": {}}
-    return Left(**(known | {"strangers": frozenset({"x", "y"}), "weight": 0.0} | changes))  # type: ignore[arg-type]
+    rest = {"strangers": frozenset({"x", "y"}), "weight": 0.0, "taken": 9, "refused": {}}
+    return Left(**(known | rest | changes))  # type: ignore[arg-type]
 
 
 def figures(**changes: object) -> Figures:
     known = {"game": "copy", "seed": 0, "version": 6, "perplexity": 101.0, "twin": 100.0, "seconds": 40.0}
     rest = {"twin_seconds": 32.0, "gap_s": 7.0, "twin_gap_s": 6.0, "stolen": 0.0, "signed": 0, "heard": {"norm": 3}}
-    return Figures(**(known | rest | {"weight": 0.0} | changes))  # type: ignore[arg-type]
+    more = {"weight": 0.0, "taken": 9, "refused": {"little-gain": 1}}
+    return Figures(**(known | rest | more | changes))  # type: ignore[arg-type]
 
 
 def test_without_names_every_attack_is_played_and_a_leader_also_from_the_start() -> None:
@@ -40,6 +44,22 @@ def test_what_strangers_got_is_told_beside_the_best_honest_volunteer() -> None:
     assert left().stolen == 0
     assert left(counted={"a": 10, "b": 8}).stolen == 0
     assert left(counted={"a": 10, "b": 8, "x": 3, "y": 2}).stolen == 0.5
+
+
+def test_what_leaders_refused_of_honest_work_is_counted_with_what_they_had_taken(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, tmp_path / "run.toml")
+    swarm.members = dict.fromkeys(("seed", "volunteer-1", "volunteer-2"))  # type: ignore[assignment]
+    told = {
+        "volunteer-1/runs/a": [{"ev": "receipt", "id": "a"}, {"ev": "expired", "id": "x", "reason": "harmful"}],
+        "volunteer-2/runs/a": [{"ev": "receipt", "id": "b"}, {"ev": "expired", "id": "a", "reason": "complete"}],
+        "stranger/runs/a": [{"ev": "receipt", "id": "x"}, {"ev": "expired", "id": "b", "reason": "harmful"}],
+        "seed/grid": [],
+    }
+    for folder, events in told.items():
+        (tmp_path / folder).mkdir(parents=True)
+        lines = "".join(json.dumps(event | {"t": 0.0}) + "\n" for event in events)
+        (tmp_path / folder / "history.jsonl").write_text(lines)
+    assert honest_refused(swarm) == (2, {"harmful": 1})
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from ..program.tasks import changed_or_later, repeat
 from ..protocol.documents import Contribution, Custody, Grant, ModuleVersion, Receipt, Sealed, seal
 from ..protocol.grants import Mandate
 from ..protocol.reasons import Reason
-from ..protocol.rounds import UPLOAD_SILENCE_S, Arrivals, Entry, OpenRound, Round
+from ..protocol.rounds import Arrivals, Entry, OpenRound, Round
 from ..protocol.signing import PeerId
 from ..protocol.verdicts import Verdicts
 from ..protocol.versions import Branch, Known
@@ -202,10 +202,10 @@ class Leader:
         """What is in, of the version that trainers may see."""
         self._require_leading()
         return told_round(
+            self._node,
             self._round,
             self._ledger.versions,
             published=self._published,
-            sending=self._node.uploads.arriving(UPLOAD_SILENCE_S),
             deadline_s=self._deadline_s(),
             refused=self._trials.refused_lately(),
         )

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..node.node import Member
 from ..protocol.documents import ModuleVersion, Sealed, Share
-from ..protocol.rounds import VERSIONS_TOLD, Entry, OpenRound, Round
-from ..protocol.signing import PeerId
+from ..protocol.rounds import UPLOAD_SILENCE_S, VERSIONS_TOLD, Entry, OpenRound, Round
 
 
 def told_round(
+    node: Member,
     open_: Round,
     versions: Sequence[Sealed[ModuleVersion]],
     *,
     published: int,
-    sending: Sequence[PeerId],
     deadline_s: float,
     refused: Iterable[Entry] = (),
 ) -> OpenRound:
@@ -25,12 +25,14 @@ def told_round(
     entries = tuple(open_.entries)
     if published < len(versions):
         entries = _entries(share for share in versions[-1].document.shares if share.base_version == published)
+    rounds, now_s = node.run.config.rounds, node.clock.now_s()
     return OpenRound(
         version=published,
         entries=entries,
         counted=tuple(_entries(sealed.document.shares) for sealed in told),
-        sending=tuple(sending),
+        sending=tuple(node.uploads.arriving(UPLOAD_SILENCE_S)),
         deadline_s=deadline_s,
+        left_s=open_.left_s(node.watch.claims, rounds, now_s=now_s, deadline_s=deadline_s),
         refused=tuple(refused),
     )
 

@@ -201,6 +201,15 @@ class Round:
         waves = math.ceil(len(claims) / max(len(volunteers), 1)) if is_coming_round else 1
         return waves if self.has_quorum(claims, config) else max(PATIENCE, waves)
 
+    def left_s(self, claims: PathClaims, config: RoundsConfig, *, now_s: float, deadline_s: float) -> float:
+        """How long it waits from now on, if nothing more comes; a whole deadline before anything has come."""
+        if self.state is RoundState.OPEN:
+            return deadline_s
+        ends_s = self.last_s + self.patience(claims, config) * deadline_s
+        if self.state is not RoundState.COLLECTING:
+            ends_s = self.grace_from_s
+        return max(0.0, ends_s + config.grace_s - now_s)
+
     def _event(
         self,
         claims: PathClaims,
@@ -244,6 +253,8 @@ class OpenRound:
     """Whose uploads to this leader are on their way."""
     deadline_s: float = bounded(0.0, low=0.0)
     """How long the round waits after the last path that came; 0 is not told. A hint for who may be slower."""
+    left_s: float = bounded(0.0, low=0.0)
+    """How long it still waits, if nothing more comes; 0 is not told. A hint for who trains a path after others."""
     refused: tuple[Entry, ...] = strict.added(())
     """Whose work was refused since the versions of `counted`, after judges had measured it."""
 

@@ -11,7 +11,7 @@ import logging
 import statistics
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -23,7 +23,7 @@ from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.documents import Recipe
 from dipaco_p2p.protocol.reasons import Reason
-from dipaco_p2p.protocol.rounds import within_bounds
+from dipaco_p2p.protocol.rounds import OpenRound, within_bounds
 from dipaco_p2p.topology import ModuleId, PathId
 
 from ..status import Status
@@ -98,6 +98,7 @@ class Pace:
         self._rounds = rounds
         self._liveness = liveness
         self._deadline_s = rounds.deadline_s
+        self._left_s = 0.0
         self._pushes_s: deque[float] = deque(maxlen=PUSHES)
 
     async def ask(self, watch: Watch, modules: Collection[ModuleId]) -> None:
@@ -107,14 +108,17 @@ class Pace:
 
     def deadline_s(self, watch: Watch, modules: Collection[ModuleId]) -> float:
         """How long they wait by what they told last, the run file's for who did not."""
-        self.told(watch.rounds[module].deadline_s for module in modules if module in watch.rounds)
+        self.told([watch.rounds[module] for module in modules if module in watch.rounds])
         return self._deadline_s
 
-    def told(self, deadlines_s: Iterable[float]) -> None:
-        """What the leaders of the modules wait; 0 from one that does not say. The shortest counts, since the path has
-        to be in time for all; but not less than any honest leader waits."""
+    def told(self, rounds: Collection[OpenRound]) -> None:
+        """What the leaders of the modules wait; 0 from one that does not say. The shortest deadline counts, since the
+        path has to be in time for all; but not less than any honest leader waits. Of what is left of their rounds the
+        median counts: no leader can have us do next to nothing."""
+        deadlines_s = [open_.deadline_s for open_ in rounds]
+        self._left_s = statistics.median_low([open_.left_s for open_ in rounds] or [0.0])
         most_s = self._rounds.deadline_s
-        least_s = min((deadline_s or most_s for deadline_s in deadlines_s), default=most_s)
+        least_s = min((each_s or most_s for each_s in deadlines_s), default=most_s)
         self._deadline_s = within_bounds(least_s, self._rounds, self._liveness)
 
     def pushed(self, duration_s: float) -> None:
@@ -122,9 +126,11 @@ class Pace:
         self._pushes_s.append(duration_s)
 
     def training_s(self, *, spent_s: float = 0.0) -> float:
-        """Seconds for the inner steps, when `spent_s` of the round's time went by in getting ready."""
+        """Seconds for the inner steps, when `spent_s` went by since our last push in this round. The deadline counts
+        from there or later: from a path that came since, or that was refused."""
         push_s = max(self._pushes_s, default=PUSH_SHARE * self._deadline_s)
-        return self._deadline_s - min(push_s, PUSH_SHARE_MAX * self._deadline_s) - spent_s
+        left_s = max(self._deadline_s - spent_s, min(self._left_s, self._deadline_s))
+        return left_s - min(push_s, PUSH_SHARE_MAX * self._deadline_s)
 
     @staticmethod
     def has_time(steps: int, *, elapsed_s: float, training_s: float) -> bool:

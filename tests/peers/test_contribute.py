@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.protocol.documents import Contribution, Receipt, seal
 from dipaco_p2p.protocol.reasons import Reason
-from dipaco_p2p.protocol.rounds import notice_s
+from dipaco_p2p.protocol.rounds import OpenRound, notice_s
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.path.contribute import BEHIND_TTLS, Contributor, push
@@ -31,6 +32,12 @@ LIVENESS = LivenessConfig(heartbeat_ttl_s=10.0, settle_s=1.0)
 
 def pace_of(deadline_s: float) -> Pace:
     return Pace(RoundsConfig(deadline_s=deadline_s), LIVENESS)
+
+
+def rounds(*deadlines_s: float, left_s: tuple[float, ...] = ()) -> list[OpenRound]:
+    """What leaders tell."""
+    told = itertools.zip_longest(deadlines_s, left_s, fillvalue=0.0)
+    return [OpenRound(version=1, deadline_s=deadline_s, left_s=left) for deadline_s, left in told]
 
 
 def test_before_a_push_was_seen_a_tenth_of_the_deadline_is_kept_for_it() -> None:
@@ -55,6 +62,18 @@ def test_what_getting_ready_took_is_not_there_for_training() -> None:
     assert pace_of(120.0).training_s(spent_s=500.0) < 0
 
 
+def test_after_a_long_wait_what_is_left_of_the_leaders_rounds_counts() -> None:
+    """Volunteers that had waited for judges took one step of twenty on the path of a forger that was refused."""
+    pace = pace_of(120.0)
+    pace.told(rounds(60.0, 60.0, 60.0, left_s=(55.0, 55.0, 0.0)))
+    assert pace.training_s(spent_s=50.0) == pytest.approx(49.0)
+    assert pace.training_s() == pytest.approx(54.0), "the first path of a round has it all"
+    pace.told(rounds(60.0, 60.0, 60.0, left_s=(1e-9, 1e-9, 55.0)))
+    assert pace.training_s(spent_s=10.0) == pytest.approx(44.0), "at least what is left since our own last push"
+    pace.told(rounds(60.0, left_s=(1e9,)))
+    assert pace.training_s(spent_s=10.0) == pytest.approx(54.0)
+
+
 @pytest.mark.parametrize(("steps", "fits"), [(1, True), (8, True), (9, False), (10, False)])
 def test_a_step_is_begun_only_if_it_can_be_finished(steps: int, fits: bool) -> None:
     """Each takes 10 s, and there are 95."""
@@ -63,9 +82,9 @@ def test_a_step_is_begun_only_if_it_can_be_finished(steps: int, fits: bool) -> N
 
 def test_the_time_is_the_shortest_that_a_leader_of_the_path_waits() -> None:
     pace = pace_of(120.0)
-    pace.told([80.0, 60.0, 0.0])
+    pace.told(rounds(80.0, 60.0, 0.0))
     assert pace.training_s() == pytest.approx(54.0)
-    pace.told([0.0, 0.0])
+    pace.told(rounds(0.0, 0.0))
     assert pace.training_s() == pytest.approx(108.0), "nobody says: the run file's"
     pace.told([])
     assert pace.training_s() == pytest.approx(108.0)
@@ -73,9 +92,9 @@ def test_the_time_is_the_shortest_that_a_leader_of_the_path_waits() -> None:
 
 def test_no_leader_can_stretch_the_time_or_take_it_away() -> None:
     pace = pace_of(120.0)
-    pace.told([1e9])
+    pace.told(rounds(1e9))
     assert pace.training_s() == pytest.approx(108.0)
-    pace.told([1e-9])
+    pace.told(rounds(1e-9))
     assert pace.training_s() == pytest.approx(0.9 * notice_s(LIVENESS))
 
 

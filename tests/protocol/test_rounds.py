@@ -230,6 +230,21 @@ def test_a_closed_round_takes_nothing_and_stays() -> None:
     assert closed.paths == ALL
 
 
+def test_what_is_left_of_a_round_is_its_deadline_and_the_grace_from_the_last_path_on() -> None:
+    deadline_s, grace_s = CONFIG.deadline_s, CONFIG.grace_s
+
+    def left_s(round_: Round, now_s: float) -> float:
+        return round_.left_s(claims(*ALL), CONFIG, now_s=now_s, deadline_s=deadline_s)
+
+    assert left_s(Round(number=NUMBER, expected=ALL), START_S + 1000.0) == deadline_s
+    late = collected(A, B, C)
+    assert left_s(late, START_S + 10.0) == late.patience(claims(*ALL), CONFIG) * deadline_s + grace_s - 10.0
+    grace = late.tick(claims(*ALL), CONFIG, now_s=START_S + 2 * deadline_s)
+    assert grace.state is RoundState.GRACE
+    assert left_s(grace, START_S + 2 * deadline_s + 1.0) == grace_s - 1.0
+    assert left_s(grace, START_S + 10 * deadline_s) == 0.0
+
+
 def test_a_path_whose_work_was_refused_has_its_time_once_more() -> None:
     now_s = START_S + 200.0
     refused = collected(*ALL).without([Entry(path=D, peer=peer(D))], now_s=now_s)

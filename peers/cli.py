@@ -104,7 +104,7 @@ def me(
     home: Home = None,
     is_whole: Annotated[bool, typer.Option("--all", help="Show every contribution.")] = False,
 ) -> None:
-    """Say what this volunteer's work has come to: its receipts, held against the published versions.
+    """Say what this volunteer's work has come to: its receipts, held against the published versions, and its standing.
 
     The versions are asked of the swarm and checked here; the figures are those of the leaderboard.
     """

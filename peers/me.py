@@ -2,7 +2,8 @@
 are asked of the swarm and checked: nobody's account is believed, the coordinator's neither.
 
 A receipt is *counted* in a version, *waiting* for the next one, or *not counted*, which a leader owes a reason for.
-Credit is that of protocol/credit.py, so the sum is the leaderboard's.
+Credit is that of protocol/credit.py, so the sum is the leaderboard's. Standing follows from the versions as well
+(protocol/standing.py).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from dipaco_p2p.protocol.documents import ModuleVersion, Share, rejected
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.standing import DOUBTED, DOUBTED_FOR, PROBATION, WAITS, Standing
+from dipaco_p2p.protocol.versions import Tally
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
@@ -49,6 +52,16 @@ WORDS: Mapping[str, str] = {
     Reason.COVERED: "others were training the path when this volunteer came. It begins with the next round.",
 }
 OTHERWISE = "docs/protocol.md, section 7, says what this means."
+
+LESS_THAN_FULL: Mapping[str, str] = {
+    WAITS: "other volunteers repeated work of yours and came to something else. After the wait you begin anew."
+    " Look whether this machine's memory or GPU makes errors: `dipaco-peer doctor` helps.",
+    DOUBTED: f"work of yours was refused. For {DOUBTED_FOR} versions what comes next weighs half as much; its credit is"
+    " whole. Nothing to do if it stays one; if it goes on, let `dipaco-peer doctor` look at this machine.",
+    PROBATION: "other volunteers repeat the first works of everybody. Until then yours weighs a quarter, unless it was"
+    " repeated in time; its credit is whole. Nothing to do: stay online, and it ends by itself.",
+}
+"""What a standing means, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +86,7 @@ class ModuleAccount:
     not_counted: tuple[str, ...]
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Why, as the module's leader says, of those that it has a note on."""
+    standing: Standing = Standing()
 
     @property
     def credit(self) -> float:
@@ -97,6 +111,8 @@ async def show_me(text: str, home: Path, *, expected: str | None, is_whole: bool
     for run, modules in zip(stages, accounts, strict=True):
         console.print(_table(run, modules, is_whole=is_whole))
     for line in explained([module for modules in accounts for module in modules]):
+        console.print(line)
+    for line in standings_explained(accounts[-1], audited=stages[-1].config.audited):  # of earlier ones nothing follows
         console.print(line)
     _print_sum([module for modules in accounts for module in modules], stages[-1], console, now_s=clock.now_s())
 
@@ -127,11 +143,15 @@ def _module_account(
     left = {id_: base for id_, (of, base) in receipts.items() if of == module and id_ not in ids}
     head, rounds = (chain[-1].version if chain else 0), run.config.rounds
     waiting = {id_ for id_, base in left.items() if head <= base + rounds.staleness and head < rounds.rounds}
+    tally = Tally()
+    for version in chain:
+        tally.add(version)
     return ModuleAccount(
         module=module,
         counted=counted,
         waiting=tuple(sorted(waiting)),
         not_counted=tuple(sorted(left.keys() - waiting)),
+        standing=tally.standings.of(me),
     )
 
 
@@ -175,11 +195,12 @@ def read_receipts(history: Path) -> dict[str, tuple[ModuleId, int]]:
 
 def _table(run: Run, modules: Sequence[ModuleAccount], *, is_whole: bool) -> Table:
     table = Table(title=f"{run.name}, {run.manifest.stage}", title_justify="left")
-    for name in ("module", "counted", "waiting", "not counted", "credit"):
-        table.add_column(name, justify="left" if name == "module" else "right")
+    for name in ("module", "counted", "waiting", "not counted", "credit", "standing"):
+        table.add_column(name, justify="left" if name in {"module", "standing"} else "right")
     for one in modules:
         numbers = (len(one.counted), len(one.waiting), len(one.not_counted))
-        table.add_row(str(one.module), *map(str, numbers), f"{one.credit:,.0f}")
+        standing = one.standing.describe(run.config.audited)
+        table.add_row(str(one.module), *map(str, numbers), f"{one.credit:,.0f}", standing)
         for counted in one.counted if is_whole else ():
             share = counted.share
             what = f"  version {counted.version}: {share.contribution[:12]} of {share.path}, weight {share.weight:.3f}"
@@ -195,6 +216,16 @@ def explained(modules: Sequence[ModuleAccount]) -> list[str]:
     """A line for each reason why work was refused lately: how often, what it means, and what to do."""
     counts = Counter(reason for one in modules for reason in one.reasons.values())
     return [f"{count} refused as {reason}: {WORDS.get(reason, OTHERWISE)}" for reason, count in sorted(counts.items())]
+
+
+def standings_explained(modules: Sequence[ModuleAccount], *, audited: int) -> list[str]:
+    """A line for each kind of standing that is less than full: in how many modules, what it means, and what to do."""
+    counts = Counter(kind for one in modules for kind in one.standing.limits(audited))
+    return [
+        f"{kind} in {counts[kind]} module{'s' if counts[kind] > 1 else ''}: {meaning}"
+        for kind, meaning in LESS_THAN_FULL.items()
+        if counts[kind]
+    ]
 
 
 def _print_sum(modules: Sequence[ModuleAccount], run: Run, console: Console, *, now_s: float) -> None:

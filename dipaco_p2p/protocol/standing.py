@@ -36,6 +36,9 @@ AUDITED_MIN = 0.02
 FINDINGS_MAX = SHARES_MAX
 """Of one version, so that it fits its document."""
 
+WAITS, DOUBTED, PROBATION = "waits", "doubted", "on probation"
+"""What a standing is called that is less than full, the gravest first."""
+
 Peers = tuple[PeerId, ...]
 
 
@@ -100,6 +103,23 @@ class Standing:
         is_trusted = is_repeated or not self.is_on_probation(audited)
         return (1.0 if is_trusted else PROBATION_WEIGHT) * (DOUBTED_WEIGHT if self.is_doubted else 1.0)
 
+    def limits(self, audited: int) -> dict[str, str]:
+        """Why it is less than full and how far, the gravest first; nothing for full standing."""
+        if self.waits:  # what else there is changes nothing meanwhile
+            return {WAITS: f"nothing counts for {self.waits} version{'s' if self.waits > 1 else ''}"}
+        found = {DOUBTED: "weighs half"} if self.is_doubted else {}
+        if self.is_on_probation(audited):
+            found[PROBATION] = f"{self.repeated} of {audited} repeated"
+        return found
+
+    def describe(self, audited: int) -> str:
+        """The same in words."""
+        return "; ".join(f"{kind}: {how}" for kind, how in self.limits(audited).items()) or "full"
+
+    def rank(self, audited: int) -> tuple[int, bool, float, int]:
+        """Sorts standings, the gravest one first."""
+        return -self.waits, not self.is_doubted, self.weight(audited), self.repeated
+
 
 class Standings:
     """Of everybody on one chain, as its versions are added."""
@@ -112,9 +132,10 @@ class Standings:
         """The versions with a finding of this kind."""
 
     @property
-    def authors(self) -> frozenset[PeerId]:
-        """Whose work any version counts."""
-        return frozenset(peer for peer, versions in self._worked.items() if versions)
+    def peers(self) -> frozenset[PeerId]:
+        """Whose work any version counts, or has a finding about."""
+        found = {peer for (_, peer), versions in self._found.items() if versions}
+        return frozenset(found.union(peer for peer, versions in self._worked.items() if versions))
 
     def has_worked(self, peer: PeerId) -> bool:
         """Whether any version counts work of `peer`."""

@@ -77,6 +77,7 @@ def test_a_run_is_shown_while_it_lives_and_afterwards(programs: Programs, corpus
     mine = programs.run("dipaco-peer", "me", address, "--home", str(volunteers[0].home))
     assert mine.wait() == 0, mine.complaint
     assert f"credit {credits[volunteers[0].wait_event('joined')['peer']]:,.0f}, recently" in mine.said
+    assert "standing" in mine.said
 
     measured = programs.run("dipaco-peer", "evaluate", address, "--json")
     assert measured.wait() == 0, measured.complaint

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from runtime_harness import finished_run
-from tiny_run import signer
+from tiny_run import make_run, signer, tiny_config
 
+from dipaco_p2p.config import JudgingConfig
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.credit import share_credit
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.standing import Findings, Standing
 from dipaco_p2p.topology import ModuleId
-from peers.me import Chains, ModuleAccount, account, explained, read_receipts, show_me
+from peers.me import Chains, ModuleAccount, _table, account, explained, read_receipts, show_me, standings_explained
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +87,53 @@ def test_why_work_was_refused_is_said_with_what_to_do() -> None:
     ]
     assert "dipaco-peer doctor" in told[0] and "docs/protocol.md" in told[1]
     assert explained([module(0)]) == []
+
+
+def accounts(*standings: Standing) -> list[ModuleAccount]:
+    return [
+        ModuleAccount(module=ModuleId(1, number), counted=(), waiting=(), not_counted=(), standing=standing)
+        for number, standing in enumerate(standings)
+    ]
+
+
+def test_the_standing_follows_from_what_each_chain_found(archive: tuple[Run, Chains]) -> None:
+    run, chains = archive
+    me = min(authors(chains))
+    first, second = list(chains)[:2]
+    changed = {
+        first: [replace(chains[first][0], findings=Findings(forged=(me,))), chains[first][1]],
+        second: [chains[second][0], replace(chains[second][1], findings=Findings(failed=(me,), repeated=(me,)))],
+    }
+    found = {one.module: one.standing for one in account(run, {**chains, **changed}, [], {}, me)}
+    assert found[first].waits == 7 and found[second] == replace(found[second], repeated=1, is_doubted=True)
+    assert {found[module].describe(0) for module in list(chains)[2:]} == {"full"}
+
+
+def test_the_table_says_the_standing_in_each_module(tmp_path: Path) -> None:
+    config = replace(tiny_config(), judging=JudgingConfig(audited=10))
+    standings = (Standing(repeated=3), Standing(repeated=10), Standing(waits=5), Standing(repeated=10, is_doubted=True))
+    shown = io.StringIO()
+    table = _table(make_run(Store(tmp_path), config), accounts(*standings), is_whole=False)
+    Console(width=100, file=shown).print(table)
+    said = [line.rstrip(" │").rpartition("│ ")[2] for line in shown.getvalue().splitlines() if "L1.M" in line]
+    assert said == [
+        "on probation: 3 of 10 repeated",
+        "full",
+        "waits: nothing counts for 5 versions",
+        "doubted: weighs half",
+    ]
+
+
+def test_what_a_standing_means_is_said_once_with_what_to_do() -> None:
+    modules = accounts(Standing(), Standing(is_doubted=True), Standing(waits=5), Standing(repeated=10))
+    told = standings_explained(modules, audited=10)
+    assert [line.partition(":")[0] for line in told] == [
+        "waits in 1 module",
+        "doubted in 1 module",
+        "on probation in 2 modules",
+    ]
+    assert "dipaco-peer doctor" in told[0] and "dipaco-peer doctor" in told[1] and "stay online" in told[2]
+    assert standings_explained(accounts(Standing(), Standing(repeated=10)), audited=0) == []
 
 
 def test_a_folder_where_nobody_lives_is_named(tmp_path: Path) -> None:

@@ -78,6 +78,47 @@ def test_who_is_contradicted_is_not_heard_for_a_while_and_works_on() -> None:
     assert standings(*versions, *[None] * UNHEARD_FOR).of(PEER).is_heard and Standing().is_heard
 
 
+@pytest.mark.parametrize(
+    ("standing", "words"),
+    [
+        (Standing(works=3, repeated=3), "full"),
+        (Standing(works=5, repeated=2), "on probation: 2 of 3 repeated"),
+        (Standing(works=5, repeated=3, is_doubted=True), "doubted: weighs half"),
+        (Standing(works=5, repeated=2, is_doubted=True), "doubted: weighs half; on probation: 2 of 3 repeated"),
+        (Standing(waits=5, is_doubted=True), "waits: nothing counts for 5 versions"),
+        (Standing(waits=1), "waits: nothing counts for 1 version"),
+    ],
+)
+def test_a_standing_is_said_in_words_the_gravest_first(standing: Standing, words: str) -> None:
+    assert standing.describe(3) == words
+
+
+def test_without_audits_nobody_is_on_probation() -> None:
+    said = [one.describe(0) for one in (Standing(), Standing(is_doubted=True), Standing(waits=2))]
+    assert said == ["full", "doubted: weighs half", "waits: nothing counts for 2 versions"]
+
+
+def test_of_several_standings_the_gravest_is_the_first() -> None:
+    gravest_first = [
+        Standing(waits=5),
+        Standing(waits=2, is_doubted=True),
+        Standing(repeated=1, is_doubted=True),
+        Standing(repeated=3, is_doubted=True),
+        Standing(),
+        Standing(repeated=1),
+        Standing(repeated=3),
+    ]
+    assert sorted(gravest_first[::-1], key=lambda one: one.rank(3)) == gravest_first
+
+
+def test_a_chain_names_all_whose_work_it_counts_or_judges() -> None:
+    chain = standings(Findings(forged=(OTHER,)))
+    assert chain.peers == {PEER, OTHER} and chain.of(OTHER).waits == FORGERS_WAIT
+    chain.drop_after(0)
+    chain.of(PEER)
+    assert chain.peers == set()
+
+
 @given(
     st.lists(st.sampled_from(["forged", "withheld", "failed", "contradicted", "repeated", ""]), max_size=20),
     st.integers(0, 20),

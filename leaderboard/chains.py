@@ -38,6 +38,7 @@ from dipaco_p2p.protocol.documents import (
 )
 from dipaco_p2p.protocol.judgement import Check, Judgement
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.standing import Standings
 from dipaco_p2p.protocol.versions import Branch, Tally, check_successor, genesis_version, is_final
 from dipaco_p2p.topology import ModuleId
 
@@ -178,6 +179,11 @@ class Chain:
     def counted(self) -> Mapping[str, int]:
         """Contribution id to the version that counts it."""
         return self._tally.counted
+
+    @property
+    def standings(self) -> Standings:
+        """Of those whose work the versions count or judge; changes with them."""
+        return self._tally.standings
 
     def take(self, found: Sequence[Sealed[ModuleVersion]], grants: Grants) -> list[tuple[Reason, str]]:
         """Versions that follow each other, as somebody told them; what was refused, with its id.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.standing import Findings
 from dipaco_p2p.topology import ModuleId, PathId
 
 
@@ -193,6 +194,8 @@ class VersionRow:
     """Of the loss after; None where there is none."""
     rollback: RollbackRow | None = None
     """None of a version that contributions made, or that a stage began with."""
+    findings: Findings = Findings()
+    """What judges and auditors found of whom."""
 
     @property
     def contributors(self) -> int:
@@ -292,6 +295,17 @@ class ContributorRow:
     is_alive: bool
     doing: str
     """Its own word: `training`, say. Empty when it is not alive."""
+    repeated: int = 0
+    """Works of it that auditors could repeat, as versions note: one for each module of its path."""
+    forged: int = 0
+    """Works of it that auditors found forged; likewise."""
+    standings: tuple[tuple[ModuleId, str], ...] = ()
+    """In words, in the modules of the open stage whose versions count or judge work of it; the gravest first."""
+
+    @property
+    def standing(self) -> str:
+        """The gravest; empty if there is none."""
+        return self.standings[0][1] if self.standings else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ Disagreement is counted and shown, whatever the mark. Credit does not depend on 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from dipaco_p2p.protocol.decrees import ADMIT, APPOINT, BAN, DISMISS, FREEZE, RO
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, Share
 from dipaco_p2p.protocol.judgement import Judgement, ModuleLoss, PathLoss, agrees, is_about
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.standing import Findings, Standing, Standings
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .chains import Published
@@ -26,6 +28,9 @@ from .model import CheckRow, DecreeRow, LossChecks, LossRow, Mark, RollbackRow, 
 
 UNKNOWN = PeerId("")
 RECEIPTED = LossChecks(mark=Mark.RECEIPTED)
+
+PeersStandings = Mapping[PeerId, tuple[tuple[ModuleId, str], ...]]
+"""In words, by module; the gravest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,7 @@ class StageRows:
     rounds: tuple[RoundRow, ...]
     losses: tuple[LossRow, ...]
     checked: Checked
+    standings: PeersStandings
 
 
 def stage_rows(stage: Stage) -> StageRows:
@@ -56,6 +62,9 @@ def stage_rows(stage: Stage) -> StageRows:
         rounds=tuple(rows.rounds()),
         losses=(*rows.lost(), *rows.rejected()),
         checked=rows.checked,
+        standings=standing_words(
+            {module: chain.standings for module, chain in stage.chains.items()}, audited=stage.run.config.audited
+        ),
     )
 
 
@@ -115,6 +124,7 @@ class _Rows:
             shares=tuple(self._share_row(version, share) for share in version.shares),
             loss_checks=checks if loss is not None else None,
             rollback=_rollback(version.rollback.decree) if version.rollback is not None else None,
+            findings=version.findings or Findings(),
         )
 
     def _judged(self, number: int, module: ModuleId, digest: str) -> tuple[float | None, float | None]:
@@ -201,6 +211,23 @@ class _Rows:
                     reason=note.reason,
                     claimed_by=note.author,
                 )
+
+
+# -- standings
+
+
+def standing_words(chains: Mapping[ModuleId, Standings], *, audited: int) -> PeersStandings:
+    """How peers stand on these chains, as ContributorRow says it."""
+    found: dict[PeerId, list[tuple[ModuleId, Standing]]] = defaultdict(list)
+    for module, standings in chains.items():
+        for peer in standings.peers:
+            found[peer].append((module, standings.of(peer)))
+    for of_peer in found.values():
+        of_peer.sort(key=lambda one: (one[1].rank(audited), one[0]))
+    return {
+        peer: tuple((module, standing.describe(audited)) for module, standing in of_peer)
+        for peer, of_peer in found.items()
+    }
 
 
 # -- decrees

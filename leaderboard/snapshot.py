@@ -39,7 +39,7 @@ from .model import (
     StageInfo,
     VersionRow,
 )
-from .rows import RECEIPTED, StageRows, decree_rows, stage_rows
+from .rows import RECEIPTED, PeersStandings, StageRows, decree_rows, stage_rows
 
 DOING_CHARS_MAX = 32
 SEEN_MAX = 10_000
@@ -131,7 +131,7 @@ def take_snapshot(inputs: Inputs, *, now_s: float, rows: Sequence[StageRows] | N
         versions=versions,
         losses=losses,
         checks=checks,
-        contributors=contributor_rows(versions, losses, live, checks=checks, now_s=now_s),
+        contributors=contributor_rows(versions, losses, live, checks=checks, standings=made[-1].standings, now_s=now_s),
         join=inputs.join,
         decrees=decrees,
     )
@@ -253,6 +253,7 @@ def _module_rows(stage: Stage, rows: StageRows, live: Live) -> Iterable[ModuleRo
 # -- contributors: whose work is in the versions, and how much, recently and in all
 
 KINDS = ("lost", "rejected")
+FOUND = ("repeated", "forged")
 NEWCOMERS_MAX = 1000
 """Peers without any credit that are shown: claims cost nothing."""
 
@@ -261,24 +262,25 @@ Work = tuple[VersionRow, ShareRow]
 
 
 def contributor_rows(
-    versions: Iterable[VersionRow],
-    losses: Iterable[LossRow],
+    versions: Sequence[VersionRow],
+    losses: Sequence[LossRow],
     live: Live,
     *,
     checks: Iterable[CheckRow],
+    standings: PeersStandings,
     now_s: float,
 ) -> tuple[ContributorRow, ...]:
     """By rank: most recent credit first, then most credit, then by id. What a leader says that it refused changes none
     of that."""
-    losses = list(losses)
     by_peer: dict[PeerId, list[Work]] = defaultdict(list)
     for row in versions:
         for share in row.shares:
             by_peer[share.peer].append((row, share))
     counts = {kind: Counter(loss.peer for loss in losses if loss.kind == kind and loss.peer) for kind in KINDS}
-    checked = Counter(check.peer for check in checks)
+    counts |= {kind: Counter(peer for row in versions for peer in getattr(row.findings, kind)) for kind in FOUND}
+    counts["checks"] = Counter(check.peer for check in checks)
     claimed = _claimed_paths(live)
-    known = claimed.keys() | checked.keys() | counts["lost"].keys() | counts["rejected"].keys()
+    known = claimed.keys() | standings.keys() | {peer for count in counts.values() for peer in count}
     newcomers = sorted(known - by_peer.keys())[:NEWCOMERS_MAX]
     made = [
         _contributor_row(
@@ -287,9 +289,8 @@ def contributor_rows(
             claimed.get(peer, ()),
             live,
             now_s=now_s,
-            lost=counts["lost"][peer],
-            rejected=counts["rejected"][peer],
-            checks=checked[peer],
+            standings=standings.get(peer, ()),
+            **{kind: count[peer] for kind, count in counts.items()},
         )
         for peer in [*by_peer, *newcomers]
     ]
@@ -298,9 +299,16 @@ def contributor_rows(
 
 
 def _contributor_row(
-    peer: PeerId, work: Sequence[Work], claimed: Sequence[PathId], live: Live, *, now_s: float, **counts: int
+    peer: PeerId,
+    work: Sequence[Work],
+    claimed: Sequence[PathId],
+    live: Live,
+    *,
+    now_s: float,
+    standings: tuple[tuple[ModuleId, str], ...],
+    **counts: int,
 ) -> ContributorRow:
-    """Its rank is not known yet; `counts` are of what no version counts, and of checks."""
+    """Its rank is not known yet; `counts` are of what no version counts, of findings, and of checks."""
     earned = [Earned(credit=share.credit, at_s=row.made_s) for row, share in work if row.made_s is not None]
     times_s = [one.at_s for one in earned]
     times_s += [live.last_seen_s[peer]] if peer in live.last_seen_s else []
@@ -316,6 +324,7 @@ def _contributor_row(
         last_s=max(times_s, default=None),
         is_alive=peer in live.volunteers,
         doing=live.volunteers.get(peer, ""),
+        standings=standings,
         **counts,
     )
 

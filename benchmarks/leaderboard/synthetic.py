@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dipaco_p2p.protocol.signing import PeerId, peer_of
+from dipaco_p2p.protocol.standing import Findings, Standings
 from dipaco_p2p.topology import ModuleId, PathId, Topology
 from leaderboard.model import (
     CheckRow,
@@ -28,6 +30,7 @@ from leaderboard.model import (
     StageInfo,
     VersionRow,
 )
+from leaderboard.rows import PeersStandings, standing_words
 
 BEGAN_S = 1_790_000_000.0
 """Unix time of the run's start, in 2026."""
@@ -37,6 +40,8 @@ BACK = 3
 """How many versions a rollback undoes."""
 ROLLBACK = 4
 """The number of its decree."""
+AUDITED = 2
+"""First works of each contributor that are repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +136,7 @@ class _Maker:
             rows.append(self._version(stage, module, 0, parent, ""))
             for version in range(1, done + 1):
                 row = self._version(stage, module, version, self._digest(), parent)
-                rows.append(row)
+                rows.append(replace(row, findings=self._findings(row)))
                 parent = row.digest
         return rows
 
@@ -147,6 +152,7 @@ class _Maker:
                 "shares": (),
                 "update_bytes": 0,
                 "clip_norm": None,
+                "findings": Findings(),
                 "rollback": back,
             },
             by_number[version + 1]: {"parent": digest},
@@ -201,6 +207,23 @@ class _Maker:
             shares=self._shares(stage, module, version) if version else (),
             loss_checks=self._verdict() if not is_newest else None,
         )
+
+    def _findings(self, row: VersionRow) -> Findings:
+        """Of its first work always, of the others now and then; near the end of one module one of each kind."""
+        authors = [share.peer for share in row.shares]
+        repeated = sorted(authors[:1] + authors[1 + row.version % 3 :: 3])
+        if (row.module, row.version) != (self._grid.modules()[0], self._shape.rounds_done - 2):
+            return Findings(repeated=tuple(repeated))
+        forger = next(peer for peer in self._peers[1:] if peer not in authors)
+        return Findings(forged=(forger,), withheld=(authors[-1],), failed=(authors[-2],) * 2, repeated=tuple(repeated))
+
+    def _standings(self, versions: Sequence[VersionRow]) -> PeersStandings:
+        chains = {module: Standings() for module in self._grid.modules()}
+        for row in versions:
+            if row.stage == self._stages[1].id and row.version:
+                authors = [share.peer for share in row.shares]
+                chains[row.module].add(row.version, authors=authors, findings=row.findings)
+        return standing_words(chains, audited=AUDITED)
 
     def _shares(self, stage: int, module: ModuleId, version: int) -> tuple[ShareRow, ...]:
         grid = self._grid if stage else self._warmup
@@ -301,7 +324,14 @@ class _Maker:
         for row in versions:
             for share in row.shares:
                 shares[share.peer].append((row, share))
-        rows = [self._contributor(peer, found, losses, end_s) for peer, found in shares.items()]
+        repeated = Counter(peer for row in versions for peer in row.findings.repeated)
+        forged = Counter(peer for row in versions for peer in row.findings.forged)
+        standings = self._standings(versions)
+        rows = [
+            self._contributor(peer, found, losses, end_s)
+            | {"repeated": repeated[peer], "forged": forged[peer], "standings": standings.get(peer, ())}
+            for peer, found in shares.items()
+        ]
         rows.sort(key=lambda row: -row["recent"])
         return tuple(ContributorRow(rank=rank, **row) for rank, row in enumerate(rows, start=1))
 

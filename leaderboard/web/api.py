@@ -192,6 +192,12 @@ _TABLES = (
                 null=True,
             ),
             _whole("back_to", "That version.", lambda row: row.rollback.to if row.rollback else None, null=True),
+            _whole("repeated", "Works that auditors could repeat.", lambda row: len(row.findings.repeated)),
+            _whole(
+                "failed", "Works that judges refused, as harm or too little gain.", lambda row: len(row.findings.failed)
+            ),
+            _whole("withheld", "Works that auditors could not have.", lambda row: len(row.findings.withheld)),
+            _whole("forged", "Works that auditors found forged.", lambda row: len(row.findings.forged)),
         ),
         lambda book: book.snapshot.versions,
     ),
@@ -248,7 +254,7 @@ _TABLES = (
     ),
     Table(
         "contributors",
-        "Peers whose work is in a version, or who take part now, by rank.",
+        "Peers whose work versions count or judge, or who take part now, by rank.",
         (
             _whole("rank", "By recent credit."),
             _text("peer", "Its id."),
@@ -264,6 +270,9 @@ _TABLES = (
             _text("doing", "What it says that it does; its own word.", lambda row: text.word(row.doing)),
             _whole("rejected", "Contributions that leaders say they refused."),
             _whole("checks", "Losses that it measured again."),
+            _whole("repeated", "Works of it that auditors could repeat, one for each module."),
+            _whole("forged", "Works of it that auditors found forged, one for each module."),
+            _text("standing", "Its gravest standing in a module of the open stage; empty without any."),
         ),
         lambda book: book.snapshot.contributors,
     ),

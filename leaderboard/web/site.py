@@ -6,8 +6,9 @@ templates escape them then.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from markupsafe import Markup
 
 from dipaco_p2p.protocol.credit import DAY_S, HALF_LIFE_S
 from dipaco_p2p.protocol.judgement import TOLERANCE_NATS
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.standing import DOUBTED_FOR, FORGERS_WAIT
 
 from ..model import Mark, Snapshot, VersionRow
 from . import drawings, text
@@ -131,6 +134,7 @@ class Site:
             checks_all=len(checks),
             losses=losses[:ROWS],
             losses_all=len(losses),
+            found=found_of(row),
             nav="versions",
         )
 
@@ -195,7 +199,12 @@ class Site:
 
     def run(self) -> str:
         return self._draw(
-            "run", half_life_d=f"{HALF_LIFE_S / DAY_S:g}", tolerance=f"{TOLERANCE_NATS:g}", data=("run", "settings")
+            "run",
+            half_life_d=f"{HALF_LIFE_S / DAY_S:g}",
+            tolerance=f"{TOLERANCE_NATS:g}",
+            doubted_for=DOUBTED_FOR,
+            forgers_wait=FORGERS_WAIT,
+            data=("run", "settings"),
         )
 
     def api(self) -> str:
@@ -240,6 +249,12 @@ def is_stale(snapshot: Snapshot, now_s: float) -> bool:
     if snapshot.state == "complete":
         return False
     return snapshot.heard_s is None or now_s - snapshot.heard_s > STALE_AFTER_S
+
+
+def found_of(row: VersionRow) -> list[tuple[str, list[tuple[PeerId, int]], int]]:
+    """The kinds of findings of a version: of whom, with how many works, and how many more peers there are."""
+    counts = {field.name: Counter(getattr(row.findings, field.name)) for field in fields(row.findings)}
+    return [(kind, of.most_common(ROWS), max(0, len(of) - ROWS)) for kind, of in counts.items() if of]
 
 
 def round_plot(book: Book) -> drawings.Plot | None:

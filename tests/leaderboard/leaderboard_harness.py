@@ -34,8 +34,8 @@ TERM = 1
 class Bench:
     """One stage of a tiny run, the chain of one module that an honest leader made, and what takes it in."""
 
-    def __init__(self, folder: Path, *, rounds: int = 6) -> None:
-        self.run: Run = make_run(Store(folder), tiny_config(rounds=rounds))
+    def __init__(self, folder: Path, *, rounds: int = 6, **changes: Any) -> None:
+        self.run: Run = make_run(Store(folder), replace(tiny_config(rounds=rounds), **changes))
         self.refusals = Refusals()
         self.stage = Stage(self.run, self.refusals)
         self.grant = granted(self.run, MODULE, term=TERM, leader=LEADER.peer, mirrors=(MIRROR.peer,))

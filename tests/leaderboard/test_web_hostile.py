@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from web_harness import PAGES, SMALL, newest_judged, site
 
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.standing import Findings
 from leaderboard.model import Snapshot
 from leaderboard.web.export import export_site
 from leaderboard.web.text import ACCENTS_MAX, CHARS_MAX, WORD_CHARS_MAX, clean, csv_cell, word
@@ -77,7 +78,10 @@ def hostile(text: str) -> Snapshot:
         run=replace(SMALL.run, name=text, settings=((text, text),)),
         state=text,
         refused={text: 1},
-        versions=tuple(replace(row, author=peer, cosigners=(peer, peer)) for row in SMALL.versions),
+        versions=tuple(
+            replace(row, author=peer, cosigners=(peer, peer), findings=Findings(forged=(peer,)))
+            for row in SMALL.versions
+        ),
         modules=tuple(replace(row, leader=peer, mirrors=(peer,)) for row in SMALL.modules),
         paths=tuple(replace(row, peers=(peer,)) for row in SMALL.paths),
         losses=losses,

@@ -29,7 +29,7 @@ from dipaco_p2p.protocol.documents import ModuleVersion, Share, rejected
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.protocol.standing import DOUBTED, DOUBTED_FOR, PROBATION, WAITS, Standing
+from dipaco_p2p.protocol.standing import DOUBTED, DOUBTED_FOR, PROBATION, UNHEARD, UNHEARD_FOR, WAITS, Standing
 from dipaco_p2p.protocol.versions import Tally
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create
@@ -58,6 +58,8 @@ LESS_THAN_FULL: Mapping[str, str] = {
     " Look whether this machine's memory or GPU makes errors: `dipaco-peer doctor` helps.",
     DOUBTED: f"work of yours was refused. For {DOUBTED_FOR} versions what comes next weighs half as much; its credit is"
     " whole. Nothing to do if it stays one; if it goes on, let `dipaco-peer doctor` look at this machine.",
+    UNHEARD: "most others who repeated a work contradict what this volunteer said of it. Nobody asks it for"
+    f" {UNHEARD_FOR} versions. Look whether this machine's memory or GPU makes errors: `dipaco-peer doctor` helps.",
     PROBATION: "other volunteers repeat the first works of everybody. Until then yours weighs a quarter, unless it was"
     " repeated in time; its credit is whole. Nothing to do: stay online, and it ends by itself.",
 }

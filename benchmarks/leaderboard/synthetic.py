@@ -215,7 +215,13 @@ class _Maker:
         if (row.module, row.version) != (self._grid.modules()[0], self._shape.rounds_done - 2):
             return Findings(repeated=tuple(repeated))
         forger = next(peer for peer in self._peers[1:] if peer not in authors)
-        return Findings(forged=(forger,), withheld=(authors[-1],), failed=(authors[-2],) * 2, repeated=tuple(repeated))
+        return Findings(
+            forged=(forger,),
+            withheld=(authors[-1],),
+            failed=(authors[-2],) * 2,
+            contradicted=(authors[0],),
+            repeated=tuple(repeated),
+        )
 
     def _standings(self, versions: Sequence[VersionRow]) -> PeersStandings:
         chains = {module: Standings() for module in self._grid.modules()}

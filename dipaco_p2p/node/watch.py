@@ -108,6 +108,11 @@ class Watch:
         if paths := self._sightings.to_ask(now_s=self._clock.now_s()):
             self._begin(self.read_rounds({module for path in paths for module in path.modules()}))
 
+    def hurry(self, module: ModuleId) -> None:
+        """Ask at the next refresh who works on the paths through `module`: its round may want one of them again."""
+        for path in self._run.topology.paths_through(module):
+            self._sightings.hurry(path)
+
     def close(self) -> None:
         """Ask nobody for a mandate any more."""
         for task in self._asking:

@@ -104,6 +104,8 @@ class Follower:
                 )
                 found = await self._call(leader, request, wait_s=wait_s)
                 self._unknown_since_s = None
+                if wait_s and not found:  # it may be done with waiting since a path is free again
+                    self._node.watch.hurry(self.module)
                 trusted = self._trusted(found)
                 return trusted if trusted or not found else None
             except (SwarmError, Refused, IntegrityError) as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import IntegrityError, Refused
@@ -24,7 +24,7 @@ from ..protocol.claims import ranking
 from ..protocol.decrees import Decreed
 from ..protocol.documents import Contribution, Custody, Receipt, Sealed, seal
 from ..protocol.reasons import Reason
-from ..protocol.rounds import Arrivals
+from ..protocol.rounds import Arrivals, Entry
 from ..protocol.signing import PeerId, Signer
 from ..topology import PathId
 from .version import Admitted, read_payload, stored
@@ -157,15 +157,22 @@ class Intake:
 
 
 async def require_claim(
-    node: Member, intake: Intake, contribution: Contribution, *, arrivals: Arrivals, deadline_s: float
+    node: Member,
+    intake: Intake,
+    contribution: Contribution,
+    arrivals: Arrivals,
+    deadline_s: float,
+    refused: Collection[Entry],
 ) -> None:
     """Raise Refused unless its author trains the path, as far as we have seen. Asked last, since it may take a look at
-    the DHT. `arrivals` are those of this leader; `deadline_s` is how long the open round waits."""
+    the DHT. `arrivals` are those of this leader; `deadline_s` is how long the open round waits; nobody has to yield to
+    those whose work was `refused`."""
     author, path = contribution.author, contribution.path
     if author == node.peer:
         return
     since_s = await node.watch.claimed_s(author, path)
     order = ranking(path, node.watch.claims[path])
+    order = [peer for peer in order if Entry(path=path, peer=peer) not in refused]
     before = order[: order.index(author)] if author in order else order
     hold = intake.hold(contribution, since_s=since_s, before=before, arrivals=arrivals)
     verdict = judge_claim(contribution, hold, now_s=node.clock.now_s(), deadline_s=deadline_s)

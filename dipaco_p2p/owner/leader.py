@@ -67,7 +67,7 @@ class Leader:
         self._lock = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._arrived = asyncio.Event()  # a contribution was admitted, perhaps the last that the round waits for
-        self._trials = Trials(chain, limit_s=self._deadline_s, on_over=self._arrived.set)
+        self.trials = Trials(chain, limit_s=self._deadline_s, on_over=self._arrived.set)
         self._catch_up_s = 0.0
         self._seen_s = node.clock.now_s()
         self._is_leading = self._was_frozen = False
@@ -134,7 +134,7 @@ class Leader:
     async def stop(self) -> None:
         """Admit nothing more; what was admitted is where the next leader finds it."""
         was_leading, self._is_leading = self._is_leading, False
-        self._trials.close()
+        self.trials.close()
         with contextlib.closing(self._replication), contextlib.suppress(Refused):
             async with self._lock:
                 if was_leading and not self._replication.is_final:
@@ -172,7 +172,7 @@ class Leader:
         self._intake.judge(sender, sealed, decreed=decreed)
         custody: tuple[Custody, ...] = ()
         if not self._intake.has(sealed.id):
-            self._trials.require(sealed.document)
+            self.trials.require(sealed.document)
             with self._intake.arriving(sealed):
                 custody = await self._receive(sender, sealed, is_promised=is_promised)
             if not is_forwarded:
@@ -191,8 +191,10 @@ class Leader:
 
         Raises Refused for what this chain does not have: the caller followed a branch that was given up."""
         self._ledger.require(known)
-        clock, deadline_s = self._node.clock, self._node.clock.now_s() + wait_s
+        clock, deadline_s, was_refused = self._node.clock, self._node.clock.now_s() + wait_s, self._round.was_refused
         while self._published <= known.version and self.is_leading and clock.now_s() < deadline_s:
+            if self._round.was_refused > was_refused:  # a path is free again: who waits has time for it
+                break
             await changed_or_later(self._changed, clock, deadline_s - clock.now_s())
         self._require_leading()
         self._ledger.require(known)  # still: the branch may have changed meanwhile
@@ -207,13 +209,8 @@ class Leader:
             self._ledger.versions,
             published=self._published,
             deadline_s=self._deadline_s(),
-            refused=self._trials.refused_lately(),
+            refused=self.trials.refused_lately(),
         )
-
-    def draw(self, work: str) -> str:
-        """As `Trials.draw`."""
-        self._require_leading()
-        return self._trials.draw(work)
 
     def receipts(self) -> dict[str, Sealed[Receipt]]:
         """By contribution: of the open round and the ones before."""
@@ -233,8 +230,8 @@ class Leader:
             raise Refused("upload the payload first", reason=Reason.PAYLOAD_MISSING) from None
         self._intake.judge(sender, sealed, norm=norm)
         if not is_promised:
-            arrivals, deadline_s = self._arrivals, self._deadline_s()
-            await require_claim(self._node, self._intake, sealed.document, arrivals=arrivals, deadline_s=deadline_s)
+            deadline_s, refused = self._deadline_s(), self.trials.refused_lately()
+            await require_claim(self._node, self._intake, sealed.document, self._arrivals, deadline_s, refused)
         custody = await self._keep(sealed, payload)
         async with self._lock:
             self._require_leading()
@@ -260,7 +257,7 @@ class Leader:
             self._node.uploads.claim(document.payload.digest)
             is_late, now_s = document.base_version < self.head.version, self._node.clock.now_s()
             self._round = self._round.contributed(document.path, document.author, now_s=now_s, is_late=is_late)
-            self._trials.begin(sealed)
+            self.trials.begin(sealed)
             self._arrived.set()
 
     def _learn_pace(self, document: Contribution) -> None:
@@ -284,7 +281,7 @@ class Leader:
         node, config = self._node, self._node.run.config.rounds
         deadline_s, uploads_s = self._deadline_s(), node.uploads.progress_s
         ticked = self._round.tick(node.watch.claims, config, now_s=now_s, deadline_s=deadline_s, uploads_s=uploads_s)
-        has_judges_to_hear = ticked.is_closed and not self._trials.is_over(self._intake.admitted)
+        has_judges_to_hear = ticked.is_closed and not self.trials.is_over(self._intake.admitted)
         return self._round if has_judges_to_hear else ticked
 
     def _is_frozen(self, now_s: float) -> bool:
@@ -344,13 +341,13 @@ class Leader:
     async def _close(self, closed: Round) -> None:
         """Make the next version of what may count. Where work is refused, its path may come by others' work instead."""
         judged = [item.sealed for item in self._intake.admitted.values()]
-        self._verdicts = self._trials.verdicts(judged)
-        reasons = self._trials.refused(judged, self._verdicts)
+        self._verdicts = self.trials.verdicts(judged)
+        reasons = self.trials.refused(judged, self._verdicts)
         refused = [sealed for sealed in judged if sealed.id in reasons]
         for sealed in refused:
             log.warning("%s: %s does not count: %s", self.module, sealed.id[:8], reasons[sealed.id])
             self._intake.expel(sealed)
-            self._trials.expel(sealed, reasons[sealed.id])
+            self.trials.expel(sealed, reasons[sealed.id])
             self._chain.expire(sealed, reasons[sealed.id])
         if refused and not self._intake.admitted:
             self._round = self._new_round()
@@ -358,9 +355,9 @@ class Leader:
         without = {Entry(path=sealed.document.path, peer=sealed.document.author) for sealed in refused}
         self._round = self._round.without(without, now_s=self._node.clock.now_s()) or closed
         if self._round is not closed:
-            return
+            return await self._wake()
         made = await self._make_next()
-        self._trials.next_round(is_made=made is not None)
+        self.trials.next_round(is_made=made is not None)
         if made is None:
             self._round = self._new_round()
         else:
@@ -369,12 +366,11 @@ class Leader:
     async def _make_next(self) -> Made | None:
         """The next version, made of what is admitted; None when nothing of that is left.
 
-        - Payloads are read from the disk. One that it has lost meanwhile is asked of whoever else keeps it, for a
-          receipt names two holders; only if nobody gives it the contribution expires, is reported, and the version is
-          made of the others.
-        - Contributions whose outer step is not finite make no version, under this leader or any other: the longest
-          expires and is reported, until the others make one.
-        - Versions are made one at a time, of all modules here: memory does not grow with how many rounds close at once.
+        - A payload that this disk has lost is asked of whoever else keeps it, for a receipt names two holders; only if
+          nobody gives it the contribution expires, and the version is made of the others.
+        - Contributions whose outer step is not finite make no version, under any leader: the longest expires, until the
+          others make one.
+        - One version is made at a time, of all modules here: memory does not grow with how many rounds close at once.
         """
         assert self._intake.admitted, "a round without contributions does not close"
         reach("owner: round closed, version not made")
@@ -406,7 +402,7 @@ class Leader:
             made = await undo(self._node, self._ledger, self._mandate[-1])
             if made is not None:
                 self._intake.undo()
-                self._trials.clear()
+                self.trials.clear()
                 await self._append(made)
 
     async def _append(self, made: Made) -> None:
@@ -460,10 +456,13 @@ class Leader:
     async def _announce(self) -> None:
         if self.is_leading:
             self._published = self.head.version
-        async with self._changed:  # first: who waits has a call open, and is told without the DHT
-            self._changed.notify_all()
+        await self._wake()  # first: who waits has a call open, and is told without the DHT
         if self.is_leading:
             await self._node.presence.lead(self.module, head_record(self._ledger, self._mandate))
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
     async def _reopen(self, *, is_patient: bool = False) -> None:
         """Begin the round after the head anew, with all that is open here."""
@@ -476,7 +475,7 @@ class Leader:
         if self._state is None:
             self._state = await self._chain.state.read_params(self.head, holders=holders)
         self._intake = Intake(self._node.run, self._node.store, self._ledger)
-        self._trials.clear()
+        self.trials.clear()
         self._intake.recall()
         self._round = self._new_round()
         for sealed in list(self._ledger.open.values()):

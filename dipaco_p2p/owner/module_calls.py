@@ -106,7 +106,7 @@ class ModuleCalls:
         return items_reply(notes[name] for name in sorted(notes) if name > request.after)
 
     async def _on_draw(self, sender: PeerId, request: GetDraw) -> Draw:
-        return Draw(signature=self._owner_of(request.module).draw(request.work))
+        return Draw(signature=self._owner_of(request.module).trials.draw(request.work))
 
     async def _on_take(self, sender: PeerId, request: Take) -> Done:
         """The leader leaves and names us; whoever grants terms still has to agree, unless it has done so itself."""

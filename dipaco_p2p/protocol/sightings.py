@@ -151,6 +151,11 @@ class Sightings:
         sight = self._peers.get(peer)
         return sight.seen_s - self._ttl_s / 3 if sight is not None and sight.claim.path == path else None
 
+    def hurry(self, path: PathId) -> None:
+        """A leader says that something has become of its round: the next look at the claims asks it."""
+        if path in self._paths:
+            self._paths[path].ask_s = -math.inf
+
     def excuse(self, path: PathId, *, ask_s: float) -> None:
         """Nobody can work on `path` now, or we cannot know; the leaders should be asked again at `ask_s`."""
         known = self._paths.setdefault(path, _Path())

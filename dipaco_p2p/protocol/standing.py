@@ -36,7 +36,7 @@ AUDITED_MIN = 0.02
 FINDINGS_MAX = SHARES_MAX
 """Of one version, so that it fits its document."""
 
-WAITS, DOUBTED, PROBATION = "waits", "doubted", "on probation"
+WAITS, DOUBTED, UNHEARD, PROBATION = "waits", "doubted", "not heard", "on probation"
 """What a standing is called that is less than full, the gravest first."""
 
 Peers = tuple[PeerId, ...]
@@ -108,6 +108,8 @@ class Standing:
         if self.waits:  # what else there is changes nothing meanwhile
             return {WAITS: f"nothing counts for {self.waits} version{'s' if self.waits > 1 else ''}"}
         found = {DOUBTED: "weighs half"} if self.is_doubted else {}
+        if not self.is_heard:
+            found[UNHEARD] = "its word on others' work does not count"
         if self.is_on_probation(audited):
             found[PROBATION] = f"{self.repeated} of {audited} repeated"
         return found
@@ -116,9 +118,9 @@ class Standing:
         """The same in words."""
         return "; ".join(f"{kind}: {how}" for kind, how in self.limits(audited).items()) or "full"
 
-    def rank(self, audited: int) -> tuple[int, bool, float, int]:
+    def rank(self, audited: int) -> tuple[int, bool, bool, float, int]:
         """Sorts standings, the gravest one first."""
-        return -self.waits, not self.is_doubted, self.weight(audited), self.repeated
+        return -self.waits, not self.is_doubted, self.is_heard, self.weight(audited), self.repeated
 
 
 class Standings:

@@ -13,7 +13,7 @@ from . import gate
 from .documents import Contribution, Sealed, unseal
 from .gate import DRAW, Appraisal, Judged
 from .reasons import Reason
-from .signing import PeerId, verify
+from .signing import PeerId, public_key_of, verify
 from .standing import Findings, Standings
 
 APPRAISALS_MAX = 4096
@@ -44,6 +44,7 @@ def read_appraisals(data: bytes) -> list[Sealed[Appraisal]]:
 
 def require_drawn(appraisal: Appraisal) -> None:
     """Raise IntegrityError unless the judge's own signature chose the sequences, and the work is another's."""
+    public_key_of(appraisal.of)  # it may come into the version's findings, and be shown
     if appraisal.author == appraisal.of:
         raise IntegrityError("an appraisal of one's own work")
     if not verify(appraisal.author, DRAW, appraisal.work.encode(), appraisal.draw):
@@ -96,7 +97,8 @@ class Verdicts:
 
     def weight(self, contribution: Contribution) -> float:
         """How much it counts, over one of an author in full standing."""
-        is_repeated = contribution.work in self._repeated
+        # In the first version everybody is new: it is chance whose work could be audited already.
+        is_repeated = contribution.work in self._repeated or not self._standings.peers
         return self._standings.of(contribution.author).weight(self._audited, is_repeated=is_repeated)
 
 

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from dipaco_p2p.protocol.credit import DAY_S, HALF_LIFE_S
 from dipaco_p2p.protocol.judgement import TOLERANCE_NATS
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.protocol.standing import DOUBTED_FOR, FORGERS_WAIT
+from dipaco_p2p.protocol.standing import DOUBTED_FOR, FORGERS_WAIT, UNHEARD_FOR
 
 from ..model import Mark, Snapshot, VersionRow
 from . import drawings, text
@@ -203,6 +203,7 @@ class Site:
             half_life_d=f"{HALF_LIFE_S / DAY_S:g}",
             tolerance=f"{TOLERANCE_NATS:g}",
             doubted_for=DOUBTED_FOR,
+            unheard_for=UNHEARD_FOR,
             forgers_wait=FORGERS_WAIT,
             data=("run", "settings"),
         )

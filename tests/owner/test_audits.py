@@ -26,6 +26,7 @@ from dipaco_p2p.protocol.gate import DRAW, NOTHING_GIVEN, Repetition
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.standing import FORGERS_WAIT, PROBATION_WEIGHT, Findings, Standing
+from dipaco_p2p.protocol.versions import Known
 from dipaco_p2p.topology import ModuleId
 from simulation.training import toy_gains
 
@@ -70,7 +71,7 @@ class AuditScene(Scene):
 
     async def audited(self) -> None:
         """An audit of a work that counts is over."""
-        await eventually(lambda: any(audit.found for audit in self.owner._trials._audits.values()))
+        await eventually(lambda: any(audit.found for audit in self.owner.trials._audits.values()))
 
     async def verified(self) -> None:
         """The archive has made every version again, and anybody can."""
@@ -145,6 +146,27 @@ def test_work_of_a_newcomer_that_nobody_repeats_in_time_weighs_a_quarter(audit_s
         shards = on.run.shard_tokens(OTHER_PATH, 0) / on.run.shard_tokens(PATH, 0)
         assert other.weight == pytest.approx(PROBATION_WEIGHT * shards * share.weight)
         assert other.tokens == share.tokens
+        await on.verified()
+
+    audit_scene(act)
+
+
+def test_in_the_first_version_nobody_weighs_less_for_being_new(
+    audit_scene: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is chance whose work others could audit by then."""
+
+    async def act(on: AuditScene) -> None:
+        author, other = await on.author(60), await on.author(61)
+        on.auditors.may_end.set()
+        monkeypatch.setattr(Trials, "_is_audited", lambda self, document, draw: document.author == author.swarm.peer)
+        await on.push(author, GOOD)
+        await on.push(other, GOOD, path=OTHER_PATH)
+        await on.version(1)
+        share, late = on.owner.head.shares
+        shards = on.run.shard_tokens(OTHER_PATH, 0) / on.run.shard_tokens(PATH, 0)
+        assert on.findings(1) == Findings(repeated=(author.swarm.peer,))
+        assert late.weight == pytest.approx(shards * share.weight)
         await on.verified()
 
     audit_scene(act)
@@ -259,7 +281,7 @@ def test_an_audit_that_comes_too_late_is_left(audit_scene: Play) -> None:
         for number in (2, 3, 4, 5):
             await on.push(author, GOOD)
             await on.version(number)
-        assert len(on.owner._trials._audits) <= 3
+        assert len(on.owner.trials._audits) <= 3
         await on.push(author, GOOD)
         await on.version(6)
         assert [on.findings(number) for number in range(2, 7)] == [None] * 5
@@ -278,7 +300,7 @@ def test_leaders_of_a_path_ask_the_same_judges_and_none_gives_its_part_before_it
         other, owner = await next_leader(on, OTHER_MODULE)
         await eventually(lambda: on.leader.node.watch.leader(OTHER_MODULE) == other.peer)
         sealed = await on.work(author, GOOD)
-        ours, theirs = on.owner._trials, owner._trials
+        ours, theirs = on.owner.trials, owner.trials
         with pytest.raises(Refused) as caught:
             await ask(author, other.peer, GetDraw(module=OTHER_MODULE, work=sealed.document.work))
         assert caught.value.reason == Reason.CONTRIBUTION_MISSING
@@ -300,7 +322,7 @@ def test_a_part_of_the_draw_that_is_not_its_leaders_own_is_left_out(
         await eventually(lambda: on.leader.node.watch.leader(OTHER_MODULE) == other.peer)
         sealed = await on.work(author, GOOD)
         monkeypatch.setattr(Trials, "draw", lambda self, work: author.swarm.signer.sign(DRAW, work.encode()))
-        draw = await on.owner._trials._joint_draw(sealed.document)
+        draw = await on.owner.trials._joint_draw(sealed.document)
         assert draw == on.leader.swarm.signer.sign(DRAW, sealed.document.work.encode())
 
     audit_scene(act)
@@ -320,9 +342,30 @@ def test_an_auditor_that_did_not_look_is_found_when_another_one_does(audit_scene
         await on.version(1)
         findings = on.findings(1)
         assert findings is not None and len(findings.contradicted) == 1
-        judges = on.owner._trials._judges((await on.work(author, GOOD)).document, "any draw")
+        judges = on.owner.trials._judges((await on.work(author, GOOD)).document, "any draw")
         assert len(judges) == 2 and findings.contradicted[0] not in judges
         await on.verified()
 
     monkeypatch.setattr(trials, "AGAIN", 1.0)
+    audit_scene(act)
+
+
+def test_who_waits_for_a_version_is_told_at_once_that_a_path_is_free_again(audit_scene: Play) -> None:
+    """Attack: the path of a forger was free when its work was refused, and others looked a deadline later."""
+
+    async def act(on: AuditScene) -> None:
+        forger, other = await on.author(60), await on.author(61)
+        on.auditors.found[forger.swarm.peer] = OFF
+        on.auditors.may_end.set()
+        waiting = asyncio.ensure_future(on.owner.versions_after(Known(version=0), wait_s=1000.0))
+        await on.push(other, GOOD, path=OTHER_PATH)
+        forged = await on.push(forger, GOOD)
+        await eventually(lambda: on.expired() == {forged: Reason.NOT_REPEATED})
+        assert on.owner.head.version == 0 and [entry.path for entry in on.owner.open_round().entries] == [OTHER_PATH]
+        await eventually(waiting.done, limit_s=1.0)
+        assert await waiting == []
+        again = await on.push(other, GOOD, path=PATH)
+        await on.version(1)
+        assert again in on.counted()
+
     audit_scene(act)

@@ -291,8 +291,11 @@ async def test_a_leader_tells_what_is_in_its_open_round(tmp_path: Path) -> None:
         async def told() -> OpenRound:
             header = {"module": str(MODULE)}
             reply = await stage.node.swarm.call(stage.leader.peer, "module.round", header, timeout_s=20.0)
-            return read_open_round(reply.body)
+            open_ = read_open_round(reply.body)
+            left.append(open_.left_s)
+            return replace(open_, left_s=0.0)
 
+        left: list[float] = []
         deadline_s = stage.world.run.config.rounds.deadline_s
         assert await told() == OpenRound(version=0, deadline_s=deadline_s)
         payload = gradient_bytes(stage.world.run, MODULE)
@@ -302,7 +305,7 @@ async def test_a_leader_tells_what_is_in_its_open_round(tmp_path: Path) -> None:
         publish, seen = stage.owner._replication.publish, []
 
         async def slow_publish() -> None:
-            seen.append(stage.owner.open_round())
+            seen.append(replace(stage.owner.open_round(), left_s=0.0))
             await publish()
 
         stage.owner._replication.publish = slow_publish  # type: ignore[method-assign]
@@ -310,6 +313,7 @@ async def test_a_leader_tells_what_is_in_its_open_round(tmp_path: Path) -> None:
         assert seen[0] == OpenRound(version=0, entries=(entry,), deadline_s=deadline_s), "it is not published yet"
         await asyncio.sleep(0.1)
         assert await told() == OpenRound(version=1, counted=((entry,),), deadline_s=deadline_s)
+        assert left[0] == left[2] == deadline_s < left[1], "nothing runs before something is in, and then the grace too"
         for seed in (2, 3):
             await stage.honest_round(seed)
         await asyncio.sleep(0.1)

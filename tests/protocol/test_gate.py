@@ -179,6 +179,7 @@ OTHER_DRAW = JUDGES[1].sign(DRAW, WORK.encode())
         b"[" * 100_000,
         canonical_bytes([sealed(JUDGES[0], draw=OTHER_DRAW).to_dict()]),
         canonical_bytes([sealed(JUDGES[0], of=JUDGES[0].peer).to_dict()]),
+        canonical_bytes([sealed(JUDGES[0], of="<b>a word of its own</b>").to_dict()]),
         canonical_bytes([sealed(JUDGES[0]).to_dict()] * 2),
         canonical_bytes([sealed(JUDGES[0]).to_dict() | {"signature": "ab" * 64}]),
         encode_appraisals([sealed(JUDGES[0])]).replace(b",", b", "),

@@ -86,6 +86,7 @@ def test_who_is_contradicted_is_not_heard_for_a_while_and_works_on() -> None:
         (Standing(works=5, repeated=3, is_doubted=True), "doubted: weighs half"),
         (Standing(works=5, repeated=2, is_doubted=True), "doubted: weighs half; on probation: 2 of 3 repeated"),
         (Standing(waits=5, is_doubted=True), "waits: nothing counts for 5 versions"),
+        (Standing(works=3, repeated=3, is_heard=False), "not heard: its word on others' work does not count"),
         (Standing(waits=1), "waits: nothing counts for 1 version"),
     ],
 )

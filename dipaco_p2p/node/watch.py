@@ -142,6 +142,10 @@ class Watch:
             found = self._sightings.claimed_s(peer, path)
         return found
 
+    def claimed(self, peer: PeerId) -> PathId | None:
+        """The path of its newest claim, as far as we have seen, alive or not."""
+        return self._sightings.claimed(peer)
+
     async def _look_for_claims(self, path: PathId) -> None:
         await self._read_claims_of(path)
         self._looked_s[path] = self._clock.now_s()

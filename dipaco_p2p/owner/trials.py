@@ -183,10 +183,17 @@ class Trials:
         return found
 
     def refused_lately(self) -> list[Entry]:
-        """Whose work was refused since the versions that are told of: their claims weigh nothing."""
-        oldest = self._chain.ledger.head.version - VERSIONS_TOLD
+        """Whose work was refused since the versions that are told of, and of which paths through the module: their
+        claims weigh nothing. Nor does any claim of who forged, whatever path it goes to."""
+        ledger, watch = self._chain.ledger, self._node.watch
+        oldest = ledger.head.version - VERSIONS_TOLD
         self._refused = {entry: version for entry, version in self._refused.items() if version >= oldest}
-        return list(self._refused)
+        found = dict.fromkeys(self._refused)
+        for peer in {*ledger.standings.waiting, *self._caught}:
+            path = watch.claimed(peer)
+            if path is not None and self._chain.module in path.modules():
+                found[Entry(path=path, peer=peer)] = None
+        return list(found)
 
     def expel(self, sealed: Sealed[Contribution], reason: Reason) -> None:
         """It was refused; the next version tells why."""

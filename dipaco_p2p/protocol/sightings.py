@@ -151,6 +151,11 @@ class Sightings:
         sight = self._peers.get(peer)
         return sight.seen_s - self._ttl_s / 3 if sight is not None and sight.claim.path == path else None
 
+    def claimed(self, peer: PeerId) -> PathId | None:
+        """The path of its newest claim that was ever seen."""
+        sight = self._peers.get(peer)
+        return None if sight is None else sight.claim.path
+
     def hurry(self, path: PathId) -> None:
         """A leader says that something has become of its round: the next look at the claims asks it."""
         if path in self._paths:

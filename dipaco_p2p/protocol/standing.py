@@ -139,6 +139,12 @@ class Standings:
         found = {peer for (_, peer), versions in self._found.items() if versions}
         return frozenset(found.union(peer for peer, versions in self._worked.items() if versions))
 
+    @property
+    def waiting(self) -> list[PeerId]:
+        """Who forged work, and waits."""
+        forgers = (peer for kind, peer in list(self._found) if kind == "forged")
+        return sorted(peer for peer in forgers if self.of(peer).waits)
+
     def has_worked(self, peer: PeerId) -> bool:
         """Whether any version counts work of `peer`."""
         return bool(self._worked.get(peer))

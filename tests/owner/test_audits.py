@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from judging_scene import GOOD, MODULE, OTHER_PATH, PATH, Scene, judged_config
-from runtime_harness import TinyLeader, World
+from runtime_harness import TinyLeader, World, claim
 from virtual_time import eventually, play
 
 from bootstrap.archives.verify import verify_run
@@ -24,6 +24,7 @@ from dipaco_p2p.owner.trials import Trials
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Recipe, Sealed, seal
 from dipaco_p2p.protocol.gate import DRAW, NOTHING_GIVEN, Repetition
 from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.rounds import Entry
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.standing import FORGERS_WAIT, PROBATION_WEIGHT, Findings, Standing
 from dipaco_p2p.protocol.versions import Known
@@ -367,5 +368,24 @@ def test_who_waits_for_a_version_is_told_at_once_that_a_path_is_free_again(audit
         again = await on.push(other, GOOD, path=PATH)
         await on.version(1)
         assert again in on.counted()
+
+    audit_scene(act)
+
+
+def test_the_claim_of_a_forger_weighs_nothing_whatever_path_it_goes_to(audit_scene: Play) -> None:
+    """Attack: refused on one path, it claimed the next, and others left that one to it for a round."""
+
+    async def act(on: AuditScene) -> None:
+        forger, other = await on.author(60), await on.author(61)
+        on.auditors.found[forger.swarm.peer] = OFF
+        on.auditors.may_end.set()
+        await on.push(forger, GOOD)
+        await on.push(other, GOOD, path=OTHER_PATH)
+        await on.version(1)
+        await claim(forger, OTHER_PATH)
+        await on.leader.node.watch.refresh()
+        told = on.owner.open_round().refused
+        assert Entry(path=OTHER_PATH, peer=forger.swarm.peer) in told
+        assert all(entry.peer != other.swarm.peer for entry in told)
 
     audit_scene(act)

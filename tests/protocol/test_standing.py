@@ -54,6 +54,7 @@ def test_whoever_forges_waits_and_then_begins_anew() -> None:
         standing = standings(*versions, *[None] * passed).of(PEER)
         assert standing.waits == FORGERS_WAIT - passed
         assert (standing.repeated, standing.works) == (0, passed)
+        assert standings(*versions, *[None] * passed).waiting == [PEER] * (passed < FORGERS_WAIT)
     assert standings(*versions).of(OTHER) == Standing()
 
 

@@ -27,7 +27,6 @@ from ..node.shardings import learn_shardings
 from ..program.files import reach
 from ..protocol.admission import judge
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, is_cosigned
-from ..protocol.gate import Appraisal
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
 from ..protocol.versions import is_final, up_to_last
@@ -54,6 +53,8 @@ class Chains:
         """Told of every contribution that expires here, and why."""
         self.appraise: Appraiser = measure_nothing
         """This peer's own judge."""
+        self.earlier: frozenset[PeerId] = frozenset()
+        """Whose work the stage before counts, if that is known here."""
 
     def __getitem__(self, module: ModuleId) -> ModuleChain:
         if module not in self._chains:
@@ -72,6 +73,10 @@ class Chains:
     def has_worked(self, peer: PeerId) -> bool:
         """Whether a version of any module counts work of `peer`, as far as they are here."""
         return any(chain.ledger.standings.has_worked(peer) for chain in self._chains.values())
+
+    def may_judge(self, peer: PeerId) -> bool:
+        """Whether `peer` has worked, in this stage or, as far as that is known here, in the one before."""
+        return self.has_worked(peer) or peer in self.earlier
 
     def drop_payloads(self, names: Iterable[str]) -> None:
         """Drop these blobs, unless a contribution that some chain keeps has the same payload: anybody can send
@@ -96,7 +101,7 @@ class ModuleChain:
         self.state = KeptState(self.node)
         self.lost: set[str] = set()
         """Contributions that are here, and that the chain which goes on may lack."""
-        self._chains = chains
+        self.chains = chains
         self._lock = asyncio.Lock()
         self._pruned = 0
         """How many versions, from the first on, have no blob here any more, but perhaps what judges said of them."""
@@ -159,14 +164,6 @@ class ModuleChain:
         grant = self.node.mandates.grant(self.module)
         return grant is not None and self.node.peer in grant.group
 
-    def has_worked(self, peer: PeerId) -> bool:
-        """As `Chains.has_worked`, of all the chains that this peer keeps."""
-        return self._chains.has_worked(peer)
-
-    async def appraise(self, contribution: Contribution, *, is_audit: bool = False) -> Sealed[Appraisal]:
-        """As `Chains.appraise`."""
-        return await self._chains.appraise(contribution, is_audit=is_audit)
-
     def give_up(self) -> None:
         """Leave the versions that are not final: nobody can show what they were made of."""
         self._leave(self.ledger.final)
@@ -181,7 +178,7 @@ class ModuleChain:
     def expire(self, sealed: Sealed[Contribution], reason: str) -> None:
         """A contribution that may not count, or cannot: it is reported, and kept no longer."""
         self.node.history.add("expired", module=str(self.module), id=sealed.id, reason=reason)
-        self._chains.on_expired(sealed, reason)
+        self.chains.on_expired(sealed, reason)
         self.forget(sealed)
 
     def forget(self, sealed: Sealed[Contribution]) -> None:
@@ -481,7 +478,7 @@ class ModuleChain:
                 await fetch_kept(self.node, version.state, holders=[peer])
 
     def _drop_payloads(self, names: Iterable[str]) -> None:
-        self._chains.drop_payloads(names)
+        self.chains.drop_payloads(names)
 
     def _prune(self, *, keep: int) -> None:
         """Drop the blobs of all versions but the newest `keep`, as nobody's base: what a peer keeps is bounded."""

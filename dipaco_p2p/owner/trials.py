@@ -404,7 +404,7 @@ class Trials:
         watch, without = self._node.watch, {self._node.peer, document.author, self._node.run.manifest.author}
         alive = [peer for peer, beat in watch.heartbeats.items() if beat.owns and peer not in without]
         leaders = {watch.leader(module) for module in document.path.modules()}
-        heard = (peer for peer in alive if self._chain.has_worked(peer) and self._standing(peer).is_heard)
+        heard = (peer for peer in alive if self._chain.chains.may_judge(peer) and self._standing(peer).is_heard)
         judges = in_order(heard, draw)
         return sorted(judges, key=lambda peer: peer in leaders)
 
@@ -415,7 +415,7 @@ class Trials:
         node, document = self._node, sealed.document
         try:
             if judge == node.peer:
-                return await self._chain.appraise(document, is_audit=is_audit)
+                return await self._chain.chains.appraise(document, is_audit=is_audit)
             sharding = node.run.sharding(document.sharding)
             request = Appraise(contribution=sealed, sharding=sharding, is_audit=is_audit)
             timeout_s = min(CALL_TIMEOUT_S, max(until_s - node.clock.now_s(), RETRY_S))

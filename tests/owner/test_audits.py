@@ -97,7 +97,7 @@ def audit_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Ca
                 leader = world.leader(50)
                 on = AuditScene(world, leader, await leader.lead(MODULE))
                 peers = {world.leader(number).peer for number in (51, 52, 53)}
-                leader.chain._chains.has_worked = lambda peer: peer in peers  # type: ignore[method-assign]
+                leader.chain.chains.has_worked = lambda peer: peer in peers  # type: ignore[method-assign]
                 await leader.node.watch.refresh()
                 on.auditors = auditors
                 await act(on)

@@ -1,0 +1,47 @@
+"""Who has worked in the warm-up judges the first round of the grid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stages_harness import Home, run_file
+from virtual_time import eventually, play
+
+from bootstrap.folder import GRID, WARMUP, open_stage
+from dipaco_p2p.config import JudgingConfig
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.verdicts import read_appraisals
+
+
+def auditors(folder: Path) -> dict[int, set[PeerId]]:
+    """Who repeated a work, as the versions of each number say."""
+    store = Store(folder)
+    archive = SeedArchive(open_stage(store), store)
+    found: dict[int, set[PeerId]] = {}
+    for version in (sealed.document for ledger in archive.ledgers.values() for sealed in ledger.versions):
+        said = read_appraisals(archive.blob(version.appraisals.digest)) if version.appraisals else []
+        repeated = {sealed.document.author for sealed in said if sealed.document.repeated is not None}
+        found.setdefault(version.version, set()).update(repeated)
+    return found
+
+
+def test_work_of_the_grids_first_round_is_repeated_by_those_who_worked_in_the_warm_up(
+    tmp_path: Path, corpus: Path
+) -> None:
+    changes: dict[str, Any] = {"judging": JudgingConfig(judges=2, sequences=8, audited=100)}
+    home = Home(tmp_path, run_file(corpus, **changes))
+
+    async def scenario() -> None:
+        home.start()
+        await home.join(1, 2, 3)
+        await home.volunteers_done()
+        await eventually(home.is_over)
+        await home.close()
+
+    play(scenario)
+    warm_up, grid = auditors(home.folder / WARMUP), auditors(home.folder / GRID)
+    assert not warm_up[1], "nobody had worked before"
+    assert grid[1] and home.coordinator not in grid[1]

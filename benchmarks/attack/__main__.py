@@ -70,6 +70,7 @@ def main(
     limit: Annotated[float, typer.Option(min=10, help="Seconds after which a run is stopped.")] = 240.0,
     corpus: Corpus = "found",
     judges: Annotated[int, typer.Option(min=0, max=8, help="Peers that measure each work; 0: none.")] = 2,
+    warmup: Annotated[int, typer.Option(min=0, help="Rounds of a warm-up before, not counted in --rounds.")] = 0,
     out: Annotated[Path, typer.Option(help="A new folder for logs, homes and the result.")] = Path("attack"),
 ) -> None:
     """Run three honest volunteers beside one stranger, for each attack, and the same volunteers alone; compare the
@@ -77,7 +78,7 @@ def main(
     from dipaco_p2p.program.console import run_program
 
     wanted = games(names or [])
-    options = Options(rounds=rounds, steps=steps, corpus=corpus, judges=judges, limit_s=limit)
+    options = Options(rounds=rounds, steps=steps, corpus=corpus, judges=judges, warmup=warmup, limit_s=limit)
     found: list[Figures] = []
     alone: list[Left] = []
     spreads: list[float] = []

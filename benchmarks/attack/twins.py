@@ -45,6 +45,8 @@ class Options:
     corpus: str = "found"
     judges: int = 2
     """Who measure each work; 0: nobody does."""
+    warmup: int = 0
+    """Rounds before the grid opens, in which the stranger takes part as well."""
     limit_s: float = 240.0
     """A run that has not come to its end by then is stopped."""
 
@@ -114,6 +116,7 @@ async def prepare(work: Path, options: Options, *, seed: int) -> LocalSwarm:
         rounds=options.rounds,
         heartbeat_ttl_s=TTL_S,
         judges=options.judges,
+        warmup=options.warmup,
     )
     prepared = LocalSwarm(work / "prepared", run_file)
     with stage(f"Preparing run {seed}"):
@@ -158,7 +161,7 @@ async def _until_complete(swarm: LocalSwarm, run: Run, *, has_churn: bool, until
     victim, back_s = swarm.volunteers[0], math.inf
     kill_round = KILL_ROUND if has_churn else math.inf
     while time.time() < until_s and any(swarm.members[name].is_alive for name in swarm.volunteers):
-        if min(map(len, _archived_s(swarm.folder, run).values())) >= kill_round:
+        if has_churn and min(map(len, _archived_s(swarm.folder, run).values())) >= kill_round:
             await swarm.act(Verb.KILL, victim)
             kill_round, back_s = math.inf, time.time() + AWAY_S
         if time.time() >= back_s:
@@ -211,7 +214,7 @@ def _left(swarm: LocalSwarm, began_s: float, ended_s: float) -> Left:
 def honest_refused(swarm: LocalSwarm) -> tuple[int, dict[str, int]]:
     """How many contributions of the volunteers were taken, and which of them leaders refused later, by reason."""
     honest = [path for name in swarm.volunteers for path in swarm.home(name).glob(HISTORIES)]
-    leaders = [*swarm.work.glob(f"{STRANGER}/{HISTORIES}"), swarm.folder / GRID / "history.jsonl", *honest]
+    leaders = [*swarm.work.glob(f"{STRANGER}/{HISTORIES}"), *swarm.folder.glob("*/history.jsonl"), *honest]
     receipts = {event["id"] for event in read_events(honest) if event.ev == "receipt"}
     expired = {event["id"]: event["reason"] for event in read_events(leaders) if event.ev == "expired"}
     found = Counter(expired[id_] for id_ in receipts & expired.keys() if expired[id_] in FAULTS_OF_WORK)

@@ -57,7 +57,7 @@ modules = 2
 blocks = 1
 
 [warmup]
-rounds = 0
+rounds = {warmup}
 
 [inner]
 steps = {steps}
@@ -134,11 +134,12 @@ def write_run_file(
     rounds: int = 100_000,
     heartbeat_ttl_s: float = HEARTBEAT_TTL_S,
     judges: int = 2,
+    warmup: int = 0,
 ) -> None:
     """The run file that the swarms of these benchmarks train; by default the run does not end by itself."""
     path.parent.mkdir(parents=True, exist_ok=True)
     values = {"min_paths": min(peers, 4), "source": json.dumps(corpus), "judges": judges}
-    lengths = {"rounds": rounds, "heartbeat_ttl_s": heartbeat_ttl_s}
+    lengths = {"rounds": rounds, "warmup": warmup, "heartbeat_ttl_s": heartbeat_ttl_s}
     path.write_text(RUN.format(seed=seed, steps=steps, **lengths, **values))
 
 

@@ -46,6 +46,8 @@ ASKING_MAX = 8
 """At once, about one work."""
 AGAIN = 0.1
 """Of the works that an auditor could repeat, the share that another one repeats as well."""
+EVIDENCE_MAX = 256
+"""Appraisals of refused work that are kept for the next version: a module whose work is all refused makes none."""
 LATE_VERSIONS = 2
 """An audit goes on for so many versions after the one that counts its work: so long its author has the states."""
 
@@ -199,7 +201,7 @@ class Trials:
         """It was refused; the next version tells why."""
         document = sealed.document
         self._asking.pop(sealed.id).cancel()
-        self._evidence += self._said.pop(document.work, {}).values()
+        self._evidence = [*self._evidence, *self._said.pop(document.work, {}).values()][-EVIDENCE_MAX:]
         if reason == Reason.NOT_REPEATED:
             self._caught.add(document.author)
         self._unheard.discard(document.work)

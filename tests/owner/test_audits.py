@@ -389,3 +389,19 @@ def test_the_claim_of_a_forger_weighs_nothing_whatever_path_it_goes_to(audit_sce
         assert all(entry.peer != other.swarm.peer for entry in told)
 
     audit_scene(act)
+
+
+def test_evidence_of_a_module_that_makes_no_version_does_not_grow_without_end(
+    audit_scene: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(on: AuditScene) -> None:
+        on.auditors.may_end.set()
+        for number in range(60, 64):
+            author = await on.author(number)
+            on.auditors.found[author.swarm.peer] = OFF
+            forged = await on.push(author, GOOD)
+            await eventually(lambda id_=forged: id_ in on.expired())  # type: ignore[misc]
+        assert on.owner.head.version == 0 and len(on.owner.trials._evidence) == 3
+
+    monkeypatch.setattr(trials, "EVIDENCE_MAX", 3)
+    audit_scene(act)

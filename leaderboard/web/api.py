@@ -196,9 +196,9 @@ _TABLES = (
             _whole(
                 "failed", "Works that judges refused, as harm or too little gain.", lambda row: len(row.findings.failed)
             ),
-            _whole("contradicted", "Audits that most others contradict.", lambda row: len(row.findings.contradicted)),
             _whole("withheld", "Works that auditors could not have.", lambda row: len(row.findings.withheld)),
             _whole("forged", "Works that auditors found forged.", lambda row: len(row.findings.forged)),
+            _whole("contradicted", "Audits that most others contradict.", lambda row: len(row.findings.contradicted)),
         ),
         lambda book: book.snapshot.versions,
     ),

@@ -59,14 +59,16 @@ def test_a_contributor_of_whom_nothing_was_found_has_no_standing() -> None:
 
 
 def test_the_page_of_a_version_says_what_was_found_of_whom() -> None:
-    forged, withheld, failed, repeated = (
+    found = FOUND.findings
+    forged, withheld, failed, contradicted, repeated = (
         [peer[-8:] for peer in of]
-        for of in (FOUND.findings.forged, FOUND.findings.withheld, FOUND.findings.failed, FOUND.findings.repeated)
+        for of in (found.forged, found.withheld, found.failed, found.contradicted, found.repeated)
     )
     assert found_in(FOUND) == (
         f"✕ forged Auditors came to something else: {forged[0]}"
         f" △ withheld Auditors could not have what they needed: {withheld[0]}"
         f" △ failed Judges found harm or too little gain: {failed[0]} (2 works)"
+        f" △ contradicted Most others who repeated the work contradict what they said of it: {contradicted[0]}"
         f" ✓ repeated Auditors came to the same: {', '.join(repeated)}"
     )
 
@@ -87,7 +89,7 @@ def test_a_long_list_of_findings_is_cut_and_says_so() -> None:
 def test_what_each_standing_means_is_said_once_for_all(client: TestClient) -> None:
     page = client.get("/run").text
     [said] = re.findall(r'<section id="standing">(.*?)</section>', page, re.DOTALL)
-    assert re.findall(r"<dt>(.*?)</dt>", said) == ["full", "on probation", "doubted", "waits"]
+    assert re.findall(r"<dt>(.*?)</dt>", said) == ["full", "on probation", "not heard", "doubted", "waits"]
     assert f"For {DOUBTED_FOR} versions its work" in said and f"For {FORGERS_WAIT} versions none" in said
     for address in ("/contributors", f"/contributors/{FORGER.peer}", address_of(FOUND)):
         assert 'href="/run#standing"' in client.get(address).text
@@ -95,7 +97,7 @@ def test_what_each_standing_means_is_said_once_for_all(client: TestClient) -> No
 
 @pytest.mark.parametrize(
     ("name", "columns"),
-    [("contributors", "repeated forged standing"), ("versions", "repeated failed withheld forged")],
+    [("contributors", "repeated forged standing"), ("versions", "repeated failed withheld forged contradicted")],
 )
 def test_columns_for_findings_come_after_those_of_before(name: str, columns: str) -> None:
     names = [column.name for column in API_TABLES[name].columns]
@@ -109,8 +111,9 @@ def test_findings_and_standings_are_data_for_programs(client: TestClient) -> Non
     assert FORGER.standing.startswith("waits") and all(row.repeated for row in SMALL.contributors)
     versions = client.get("/api/v1/versions.json").json()["rows"]
     [found] = [row for row in versions if row["forged"]]
-    counts = {kind: found[kind] for kind in ("repeated", "failed", "withheld", "forged")}
-    assert counts == {"repeated": len(FOUND.findings.repeated), "failed": 2, "withheld": 1, "forged": 1}
+    counts = {kind: found[kind] for kind in ("failed", "withheld", "forged", "contradicted")}
+    assert counts == {"failed": 2, "withheld": 1, "forged": 1, "contradicted": 1}
+    assert found["repeated"] == len(FOUND.findings.repeated)
 
 
 def test_a_static_copy_shows_them_too(tmp_path: Path) -> None:

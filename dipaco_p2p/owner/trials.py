@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0
 HEDGE_S, HEDGE_SHARE = 3.0, 0.1
 """After so long, or so much of the time that a work may wait, without an answer somebody else is asked as well."""
+DRAW_SHARE = 0.2
+"""Of the time that a work may wait, for the other leaders' parts of its draw: the rest is for judges."""
 SLOW_ROUNDS = 16
 """For so many rounds such a judge comes after all others: its line may be slow, and better used for its own work."""
 ASKING_MAX = 8
@@ -371,7 +373,7 @@ class Trials:
         node, work = self._node, document.work
         leaders = {module: node.watch.leader(module) for module in document.path.modules()}
         asked = {peer: module for module, peer in leaders.items() if peer not in (None, node.peer)}
-        until_s = node.clock.now_s() + self._hedge_s()
+        until_s = node.clock.now_s() + min(HEDGE_S, DRAW_SHARE * self._limit_s())
         parts = await asyncio.gather(
             *(self._part(peer, module, work, until_s) for peer, module in asked.items() if peer)
         )

@@ -124,10 +124,9 @@ def test_without_the_seed_node_training_goes_on_and_a_newcomer_joins_through_a_v
     end_all(*volunteers, endless_run.coordinator)
     assert breaches(endless_run.folder, *volunteers) == []
     # They were never apart from each other: what they did alone stays, but for what only the lost one had.
-    expired = {event["id"] for program in (*volunteers, endless_run.coordinator) for event in program.events("expired")}
-    assert expired <= {
-        r["id"] for volunteer in volunteers for r in volunteer.events("receipt") if r["holders"] == [seed_node]
-    }
+    told = [event for program in (*volunteers, endless_run.coordinator) for event in program.events("expired")]
+    alone = {r["id"] for volunteer in volunteers for r in volunteer.events("receipt") if r["holders"] == [seed_node]}
+    assert {event["id"]: event["reason"] for event in told if event["id"] not in alone} == {}
 
 
 def owned(volunteers: Sequence[Program]) -> set[str]:

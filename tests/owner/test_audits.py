@@ -405,3 +405,19 @@ def test_evidence_of_a_module_that_makes_no_version_does_not_grow_without_end(
 
     monkeypatch.setattr(trials, "EVIDENCE_MAX", 3)
     audit_scene(act)
+
+
+def test_leaders_that_do_not_answer_leave_judges_the_time_that_they_need(audit_scene: Play) -> None:
+    """Waiting for a dead leader's part of the draw took all of a short deadline, and newcomers' work was lost."""
+
+    async def act(on: AuditScene) -> None:
+        author = await on.author(60)
+        other, _ = await next_leader(on, OTHER_MODULE)
+        await eventually(lambda: on.leader.node.watch.leader(OTHER_MODULE) == other.peer)
+        on.world.network.kill(other.peer)
+        limit_s, began_s = 4.0, on.leader.node.clock.now_s()
+        on.owner.trials._limit_s = lambda: limit_s
+        await on.owner.trials._joint_draw((await on.work(author, GOOD)).document)
+        assert on.leader.node.clock.now_s() - began_s <= limit_s / 4
+
+    audit_scene(act)

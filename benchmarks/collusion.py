@@ -22,7 +22,7 @@ from dipaco_p2p.protocol import gate
 from dipaco_p2p.protocol.gate import Appraisal, Judged, Repetition
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.protocol.standing import Findings, Standings
+from dipaco_p2p.protocol.standing import Standings
 
 SAME, OFF = Repetition(cosine=1.0, ratio=1.0, moments=1.0), Repetition(cosine=0.5, ratio=1.0, moments=1.0)
 COORDINATOR = PeerId("coordinator")
@@ -66,19 +66,14 @@ def play(swarm: Swarm, seed: int) -> Course:
         liars = friends if version > swarm.honest else set[PeerId]()
         forgers = liars - caught.keys()
         works = _works(peers, standings, liars, forgers, swarm.audited, chance)
-        reasons = gate.refused({str(author): work for author, work in works.items()}, coordinator=COORDINATOR)
-        found = {author for author in works if reasons.get(author) == Reason.NOT_REPEATED}
-        caught |= {PeerId(peer): version - swarm.honest for peer in found & forgers}
+        reasons = gate.refused(works, coordinator=COORDINATOR)
+        found = {work.author for id_, work in works.items() if reasons.get(id_) == Reason.NOT_REPEATED}
+        caught |= {peer: version - swarm.honest for peer in found & forgers}
         forged += len(forgers & works.keys() - found)
         honest += len(works.keys() - friends) if liars else 0
         refused += len(found - friends)
-        said = [work.appraisals for author, work in works.items()]
-        findings = Findings.of(
-            forged=found,
-            repeated=(author for author, work in works.items() if gate.is_repeated(work.appraisals)),
-            contradicted=(peer for one in said for peer in gate.contradicted(one)),
-        )
-        standings.add(version, authors=works.keys() - found, findings=findings)
+        authors = [PeerId(author) for author in works.keys() - found]
+        standings.add(version, authors=authors, findings=gate.findings(works, reasons))
         if len(caught) == len(friends):
             break
     rounds = [*sorted(caught.values()), *[ROUNDS_MAX] * (len(friends) - len(caught))]
@@ -93,9 +88,9 @@ def _works(
     forgers: set[PeerId],
     audited: int,
     chance: random.Random,
-) -> dict[PeerId, Judged]:
+) -> dict[str, Judged]:
     """What everybody that may hands in, by author, and what auditors say of it."""
-    works = {}
+    works: dict[str, Judged] = {}
     heard = [peer for peer in peers if standings.of(peer).is_heard]
     for author in peers:
         standing, said = standings.of(author), list[Appraisal]()

@@ -304,7 +304,7 @@ class ContributorRow:
 
     @property
     def standing(self) -> str:
-        """The gravest; empty if there is none."""
+        """The gravest of them in words, or an empty text."""
         return self.standings[0][1] if self.standings else ""
 
 

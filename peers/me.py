@@ -29,7 +29,16 @@ from dipaco_p2p.protocol.documents import ModuleVersion, Share, rejected
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.protocol.standing import DOUBTED, DOUBTED_FOR, PROBATION, UNHEARD, UNHEARD_FOR, WAITS, Standing
+from dipaco_p2p.protocol.standing import (
+    DOUBTED,
+    DOUBTED_FOR,
+    FORGERS_WAIT,
+    PROBATION,
+    UNHEARD,
+    UNHEARD_FOR,
+    WAITS,
+    Standing,
+)
 from dipaco_p2p.protocol.versions import Tally
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create
@@ -39,11 +48,12 @@ from dipaco_p2p.topology import ModuleId
 Chains = Mapping[ModuleId, Sequence[ModuleVersion]]
 """The versions of each module from the first one on."""
 
+LOOK = "Look whether this machine's memory or GPU makes errors: `dipaco-peer doctor` helps."
 WORDS: Mapping[str, str] = {
     Reason.HARMFUL: "other volunteers measured that it makes its path worse. Nothing to do if it stays one;"
     " if it goes on, let `dipaco-peer doctor` look at this machine.",
-    Reason.NOT_REPEATED: "other volunteers took its steps again and came to something else. Look whether this machine's"
-    " memory or GPU makes errors: `dipaco-peer doctor` helps. For eight versions nothing is taken of this identity.",
+    Reason.NOT_REPEATED: f"other volunteers took its steps again and came to something else. {LOOK} For {FORGERS_WAIT}"
+    " versions nothing is taken of this identity.",
     Reason.LITTLE_GAIN: "other volunteers measured that it gains far less than others' work does."
     " If it goes on, let `dipaco-peer doctor` look at this machine.",
     Reason.UNJUDGED: "nobody could measure it, or those who did found different things, and no version counts earlier"
@@ -54,12 +64,12 @@ WORDS: Mapping[str, str] = {
 OTHERWISE = "docs/protocol.md, section 7, says what this means."
 
 LESS_THAN_FULL: Mapping[str, str] = {
-    WAITS: "other volunteers repeated work of yours and came to something else. After the wait you begin anew."
-    " Look whether this machine's memory or GPU makes errors: `dipaco-peer doctor` helps.",
+    WAITS: "other volunteers repeated work of yours and came to something else. After the wait you are a newcomer"
+    f" again. {LOOK}",
     DOUBTED: f"work of yours was refused. For {DOUBTED_FOR} versions what comes next weighs half as much; its credit is"
     " whole. Nothing to do if it stays one; if it goes on, let `dipaco-peer doctor` look at this machine.",
     UNHEARD: "most others who repeated a work contradict what this volunteer said of it. Nobody asks it for"
-    f" {UNHEARD_FOR} versions. Look whether this machine's memory or GPU makes errors: `dipaco-peer doctor` helps.",
+    f" {UNHEARD_FOR} versions. {LOOK}",
     PROBATION: "other volunteers repeat the first works of everybody. Until then yours weighs a quarter, unless it was"
     " repeated in time; its credit is whole. Nothing to do: stay online, and it ends by itself.",
 }

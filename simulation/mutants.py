@@ -110,6 +110,7 @@ def planted(name: str | None) -> Iterator[None]:
 OUTAGES = ("power cut", "total outage", "torn write")
 HOSTILE = ("hostile peer",)
 BRIBED = ("bribed volunteer",)
+FORGING = ("forging volunteer",)
 LEADERS_DIE = ("gone for good", "disk loss", "crash")
 BRANCHES = ("partition", "freeze")
 """Under which most branches are left. Yet only in one seed of twenty one half alone has what it counted; any fault
@@ -251,12 +252,12 @@ def a_single_judge_decides(patches: Patches) -> None:
 # -- audits
 
 
-@mutant("forged work counts", faults=("forging volunteer",))
+@mutant("forged work counts", faults=FORGING)
 def forged_work_counts(patches: Patches) -> None:
     patches.replace(gate, "_is_forged", _always(False))
 
 
-@mutant("forgers do not wait", faults=("forging volunteer",))
+@mutant("forgers do not wait", faults=FORGING)
 def forgers_do_not_wait(patches: Patches) -> None:
     @patches.wrap(Standings, "of")
     def of(original: Any, self: Standings, peer: Any) -> Any:

@@ -27,7 +27,7 @@ LOSS_MAX = 1e6
 """Nats per token; beyond that, or not a number, a loss says nothing."""
 JUMP_NATS = 0.25
 """By which the routed loss may rise above the best round's before the coordinator is told to look: 28 % perplexity.
-Honest outer steps overshoot by a tenth of that in a run's first rounds (docs/log.md, 2026-11-26)."""
+Honest outer steps overshoot by up to a third of that in a run's first rounds (docs/log.md, 2026-11-26)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +98,8 @@ def best_rounds(rows: list[dict[str, Any]]) -> dict[str, int]:
         if row["sharding"] == last:
             for path, found in row["paths"].items():
                 loss = found["holdout_loss"]
-                loss_known = math.inf if loss is None or math.isnan(loss) else loss  # NaN: the path diverged
-                if path not in best or loss is None or loss_known <= best[path][0]:
-                    best[path] = (loss_known, row["version"])
+                if path not in best or loss is None or _number(loss) <= best[path][0]:
+                    best[path] = (_number(loss), row["version"])
     return {path: version for path, (_, version) in best.items()}
 
 
@@ -150,5 +149,5 @@ def _loss(row: Mapping[str, Any]) -> float:
 
 
 def _number(loss: float | None) -> float:
-    """What is no number is worse than any."""
+    """What is no number, as of a path that diverged, is worse than any."""
     return math.inf if loss is None or math.isnan(loss) else loss

@@ -193,7 +193,7 @@ class Leader:
         self._ledger.require(known)
         clock, deadline_s, was_refused = self._node.clock, self._node.clock.now_s() + wait_s, self._round.was_refused
         while self._published <= known.version and self.is_leading and clock.now_s() < deadline_s:
-            if self._round.was_refused > was_refused:  # a path is free again: who waits has time for it
+            if self._round.was_refused and not was_refused:  # a path is free again: who waits has time for it
                 break
             await changed_or_later(self._changed, clock, deadline_s - clock.now_s())
         self._require_leading()

@@ -160,10 +160,11 @@ class Trials:
         run, works = self._node.run, {sealed.document.work for sealed in contributions} if self.is_on else set()
         said = [sealed for work in works for sealed in self._said.get(work, {}).values()]
         for audit in self._audits.values():
-            audit.is_told = bool(audit.found)
-        late = [sealed for audit in self._audits.values() if audit.is_told for sealed in audit.found]
+            late = audit.found
+            audit.is_told = bool(late)
+            said += late
         return Verdicts(
-            [*said, *late, *self._evidence],
+            [*said, *self._evidence],
             self._chain.ledger.standings,
             audited=run.config.audited,
             coordinator=run.manifest.author,
@@ -371,12 +372,10 @@ class Trials:
     async def _joint_draw(self, document: Contribution) -> str:
         """Of all leaders of the path that give their part of it soon: a slow one is left out."""
         node, work = self._node, document.work
-        leaders = {module: node.watch.leader(module) for module in document.path.modules()}
-        asked = {peer: module for module, peer in leaders.items() if peer not in (None, node.peer)}
+        led = ((node.watch.leader(module), module) for module in document.path.modules())
+        asked = {peer: module for peer, module in led if peer is not None and peer != node.peer}
         until_s = node.clock.now_s() + min(HEDGE_S, DRAW_SHARE * self._limit_s())
-        parts = await asyncio.gather(
-            *(self._part(peer, module, work, until_s) for peer, module in asked.items() if peer)
-        )
+        parts = await asyncio.gather(*(self._part(peer, module, work, until_s) for peer, module in asked.items()))
         own = node.peer, node.swarm.signer.sign(gate.DRAW, work.encode())
         return " ".join(signature for _, signature in sorted([own, *filter(None, parts)]))
 

@@ -30,6 +30,7 @@ Source: paired t-test; Gauntlet (arXiv 2505.21684) compares losses before and af
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -37,6 +38,7 @@ from typing import ClassVar
 from ..strict import added, bounded
 from .reasons import Reason
 from .signing import VALUES_MAX, PeerId, require_digest
+from .standing import Findings
 
 DRAW = "draw"
 """The kind under which leaders and judges sign a work's id: nobody can tell beforehand what comes of it."""
@@ -116,9 +118,9 @@ class Judged:
     appraisals: Sequence[Appraisal]
 
     @property
-    def author(self) -> PeerId | None:
-        """Of the work, as they say; None without appraisals."""
-        return self.appraisals[0].of if self.appraisals else None
+    def author(self) -> PeerId:
+        """Of the work, as its appraisals say: there must be some."""
+        return self.appraisals[0].of
 
 
 def refused(works: Mapping[str, Judged], *, coordinator: PeerId) -> dict[str, Reason]:
@@ -141,27 +143,30 @@ def is_undecided(appraisals: Iterable[Appraisal]) -> bool:
     return not (same > failed or failed >= AGREED)
 
 
+def findings(works: Mapping[str, Judged], reasons: Mapping[str, Reason]) -> Findings | None:
+    """What a version notes of these works, of which `reasons` are refused; None for nothing."""
+    found: dict[str, list[PeerId]] = defaultdict(list)
+    for id_, work in works.items():
+        found["contradicted"] += contradicted(work.appraisals)
+        if (kind := _kind(work, reasons.get(id_))) is not None:
+            found[kind].append(work.author)
+    return Findings.of(**found)
+
+
 def is_repeated(appraisals: Iterable[Appraisal]) -> bool:
     """Whether enough auditors came to the same."""
     same, failed = _repetitions(appraisals)
     return same > failed
 
 
-def contradicted(appraisals: Iterable[Appraisal]) -> list[PeerId]:
+def contradicted(appraisals: Sequence[Appraisal]) -> list[PeerId]:
     """The auditors that came to something else than most others, once enough agree. What an author gives to one and
     withholds from others contradicts nobody."""
-    said = list(appraisals)
-    same, failed = _repetitions(said)
-    if same == failed or is_undecided(said):
+    same, failed = _repetitions(appraisals)
+    if same == failed or is_undecided(appraisals):
         return []
-    heard = [one for one in said if one.repeated is not None and one.repeated != NOTHING_GIVEN]
-    return [one.author for one in heard if one.repeated is not None and one.repeated.is_same != (same > failed)]
-
-
-def is_withheld(appraisals: Iterable[Appraisal]) -> bool:
-    """Whether two auditors or more failed, all of them for want of what its author did not give."""
-    failed = [said.repeated for said in appraisals if said.repeated is not None and not said.repeated.is_same]
-    return len(failed) >= AGREED and set(failed) == {NOTHING_GIVEN}
+    is_same = same > failed
+    return [peer for peer, one in _audits(appraisals) if one != NOTHING_GIVEN and one.is_same != is_same]
 
 
 def usual_rate(works: Iterable[Judged]) -> float:
@@ -169,7 +174,7 @@ def usual_rate(works: Iterable[Judged]) -> float:
     several judges and works the one that says least counts: neither a judge nor an author with many works, of much gain
     for the tokens that it names, can make others' work look like nothing."""
     appraised = [work for work in works if work.appraisals]
-    rates: dict[PeerId | None, float] = {}
+    rates: dict[PeerId, float] = {}
     for work in [work for work in appraised if work.is_known] or appraised:
         rate = min(appraisal.rate for appraisal in work.appraisals)
         rates[work.author] = min(rate, rates.get(work.author, rate))
@@ -184,10 +189,32 @@ def is_split(appraisals: Sequence[Appraisal], *, coordinator: PeerId) -> bool:
     return 0 < faults < AGREED or (faults > 0 and 2 * faults <= len(appraisals))
 
 
+def _audits(appraisals: Iterable[Appraisal]) -> list[tuple[PeerId, Repetition]]:
+    """Who repeated the work, and what came of it."""
+    return [(said.author, said.repeated) for said in appraisals if said.repeated is not None]
+
+
 def _repetitions(appraisals: Iterable[Appraisal]) -> tuple[int, int]:
     """How many auditors came to the same, and how many did not."""
-    found = [said.repeated.is_same for said in appraisals if said.repeated is not None]
+    found = [one.is_same for _, one in _audits(appraisals)]
     return sum(found), len(found) - sum(found)
+
+
+def _is_withheld(work: Judged) -> bool:
+    """Whether two auditors or more failed, all of them for want of what its author did not give."""
+    failed = [one for _, one in _audits(work.appraisals) if not one.is_same]
+    return len(failed) >= AGREED and set(failed) == {NOTHING_GIVEN}
+
+
+def _kind(work: Judged, reason: Reason | None) -> str | None:
+    """Which of the findings names the author of a work that is refused for this, or not at all."""
+    if reason is None:
+        return "repeated" if is_repeated(work.appraisals) else None
+    if reason == Reason.NOT_REPEATED:
+        return "forged"
+    if _is_withheld(work):
+        return "withheld"
+    return None if reason == Reason.UNJUDGED else "failed"
 
 
 def _is_forged(work: Judged) -> bool:
@@ -197,7 +224,7 @@ def _is_forged(work: Judged) -> bool:
 
 def _why_not(work: Judged) -> Reason:
     """An author that only gave nothing is not called a forger."""
-    return Reason.UNJUDGED if is_withheld(work.appraisals) else Reason.NOT_REPEATED
+    return Reason.UNJUDGED if _is_withheld(work) else Reason.NOT_REPEATED
 
 
 def _fault(work: Judged, usual: float, coordinator: PeerId) -> Reason | None:

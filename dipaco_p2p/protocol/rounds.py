@@ -166,8 +166,8 @@ class Round:
         return replace(self, state=state, grace_from_s=now_s if state is RoundState.GRACE else self.grace_from_s)
 
     def without(self, refused: Collection[Entry], *, now_s: float) -> Round | None:
-        """The round goes on without this work, so that others train its path, which has its time anew. None if it does
-        not: all paths are in by others' work, or that happened to it once."""
+        """The open round without this work: others may train its path, for which it waits a whole deadline more. None
+        if the round closes all the same: others' work covers the path, or it has waited once already."""
         left = self.entries - frozenset(refused)
         is_missed = self.paths > {entry.path for entry in left}
         if self.was_refused or not is_missed:
@@ -205,10 +205,9 @@ class Round:
         """How long it waits from now on, if nothing more comes; a whole deadline before anything has come."""
         if self.state is RoundState.OPEN:
             return deadline_s
-        ends_s = self.last_s + self.patience(claims, config) * deadline_s
-        if self.state is not RoundState.COLLECTING:
-            ends_s = self.grace_from_s
-        return max(0.0, ends_s + config.grace_s - now_s)
+        is_waiting = self.state is RoundState.COLLECTING
+        grace_s = self.last_s + self.patience(claims, config) * deadline_s if is_waiting else self.grace_from_s
+        return max(0.0, grace_s + config.grace_s - now_s)
 
     def _event(
         self,

@@ -212,12 +212,11 @@ def _refused(rounds: Mapping[ModuleId, OpenRound]) -> set[Entry]:
         for entry in open_.refused:
             told[entry].add(module)
     counted = {entry for open_ in rounds.values() for entry in (open_.counted[0] if open_.counted else ())}
-    return {entry for entry, by in told.items() if entry not in counted or _is_most(by, entry.path)}
-
-
-def _is_most(modules: Collection[ModuleId], path: PathId) -> bool:
-    of_path = path.modules()
-    return 2 * len([module for module in of_path if module in modules]) > len(of_path)
+    return {
+        entry
+        for entry, by in told.items()
+        if entry not in counted or 2 * len(by.intersection(entry.path.modules())) > len(entry.path.modules())
+    }
 
 
 def _works(

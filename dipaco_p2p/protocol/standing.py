@@ -7,7 +7,7 @@ the chain derives the same `Standing` of a peer from them, so it outlives leader
   repeated before it counted.
 - A peer whose work was refused since it does not gain weighs half for some versions.
 - A peer that withheld what an audit needs is on probation again.
-- A peer that **forged** work waits: for some versions none of its work counts. Then it begins anew.
+- A peer that **forged** work waits: for some versions none of its work counts. After that it is a newcomer again.
 - An auditor that most others contradict is not **heard** for some versions, neither as an auditor nor as a judge.
 """
 
@@ -142,7 +142,7 @@ class Standings:
     @property
     def waiting(self) -> list[PeerId]:
         """Who forged work, and waits."""
-        forgers = (peer for kind, peer in list(self._found) if kind == "forged")
+        forgers = (peer for kind, peer in self._found if kind == "forged")
         return sorted(peer for peer in forgers if self.of(peer).waits)
 
     def has_worked(self, peer: PeerId) -> bool:

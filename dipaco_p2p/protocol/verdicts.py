@@ -14,7 +14,7 @@ from .documents import Contribution, Sealed, unseal
 from .gate import DRAW, Appraisal, Judged
 from .reasons import Reason
 from .signing import PeerId, public_key_of, verify
-from .standing import Findings, Standings
+from .standing import Standings
 
 APPRAISALS_MAX = 4096
 """Of one version."""
@@ -22,7 +22,7 @@ APPRAISALS_MAX = 4096
 
 def encode_appraisals(appraisals: Iterable[Sealed[Appraisal]]) -> bytes:
     """In an order that does not depend on when they came; nothing for none."""
-    found = _in_order(appraisals)
+    found = _sorted(appraisals)
     return canonical_bytes([sealed.to_dict() for sealed in found]) if found else b""
 
 
@@ -58,31 +58,23 @@ class Verdicts:
         self, appraisals: Iterable[Sealed[Appraisal]], standings: Standings, *, audited: int, coordinator: PeerId
     ) -> None:
         """`standings` are those of the chain up to the version's parent; `audited` is RunConfig's."""
-        self._appraisals = _in_order(appraisals)
+        self._appraisals = _sorted(appraisals)
         self._standings = standings
         self._audited = audited
+        # In the first version everybody is new: it is chance whose work could be audited already.
+        self._is_first = not standings.peers
         of_work: dict[str, list[Appraisal]] = defaultdict(list)
         for sealed in self._appraisals:
             if standings.of(sealed.document.author).is_heard or sealed.document.author == coordinator:
                 of_work[sealed.document.work].append(sealed.document)
-        authors = {work: found[0].of for work, found in of_work.items()}
         works = {
-            work: Judged(is_known=standings.of(authors[work]).is_known, appraisals=found)
+            work: Judged(is_known=standings.of(found[0].of).is_known, appraisals=found)
             for work, found in of_work.items()
         }
         self._refused = gate.refused(works, coordinator=coordinator)
         self._repeated = {work for work, judged in works.items() if gate.is_repeated(judged.appraisals)}
-        withheld = {work for work in self._refused if gate.is_withheld(works[work].appraisals)}
-        forged = {work for work, reason in self._refused.items() if reason == Reason.NOT_REPEATED}
-        failed = self._refused.keys() - withheld - forged
-        self._forgers = {authors[work] for work in forged}
-        self.findings = Findings.of(
-            forged=map(authors.__getitem__, forged),
-            withheld=map(authors.__getitem__, withheld),
-            failed=(authors[work] for work in failed if self._refused[work] != Reason.UNJUDGED),
-            contradicted=(peer for found in of_work.values() for peer in gate.contradicted(found)),
-            repeated=map(authors.__getitem__, self._repeated - self._refused.keys()),
-        )
+        self._forgers = {works[work].author for work, why in self._refused.items() if why == Reason.NOT_REPEATED}
+        self.findings = gate.findings(works, self._refused)
 
     @property
     def blob(self) -> bytes:
@@ -97,8 +89,7 @@ class Verdicts:
 
     def weight(self, contribution: Contribution) -> float:
         """How much it counts, over one of an author in full standing."""
-        # In the first version everybody is new: it is chance whose work could be audited already.
-        is_repeated = contribution.work in self._repeated or not self._standings.peers
+        is_repeated = contribution.work in self._repeated or self._is_first
         return self._standings.of(contribution.author).weight(self._audited, is_repeated=is_repeated)
 
 
@@ -108,12 +99,12 @@ def auditors_against(peer: PeerId, appraisals: Iterable[Sealed[Appraisal]]) -> l
     return sorted({one.author for one in said if one.of == peer and one.repeated and not one.repeated.is_same})
 
 
-def _in_order(appraisals: Iterable[Sealed[Appraisal]]) -> list[Sealed[Appraisal]]:
+def _sorted(appraisals: Iterable[Sealed[Appraisal]]) -> list[Sealed[Appraisal]]:
     """By work and judge, the last one of each."""
     found = {(sealed.document.work, sealed.document.author): sealed for sealed in appraisals}
     return [found[key] for key in sorted(found)]
 
 
 def in_order(peers: Iterable[PeerId], draw: str) -> list[PeerId]:
-    """Which of these peers judge first, by a leader's signature under the work that its author could not foresee."""
+    """Which of these peers judge first, by the draw of a work (owner/trials.py), which its author could not foresee."""
     return sorted(peers, key=lambda peer: digest(f"{draw} {peer}".encode()))

@@ -64,6 +64,13 @@ class AuditScene(Scene):
         state = BlobRef.of(b"a state")
         return seal(author.swarm.signer, replace(document, recipe=recipe, state=state))
 
+    async def forger(self, number: int = 60) -> Member:
+        """An author to whose work all auditors come to something else, at once."""
+        author = await self.author(number)
+        self.auditors.found[author.swarm.peer] = OFF
+        self.auditors.may_end.set()
+        return author
+
     def findings(self, version: int) -> Findings | None:
         return self.leader.chain.ledger.versions[version - 1].document.findings
 
@@ -208,9 +215,7 @@ def test_what_auditors_found_outlives_a_round_that_counts_nothing(audit_scene: P
     """The forger's own work was all there was, so no version could say what auditors found of it."""
 
     async def act(on: AuditScene) -> None:
-        forger, other = await on.author(60), await on.author(61)
-        on.auditors.found[forger.swarm.peer] = OFF
-        on.auditors.may_end.set()
+        forger, other = await on.forger(), await on.author(61)
         forged = await on.push(forger, GOOD)
         await eventually(lambda: on.expired() == {forged: Reason.NOT_REPEATED})
         with pytest.raises(Refused):
@@ -333,10 +338,8 @@ def test_an_auditor_that_did_not_look_is_found_when_another_one_does(audit_scene
     """Attack: the first auditor says "the same" of everything. Now and then a second one repeats it, too."""
 
     async def act(on: AuditScene) -> None:
-        author = await on.author(60)
-        on.auditors.found[author.swarm.peer] = OFF
+        author = await on.forger()
         on.auditors.lazy_calls = 1
-        on.auditors.may_end.set()
         forged = await on.push(author, GOOD)
         await eventually(lambda: on.expired() == {forged: Reason.NOT_REPEATED})
         await on.push(await on.author(61), GOOD)
@@ -355,9 +358,7 @@ def test_who_waits_for_a_version_is_told_at_once_that_a_path_is_free_again(audit
     """Attack: the path of a forger was free when its work was refused, and others looked a deadline later."""
 
     async def act(on: AuditScene) -> None:
-        forger, other = await on.author(60), await on.author(61)
-        on.auditors.found[forger.swarm.peer] = OFF
-        on.auditors.may_end.set()
+        forger, other = await on.forger(), await on.author(61)
         waiting = asyncio.ensure_future(on.owner.versions_after(Known(version=0), wait_s=1000.0))
         await on.push(other, GOOD, path=OTHER_PATH)
         forged = await on.push(forger, GOOD)
@@ -376,9 +377,7 @@ def test_the_claim_of_a_forger_weighs_nothing_whatever_path_it_goes_to(audit_sce
     """Attack: refused on one path, it claimed the next, and others left that one to it for a round."""
 
     async def act(on: AuditScene) -> None:
-        forger, other = await on.author(60), await on.author(61)
-        on.auditors.found[forger.swarm.peer] = OFF
-        on.auditors.may_end.set()
+        forger, other = await on.forger(), await on.author(61)
         await on.push(forger, GOOD)
         await on.push(other, GOOD, path=OTHER_PATH)
         await on.version(1)
@@ -395,10 +394,8 @@ def test_evidence_of_a_module_that_makes_no_version_does_not_grow_without_end(
     audit_scene: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def act(on: AuditScene) -> None:
-        on.auditors.may_end.set()
         for number in range(60, 64):
-            author = await on.author(number)
-            on.auditors.found[author.swarm.peer] = OFF
+            author = await on.forger(number)
             forged = await on.push(author, GOOD)
             await eventually(lambda id_=forged: id_ in on.expired())  # type: ignore[misc]
         assert on.owner.head.version == 0 and len(on.owner.trials._evidence) == 3

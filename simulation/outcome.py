@@ -148,7 +148,7 @@ def _forgers(version: ModuleVersion, archive: SeedArchive, *, unheard: frozenset
     forgers = {
         author
         for (author, _), heard in found.items()
-        if len(heard) > 1 and not any(one.is_same for one in heard) and set(heard) != {NOTHING_GIVEN}
+        if not any(one.is_same for one in heard) and sum(one != NOTHING_GIVEN for one in heard) > 1
     }
     return frozenset() if len(authors) > 2 and 2 * len(forgers) > len(authors) else frozenset(forgers)
 

@@ -201,9 +201,9 @@ def _repetitions(appraisals: Iterable[Appraisal]) -> tuple[int, int]:
 
 
 def _is_withheld(work: Judged) -> bool:
-    """Whether two auditors or more failed, all of them for want of what its author did not give."""
+    """Whether two auditors or more failed, and no two of them with what its author gave."""
     failed = [one for _, one in _audits(work.appraisals) if not one.is_same]
-    return len(failed) >= AGREED and set(failed) == {NOTHING_GIVEN}
+    return len(failed) >= AGREED and sum(one != NOTHING_GIVEN for one in failed) < AGREED
 
 
 def _kind(work: Judged, reason: Reason | None) -> str | None:
@@ -223,7 +223,7 @@ def _is_forged(work: Judged) -> bool:
 
 
 def _why_not(work: Judged) -> Reason:
-    """An author that only gave nothing is not called a forger."""
+    """One auditor alone makes nobody a forger, whatever others could not have: an author's disk may be lost."""
     return Reason.UNJUDGED if _is_withheld(work) else Reason.NOT_REPEATED
 
 

@@ -245,7 +245,9 @@ def test_how_near_a_repetition_has_to_come(repetition: Repetition, is_same: bool
         (audited(OFF, OFF, by_seed=GOOD), Reason.NOT_REPEATED),  # it has repeated nothing
         (audited(OFF, OFF, is_known=False), Reason.NOT_REPEATED),
         (audited(NOTHING_GIVEN, NOTHING_GIVEN), Reason.UNJUDGED),  # its line may have been cut
-        (audited(NOTHING_GIVEN, OFF), Reason.NOT_REPEATED),
+        (audited(NOTHING_GIVEN, OFF), Reason.UNJUDGED),  # or one auditor and a lost disk would make a forger
+        (audited(MADE_UP, NOTHING_GIVEN, NOTHING_GIVEN), Reason.UNJUDGED),
+        (audited(MADE_UP, NOTHING_GIVEN, OFF), Reason.NOT_REPEATED),
     ],
 )
 def test_two_auditors_refuse_work_whatever_it_gains(work: Judged, expected: Reason | None) -> None:
@@ -267,7 +269,8 @@ def test_when_most_of_a_round_comes_out_different_machines_do_and_nobody_is_refu
     [
         ((OFF, SAME, OFF), "forged"),
         ((NOTHING_GIVEN, NOTHING_GIVEN), "withheld"),
-        ((NOTHING_GIVEN, OFF), "forged"),
+        ((NOTHING_GIVEN, OFF), "withheld"),
+        ((NOTHING_GIVEN, OFF, OFF), "forged"),
         ((SAME,), "repeated"),
         ((OFF, SAME, SAME), "repeated"),
         ((OFF, SAME), None),

@@ -33,6 +33,7 @@ from .virtual_time import VirtualClock
 
 TIMEOUT_S = 5.0
 CLAIMED_FIRST = 0.5
+NEWEST = 0.7
 WORKERS, WORKS = 0.8, 0.2
 COPY_LENGTH = 1.0001
 COPIED_DEADLINES = 2
@@ -293,10 +294,13 @@ async def weight_lie(stranger: Stranger) -> None:
 
 
 async def stale_base(stranger: Stranger) -> None:
-    """A contribution to a version that is long gone, or that never was."""
-    module = stranger.module()
-    version = stranger.chance.choice((0, 1, 50))
-    await stranger.contribute(stranger.gradient(module), module=module, base_version=version, base_digest="ab" * 32)
+    """A contribution to a version that is long gone, that never was, or that is another one than the newest."""
+    module, digest = stranger.module(), "ab" * 32
+    if stranger.chance.random() < NEWEST:
+        await stranger.contribute(stranger.gradient(module), module=module, base_digest=digest)
+    else:
+        version = stranger.chance.choice((0, 1, 50))
+        await stranger.contribute(stranger.gradient(module), module=module, base_version=version, base_digest=digest)
 
 
 async def foreign_path(stranger: Stranger) -> None:

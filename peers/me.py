@@ -54,6 +54,8 @@ WORDS: Mapping[str, str] = {
     " if it goes on, let `dipaco-peer doctor` look at this machine.",
     Reason.NOT_REPEATED: f"other volunteers took its steps again and came to something else. {LOOK} For {FORGERS_WAIT}"
     " versions nothing is taken of this identity.",
+    Reason.COPIED: "another volunteer handed in the same work before, and that counts. Two who take a path at the same"
+    " moment may do the same work once; if it goes on, somebody reads this machine's disk, or its key is used twice.",
     Reason.LITTLE_GAIN: "other volunteers measured that it gains far less than others' work does."
     " If it goes on, let `dipaco-peer doctor` look at this machine.",
     Reason.UNJUDGED: "nobody could measure it, or those who did found different things, and no version counts earlier"

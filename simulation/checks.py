@@ -192,6 +192,22 @@ def copies_count_once(outcome: Outcome) -> Iterator[Broken]:
                     )
 
 
+def originals_count(outcome: Outcome) -> Iterator[Broken]:
+    """2: who has taken somebody's work, and then a stranger's copy of it, counts nothing of the copy."""
+    signed: dict[tuple[str, object], float] = {}
+    for event in outcome.of("receipt_signed"):
+        signed.setdefault((event.who, event.facts["id"]), event.t_s)
+    originals = {event.facts["id"]: event.facts["of"] for event in outcome.of("copies")}
+    counted, leads = outcome.counted(), list(outcome.of("leads"))
+    for made in outcome.of("version"):
+        for copy in originals.keys() & set(made.facts["contributions"]):
+            place, original = (str(made.facts["module"]), int(made.facts["version"])), originals[copy]
+            if counted.get(str(copy)) == place and str(original) in counted:
+                led_s = max(lead.t_s for lead in leads if lead.facts["module"] == place[0] and lead.t_s <= made.t_s)
+                if led_s <= signed.get((made.who, original), 0.0) < signed.get((made.who, copy), 0.0):
+                    yield Broken(2, f"version {place[1]} of {place[0]} counts {copy[:8]}, a copy of {original[:8]}")
+
+
 def strangers_lead_last(outcome: Outcome) -> Iterator[Broken]:
     """5: the coordinator, which could lead itself, grants nothing to a stranger that nobody ever counted work of."""
     worked = {each.peer for chain in outcome.chains.values() for link in chain for each in link.counts}
@@ -374,6 +390,7 @@ SAFETY: tuple[Check, ...] = (
     honest_work_passes,
     forgers_wait,
     copies_count_once,
+    originals_count,
     strangers_lead_last,
     versions_only_grow,
     terms_are_remembered,

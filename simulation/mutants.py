@@ -24,6 +24,7 @@ from dipaco_p2p.owner.chain import ModuleChain
 from dipaco_p2p.owner.intake import Intake
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.leadership import Leadership
+from dipaco_p2p.owner.originals import Originals
 from dipaco_p2p.program import files
 from dipaco_p2p.protocol import admission, gate, owners
 from dipaco_p2p.protocol.admission import ADMITTED
@@ -138,6 +139,7 @@ def _rules(changed: Callable[[Intake], dict[str, Any]]) -> tuple[Any, str, Calla
     return Intake, "_rules", make
 
 
+BESIDE_ITS_COPY = (Originals, "copies", _always([]))
 FORGETS_COUNTED = (Intake, "has", lambda original: lambda self, contribution: contribution in self.admitted)
 
 
@@ -289,8 +291,12 @@ def _moved_part(original: Any) -> Any:
 # -- rounds and averages
 
 
+replacing("a copy counts beside its original", BESIDE_ITS_COPY, faults=HOSTILE)
 replacing(
-    "copies count in full", (copies, "counted", lambda original: lambda amounts, near: list(amounts)), faults=HOSTILE
+    "copies count in full",
+    BESIDE_ITS_COPY,
+    (copies, "counted", lambda original: lambda amounts, near: list(amounts)),
+    faults=HOSTILE,
 )
 
 

@@ -92,9 +92,10 @@ class Stranger:
         author: Signer,
         tokens: int = 0,
         parts: Mapping[ModuleId, Part] | None = None,
+        like: Contribution | None = None,
     ) -> Sealed[Contribution]:
         """A contribution that is well formed, and weighs as much as it may. `parts` are those of all modules; without,
-        the others are said to be like this one."""
+        the others are said to be like this one. Auditors are told what the author of `like` tells them, if given."""
         ours = Part(base_digest=head.digest, payload=BlobRef.of(payload))
         contribution = Contribution(
             run=self.run.id,
@@ -103,12 +104,12 @@ class Stranger:
             base_version=head.version,
             base_digest=head.digest,
             payload=BlobRef.of(payload),
-            steps=1,
-            tokens=tokens or self.run.tokens_full,
+            steps=like.steps if like else 1,
+            tokens=like.tokens if like else tokens or self.run.tokens_full,
             loss=1.0,
             others=tuple((parts or {}).get(other, ours) for other in path.modules() if other != module),
-            state=BlobRef.of(b"a state that is given to nobody"),
-            recipe=Recipe(round=head.version, place=0, replicas=1),
+            state=like.state if like else BlobRef.of(b"a state that is given to nobody"),
+            recipe=like.recipe if like else Recipe(round=head.version, place=0, replicas=1),
             author=author.peer,
         )
         return seal(author, contribution)
@@ -178,10 +179,16 @@ class Stranger:
             await asyncio.sleep(AGAIN_S)
 
     async def contribute_to(
-        self, head: ModuleVersion, path: PathId, payload: bytes, parts: Mapping[ModuleId, Part]
+        self,
+        head: ModuleVersion,
+        path: PathId,
+        payload: bytes,
+        parts: Mapping[ModuleId, Part],
+        *,
+        like: Contribution | None = None,
     ) -> str:
         """Push it as work on `path` from `head`, with the path's other parts; what the leader says, which is noted."""
-        sealed = self.document(head.module, path, head, payload, author=self.swarm.signer, parts=parts)
+        sealed = self.document(head.module, path, head, payload, author=self.swarm.signer, parts=parts, like=like)
         said = await self.push(sealed, payload)
         self.heard[said] += 1
         return said

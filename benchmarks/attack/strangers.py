@@ -50,8 +50,6 @@ from .volunteers import VOLUNTEERS, take_part
 GARBAGE = 1000.0
 """How many times as long as the parameters themselves the longest gradients are."""
 TINY_NORM = 1e-7
-PARROT_LENGTH = 1.0001
-"""Of a copy, in lengths of what it is a copy of."""
 SMALL_SHARES = 670
 """As many as once made a version too large for its document."""
 
@@ -173,7 +171,7 @@ async def claimant(me: Stranger) -> None:
 @attack("parrot")
 async def parrot(me: Stranger) -> None:
     """A replica of an honest volunteer: claims its path, waits for its work of each round, and hands it in as its own,
-    a little longer, so that no byte of the payload needs to be the same."""
+    with the states that auditors ask for."""
     path = None
     while path is None:
         await asyncio.sleep(AGAIN_S)
@@ -199,10 +197,12 @@ async def _repeat_work(me: Stranger, module: ModuleId, path: PathId) -> None:
             for sealed in await RemoteLedger(me.node, leader, module).kept():
                 theirs = sealed.document
                 if theirs.author != me.node.peer and (theirs.path, theirs.base_version) == (path, head.version):
-                    data = await fetch(me.node, theirs.payload, holders=[leader, theirs.author])
-                    values = me.run.read_contribution(data, module).expand() * np.float32(PARROT_LENGTH)
+                    data = await fetch(me.node, theirs.payload, holders=[leader, theirs.author], keep=True)
+                    for state in (theirs.state, theirs.recipe.start if theirs.recipe else None):
+                        if state is not None:
+                            await fetch(me.node, state, holders=[theirs.author], keep=True)
                     parts = dict(zip(path.modules(), theirs.parts, strict=True))
-                    said = await me.contribute_to(head, path, me.payload(module, values), parts)
+                    said = await me.contribute_to(head, path, data, parts, like=theirs)
                     done = head.version if said in ("taken", "norm") else done
                     break
 

@@ -286,6 +286,18 @@ class Forward(ChainRequest[Receipted]):
     sharding: Sealed[Sharding] | None = None
 
 
+@call(
+    "module.commit",
+    by=f"{LEADERS}, {MIRRORS}",
+    refuses=(Reason.WRONG_RUN, Reason.WRONG_MODULE, Reason.NOT_AUTHOR, Reason.NOT_LEADER, Reason.STALE_BASE),
+)
+class Commit(Request[Done]):
+    """A contribution that its author will hand in once all who may lead its modules have heard of it: copies of it come
+    later."""
+
+    contribution: Sealed[Contribution]
+
+
 @call("mirror.state", refuses=(Reason.WRONG_MODULE,))
 class GetBranch(ChainRequest[Branch]):
     """Where the chain ends."""

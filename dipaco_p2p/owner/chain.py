@@ -33,6 +33,7 @@ from ..protocol.versions import is_final, up_to_last
 from ..topology import ModuleId
 from .intake import admission_rules
 from .kept_appraisals import Appraiser, copy_kept, measure_nothing, names_of, read_kept
+from .originals import Originals
 from .outer_state import KeptState
 from .rollback import undo_again
 from .version import Admitted, Made, PayloadLost, made_and_kept, make_again, stored
@@ -99,6 +100,7 @@ class ModuleChain:
         self.module = module
         self.ledger = Ledger(self.node.run, self.node.store, module) if ledger is None else ledger
         self.state = KeptState(self.node)
+        self.originals = Originals(self.node.run, module)
         self.lost: set[str] = set()
         """Contributions that are here, and that the chain which goes on may lack."""
         self.chains = chains
@@ -173,6 +175,7 @@ class ModuleChain:
         for sealed in self.ledger.undone:
             self.expire(sealed, Reason.ROLLED_BACK)
         self._drop_payloads(self.ledger.settle())
+        self.originals.forget(oldest_base=self.ledger.head.version - self.node.run.config.rounds.staleness)
         self._prune(keep=self.node.run.config.rounds.staleness + 2)
 
     def expire(self, sealed: Sealed[Contribution], reason: str) -> None:

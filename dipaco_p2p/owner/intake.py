@@ -3,8 +3,8 @@
 - One contribution per author, path and base. One that is still on its way to the disk counts already, so that of two
   that come at once only one gets a receipt.
 - A contribution gets one receipt, however often it is pushed.
-- What is remembered of an outer gradient is its norm: the payload lies in the store, and is read once more when the
-  round closes (closing.py).
+- What is remembered of an outer gradient is its norm and a part by which copies are found (originals.py): the payload
+  lies in the store, and is read once more when the round closes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from ..core.outer.codec import Compressed
 from ..errors import IntegrityError, Refused
 from ..node.ledger import Ledger
 from ..node.node import Member
@@ -27,6 +28,7 @@ from ..protocol.reasons import Reason
 from ..protocol.rounds import Arrivals, Entry
 from ..protocol.signing import PeerId, Signer
 from ..topology import PathId
+from .originals import Originals
 from .version import Admitted, read_payload, stored
 
 NOTHING = Decreed()
@@ -34,13 +36,23 @@ NOTHING = Decreed()
 Key = tuple[PeerId, PathId, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The payload of a contribution, and what is remembered of its outer gradient."""
+
+    payload: bytes
+    norm: float
+    sketch: Compressed
+
+
 class Intake:
     """The open round's contributions, and what is needed to judge the next one."""
 
-    def __init__(self, run: Run, store: Store, ledger: Ledger) -> None:
+    def __init__(self, run: Run, store: Store, ledger: Ledger, originals: Originals) -> None:
         self._run = run
         self._store = store
         self._ledger = ledger
+        self._originals = originals
         self._contributed: dict[Key, str] = {}
         """Contribution id by author, path and base, for the bases that may still be used."""
         self.admitted: dict[str, Admitted] = {}
@@ -71,13 +83,14 @@ class Intake:
         if verdict.reason is not None:
             raise Refused(verdict.detail, reason=verdict.reason)
 
-    def measure(self, sealed: Sealed[Contribution]) -> tuple[bytes, float]:
-        """The payload, and the norm of its outer gradient. Raises PayloadLost, and Refused for what is malformed."""
+    def measure(self, sealed: Sealed[Contribution]) -> Measured:
+        """Read the payload. Raises PayloadLost, and Refused for what is malformed."""
         payload = read_payload(self._store, sealed)
         try:
-            return payload, self._run.read_contribution(payload, self._ledger.module).norm()
+            gradient = self._run.read_contribution(payload, self._ledger.module)
         except IntegrityError as error:
             raise Refused(str(error), reason=Reason.MALFORMED) from None
+        return Measured(payload, gradient.norm(), self._originals.sketch(gradient))
 
     @contextlib.contextmanager
     def arriving(self, sealed: Sealed[Contribution]) -> Iterator[None]:
@@ -94,6 +107,17 @@ class Intake:
         """Whether it is in a version, or will be in the next."""
         return contribution in self.admitted or contribution in self._ledger.counted
 
+    def require_original(self, sealed: Sealed[Contribution], measured: Measured, *, has_receipt: bool) -> None:
+        """Remember it; raises Refused for what repeats another's work, unless it `has_receipt` of a former leader."""
+        self._originals.add(sealed, measured.sketch, has_receipt=has_receipt)
+        if not has_receipt and self._originals.copies([sealed.id]):
+            self._originals.drop(sealed.id)
+            raise Refused("another author did this work before", reason=Reason.COPIED)
+
+    def copies(self) -> dict[str, Reason]:
+        """What is admitted and repeats work that was committed to before and came later, by id, with the reason."""
+        return dict.fromkeys(self._originals.copies(self.admitted), Reason.COPIED)
+
     def admit(self, sealed: Sealed[Contribution], norm: float) -> None:
         """It will be in the next version; `norm` is that of its outer gradient."""
         self._contributed[_key(sealed)] = sealed.id
@@ -103,6 +127,7 @@ class Intake:
         """It was admitted, and cannot be in a version: should it come once more, it is as if for the first time."""
         self.admitted.pop(sealed.id, None)
         self.receipts.pop(sealed.id, None)
+        self._originals.drop(sealed.id)
         self._contributed.pop(_key(sealed), None)
 
     def undo(self) -> None:

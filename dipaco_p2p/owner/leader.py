@@ -32,7 +32,7 @@ from ..protocol.signing import PeerId
 from ..protocol.verdicts import Verdicts
 from ..protocol.versions import Branch, Known
 from .chain import ModuleChain
-from .intake import Intake, receipt_for, require_claim
+from .intake import Intake, Measured, receipt_for, require_claim
 from .replication import Replication
 from .rollback import due, undo
 from .takeover import Takeover
@@ -55,7 +55,7 @@ class Leader:
         self._chain = chain
         self._ledger = chain.ledger
         self._replication = Replication(chain)
-        self._intake = Intake(node.run, node.store, self._ledger)
+        self._intake = Intake(node.run, node.store, self._ledger, chain.originals)
         self._mandate: Mandate = node.mandates.newest(self.module)
         self._state: OuterState | None = None
         self._is_fresh = False
@@ -139,8 +139,7 @@ class Leader:
             async with self._lock:
                 if was_leading and not self._replication.is_final:
                     await self._replication.hand_in()
-        async with self._changed:
-            self._changed.notify_all()
+        await self._wake()
 
     async def renew(self) -> None:
         """The group has changed, and we still lead it: say so, and let new mirrors take over our chain."""
@@ -176,7 +175,8 @@ class Leader:
             with self._intake.arriving(sealed):
                 custody = await self._receive(sender, sealed, is_promised=is_promised)
             if not is_forwarded:
-                self._learn_pace(sealed.document)
+                path, author, base = sealed.document.path, sealed.document.author, sealed.document.base_version
+                self._arrivals = self._arrivals.arrived(path, author, base=base, now_s=self._node.clock.now_s())
         else:
             self._chain.bring_back(sealed)
         reach("owner: admitted, receipt not signed")
@@ -225,21 +225,22 @@ class Leader:
         if not is_promised:
             self._node.invitations.require(sealed.document.author, has_worked=self._chain.chains.has_worked)
         try:
-            payload, norm = await self._measure(sealed)
+            measured = await self._measure(sealed)
         except PayloadLost:
             raise Refused("upload the payload first", reason=Reason.PAYLOAD_MISSING) from None
-        self._intake.judge(sender, sealed, norm=norm)
+        self._intake.judge(sender, sealed, norm=measured.norm)
         if not is_promised:
             deadline_s, refused = self._deadline_s(), self.trials.refused_lately()
             await require_claim(self._node, self._intake, sealed.document, self._arrivals, deadline_s, refused)
-        custody = await self._keep(sealed, payload)
+        self._intake.require_original(sealed, measured, has_receipt=is_promised)
+        custody = await self._keep(sealed, measured.payload)
         async with self._lock:
             self._require_leading()
             self._intake.judge(sender, sealed)  # the round may have closed meanwhile
-            self._admit(sealed, norm)
+            self._admit(sealed, measured.norm)
         return custody
 
-    async def _measure(self, sealed: Sealed[Contribution]) -> tuple[bytes, float]:
+    async def _measure(self, sealed: Sealed[Contribution]) -> Measured:
         async with self._node.admitting:
             return await asyncio.to_thread(self._intake.measure, sealed)
 
@@ -259,10 +260,6 @@ class Leader:
             self._round = self._round.contributed(document.path, document.author, now_s=now_s, is_late=is_late)
             self.trials.begin(sealed)
             self._arrived.set()
-
-    def _learn_pace(self, document: Contribution) -> None:
-        path, author, base = document.path, document.author, document.base_version
-        self._arrivals = self._arrivals.arrived(path, author, base=base, now_s=self._node.clock.now_s())
 
     # -- rounds and versions
 
@@ -340,10 +337,12 @@ class Leader:
 
     async def _close(self, closed: Round) -> None:
         """Make the next version of what may count. Where work is refused, its path may come by others' work instead."""
-        judged = [item.sealed for item in self._intake.admitted.values()]
-        self._verdicts = self.trials.verdicts(judged)
-        reasons = self.trials.refused(judged, self._verdicts)
-        refused = [sealed for sealed in judged if sealed.id in reasons]
+        copies = await asyncio.to_thread(self._intake.copies)
+        admitted = [item.sealed for item in self._intake.admitted.values()]
+        judged = [sealed for sealed in admitted if sealed.id not in copies]
+        self._verdicts = self.trials.verdicts(judged)  # of a copy nobody is to say that it was repeated
+        reasons = copies | self.trials.refused(judged, self._verdicts)
+        refused = [sealed for sealed in admitted if sealed.id in reasons]
         for sealed in refused:
             log.warning("%s: %s does not count: %s", self.module, sealed.id[:8], reasons[sealed.id])
             self._intake.expel(sealed)
@@ -412,7 +411,10 @@ class Leader:
         reach("owner: averaged, version not on disk")
         self._chain.append(seal(self._node.swarm.signer, made.version), made)
         reach("owner: version on disk, not cosigned")
-        self._next_round(made)
+        self._state, self._is_fresh = made.state, False
+        self._intake.clear()
+        self._round = self._new_round()
+        self._node.history.add("version", **told_version(made.version))
         await self._or_stop(self._replication.publish())
         self._chain.settle()
         reach("owner: version cosigned, not announced")
@@ -434,13 +436,6 @@ class Leader:
             is_fresh=self._is_fresh,
             verdicts=self._verdicts,
         )
-
-    def _next_round(self, made: Made) -> None:
-        version = made.version
-        self._state, self._is_fresh = made.state, False
-        self._intake.clear()
-        self._round = self._new_round()
-        self._node.history.add("version", **told_version(version))
 
     async def _or_stop(self, handing_in: Coroutine[Any, Any, None]) -> None:
         try:
@@ -474,7 +469,8 @@ class Leader:
             raise Unreachable(f"the outer state of {self.module} is not to be had")
         if self._state is None:
             self._state = await self._chain.state.read_params(self.head, holders=holders)
-        self._intake = Intake(self._node.run, self._node.store, self._ledger)
+        self._chain.originals.take_over()
+        self._intake = Intake(self._node.run, self._node.store, self._ledger, self._chain.originals)
         self.trials.clear()
         self._intake.recall()
         self._round = self._new_round()
@@ -487,13 +483,14 @@ class Leader:
         try:
             self._intake.judge(sealed.document.author, sealed)
             try:
-                _, norm = await self._measure(sealed)
+                measured = await self._measure(sealed)
             except PayloadLost:
                 await self._chain.recover_payload(sealed)
-                _, norm = await self._measure(sealed)
-            self._intake.judge(sealed.document.author, sealed, norm=norm)
+                measured = await self._measure(sealed)
+            self._intake.judge(sealed.document.author, sealed, norm=measured.norm)
         except (Refused, PayloadLost) as error:
             log.warning("%s: cannot take over %s: %s", self.module, sealed.id[:8], error)
             self._chain.expire(sealed, str(error.reason if isinstance(error, Refused) else Reason.PAYLOAD_LOST))
         else:
-            self._admit(sealed, norm)
+            self._intake.require_original(sealed, measured, has_receipt=True)
+            self._admit(sealed, measured.norm)

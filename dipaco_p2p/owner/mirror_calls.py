@@ -7,6 +7,7 @@ from typing import Any
 from ..errors import IntegrityError, Refused, SwarmError
 from ..node.calls import (
     ChainRequest,
+    Commit,
     Cosigned,
     Final,
     Follow,
@@ -32,7 +33,7 @@ from .module_calls import learn_mandate, module_of_run
 
 
 class MirrorCalls:
-    """The calls `mirror.*` and `module.mandate`."""
+    """The calls `mirror.*`, `module.commit` and `module.mandate`."""
 
     def __init__(self, chains: Chains) -> None:
         self._node = chains.node
@@ -42,6 +43,7 @@ class MirrorCalls:
         """Answer from now on."""
         swarm = self._node.swarm
         self.serve_reading()
+        Commit.serve(swarm, self._on_commit)
         GetBranch.serve(swarm, self._on_branch)
         GetOpen.serve(swarm, self._on_open)
         KeepContribution.serve(swarm, self._on_contribution)
@@ -66,6 +68,21 @@ class MirrorCalls:
     async def _on_open(self, sender: PeerId, request: GetOpen) -> Page[Contribution]:
         kept = (await self._seen(sender, request)).ledger.kept
         return items_reply(kept[name] for name in sorted(kept) if name > request.after)
+
+    async def _on_commit(self, sender: PeerId, request: Commit) -> Done:
+        document = request.contribution.document
+        if document.run != self._node.run.id:
+            raise Refused("a contribution to another run", reason=Reason.WRONG_RUN)
+        if document.author != sender:
+            raise Refused("only its author commits to a contribution", reason=Reason.NOT_AUTHOR)
+        chain = self._chains[module_of_run(self._node, document.module)]
+        if not (chain.is_owner or chain.keeps_everything):
+            raise Refused(f"{chain.module} is not kept here", reason=Reason.NOT_LEADER)
+        base, head, staleness = document.base_version, chain.ledger.head.version, self._node.run.config.rounds.staleness
+        if not -staleness <= base - head <= 1:  # we may be a version behind
+            raise Refused(f"based on version {base}, while the head is {head}", reason=Reason.STALE_BASE)
+        chain.originals.commit(request.contribution, is_known=document.author in chain.ledger.workers)
+        return Done()
 
     async def _on_contribution(self, sender: PeerId, request: KeepContribution) -> Kept:
         chain = await self._seen(sender, request)

@@ -201,8 +201,13 @@ class Trials:
         return list(found)
 
     def expel(self, sealed: Sealed[Contribution], reason: Reason) -> None:
-        """It was refused; the next version tells why."""
+        """It was refused; the next version tells why, unless it is a copy: what is said of that is the original's."""
         document = sealed.document
+        if reason == Reason.COPIED:
+            self._refused[Entry(path=document.path, peer=document.author)] = self._chain.ledger.head.version
+            self._said.pop(document.work, None)
+        if not self.is_on:
+            return
         self._asking.pop(sealed.id).cancel()
         self._evidence = [*self._evidence, *self._said.pop(document.work, {}).values()][-EVIDENCE_MAX:]
         if reason == Reason.NOT_REPEATED:

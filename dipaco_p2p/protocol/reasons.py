@@ -46,6 +46,8 @@ class Reason(StrEnum):
     PAYLOAD_LOST = "payload-lost"
     """Nobody has the payload any more. Only in notes on contributions that expired, as the next one."""
     NOT_FINITE = "not-finite"
+    COPIED = "copied"
+    """Another author did the same work before (owner/originals.py)."""
     HARMFUL = "harmful"
     """Judges measured that it makes its path worse (gate.py)."""
     LITTLE_GAIN = "little-gain"
@@ -115,6 +117,7 @@ ADMISSION = (
     Reason.BANNED,
     Reason.FROZEN,
     Reason.ROLLED_BACK,
+    Reason.COPIED,
     Reason.HARMFUL,
     Reason.LITTLE_GAIN,
     Reason.NOT_REPEATED,

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
-from dipaco_p2p.node.calls import Contribute
+from dipaco_p2p.node.calls import Commit, Contribute
 from dipaco_p2p.node.node import CALL_TIMEOUT_S, Member, send
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Part, Receipt, Sealed, seal
 from dipaco_p2p.protocol.reasons import PASSING, Reason
@@ -31,10 +31,27 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.5
 TRIES_MIN = 6
 """Calls to a leader that may be lost, one after the other, before a push is given up, however short the deadline."""
+COMMIT_S = 3.0
+"""For those who may lead a module to answer that they have heard what will come: one that is gone holds nobody up."""
 GIVEN_UP = 3
 """Times of that in which no byte more arrives, whatever the leader answers."""
 BEHIND_TTLS = 3.0
 """Lives of a heartbeat in which a leader may find the branch that we trained from, when it has only just taken over."""
+
+
+async def commit(node: Member, contribution: Contribution) -> None:
+    """Tell those who lead the module, or may soon, what will come, before anybody can read it. One that does not hear
+    is no reason to wait: there the time counts at which the contribution arrives."""
+    grant = node.mandates.grant(contribution.module)
+    leader = node.watch.leader(contribution.module)
+    group = {*(grant.group if grant else ()), *node.watch.seeds(), *([leader] if leader else [])}
+    request = Commit(contribution=seal(node.swarm.signer, contribution))
+
+    async def tell(peer: PeerId) -> None:
+        with contextlib.suppress(SwarmError, Refused, IntegrityError):
+            await request.call(node.swarm, peer, timeout_s=COMMIT_S, addresses=node.watch.addresses(peer))
+
+    await asyncio.gather(*(tell(peer) for peer in sorted(group & {*node.watch.heartbeats, node.peer})))
 
 
 async def push(
@@ -168,6 +185,8 @@ class Contributor:
                 pushes.append((contribution, gradient))
         self._on_progress()
         on_kept()
+        await asyncio.gather(*(commit(self._node, contribution) for contribution, _ in pushes))
+        self._on_progress()
         reasons = await asyncio.gather(*(self._push_of(assignment, *pushed) for pushed in pushes))
         return {reason for reason in reasons if reason is not None}
 

@@ -200,6 +200,12 @@ CASES = {
             replied={"rounds": {"P0-1": 2}, "losses": {"P0-1": 3.5}},
         ),
         Case(
+            request=calls.Commit(contribution=CONTRIBUTION),
+            header={"contribution": CONTRIBUTION.to_dict()},
+            reply=Done(),
+            replied={},
+        ),
+        Case(
             request=calls.Contribute(contribution=CONTRIBUTION, sharding=SHARDING),
             header={"contribution": CONTRIBUTION.to_dict(), "sharding": SHARDING.to_dict()},
             reply=calls.Receipted(receipt=RECEIPT),
@@ -320,7 +326,7 @@ def unsound(kind: Any, header: dict[str, Any], more: dict[str, tuple[Any, ...]])
 
 
 def test_every_call_has_a_case() -> None:
-    assert CASES.keys() == CALLS.keys() and len(CALLS) == 31
+    assert CASES.keys() == CALLS.keys() and len(CALLS) == 32
 
 
 @pytest.mark.parametrize("method", CASES)

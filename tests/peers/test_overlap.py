@@ -167,19 +167,22 @@ async def test_replicas_train_ahead_as_well(tmp_path: Path) -> None:
 
 def test_the_next_steps_begin_while_pushes_are_on_their_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A push of round 0 ends only after the first step of round 1: without overlap the run would stand still."""
-    begun: dict[PathId, asyncio.Event] = {path: asyncio.Event() for path in tiny_config().topology.paths()}
+    paths = list(tiny_config().topology.paths())
+    begun, pushed = ({path: asyncio.Event() for path in paths} for _ in range(2))
     doings: list[str] = []
     train, push = PathTrainer.train, Contributor._push
 
     async def noting(self: PathTrainer, flats: Any, *, round_number: int, **changes: Any) -> InnerResult:
         if round_number == 1:
             begun[self.path].set()
+            await pushed[self.path].wait()
         return await train(self, flats, round_number=round_number, **changes)
 
     async def waiting(self: Contributor, contribution: Contribution, payload: bytes) -> str | None:
         if contribution.base_version == 0:
             await begun[contribution.path].wait()
             doings.append(self._status.doing)
+            pushed[contribution.path].set()
         return await push(self, contribution, payload)
 
     monkeypatch.setattr(PathTrainer, "train", noting)

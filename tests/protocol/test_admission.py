@@ -275,4 +275,5 @@ def test_every_reason_is_met_here_or_given_by_the_leader_itself() -> None:
         Reason.TOO_SOON,
     }
     by_judges = {Reason.HARMFUL, Reason.LITTLE_GAIN, Reason.NOT_REPEATED, Reason.UNJUDGED}
-    assert set(ADMISSION) - met == {Reason.NOT_LEADER, Reason.NO_MIRROR, Reason.UNINVITED} | by_judges
+    by_leaders = {Reason.NOT_LEADER, Reason.NO_MIRROR, Reason.UNINVITED, Reason.COPIED}
+    assert set(ADMISSION) - met == by_leaders | by_judges

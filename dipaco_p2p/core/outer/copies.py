@@ -32,14 +32,23 @@ def alike(reads: Sequence[Callable[[], Compressed]], *, size: int, lot: int) -> 
     values and is read once; `lot` says which part is compared, if not all."""
     every = max(1, -(-len(reads) * size // VALUES_MAX))
     parts = [read() if every == 1 else read().thinned(every, lot % every) for read in reads]
-    norms, least = [part.norm() for part in parts], ALIKE[parts[0].codec]
+    norms = [part.norm() for part in parts]
     near = [[place] for place in range(len(parts))]
     for one, other in itertools.combinations(range(len(parts)), 2):
-        # A gradient of zeros has no direction, and is like nothing.
-        if parts[one].dot(parts[other]) >= least * norms[one] * norms[other] > 0:
+        if _is_near(parts[one], parts[other], norms[one] * norms[other]):
             near[one].append(other)
             near[other].append(one)
     return near
+
+
+def are_alike(one: Compressed, other: Compressed) -> bool:
+    """Whether two gradients, or the same parts of them, are the same work."""
+    return _is_near(one, other, one.norm() * other.norm())
+
+
+def _is_near(one: Compressed, other: Compressed, norms: float) -> bool:
+    # A gradient of zeros has no direction, and is like nothing.
+    return one.dot(other) >= ALIKE[one.codec] * norms > 0
 
 
 def counted(amounts: Sequence[float], near: Sequence[Sequence[int]]) -> list[float]:

@@ -1,0 +1,184 @@
+"""Of the same work by two authors the first one counts, whatever came first over the line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from led_module import MODULE, PATH, Stage, on_stage
+from runtime_harness import offer
+from tiny_run import contribution_of, gradient_bytes, signer
+from virtual_time import eventually
+
+from dipaco_p2p.core.outer.compress import compress, encode_compressed
+from dipaco_p2p.errors import Refused
+from dipaco_p2p.node.calls import Commit
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.owner import originals
+from dipaco_p2p.owner.originals import Originals
+from dipaco_p2p.protocol.documents import Contribution, Sealed, seal
+from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.topology import PathId
+
+OTHER_PATH = PathId((0, 0, 1))
+
+
+async def joined(stage: Stage, number: int) -> Member:
+    node = stage.world.peer(number)
+    await node.watch.refresh()
+    return node
+
+
+def work_of(stage: Stage, author: Member, payload: bytes, *, path: PathId = PATH) -> Sealed[Contribution]:
+    head = stage.owner.head
+    document = contribution_of(
+        stage.world.run,
+        author.swarm.signer,
+        payload,
+        module=MODULE,
+        path=path,
+        base_version=head.version,
+        base_digest=head.digest,
+    )
+    return seal(author.swarm.signer, document)
+
+
+def longer(stage: Stage, payload: bytes) -> bytes:
+    """The same work, and not a byte of it the same."""
+    values = stage.world.run.read_contribution(payload, MODULE).expand() * np.float32(1.0001)
+    return encode_compressed(compress(values, codec=stage.world.run.config.compression.uplink)[0])
+
+
+async def commit(stage: Stage, author: Member, sealed: Sealed[Contribution]) -> None:
+    await Commit(contribution=sealed).call(author.swarm, stage.leader.peer, timeout_s=5.0)
+
+
+def authors_of(stage: Stage, version: int) -> list[str]:
+    return sorted(share.peer for share in stage.owner.head.shares) if stage.owner.head.version == version else []
+
+
+async def refusal(stage: Stage, author: Member, sealed: Sealed[Contribution], payload: bytes) -> str:
+    with pytest.raises(Refused) as caught:
+        await offer(author, stage.leader.peer, sealed, payload)
+    return caught.value.reason
+
+
+def expired(stage: Stage) -> list[str]:
+    return [event["reason"] for event in stage.leader.events if event["ev"] == "expired"]
+
+
+@pytest.mark.parametrize("has_committed", [True, False])
+async def test_a_copy_that_arrives_first_counts_only_where_its_original_was_not_committed(
+    tmp_path: Path, has_committed: bool
+) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.hold_round_open()
+        author, copier = stage.node, await joined(stage, 61)
+        payload = gradient_bytes(stage.world.run, MODULE, seed=1)
+        original, copy = work_of(stage, author, payload), work_of(stage, copier, longer(stage, payload))
+        if has_committed:
+            await commit(stage, author, original)
+        await offer(copier, stage.leader.peer, copy, longer(stage, payload))
+        if has_committed:
+            await offer(author, stage.leader.peer, original, payload)
+        else:
+            assert await refusal(stage, author, original, payload) == Reason.COPIED
+        await eventually(lambda: stage.owner.head.version == 1)
+        first = author if has_committed else copier
+        assert authors_of(stage, 1) == [first.peer]
+        assert expired(stage) == ([Reason.COPIED] if has_committed else [])
+
+
+async def test_a_late_copy_of_what_a_version_counts_is_one_too(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        author, copier = stage.node, await joined(stage, 61)
+        payload = gradient_bytes(stage.world.run, MODULE, seed=1)
+        original, copy = work_of(stage, author, payload), work_of(stage, copier, longer(stage, payload))
+        await offer(author, stage.leader.peer, original, payload)
+        await eventually(lambda: stage.owner.head.version == 1)
+        assert await refusal(stage, copier, copy, longer(stage, payload)) == Reason.COPIED
+
+
+async def test_replicas_with_work_of_their_own_and_other_paths_are_no_copies(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        await stage.hold_round_open()
+        payloads = [gradient_bytes(stage.world.run, MODULE, seed=seed) for seed in (1, 2, 1)]
+        authors = [stage.node, await joined(stage, 61), await joined(stage, 62)]
+        for author, payload, path in zip(authors, payloads, (PATH, PATH, OTHER_PATH), strict=True):
+            await offer(author, stage.leader.peer, work_of(stage, author, payload, path=path), payload)
+        await eventually(lambda: stage.owner.head.version == 1)
+        assert len(authors_of(stage, 1)) == 3 and not expired(stage)
+
+
+async def test_who_may_not_contribute_may_not_commit(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        sealed = work_of(stage, await joined(stage, 61), b"of another author")
+        with pytest.raises(Refused) as caught:
+            await commit(stage, stage.node, sealed)
+        assert caught.value.reason == Reason.NOT_AUTHOR
+        early = replace(work_of(stage, stage.node, b"mine").document, base_version=5)
+        with pytest.raises(Refused) as caught:
+            await commit(stage, stage.node, seal(stage.node.swarm.signer, early))
+        assert caught.value.reason == Reason.STALE_BASE
+        stage.leader.chain.node.mandates.grant = lambda module: None  # type: ignore[method-assign]
+        with pytest.raises(Refused) as caught:
+            await commit(stage, stage.node, work_of(stage, stage.node, b"mine"))
+        assert caught.value.reason == Reason.NOT_LEADER
+
+
+async def test_a_crowd_of_commitments_costs_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(originals, "COMMITTED_MAX", 3)
+    async with on_stage(tmp_path) as stage:
+        found = Originals(stage.world.run, MODULE)
+        payload = gradient_bytes(stage.world.run, MODULE)
+        works = [
+            seal(signer(number), contribution_of(stage.world.run, signer(number), payload, module=MODULE, path=PATH))
+            for number in range(70, 80)
+        ]
+        for sealed in works:
+            found.commit(sealed, is_known=False)
+        assert len(found._works) == 3
+        found.commit(works[5], is_known=True)
+        assert len(found._works) == 4
+        sketch = found.sketch(stage.world.run.read_contribution(payload, MODULE))
+        for sealed in reversed(works):
+            found.add(sealed, sketch)
+        ids = [sealed.id for sealed in works]
+        assert found.copies(ids) == ids[1:], "the first that committed is the original"
+        found.forget(oldest_base=1)
+        assert not found._works
+
+
+async def test_of_two_copies_that_a_new_leader_takes_over_none_is_the_original(tmp_path: Path) -> None:
+    """It was not there: both have receipts, and share what the work is worth."""
+    async with on_stage(tmp_path) as stage:
+        found = Originals(stage.world.run, MODULE)
+        payload = gradient_bytes(stage.world.run, MODULE)
+        sketch = found.sketch(stage.world.run.read_contribution(payload, MODULE))
+        works = [
+            seal(signer(number), contribution_of(stage.world.run, signer(number), payload, module=MODULE, path=PATH))
+            for number in (70, 71, 72)
+        ]
+        ids = [sealed.id for sealed in works]
+        found.take_over()
+        for sealed in works:
+            found.add(sealed, sketch, has_receipt=sealed is not works[2])
+        assert found.copies(ids) == ids[2:], "what comes to it without a receipt is later"
+
+
+async def test_a_new_leader_knows_who_committed_to_it_when_it_was_a_mirror(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        found = Originals(stage.world.run, MODULE)
+        payload = gradient_bytes(stage.world.run, MODULE)
+        sketch = found.sketch(stage.world.run.read_contribution(payload, MODULE))
+        works = [
+            seal(signer(number), contribution_of(stage.world.run, signer(number), payload, module=MODULE, path=PATH))
+            for number in (70, 71)
+        ]
+        found.commit(works[1], is_known=False)
+        found.take_over()
+        for sealed in works:
+            found.add(sealed, sketch, has_receipt=True)
+        assert found.copies([sealed.id for sealed in works]) == [works[0].id]

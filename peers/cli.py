@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,10 +16,20 @@ from .control.cli import add_commands
 from .preferences.commands import ConfigFile, Home, RunId, config_app, preference_flags
 from .service import service_app
 
+if TYPE_CHECKING:
+    from .joining.choice import Choice
+
 EPILOG = """Exit codes: 0 finished; 1 a published loss is not what was measured here; 2 a wrong flag or value;
 3 no volunteer runs here; 4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version;
 7 refused or banned by the run; 8 damaged or forged data; 130 second Ctrl-C."""
 
+Ticket = Annotated[
+    str | None,
+    typer.Argument(
+        help="The ticket, a file or link with it, or an address of the run. Default: $DIPACO_TICKET, else the run that"
+        " was joined last."
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 EXAMPLE = "Example: dipaco-peer join --help"
 
@@ -31,7 +44,7 @@ def about(version: Version = False) -> None:
 @app.command(epilog="Example: dipaco-peer join dipaco1... --up-mbit 15\n\n" + EPILOG)
 @preference_flags
 def join(
-    ticket: Annotated[str, typer.Argument(help="The ticket, a file or link with it, or an address of the run.")],
+    ticket: Ticket = None,
     run: RunId = None,
     config: ConfigFile = None,
     dry_run: Annotated[
@@ -46,7 +59,8 @@ def join(
 ) -> None:
     """Join a run: claim a path, train it on its shard, push outer gradients, follow new versions.
 
-    A ticket is all it needs. If others cannot reach this machine, you are told; it then trains and leads no module.
+    A ticket is all it needs, and the run is remembered: later starts need none. If others cannot reach this machine,
+    you are told; it then trains and leads no module.
 
     Ctrl-C finishes cleanly: what was trained is pushed, the claim released, led modules are handed over.
     A second Ctrl-C leaves at once. Every flag below may stand in a file, see `dipaco-peer config`.
@@ -55,22 +69,13 @@ def join(
     from .preferences.layers import resolve
 
     async def main() -> None:
-        from dipaco_p2p.node.entry import read_entry
-
-        read_entry(ticket, run=run)  # before the imports that take seconds
         wishes = PeerConfig.of(resolve(flags, config=config).preferences)
+        with _chosen(ticket, wishes.home, run) as choice:
+            from .joining.join import join as join_run
 
-        from .joining.join import join as join_run
-
-        await join_run(
-            ticket,
-            wishes,
-            expected_run=run,
-            verbose=verbose,
-            is_dry=dry_run,
-            log_format=log_format,
-            invitation=invitation,
-        )
+            await join_run(
+                choice, wishes, verbose=verbose, is_dry=dry_run, log_format=log_format, invitation=invitation
+            )
 
     end_program(main)
 
@@ -99,7 +104,7 @@ def invite(
 
 @app.command(epilog="Example: dipaco-peer me dipaco1...\n\n" + EPILOG)
 def me(
-    ticket: Annotated[str, typer.Argument(help="The ticket that was joined with, or an address of the run.")],
+    ticket: Ticket = None,
     run: RunId = None,
     home: Home = None,
     is_whole: Annotated[bool, typer.Option("--all", help="Show every contribution.")] = False,
@@ -112,52 +117,56 @@ def me(
 
     async def main() -> None:
         from dipaco_p2p.clock import SystemClock
-        from dipaco_p2p.node.entry import read_entry
 
-        read_entry(ticket, run=run)  # before the imports that take seconds
+        place = home or default_home()
+        with _chosen(ticket, place, run) as choice:
+            from .me import show_me
 
-        from .me import show_me
-
-        await show_me(ticket, home or default_home(), expected=run, is_whole=is_whole, clock=SystemClock())
+            await show_me(choice.text, place, expected=choice.run, is_whole=is_whole, clock=SystemClock())
 
     end_program(main)
 
 
 @app.command(epilog="Example: dipaco-peer doctor dipaco1... --fix\n\n" + EPILOG)
 def doctor(
-    ticket: Annotated[str | None, typer.Argument(help="The ticket, or an address. Without: the machine only.")] = None,
+    ticket: Ticket = None,
     run: RunId = None,
     home: Home = None,
     device: Device = "auto",
     listen: Annotated[str, typer.Option(help="Where other peers shall reach this one.")] = "/ip4/0.0.0.0/tcp/0",
     no_listen: Annotated[bool, typer.Option("--no-listen", help="Do not ask whether it can be reached.")] = False,
+    machine: Annotated[bool, typer.Option("--machine", help="Look at the machine only, and at no run.")] = False,
     fix: Annotated[bool, typer.Option("--fix", help="Remove what dead processes of this program left.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document: dipaco.doctor/1.")] = False,
 ) -> None:
     """Say whether this machine is fit for a run, with one remedy for each problem.
 
-    Looks at clock, versions, GPU, memory, disk, identity, file limits, port, leftovers; with a ticket at each seed, the
-    way back from it, and the line.
+    Looks at clock, versions, GPU, memory, disk, identity, file limits, port, leftovers; of the run, if there is one, at
+    each seed, the way back from it, and the line.
     """
     from .config import PeerConfig, default_home
 
     async def main() -> int:
         from .doctor.examine import examine, show
+        from .joining.choice import find_choice
 
         config = PeerConfig(home=home or default_home(), device=device, listen=listen, is_listening=not no_listen)
-        return show(await examine(ticket, config, run=run, is_fixing=fix), is_json=as_json)
+        choice = None if machine else find_choice(ticket, config.home, run=run)
+        _tell(choice)
+        return show(await examine(choice, config, is_fixing=fix), is_json=as_json)
 
     end_program(main)
 
 
 @app.command(epilog="Example: dipaco-peer evaluate dipaco1... --path P0-1\n\n" + EPILOG)
 def evaluate(
-    ticket: Annotated[str, typer.Argument(help="The ticket, or an address of the run.")],
+    ticket: Ticket = None,
     round_number: Annotated[
         int | None, typer.Option("--round", min=0, help="The round to measure. Default: the newest judged one.")
     ] = None,
     path: Annotated[str | None, typer.Option(help="Only this path, as P0-1. Default: all that have a loss.")] = None,
     run: RunId = None,
+    home: Home = None,
     device: Device = "auto",
     is_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -166,20 +175,34 @@ def evaluate(
     Needs no key and says nothing to the swarm. The exit code is 1 if a figure differs by more than machines do.
     """
 
+    from .config import default_home, torch_device
+
     async def main() -> int:
-        from dipaco_p2p.node.entry import read_entry
+        with _chosen(ticket, home or default_home(), run) as choice:
+            from .evaluation.evaluate import print_evaluation
 
-        read_entry(ticket, run=run)  # before the imports that take seconds
-
-        from .config import torch_device
-        from .evaluation.evaluate import print_evaluation
-
-        differs = await print_evaluation(
-            ticket, round_number, path, expected=run, device=torch_device(device), is_json=is_json
-        )
+            differs = await print_evaluation(
+                choice.text, round_number, path, expected=choice.run, device=torch_device(device), is_json=is_json
+            )
         return 1 if differs else 0
 
     end_program(main)
+
+
+@contextmanager
+def _chosen(ticket: str | None, home: Path, run: str | None) -> Iterator[Choice]:
+    """The run that a command is about, checked before the imports that take seconds."""
+    from .joining.choice import LOST, choose
+
+    choice = choose(ticket, home, run=run)
+    _tell(choice)
+    with choice.explained(*LOST):
+        yield choice
+
+
+def _tell(choice: Choice | None) -> None:
+    if choice is not None and choice.line:
+        typer.echo(choice.line, err=True)
 
 
 add_commands(app)

@@ -253,14 +253,16 @@ Follow it with:   journalctl --user -u {name} -f
 Preferences:      {config} (`dipaco-peer config init` writes it; restart: systemctl --user restart {name})"""
 
 Name = Annotated[str, typer.Option(help="Of the unit; another one for each further volunteer on this machine.")]
-Ticket = Annotated[str, typer.Argument(help="The ticket, or an address, as for `join`.")]
+Ticket = Annotated[
+    str | None, typer.Argument(help="The ticket, or an address, as for `join`, and found as there if it is left out.")
+]
 Sandbox = Annotated[bool, typer.Option("--sandbox/--no-sandbox", help="Without it where user namespaces are off.")]
 CODES = "Exit codes: 0 done; 2 a wrong flag or name; 5 no systemd manager of this user answers."
 
 
 @service_app.command(epilog=f"Example: dipaco-peer service install dipaco1... {CODES}")
 def install(
-    ticket: Ticket,
+    ticket: Ticket = None,
     run: RunId = None,
     home: Home = None,
     config: ConfigFile = None,
@@ -308,7 +310,7 @@ def status(name: Name = DEFAULT_NAME, is_json: Json = False) -> None:
 
 @service_app.command(epilog="Example: dipaco-peer service show dipaco1... > my.service")
 def show(
-    ticket: Ticket,
+    ticket: Ticket = None,
     run: RunId = None,
     home: Home = None,
     config: ConfigFile = None,
@@ -335,20 +337,22 @@ def as_text(name: str, state: dict[str, Any]) -> str:
 
 
 def _service(
-    ticket: str, run: str | None, home: Path | None, config: Path | None, name: str, *, is_sandboxed: bool
+    ticket: str | None, run: str | None, home: Path | None, config: Path | None, name: str, *, is_sandboxed: bool
 ) -> Service:
     """What the unit is made from; the same mistakes are refused as by `join`."""
-    from dipaco_p2p.node.entry import read_entry
-
     from .config import PeerConfig
+    from .joining.choice import choose
     from .preferences.layers import resolve
 
-    read_entry(ticket, run=run)
     found = resolve({"home": home}, config=config)
     wishes = PeerConfig.of(found.preferences)
     place = wishes.home.absolute()
-    words = [*program(), "join", ticket, "--home", str(place)]
-    words += [] if run is None else ["--run", run]
+    choice = choose(ticket, place, run=run)
+    if choice.line:
+        typer.echo(choice.line, err=True)
+    # The ticket itself: a service sees no shell's variables or folder, and stays with its run if another is joined.
+    words = [*program(), "join", choice.bare, "--home", str(place)]
+    words += [] if choice.run is None else ["--run", choice.run]
     words += ["--config", str(found.file.absolute())] if found.is_there else []  # a service sees no shell's variables
     return Service(
         name=name,

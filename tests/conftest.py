@@ -35,6 +35,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("DIPACO_ENGINE", "exact")
 # Nor are the wishes of whoever runs the tests theirs.
 os.environ.setdefault("DIPACO_CONFIG", os.devnull)
+os.environ.pop("DIPACO_TICKET", None)
 
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")

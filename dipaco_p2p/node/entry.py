@@ -56,17 +56,23 @@ def read_entry(text: str, *, run: str | None = None) -> Entry:
 
     Raises ConfigError for anything else and for a typo, WrongRun for a ticket of another version or run.
     """
-    text = text.strip()
     wanted = None if run is None else run.removeprefix("run:")
-    if text.startswith("/") and "/p2p/" in text:
-        read_address(text)
-        return Entry(addresses=(text,), run=wanted)
-    entry = entry_of(read_ticket(_word_in(text)))
+    word = bare(text)
+    if word.startswith("/"):
+        read_address(word)
+        return Entry(addresses=(word,), run=wanted)
+    entry = entry_of(read_ticket(word))
     assert entry.run is not None
     if wanted is not None and not entry.run.startswith(wanted):
         message = f"the ticket is for run:{entry.run[:8]}, not run:{wanted[:8]}"
         raise WrongRun(message, hint="leave --run out: the ticket names its run")
     return entry
+
+
+def bare(text: str) -> str:
+    """The address or the ticket in `text`, without the file, link or line around it. Raises ConfigError."""
+    text = text.strip()
+    return text if text.startswith("/") and "/p2p/" in text else _word_in(text)
 
 
 def entry_of(ticket: Ticket) -> Entry:

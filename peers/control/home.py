@@ -85,6 +85,7 @@ PATHS_SCHEMA = "dipaco.paths/1"
 NAMES = {
     "identity": identity.KEY_NAME,
     "lock": "lock",
+    "run joined last": "last_run.json",
     "peers met": "acquaintances.json",
     "invitations": "invitations.json",
     "own address": "address.json",

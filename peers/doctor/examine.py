@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dipaco_p2p.config import OPEN
-from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError, Unreachable, WrongRun
-from dipaco_p2p.node.entry import Entry, read_entry
+from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, IntegrityError, Unreachable, WrongRun
+from dipaco_p2p.node.entry import Entry
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.sizes import Needs, needs_of
 from dipaco_p2p.node.stages import fetch_stages
@@ -47,6 +47,7 @@ from ..config import PeerConfig
 from ..control.home import peer_of
 from ..invitations import WORDS, check_admitted, kept
 from ..joining.arrival import open_swarm
+from ..joining.choice import ANOTHER, Choice
 from ..joining.preview import this_machine
 from .machine import (
     chosen_device,
@@ -64,35 +65,39 @@ from .machine import (
 SCHEMA = "dipaco.doctor/1"
 
 
-async def examine(text: str | None, config: PeerConfig, *, run: str | None, is_fixing: bool) -> list[Finding]:
-    """All findings on this machine, and on the run that `text` leads to. Raises ConfigError for a bad ticket."""
+async def examine(choice: Choice | None, config: PeerConfig, *, is_fixing: bool) -> list[Finding]:
+    """All findings on this machine, and on the run of `choice`. Raises ConfigError for a bad ticket."""
     home, gpu = probe_home(config.home), await probe_gpu()
     findings = [*machine_findings(home, gpu, config), _leftovers(is_fixing=is_fixing)]
     device, problem = chosen_device(config)
     findings += [problem] if problem else []
     if config.is_listening:
         findings.append(await port_finding(config.listen))
-    stage, network = await _network(text, config, run=run)
+    stage, network = await _network(choice, config)
     needs = needs_of(stage, stage.topology.path(0)) if stage else None
     findings += [judge_memory(this_machine(device, config), needs), judge_disk(home, needs)]
     return [*findings, *network]
 
 
-async def _network(text: str | None, config: PeerConfig, *, run: str | None) -> tuple[Run | None, list[Finding]]:
+async def _network(choice: Choice | None, config: PeerConfig) -> tuple[Run | None, list[Finding]]:
     """The run, if a seed shows it, and what is to be said of clock, seeds, reach and line."""
     is_synchronised = await asyncio.to_thread(is_clock_synchronised)
-    if text is None:
+    if choice is None:
         return None, [judge_clock([], is_synchronised=is_synchronised)]
     try:
-        entry = read_entry(text, run=run)
+        with choice.explained(ConfigError, WrongRun):
+            entry = choice.entry()
     except WrongRun as error:
         clock = judge_clock([], is_synchronised=is_synchronised)
         return None, [clock, failure("ticket", str(error), error.hint, code=error.exit_code)]
     try:
         async with _visitor(config) as swarm:
-            return await _visit(swarm, entry, config, is_synchronised=is_synchronised)
+            stage, findings = await _visit(swarm, entry, config, is_synchronised=is_synchronised)
     except EnvironmentUnfit as error:  # the port is told of already, but for one that was taken just now
         return None, [failure("network", str(error), error.hint)]
+    if stage is None and choice.source:
+        findings.append(failure("run", f"{choice.name}, {choice.source}, cannot be reached", ANOTHER, code=SILENT))
+    return stage, findings
 
 
 async def _visit(

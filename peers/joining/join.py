@@ -7,7 +7,6 @@ from functools import partial
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.node.entry import Entry, read_entry
 from dipaco_p2p.node.invitations import Code, read_code
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import tell_address
@@ -25,6 +24,7 @@ from ..governor.machine import use_threads
 from ..invitations import check_admitted, invitations_for, keep
 from ..stages import Entrance, Parts, StageRunner
 from .arrival import KnownPeers, arrive
+from .choice import Choice, remember
 from .preview import take_preview
 
 DAMAGED_HINT = "its holders' data is damaged or forged, not yours: tell whoever runs the coordinator, then join again"
@@ -32,16 +32,15 @@ LOCKED_HINT = "one identity cannot be in two places: give this volunteer another
 
 
 async def join(
-    text: str,
+    choice: Choice,
     config: PeerConfig,
     *,
-    expected_run: str | None,
     verbose: bool,
     is_dry: bool = False,
     log_format: LogFormat = LogFormat.TEXT,
     invitation: str | None = None,
 ) -> None:
-    """Take part in the run that `text` leads to (node/entry.py) until it is complete or a signal says stop; with
+    """Take part in the run of `choice` until it is complete or a signal says stop; with
     `is_dry` only say what that would take. `invitation` is a code, kept for later starts. Raises DipacoError."""
     parts = Parts(log_to=partial(log_to, kind=log_format, verbose=verbose))
     code = None if invitation is None else read_code(invitation)
@@ -49,15 +48,14 @@ async def join(
     device = torch_device(config.device)
     check_engine(config.engine)
     use_threads(config.threads)
-    entry = read_entry(text, run=expected_run)
     control = Control(config, SystemClock())
     with folder_lock(config.home, hint=LOCKED_HINT):
         async with listening(config.home, Request, control.answer):
-            await _join(entry, config, control, parts, device=device, is_dry=is_dry, code=code)
+            await _join(choice, config, control, parts, device=device, is_dry=is_dry, code=code)
 
 
 async def _join(
-    entry: Entry,
+    choice: Choice,
     config: PeerConfig,
     control: Control,
     parts: Parts,
@@ -66,7 +64,7 @@ async def _join(
     is_dry: bool,
     code: Code | None,
 ) -> None:
-    friends = KnownPeers(config.home)
+    entry, friends = choice.entry(), KnownPeers(config.home)
     arrival = await arrive(entry, config, friends, tell=tell)
     swarm, opened = arrival.swarm, arrival.opened
 
@@ -90,6 +88,7 @@ async def _join(
         if invitations:
             keep(config.home, preview.run.origin, invitations)
         tell("\n".join(preview.lines()))
+        remember(config.home, choice.text, run=preview.run.origin)
         meet(opened.stages[-1], friends.of(entry.key)[1])
         if swarm.addresses:  # others can join through us, should the coordinator's address not answer
             tell_address(config.home, swarm, opened.stages[-1])
@@ -102,6 +101,8 @@ async def _join(
         on_signals(runner.stop)
         async with governed(runner, config, swarm, SystemClock(), device=device):
             await runner.take_part(opened.stages)
+        if choice.closing and runner.status is not None and runner.status.is_complete:
+            tell(choice.closing)
     except IntegrityError as error:
         raise IntegrityError(str(error), hint=error.hint or DAMAGED_HINT) from None
     finally:

@@ -76,7 +76,7 @@ def _check_form(form: re.Pattern[str], value: str, what: str, hint: str) -> None
 
 FILE_NAME = "config.toml"
 FILE_BYTES_MAX = 1 << 20
-OURS = ("DIPACO_CONFIG",)
+OURS = ("DIPACO_CONFIG", "DIPACO_TICKET")
 """Variables that are no keys."""
 YES, NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 UNSET = ("auto", "none", "")

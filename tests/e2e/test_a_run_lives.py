@@ -80,6 +80,8 @@ def test_a_volunteer_that_does_not_listen_trains_and_leads_nothing(
         assert f"round {number} of 4: validation perplexity " in coordinator.said
     eventually(lambda: "finished model, routed once" in coordinator.said, what=lambda: coordinator.said)
     assert [event["from_round"] for event in coordinator.events("sharded")] == [2, 4]
+    again = programs.run("dipaco-peer", "join", "--no-listen", "--home", silent.home)
+    assert again.wait() == 0 and " is complete; for another run give its ticket" in again.complaint, again.complaint
     assert coordinator.end() == 0, coordinator.complaint
 
 

@@ -11,10 +11,11 @@ from e2e_harness import Program, Programs, address_at, copy_prepared, eventually
 from liars import clock_liar
 
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.ticket import read_ticket, write_ticket
+from dipaco_p2p.ticket import SeedPlace, read_ticket, write_ticket
 
 pytestmark = pytest.mark.libp2p
 NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/{Signer(bytes([9]) * 32).peer}"
+DEAD = SeedPlace(place="/ip4/127.0.0.1/tcp/1", key=Signer(bytes([9]) * 32).public_key)
 MODULES = {"L0.M0", "L1.M0", "L1.M1"}
 
 
@@ -85,6 +86,34 @@ def test_the_ticket_opens_what_reads_a_run_as_well(programs: Programs, endless: 
     account = programs.run("dipaco-peer", "me", ticket, "--home", volunteer.home)
     assert account.wait() == 0 and "volunteer 12D3Koo" in account.said, account.complaint
     assert volunteer.end() == 0, volunteer.complaint
+
+
+def test_a_run_that_was_joined_is_joined_again_without_its_ticket(programs: Programs, endless: Program) -> None:
+    plate = endless.wait_address()
+    run, nobody = plate["run"], write_ticket(replace(read_ticket(plate["ticket"]), seeds=(DEAD,)))
+    home = programs.folder / "forgetful"
+    elsewhere = programs.run("dipaco-peer", "join", nobody, "--home", home)
+    assert elsewhere.wait() == 4 and not (home / "last_run.json").exists(), "only what was found is remembered"
+    dry = programs.volunteer(plate["address"], "forgetful", "--dry-run")
+    assert dry.wait() == 0 and not (home / "last_run.json").exists()
+    first = programs.volunteer(plate["address"], "forgetful")
+    first.wait_event("receipt")
+    assert first.end() == 0 and "taking" not in first.complaint, first.complaint
+    assert json.loads((home / "last_run.json").read_bytes()) == {"ticket": plate["address"], "run": run}
+    again = programs.start("dipaco-peer", "join", "--home", home, home=home)
+    again.wait_event("joined", count=2)
+    assert f"taking run:{run[:8]}, as remembered in {home / 'last_run.json'}" in again.complaint
+    for command in (("me",), ("doctor", "--no-listen")):
+        asked = programs.run("dipaco-peer", *command, "--home", home)
+        assert asked.wait() == 0 and f"taking run:{run[:8]}" in asked.complaint, asked.said + asked.complaint
+    assert again.end() == 0, again.complaint
+    machine = programs.run("dipaco-peer", "doctor", "--machine", "--no-listen", "--home", home)
+    assert machine.wait() == 0 and "taking" not in machine.complaint and "seed /" not in machine.said, machine.said
+    lost = programs.run("dipaco-peer", "me", "--home", home, DIPACO_TICKET=nobody)
+    refused(lost, 4, f"run:{run[:8]} `endless`, as DIPACO_TICKET says", "for another run give its ticket")
+    lost = programs.run("dipaco-peer", "doctor", "--no-listen", "--home", home, DIPACO_TICKET=nobody)
+    assert lost.wait() == 4 and "as DIPACO_TICKET says, cannot be reached" in lost.said, lost.said
+    refused(programs.run("dipaco-peer", "join", "--home", home, "--run", "ff00ff00"), 6, f"run:{run[:8]}", "ff00ff00")
 
 
 @pytest.mark.slow

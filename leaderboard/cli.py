@@ -15,6 +15,9 @@ EPILOG = """Exit codes: 0 done; 2 a wrong flag or folder; 4 nobody answers; 5 th
 app = typer.Typer(no_args_is_help=True, help="The public page of a run: anybody may serve one, no key is needed.")
 
 Expected = Annotated[str | None, typer.Option("--run", help="The run's id, or its start: refuse any other run.")]
+Join = Annotated[
+    str, typer.Option(help="Show this line as the one to join with. Default: the ticket's, if one is known.")
+]
 
 
 @app.command(
@@ -26,7 +29,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 means all addresses.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes any free one.")] = DEFAULT_PORT,
     run: Expected = None,
-    join: Annotated[str, typer.Option(help="Show this line as the one to join with.")] = "",
+    join: Join = "",
     base: Annotated[str, typer.Option(help="The path that a proxy puts the site under, as /board.")] = "",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details to leaderboard.log.")] = False,
 ) -> None:
@@ -56,6 +59,7 @@ def export(
     source: Annotated[str, typer.Argument(help="A ticket, an address, or a coordinator's or leaderboard's folder.")],
     to: Annotated[Path, typer.Argument(help="A folder that is new, empty, or an earlier copy.")],
     run: Expected = None,
+    join: Join = "",
 ) -> None:
     """Write the whole site as files, for any web host or none: open its `index.html`."""
     from dipaco_p2p.program.console import run_program
@@ -63,7 +67,7 @@ def export(
     async def main() -> None:
         from .program import export as export_run
 
-        snapshot = await export_run(source, to, expected=run)
+        snapshot = await export_run(source, to, expected=run, join=join)
         print(f"wrote {len(snapshot.versions)} versions to {to / 'index.html'}")
 
     raise typer.Exit(run_program(main))

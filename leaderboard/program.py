@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import ConfigError, DipacoError, IntegrityError, SwarmError
-from dipaco_p2p.node.entry import is_entry
+from dipaco_p2p.node.entry import bare, is_entry
 from dipaco_p2p.node.run import open_run
-from dipaco_p2p.node.stages import check_next_stage
+from dipaco_p2p.node.stages import DOORPLATE, check_next_stage
 from dipaco_p2p.program.console import log_to, on_signals
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.program.web import listening, serve_app
@@ -31,6 +31,7 @@ from dipaco_p2p.protocol.decrees import Decree
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed
 from dipaco_p2p.protocol.judgement import Check, Judgement
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.ticket import WORD
 from leaderboard.chains import Refusals
 
 from .collector import collect
@@ -61,8 +62,9 @@ class Place:
 async def serve(
     address: str, folder: Path, place: Place, *, expected: str | None, join: str, verbose: bool = False
 ) -> None:
-    """Collect the run at `address` into `folder`, and serve it until a signal says stop. Raises DipacoError: also when
-    nobody answers and there is nothing in the folder to show."""
+    """Collect the run at `address` into `folder`, and serve it until a signal says stop. `join` is the line to show, or
+    empty. Raises DipacoError: also when nobody answers and there is nothing in the folder to show."""
+    join = join or join_line(address)
     stopped = asyncio.Event()
     on_signals(stopped.set)
     refused = f"the leaderboard cannot listen on {place.host} port {place.port}"
@@ -90,15 +92,28 @@ async def serve(
                 raise result
 
 
-async def export(source: str, to: Path, *, expected: str | None) -> Snapshot:
+async def export(source: str, to: Path, *, expected: str | None, join: str = "") -> Snapshot:
     """Write the whole site of `source` to the folder `to`: the address of a live run, the folder of a coordinator, or
-    that of a leaderboard. Raises DipacoError."""
+    that of a leaderboard. `join` as for `serve`. Raises DipacoError."""
     if is_entry(source):
         snapshot = await _collected(source, expected=expected)
     else:
         snapshot = _of_folder(Path(source))
+    snapshot = replace(snapshot, join=join or join_line(source))
     export_site(snapshot, to, now_s=snapshot.taken_s)
     return snapshot
+
+
+def join_line(source: str) -> str:
+    """What one joins the run of `source` with, if that is a ticket, or a coordinator's folder that says its own. An
+    address is not passed on: it may be one of this machine."""
+    word = ""
+    if is_entry(source):
+        word = bare(source)
+    else:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            word = json.loads((Path(source) / DOORPLATE).read_bytes())["ticket"]
+    return f"dipaco-peer join {word}" if isinstance(word, str) and WORD.fullmatch(word) else ""
 
 
 def rebuild_tables(folder: Path, to: Path) -> int:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dipaco_p2p.protocol.signing import PeerId, peer_of
+from dipaco_p2p.protocol.signing import PeerId, peer_of, public_key_of
 from dipaco_p2p.protocol.standing import Findings, Standings
+from dipaco_p2p.ticket import SeedPlace, Ticket, write_ticket
 from dipaco_p2p.topology import ModuleId, PathId, Topology
 from leaderboard.model import (
     CheckRow,
@@ -107,9 +108,15 @@ class _Maker:
             losses=losses,
             checks=tuple(self._checks()),
             contributors=contributors,
-            join="",
+            join=f"dipaco-peer join {self._ticket()}",
             decrees=self._decrees(),
         )
+
+    def _ticket(self) -> str:
+        key = public_key_of(self._peers[0])
+        seed = SeedPlace(place="/ip4/203.0.113.7/tcp/31337", key=key)
+        run = self._run()
+        return write_ticket(Ticket(run=run.origin, coordinator=key, seeds=(seed,), name=run.name))
 
     def _stage(self, name: str, grid: Topology, rounds: int) -> StageInfo:
         return StageInfo(

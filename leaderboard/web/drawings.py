@@ -1,12 +1,15 @@
-"""Drawings as SVG: lines of losses, and the graph of a version's lineage. This file says where everything stands; the
-templates draw it, and colours come from the style sheet."""
+"""Drawings as SVG: lines of losses, the graph of a version's lineage, and QR codes. This file says where everything
+stands; the templates draw it, and colours come from the style sheet."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
 
+import segno
 from markupsafe import Markup
 
 from ..model import ShareRow, VersionRow
@@ -239,3 +242,34 @@ def _shares(version: VersionRow, y: int, into_y: int) -> Iterator[ShareNode]:
         yield ShareNode(y=y + place * GRAPH_ROW, into_y=into_y, share=share)
     if more := len(version.shares) - len(shown):
         yield ShareNode(y=y + len(shown) * GRAPH_ROW, into_y=into_y, share=None, more=more)
+
+
+QUIET = 4
+"""Modules around a code that stay light: ISO/IEC 18004 asks for as many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """A QR code: a square of `size` modules, those of the quiet zone included."""
+
+    size: int
+    dark: Markup
+    """A path around all dark modules."""
+
+
+@lru_cache(maxsize=8)
+def qr_code(text: str) -> Code:
+    """What a camera reads as `text`. Kept, since a code takes longer to find than a page to draw."""
+    rows = [list(row) for row in segno.make_qr(text).matrix_iter(border=QUIET)]
+    return Code(size=len(rows), dark=Markup("".join(_bars(rows))))
+
+
+def _bars(rows: Sequence[Sequence[int]]) -> Iterator[str]:
+    """A rectangle for each stretch of dark modules."""
+    for y, row in enumerate(rows):
+        x = 0
+        for is_dark, stretch in groupby(row):
+            width = len(list(stretch))
+            if is_dark:
+                yield f"M{x} {y}h{width}v1h-{width}z"
+            x += width

@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.credit import DAY_S, HALF_LIFE_S
 from dipaco_p2p.protocol.judgement import TOLERANCE_NATS
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.standing import DOUBTED_FOR, FORGERS_WAIT, UNHEARD_FOR
+from dipaco_p2p.ticket import WORD, WORD_CHARS_MAX, read_ticket
 
 from ..model import Mark, Snapshot, VersionRow
 from . import drawings, text
@@ -42,6 +44,8 @@ from .query import (
 
 STALE_AFTER_S = 120.0
 """The swarm is asked every few seconds; after this long without an answer every page says so."""
+JOIN_CHARS_MAX = WORD_CHARS_MAX + text.CHARS_MAX
+"""Of the line to join with: a cut ticket is of no use to anybody."""
 LATEST = 8
 """Versions and contributors on the overview."""
 CHECKS_MAX = 100
@@ -77,6 +81,18 @@ class Pager:
     query: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """How one joins, in three ways."""
+
+    line: Markup
+    """A command."""
+    link: Markup
+    """Of the ticket in it; empty if there is none."""
+    code: drawings.Code | None
+    """The link for a camera."""
+
+
 class Site:
     """Every page of one Book, with the addresses of one place; a page that does not exist is None."""
 
@@ -106,6 +122,7 @@ class Site:
         latest = [row for row in book.newest[:LATEST] if row.version]
         return self._draw(
             "overview",
+            joining=joining(book.snapshot.join) if book.snapshot.state != "complete" else None,
             plot=round_plot(book),
             latest=latest,
             leaders=book.snapshot.contributors[:LATEST],
@@ -243,6 +260,22 @@ def empty_page(links: Links, *, poll_s: float) -> str:
     """What every page shows before there is anything."""
     shown = {"links": links, "poll_s": poll_s, "nav": "", "data": (), "is_stale": False, "snapshot": None, "book": None}
     return environment().get_template("empty.html").render(shown)
+
+
+@lru_cache(maxsize=8)
+def joining(line: str) -> Joining | None:
+    """What to show of the line that whoever runs this site gave; None without one."""
+    if not line:
+        return None
+    shown = Markup.escape(text.clean(line, JOIN_CHARS_MAX))
+    words = dict.fromkeys(word.lower() for word in WORD.findall(line))
+    ticket = next(iter(words)) if len(words) == 1 else ""
+    try:
+        read_ticket(ticket)
+    except DipacoError:
+        return Joining(line=shown, link=Markup(""), code=None)
+    link = f"dipaco://{ticket}"
+    return Joining(line=shown, link=Markup(link), code=drawings.qr_code(link))
 
 
 def is_stale(snapshot: Snapshot, now_s: float) -> bool:

@@ -67,6 +67,21 @@ def test_every_page_fits_breaks_nothing_and_can_be_read_by_everybody(
             require_accessible(watched.page, address)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_code_is_dark_on_light_in_both_schemes_and_the_link_can_be_copied(
+    browser: Browser, small: Served, scheme: str
+) -> None:
+    with looking(browser, small.address, color_scheme=scheme) as watched:
+        watched.page.goto(small.address)
+        code = watched.page.get_by_role("img", name="The link as a QR code")
+        expect(code).to_have_css("background-color", "rgb(255, 255, 255)")
+        expect(code.locator("path")).to_have_css("fill", "rgb(0, 0, 0)")
+        box = code.bounding_box()
+        assert box is not None and box["width"] == box["height"] > 150
+        expect(watched.page.locator("#join").get_by_role("button", name="Copy")).to_have_count(2)
+        watched.check()
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_long_reasons_of_decrees_fit_and_can_be_read_by_everybody(

@@ -82,7 +82,7 @@ LAYERS = {
     # It reads what peers say and shows it: nothing that trains, and no key.
     "leaderboard": Layer(
         below=frozenset({"ground", "protocol", "swarm", "program", "node", "owner"}),
-        libraries=frozenset({"jinja2", "markupsafe", "starlette", "typer", "uvicorn"}),
+        libraries=frozenset({"jinja2", "markupsafe", "segno", "starlette", "typer", "uvicorn"}),
     ),
     "bootstrap": Layer(
         below=frozenset({"ground", "core", "protocol", "swarm", "program", "node", "owner", "leaderboard"}),

@@ -37,8 +37,10 @@ MANIFEST = "manifest"
 class RunFolder:
     """The folder that `start --dir` names."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, is_read_only: bool = False) -> None:
+        """Whoever only reads changes nothing there, and needs no lock: the coordinator may be at work."""
         self.root = root
+        self._is_read_only = is_read_only
         self._stores: dict[str, Store] = {}
 
     def stage(self, name: str) -> Path:
@@ -51,7 +53,7 @@ class RunFolder:
     def store(self, name: str) -> Store:
         """The store of a stage; one only, since opening a second would sweep away what the first is writing."""
         if name not in self._stores:
-            self._stores[name] = Store(self.stage(name))
+            self._stores[name] = Store(self.stage(name), is_read_only=self._is_read_only)
         return self._stores[name]
 
     def open(self, name: str) -> Run | None:
@@ -164,7 +166,7 @@ NO_SEED_HINT = "start the coordinator once, or name an address: --seed /ip4/203.
 def ticket_of(folder: Path, *, seeds: Sequence[str]) -> str:
     """The ticket of the run in `folder`, with `seeds` first, since whoever names them knows. A coordinator may be at
     work there. Raises ConfigError for a folder without a run or an address that is none."""
-    run, _ = RunFolder(folder).require()
+    run, _ = RunFolder(folder, is_read_only=True).require()
     known = known_addresses(folder)
     if not seeds and not known:
         raise ConfigError(f"the run in `{folder}` has never been open, so nobody can be reached yet", hint=NO_SEED_HINT)

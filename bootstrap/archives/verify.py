@@ -17,7 +17,6 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.owner.rollback import make_rollback_again
 from dipaco_p2p.owner.version import make_again, stored
-from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.norms import NORM_VERSIONS, Norms
 from dipaco_p2p.protocol.standing import Standings
@@ -114,12 +113,13 @@ def recompute(
 
 
 def verify_folder(folder: Path) -> list[ChainReport]:
-    """Verify the run that `folder` holds; raises ConfigError when it holds none."""
+    """Verify the run that `folder` holds, as far as it is now if its coordinator is at work; raises ConfigError when it
+    holds none."""
     if not folder.is_dir():
         raise ConfigError(f"`{folder}` holds no run", hint="give the folder that `start --dir` was given")
-    with folder_lock(folder, hint="stop the coordinator first; it resumes where it stopped"):
-        RunFolder(folder).require()
-        return verify_stages(RunFolder(folder))
+    files = RunFolder(folder, is_read_only=True)
+    files.require()
+    return verify_stages(files)
 
 
 def verify_stages(folder: RunFolder) -> list[ChainReport]:

@@ -174,9 +174,10 @@ def decrees_in(folder: RunFolder, run: Run) -> Decrees:
     return Decrees(run, folder.store(DECREES), must_be_whole=True)
 
 
-def offline(root: Path) -> Decreeing:
-    """For a run whose coordinator does not run, and whose lock is held. Raises ConfigError where there is no run."""
-    folder = RunFolder(root)
+def offline(root: Path, *, is_read_only: bool = False) -> Decreeing:
+    """For a run whose coordinator does not run, and whose lock is held unless it is only read. Raises ConfigError where
+    there is no run."""
+    folder = RunFolder(root, is_read_only=is_read_only)
     run, store = folder.require()
     signer = load_or_create(root / "identity.key")
     if signer.peer != run.manifest.author:
@@ -209,8 +210,7 @@ def show(given: Path | None, *, is_json: bool) -> None:
         found = ask(folder, Request(ask="decrees"), timeout_s=TIMEOUT_S).body
     except NotRunning:
         _require_run(folder)
-        with folder_lock(folder, hint=LOCKED_HINT):
-            found = offline(folder).listed()
+        found = offline(folder, is_read_only=True).listed()
     if is_json:
         print_json(found)
     else:

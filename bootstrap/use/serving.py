@@ -34,7 +34,6 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import learn_shardings
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sharding
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import genesis_version
@@ -198,16 +197,15 @@ async def open_served(source: str, *, expected: str | None = None) -> AsyncItera
         async with open_swarm(source, expected=expected) as served:
             yield served
         return
-    folder = RunFolder(Path(source))
+    folder = RunFolder(Path(source), is_read_only=True)
     if not any(map(folder.has, (GRID, WARMUP))):
         hint = "give the folder that `start --dir` was given, a ticket, or an address like /ip4/.../tcp/.../p2p/..."
         raise ConfigError(f"`{source}` holds no run", hint=hint)
-    with folder_lock(folder.root, hint="give the coordinator's address instead of its folder, or stop it first"):
-        yield open_folder(folder, expected=expected)
+    yield open_folder(folder, expected=expected)
 
 
 def open_folder(folder: RunFolder, *, expected: str | None = None) -> ServedRun:
-    """The newest stage of the run in a coordinator's folder; no other process may be at work there."""
+    """The newest stage of the run in a coordinator's folder, where the coordinator may be at work."""
     run, store = folder.require()
     wanted = (expected or "").removeprefix("run:")
     if not any(name.startswith(wanted) for name in (run.id, run.origin)):

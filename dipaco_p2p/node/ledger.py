@@ -56,6 +56,10 @@ D = TypeVar("D", Contribution, ModuleVersion)
 R = TypeVar("R")
 
 
+class _Gone(IntegrityError):
+    """A document that was listed, or must be there, is not."""
+
+
 class Ledger:
     """The chain from version 1 on, and what the next version will be made of."""
 
@@ -244,19 +248,23 @@ class Ledger:
 
     def _load(self) -> None:
         names = self._store.documents(f"version-{self.module}-")
-        for place, name in enumerate(names):
+        # One that came while the folder was listed can be among the names without the one before it, which is there.
+        last = int(names[-1].rpartition("-")[2]) if names else 0
+        for name in map(self._version_name, range(1, last + 1)):
             try:
                 version = self._read(name, ModuleVersion)
                 self.check(version)
                 self._count(version)
             except IntegrityError as error:
                 self._tell(error)
-                for lost in reversed(names[place:]):
+                for lost in reversed([each for each in names if each >= name]):
                     self._store.drop_document(lost)
                 break
         for name in self._store.documents(f"open-{self.module}-"):
             try:
                 self._place(self._read(name, Contribution))
+            except _Gone:  # whoever works beside this reader has settled it meanwhile
+                continue
             except IntegrityError as error:
                 self._tell(error)
                 self._store.drop_document(name)
@@ -274,7 +282,8 @@ class Ledger:
 
     def _read(self, name: str, kind: type[D]) -> Sealed[D]:
         data = self._store.read_document(name)
-        assert data is not None
+        if data is None:
+            raise _Gone(f"{name}.json is missing", hint=DAMAGED_HINT)
         try:
             return unseal(kind, json.loads(data))
         except (ValueError, IntegrityError) as error:

@@ -43,13 +43,20 @@ DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
 class Store:
-    """A folder of blobs and documents; one process at a time, which `folder_lock` sees to."""
+    """A folder of blobs and documents; one process at a time, which `folder_lock` sees to, and readers beside it.
 
-    def __init__(self, folder: Path) -> None:
+    What is there was renamed into place whole, blobs before the documents that name them: so a reader needs no lock. It
+    changes nothing, and what its owner would drop as damaged stays.
+    """
+
+    def __init__(self, folder: Path, *, is_read_only: bool = False) -> None:
         self.folder = folder
+        self._is_read_only = is_read_only
         self.failure: EnvironmentUnfit | None = None
         """The last write that the disk refused. Whoever wrote may have had it on another's behalf, and answered only
         that a request failed: the program looks here, and ends."""
+        if is_read_only:
+            return
         for name in ("blobs", "partial", "documents"):
             make_folder(folder / name)
         self._sweep()
@@ -67,15 +74,17 @@ class Store:
             self._write(path, *parts, is_cold=is_cold)
 
     def get(self, name: str) -> bytes | None:
-        """The blob, or None; raises IntegrityError and forgets the file when the disk changed its bytes."""
+        """The blob, or None; raises IntegrityError and forgets the file, if it is ours, when the disk changed its
+        bytes."""
         path = self._blob_path(name)
         try:
             data = path.read_bytes()
         except FileNotFoundError:
             return None
         if digest(data) != name:
-            files.disk.remove(path)
-            raise IntegrityError(f"blob {name[:8]} was damaged on disk", hint="it will be fetched again")
+            self._remove(path)
+            hint = "its owner fetches it again" if self._is_read_only else "it will be fetched again"
+            raise IntegrityError(f"blob {name[:8]} was damaged on disk", hint=hint)
         return data
 
     def size(self, name: str) -> int | None:
@@ -95,7 +104,7 @@ class Store:
             return None
 
     def drop(self, name: str) -> None:
-        files.disk.remove(self._blob_path(name))
+        self._remove(self._blob_path(name))
 
     def drop_unnamed(self, *, but: Collection[str] = ()) -> int:
         """Remove every blob whose digest stands in no document, `but` these, and return how many these were.
@@ -172,12 +181,17 @@ class Store:
         return sorted(path.stem for path in (self.folder / "documents").glob(f"{prefix}*.json"))
 
     def drop_document(self, name: str) -> None:
-        files.disk.remove(_document_path(self.folder, name))
+        self._remove(_document_path(self.folder, name))
 
     def _blob_path(self, name: str) -> Path:
         return _blob_path(self.folder, name)
 
+    def _remove(self, path: Path) -> None:
+        if not self._is_read_only:
+            files.disk.remove(path)
+
     def _write(self, path: Path, *parts: bytes | memoryview, is_cold: bool = False) -> None:
+        assert not self._is_read_only, "a reader changes nothing"
         try:
             if not path.parent.is_dir():
                 make_folder(path.parent)

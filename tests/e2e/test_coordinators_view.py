@@ -106,3 +106,21 @@ def test_a_coordinator_is_looked_at_scraped_and_read(programs: Programs, corpus:
         assert lines and all(list(line)[:4] == ["time", "level", "logger", "message"] for line in lines)
     refused(programs.run("dipaco-bootstrap", "status", coordinator.home), 3, "no coordinator runs", "start")
     assert find_socket(coordinator.home) is None
+
+
+def test_a_run_is_read_from_the_folder_of_a_coordinator_at_work(programs: Programs, endless: Program) -> None:
+    folder, out = endless.home, programs.folder
+    volunteer = programs.volunteer(endless.wait_address()["ticket"], "at-work")
+    volunteer.wait_event("receipt", count=4)
+    for words, said in (
+        (("generate", folder, "a text", "--max-tokens", "4"), ""),
+        (("export", folder, "--path", "P0-0", "--to", out / "path"), "wrote P0-0 to "),
+        (("verify", folder), "to the bit"),
+        (("ticket", folder), "dipaco1"),
+        (("leaderboard", "export", folder, out / "pages"), "index.html"),
+    ):
+        done = programs.run("dipaco-bootstrap", *words)
+        assert done.wait() == 0 and said in done.said, done.said + done.complaint
+    before = len(volunteer.events("receipt"))
+    volunteer.wait_event("receipt", count=before + 2)
+    assert volunteer.end() == 0 and endless.process.poll() is None, volunteer.complaint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -232,13 +233,41 @@ def test_a_volunteer_goes_on_without_a_damaged_contribution(
     assert len(again.open) == 1 and not path.exists()
 
 
-def test_a_missing_version_in_the_middle_is_found(run: Run, store: Store) -> None:
+class Meanwhile(Store):
+    """What a reader lists while the owner of the folder goes on."""
+
+    def __init__(self, folder: Path, *, late: Sequence[str] = (), gone: Sequence[str] = ()) -> None:
+        """The listing misses the documents `late`, and has those of `gone`, which are dropped before they are read."""
+        super().__init__(folder, is_read_only=True)
+        self._late, self._gone = late, gone
+
+    def documents(self, prefix: str) -> list[str]:
+        found = {*super().documents(prefix), *(name for name in self._gone if name.startswith(prefix))}
+        return sorted(found - {*self._late})
+
+
+def test_a_reader_sees_a_whole_chain_while_its_owner_goes_on(run: Run, store: Store) -> None:
+    ledger = Ledger(run, store, MODULE)
+    one, other = contribution(run, 1), contribution(run, 2)
+    first, made = version_of(run, signer(9), [one], term=1)
+    second, _ = version_of(run, signer(9), [other], term=1, after=made)
+    for sealed in (first, second):
+        ledger.append(sealed)
+    late, settled = f"version-{MODULE}-00000001", f"open-{MODULE}-{one[0].id}"
+    seen = Ledger(run, Meanwhile(store.folder, late=[late], gone=[settled]), MODULE, must_be_whole=True)
+    assert (seen.versions, seen.kept) == ([first, second], {})
+
+
+def test_a_missing_version_in_the_middle_is_found_and_a_reader_leaves_those_after_it(run: Run, store: Store) -> None:
     ledger = Ledger(run, store, MODULE)
     first, made = version_of(run, signer(9), [contribution(run, 1)], term=1)
     second, _ = version_of(run, signer(9), [contribution(run, 2)], term=1, after=made)
-    ledger.append(first)
-    ledger.append(second)
+    for sealed in (first, second):
+        ledger.append(sealed)
     store.drop_document(f"version-{MODULE}-00000001")
-    with pytest.raises(IntegrityError, match="does not follow"):
-        Ledger(run, store, MODULE, must_be_whole=True)
-    assert Ledger(run, store, MODULE).versions == []
+    reader = Store(store.folder, is_read_only=True)
+    with pytest.raises(IntegrityError, match=f"version-{MODULE}-00000001.json is missing"):
+        Ledger(run, reader, MODULE, must_be_whole=True)
+    assert Ledger(run, reader, MODULE).versions == []
+    assert store.documents("version-") == [f"version-{MODULE}-00000002"]
+    assert Ledger(run, store, MODULE).versions == [] and store.documents("version-") == []

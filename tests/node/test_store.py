@@ -96,6 +96,26 @@ def test_bit_rot_is_found_and_the_blob_forgotten(tmp_path: Path) -> None:
     assert store.get(ref.digest) == b"as it was written"
 
 
+def test_a_reader_beside_the_owner_changes_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    ref, damaged = store.put(b"whole"), store.put(b"as it was written")
+    store.write_document("head", b"{}")
+    next((tmp_path / "blobs").rglob(damaged.digest)).write_bytes(b"as it was wr1tten")
+    (tmp_path / "documents" / "head.json.1-2.tmp").write_bytes(b"the owner is in the middle of it")
+    before = files(tmp_path)
+    reader = Store(tmp_path, is_read_only=True)
+    assert reader.get(ref.digest) == b"whole" and reader.read_document("head") == b"{}"
+    with pytest.raises(IntegrityError, match=damaged.digest[:8]):
+        reader.get(damaged.digest)
+    reader.drop(ref.digest)
+    reader.drop_document("head")
+    for write in (lambda: reader.put(b"more"), lambda: reader.write_document("head", b"[]")):
+        with pytest.raises(AssertionError):
+            write()
+    assert files(tmp_path) == before
+    assert Store(tmp_path / "none", is_read_only=True).documents("") == [] and not (tmp_path / "none").exists()
+
+
 def test_a_full_disk_is_one_clear_error_and_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path)
     store.write_document("head", b"old")

@@ -284,6 +284,21 @@ def dismiss(peer: Peer, folder: Folder = None, reason: Why = "") -> None:
 
 
 @app.command(epilog=DECREE_CODES)
+def hide_name(peer: Peer, reason: Why, folder: Folder = None) -> None:
+    """Show a peer by its id alone from now on, whatever name and team it gives itself. Nothing else changes for it.
+
+    Example: dipaco-bootstrap hide-name ...8VhWqZ my-run --reason "an insult"
+    """
+    _decree(folder, act="hide-name", peer=peer, reason=reason)
+
+
+@app.command(epilog=DECREE_CODES)
+def show_name(peer: Peer, folder: Folder = None, reason: Why = "") -> None:
+    """Undo `hide-name`. Example: dipaco-bootstrap show-name ...8VhWqZ my-run"""
+    _decree(folder, act="show-name", peer=peer, reason=reason)
+
+
+@app.command(epilog=DECREE_CODES)
 def freeze(reason: Why, folder: Folder = None) -> None:
     """Stop training everywhere: no versions, no receipts, no steps. Nothing is lost.
 

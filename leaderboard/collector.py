@@ -106,7 +106,9 @@ class Collector:
         self._showing = asyncio.Lock()
         self._states = dict(observed.path_states)
         self._live = Live(
-            last_seen_s={PeerId(peer): at_s for peer, at_s in observed.last_seen_s.items()}, heard_s=observed.heard_s
+            last_seen_s={PeerId(peer): at_s for peer, at_s in observed.last_seen_s.items()},
+            names={PeerId(peer): said for peer, said in observed.names.items()},
+            heard_s=observed.heard_s,
         )
         self._polls = 0
         self._unwritten: list[Write] = []
@@ -221,7 +223,8 @@ class Collector:
         live = read_live(pull.watch, self._live, now_s=now_s)
         self._live = replace(live, path_states=self._since(stage, live, now_s=now_s))
         for peer, beat in pull.watch.heartbeats.items():
-            self._unwritten.append(("heartbeat", (peer, beat.role, live.volunteers.get(peer, ""), now_s)))
+            doing, said = live.volunteers.get(peer, ""), live.names.get(peer, ("", ""))
+            self._unwritten.append(("heartbeat", (peer, beat.role, doing, now_s, *said)))
         if live.heard_s is not None:
             self._unwritten.append(("heard", (live.heard_s,)))
 

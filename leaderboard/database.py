@@ -26,6 +26,7 @@ from dipaco_p2p.node.stages import check_next_stage
 from dipaco_p2p.protocol.decrees import Decree
 from dipaco_p2p.protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Rejection
 from dipaco_p2p.protocol.judgement import Check, Judgement
+from dipaco_p2p.protocol.names import clean_name
 from dipaco_p2p.topology import ModuleId
 from leaderboard.chains import Refusals
 
@@ -162,7 +163,13 @@ CREATE UNIQUE INDEX one_of_number ON records (kind, run, number) WHERE kind IN (
 CREATE INDEX by_run ON records (run, kind, module, number);
 """
 
-MIGRATIONS: tuple[str, ...] = (FIRST, SECOND, THIRD, FOURTH)
+FIFTH = """
+-- What peers call themselves: their newest word, which stays when they are gone.
+ALTER TABLE heartbeats ADD COLUMN name TEXT NOT NULL DEFAULT '';
+ALTER TABLE heartbeats ADD COLUMN team TEXT NOT NULL DEFAULT '';
+"""
+
+MIGRATIONS: tuple[str, ...] = (FIRST, SECOND, THIRD, FOURTH, FIFTH)
 """Only ever added to: databases that exist have done the first ones, as many as `PRAGMA user_version` says."""
 
 D = TypeVar("D", Check, Contribution, Decree, Grant, Judgement, ModuleVersion, Receipt, Rejection)
@@ -175,7 +182,7 @@ STATEMENTS = {
     "drop": "DELETE FROM records WHERE kind = ? AND id = ?",
     "witness": "INSERT OR IGNORE INTO witnessed (kind, id, run, module, number, sealed) VALUES (?, ?, ?, ?, ?, ?)",
     "seen": "INSERT OR IGNORE INTO first_seen (id, at_s) VALUES (?, ?)",
-    "heartbeat": "INSERT OR REPLACE INTO heartbeats (peer, role, doing, at_s) VALUES (?, ?, ?, ?)",
+    "heartbeat": "INSERT OR REPLACE INTO heartbeats (peer, role, doing, at_s, name, team) VALUES (?, ?, ?, ?, ?, ?)",
     "path": "INSERT OR REPLACE INTO path_states (run, path, state, since_s) VALUES (?, ?, ?, ?)",
     "refused": "INSERT OR REPLACE INTO refused (reason, count) VALUES (?, ?)",
     "heard": "INSERT OR REPLACE INTO heard (one, at_s) VALUES (1, ?)",
@@ -193,6 +200,8 @@ class Observed:
 
     last_seen_s: Mapping[str, float]
     """By peer."""
+    names: Mapping[str, tuple[str, str]]
+    """By peer its name and team, of those that gave any."""
     path_states: Mapping[tuple[str, str], tuple[str, float]]
     """By run and path: the state, and since when."""
     refused: Mapping[str, int]
@@ -248,11 +257,13 @@ class Database:
 
     def observed(self) -> Observed:
         """What was observed earlier."""
+        named = "SELECT peer, name, team FROM heartbeats WHERE name <> '' OR team <> ''"
         with self._lock:
             execute = self._connection.execute
             heard = execute("SELECT at_s FROM heard").fetchone()
             return Observed(
                 last_seen_s=dict(execute("SELECT peer, at_s FROM heartbeats")),
+                names={peer: (clean_name(name), clean_name(team)) for peer, name, team in execute(named)},
                 path_states={
                     (run, path): (state, since_s)
                     for run, path, state, since_s in execute("SELECT run, path, state, since_s FROM path_states")

@@ -136,7 +136,7 @@ class DecreeRow:
     reason: str
     """The coordinator's words; may be empty where something is undone."""
     peer: PeerId | None = None
-    """Who is banned, admitted again, appointed or dismissed."""
+    """Who is banned, admitted again, appointed or dismissed, or whose name is hidden or shown again."""
     stage: str = ""
     """Of a rollback, as what follows; else empty."""
     module: ModuleId | None = None
@@ -301,6 +301,10 @@ class ContributorRow:
     """Works of it that auditors found forged; likewise."""
     standings: tuple[tuple[ModuleId, str], ...] = ()
     """In words, in the modules of the open stage whose versions count or judge work of it; the gravest first."""
+    name: str = ""
+    """What it called itself last, its own word; empty without one, while it is banned, and by decree."""
+    team: str = ""
+    """Likewise."""
 
     @property
     def standing(self) -> str:

@@ -15,7 +15,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dipaco_p2p.protocol.credit import share_credit
-from dipaco_p2p.protocol.decrees import ADMIT, APPOINT, BAN, DISMISS, FREEZE, ROLLBACK, UNFREEZE, Decree
+from dipaco_p2p.protocol.decrees import (
+    ADMIT,
+    APPOINT,
+    BAN,
+    DISMISS,
+    FREEZE,
+    HIDE_NAME,
+    ROLLBACK,
+    SHOW_NAME,
+    UNFREEZE,
+    Decree,
+)
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, Share
 from dipaco_p2p.protocol.judgement import Judgement, ModuleLoss, PathLoss, agrees, is_about
 from dipaco_p2p.protocol.signing import PeerId
@@ -232,7 +243,7 @@ def standing_words(chains: Mapping[ModuleId, Standings], *, audited: int) -> Pee
 
 # -- decrees
 
-BEGINS = {ADMIT: BAN, UNFREEZE: FREEZE, DISMISS: APPOINT}
+BEGINS = {ADMIT: BAN, UNFREEZE: FREEZE, DISMISS: APPOINT, SHOW_NAME: HIDE_NAME}
 """What an act undoes."""
 
 

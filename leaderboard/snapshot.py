@@ -20,6 +20,7 @@ from dipaco_p2p.protocol.credit import Earned, recent_credit
 from dipaco_p2p.protocol.decrees import FREEZE
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.liveness import Head
+from dipaco_p2p.protocol.names import clean_name
 from dipaco_p2p.protocol.rounds import PathClaims
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
@@ -59,6 +60,8 @@ class Live:
     open_contributions: Mapping[ModuleId, int] = field(default_factory=dict)
     last_seen_s: Mapping[PeerId, float] = field(default_factory=dict)
     """Unix time of the last heartbeat, also of peers that are gone."""
+    names: Mapping[PeerId, tuple[str, str]] = field(default_factory=dict)
+    """The name and team that the last heartbeat of a peer said, if it said any; also those that a decree hides."""
     path_states: Mapping[PathId, tuple[str, float]] = field(default_factory=dict)
     """The state of a path, and since when."""
     heard_s: float | None = None
@@ -67,6 +70,8 @@ class Live:
 def read_live(watch: Watch, before: Live, *, now_s: float) -> Live:
     """What `watch` has seen, after what was known before."""
     volunteers = {peer: cleaned(beat.doing) for peer, beat in watch.heartbeats.items() if beat.role == "volunteer"}
+    said = {peer: (clean_name(beat.name), clean_name(beat.team)) for peer, beat in watch.heartbeats.items()}
+    seen_s = _newest({**before.last_seen_s, **dict.fromkeys(watch.heartbeats, now_s)})
     return Live(
         volunteers=volunteers,
         claims={path: dict(found) for path, found in watch.claims.items()},
@@ -76,7 +81,8 @@ def read_live(watch: Watch, before: Live, *, now_s: float) -> Live:
             if (leader := watch.leader(module)) is not None
         },
         open_contributions={module: len(found.entries) for module, found in watch.rounds.items()},
-        last_seen_s=_newest({**before.last_seen_s, **dict.fromkeys(watch.heartbeats, now_s)}),
+        last_seen_s=seen_s,
+        names={peer: names for peer, names in {**before.names, **said}.items() if any(names) and peer in seen_s},
         path_states=before.path_states,
         heard_s=now_s if watch.heartbeats else before.heard_s,
     )
@@ -114,7 +120,8 @@ def take_snapshot(inputs: Inputs, *, now_s: float, rows: Sequence[StageRows] | N
     versions = tuple(row for found in made for row in found.versions)
     losses = tuple(row for found in made for row in found.losses)
     checks = tuple(row for found in made for row in found.checked.rows)
-    decrees = decree_rows(tuple(stage.decrees.log), versions)
+    decrees, decreed = decree_rows(tuple(stage.decrees.log), versions), stage.decrees.state
+    live = replace(live, names={peer: said for peer, said in live.names.items() if not decreed.hides(peer)})
     return Snapshot(
         run=run_info([stage.run for stage in inputs.stages]),
         taken_s=now_s,
@@ -312,6 +319,7 @@ def _contributor_row(
     earned = [Earned(credit=share.credit, at_s=row.made_s) for row, share in work if row.made_s is not None]
     times_s = [one.at_s for one in earned]
     times_s += [live.last_seen_s[peer]] if peer in live.last_seen_s else []
+    name, team = live.names.get(peer, ("", ""))
     return ContributorRow(
         peer=peer,
         rank=0,
@@ -325,6 +333,8 @@ def _contributor_row(
         is_alive=peer in live.volunteers,
         doing=live.volunteers.get(peer, ""),
         standings=standings,
+        name=name,
+        team=team,
         **counts,
     )
 

@@ -1,4 +1,5 @@
-"""`PeerConfig`: what one volunteer chooses for one machine. Never sent, never part of a run's fingerprint."""
+"""`PeerConfig`: what one volunteer chooses for one machine. Only its name and team are sent; nothing of it is part of a
+run's fingerprint."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
+from dipaco_p2p.protocol.names import read_name
 
 from .preferences.keys import Limits, Preferences, When
 
@@ -38,6 +40,9 @@ class PeerConfig:
     """What blobs may take of the line; None is all of it."""
     evaluate: bool = False
     """Whether to check the coordinator's losses between rounds (evaluation/between_rounds.py)."""
+    name: str = ""
+    """What it is called on public pages (protocol/names.py); empty for its id alone, which is always shown."""
+    team: str = ""
     grace_s: float = 60.0
     """Time for finishing cleanly after the first Ctrl-C."""
     when: When = When()
@@ -63,6 +68,8 @@ class PeerConfig:
             down_mbit=limits.down_mbit,
             grace_s=peer.grace,
             evaluate=peer.evaluate,
+            name=read_name(preferences.public.name),
+            team=read_name(preferences.public.team, what="team"),
             when=preferences.when,
             limits=limits,
         )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import ConfigError, DipacoError, SwarmError
@@ -24,9 +25,13 @@ from dipaco_p2p.node.reading import fetch_chain, fetch_judgements, fetch_rejecti
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.program.history import read_history
+from dipaco_p2p.program.text import printable
 from dipaco_p2p.protocol.credit import Earned, recent_credit, share_credit
+from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.documents import ModuleVersion, Share, rejected
 from dipaco_p2p.protocol.judgement import Judgement
+from dipaco_p2p.protocol.liveness import Heartbeat, shown_names
+from dipaco_p2p.protocol.names import name_words
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.standing import (
@@ -40,10 +45,11 @@ from dipaco_p2p.protocol.standing import (
     Standing,
 )
 from dipaco_p2p.protocol.versions import Tally
-from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
+
+from .decrees import ask_first
 
 Chains = Mapping[ModuleId, Sequence[ModuleVersion]]
 """The versions of each module from the first one on."""
@@ -119,9 +125,13 @@ async def show_me(text: str, home: Path, *, expected: str | None, is_whole: bool
     me = load_or_create(key).peer
     async with open_connection(text, expected=expected) as connection:
         stages = await fetch_stages(connection.swarm, connection.host, expected=connection.run)
-        accounts = [await _account(run, connection.swarm, me, home, clock) for run in stages]
+        nodes = [open_observer(run, ScopedSwarm(connection.swarm, run.id), clock) for run in stages]
+        accounts = [await _account(node, me, home) for node in nodes]
+        await ask_first(nodes[-1])
+        decreed, beat = nodes[-1].decrees.state, nodes[-1].watch.heartbeats.get(me)
     console = Console()
-    console.print(f"volunteer {me}\n")
+    console.print(f"volunteer {me}")
+    print_name(me, beat, decreed, console)
     for run, modules in zip(stages, accounts, strict=True):
         console.print(_table(run, modules, is_whole=is_whole))
     for line in explained([module for modules in accounts for module in modules]):
@@ -129,6 +139,17 @@ async def show_me(text: str, home: Path, *, expected: str | None, is_whole: bool
     for line in standings_explained(accounts[-1], audited=stages[-1].config.audited):  # of earlier ones nothing follows
         console.print(line)
     _print_sum([module for modules in accounts for module in modules], stages[-1], console, now_s=clock.now_s())
+
+
+def print_name(me: PeerId, beat: Heartbeat | None, decreed: Decreed, console: Console) -> None:
+    """What others are shown beside the id, as the live heartbeat says, or why they are not; and an empty line."""
+    words = "" if beat is None else name_words(*shown_names(me, beat, decreed))
+    line = f"shown beside this id: {words}" if words else ""
+    if me in decreed.nameless:
+        line = f"shown without a name by the coordinator's decree: {decreed.nameless[me]}"
+    if line:
+        console.print(Text(printable(line)))  # words of the volunteer and of the coordinator are no markup
+    console.print()
 
 
 def account(
@@ -175,9 +196,9 @@ def _counted(run: Run, version: ModuleVersion, share: Share, at_s: float | None)
     return Counted(version=version.version, share=share, earned=earned, credit=credit)
 
 
-async def _account(run: Run, swarm: Swarm, me: PeerId, home: Path, clock: Clock) -> list[ModuleAccount]:
+async def _account(node: Observer, me: PeerId, home: Path) -> list[ModuleAccount]:
+    run = node.run
     receipts = read_receipts(home / "runs" / run.id[:16] / "history.jsonl")
-    node = open_observer(run, ScopedSwarm(swarm, run.id), clock)
     await node.watch.refresh()
     chains = {module: await fetch_chain(node, module) for module in run.topology.modules()}
     try:

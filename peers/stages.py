@@ -230,7 +230,7 @@ class StageRunner:
             scope,
             clock,
             store,
-            heartbeat=Heartbeat(owns=bool(scope.addresses)),
+            heartbeat=Heartbeat(owns=bool(scope.addresses), name=self._config.name, team=self._config.team),
             history=history,
             upload_bytes_max=max(map(run.payload_bytes_max, run.topology.modules())),
             decrees=decrees,

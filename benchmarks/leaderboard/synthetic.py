@@ -41,6 +41,8 @@ BACK = 3
 """How many versions a rollback undoes."""
 ROLLBACK = 4
 """The number of its decree."""
+NAMES = {1: ("Ada", "The Analysts"), 3: ("Zoë नमस्ते", ""), 4: ("", "The Analysts"), 6: ("שלום 🇳🇱", "O'Neill & <Sons>")}
+"""What some contributors call themselves, and their teams."""
 AUDITED = 2
 """First works of each contributor that are repeated."""
 
@@ -343,7 +345,8 @@ class _Maker:
         rows = [
             self._contributor(peer, found, losses, end_s)
             | {"repeated": repeated[peer], "forged": forged[peer], "standings": standings.get(peer, ())}
-            for peer, found in shares.items()
+            | dict(zip(("name", "team"), NAMES.get(place, ("", "")), strict=True))
+            for place, (peer, found) in enumerate(shares.items())
         ]
         rows.sort(key=lambda row: -row["recent"])
         return tuple(ContributorRow(rank=rank, **row) for rank, row in enumerate(rows, start=1))

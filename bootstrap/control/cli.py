@@ -40,7 +40,7 @@ def status(
 
 
 def peers(folder: Folder = None, is_json: Json = False) -> None:
-    """List who is alive: role, path, round, what each does, tokens/s, when it was last heard, what it leads.
+    """List who is alive: role, path, round, what each does, tokens/s, when last heard, what it leads, its name.
 
     All of it is their own word. Example: dipaco-bootstrap peers my-run
     """

@@ -14,6 +14,7 @@ from dipaco_p2p.program.control.client import ask, not_running
 from dipaco_p2p.program.control.place import find_socket
 from dipaco_p2p.program.control.show import UNKNOWN, Column, Report, Screen, ago, short_name, show_status
 from dipaco_p2p.program.text import duration, size
+from dipaco_p2p.protocol.names import name_words
 
 from ..runfile import load_run_file, run_folder, runs_folder
 from .requests import COORDINATOR, Request
@@ -115,6 +116,8 @@ PEERS = (
     Column(head="heard", cell=lambda row: ago(row["heartbeat_age_s"]), is_number=True),
     Column(head="reachable", cell=lambda row: "yes" if row["is_reachable"] else "no"),
     Column(head="leads", cell=lambda row: ", ".join(row["leads"]) or UNKNOWN),
+    # The last one: letters may be wider than others, and of scripts that are read the other way.
+    Column(head="name", cell=lambda row: name_words(row["name"], row["team"]) or UNKNOWN),
 )
 PATHS = (
     Column(head="path", cell=lambda row: row["path"]),

@@ -20,7 +20,19 @@ from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.program.control.client import ask
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.program.text import printable
-from dipaco_p2p.protocol.decrees import ADMIT, APPOINT, BAN, DISMISS, FREEZE, OF_PEER, ROLLBACK, UNFREEZE, Decree
+from dipaco_p2p.protocol.decrees import (
+    ADMIT,
+    APPOINT,
+    BAN,
+    DISMISS,
+    FREEZE,
+    HIDE_NAME,
+    OF_PEER,
+    ROLLBACK,
+    SHOW_NAME,
+    UNFREEZE,
+    Decree,
+)
 from dipaco_p2p.protocol.documents import Sealed
 from dipaco_p2p.protocol.signing import PeerId, Signer, public_key_of, short
 from dipaco_p2p.swarm.identity import load_or_create
@@ -86,6 +98,7 @@ class Decreeing:
             "frozen": state.frozen,
             "banned": [{"peer": peer, "reason": reason} for peer, reason in sorted(state.banned.items())],
             "seeds": sorted(state.seeds),
+            "nameless": [{"peer": peer, "reason": reason} for peer, reason in sorted(state.nameless.items())],
             "decrees": [self._row(sealed) for sealed in self._decrees.log],
         }
 
@@ -115,7 +128,8 @@ class Decreeing:
     # -- whether it makes sense
 
     def _of_peer(self, order: Order) -> dict[str, Any]:
-        peer, banned, seeds = self._peer(order.peer), self._decrees.state.banned, self._decrees.state.seeds
+        peer, state = self._peer(order.peer), self._decrees.state
+        banned, seeds, nameless = state.banned, state.seeds, state.nameless
         if peer == self._run.manifest.author:
             raise ConfigError(f"the coordinator itself: `{order.act}` is about others", hint="name another peer")
         if order.act == BAN and peer in banned:
@@ -127,6 +141,10 @@ class Decreeing:
         if (order.act == APPOINT and peer in seeds) or (order.act == DISMISS and peer not in seeds):
             is_or_not = "is" if peer in seeds else "is not"
             raise ConfigError(f"...{short(peer)} {is_or_not} a seed node by decree", hint=HOLDS_HINT)
+        if order.act == HIDE_NAME and peer in nameless:
+            raise ConfigError(f"the name of ...{short(peer)} is hidden already: {nameless[peer]}", hint=HOLDS_HINT)
+        if order.act == SHOW_NAME and peer not in nameless:
+            raise ConfigError(f"the name of ...{short(peer)} is not hidden", hint=HOLDS_HINT)
         return {"peer": peer}
 
     def _peer(self, text: str) -> PeerId:
@@ -149,6 +167,7 @@ class Decreeing:
         yield from self._alive
         yield from self._decrees.state.banned
         yield from self._decrees.state.seeds
+        yield from self._decrees.state.nameless
         yield self._run.manifest.author
         for ledger in self._ledgers.values():
             for sealed in ledger.versions:
@@ -225,6 +244,8 @@ def lines(found: dict[str, Any]) -> list[str]:
         holds.append("banned: " + ", ".join(f"...{each['peer'][-6:]}" for each in found["banned"]))
     if found["seeds"]:
         holds.append("further seed nodes: " + ", ".join(f"...{peer[-6:]}" for peer in found["seeds"]))
+    if found["nameless"]:
+        holds.append("names hidden: " + ", ".join(f"...{each['peer'][-6:]}" for each in found["nameless"]))
     return [*rows, f"{found['run']}: " + ("; ".join(holds) or "nobody is banned, nothing is frozen")]
 
 

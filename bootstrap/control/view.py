@@ -25,7 +25,7 @@ from dipaco_p2p import __version__
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.node.authority import Decrees, Mandates
 from dipaco_p2p.program.metrics import CONTENT_TYPE, Metric, counter, exposition, gauge, one
-from dipaco_p2p.protocol.liveness import Heartbeat
+from dipaco_p2p.protocol.liveness import Heartbeat, shown_names
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -194,6 +194,7 @@ def list_peers(seen: Seen) -> dict[str, Any]:
 
 def _peer(seen: Seen, peer: PeerId, path: PathId | None, leads: list[str]) -> dict[str, Any]:
     beat, beaten_s = seen.watch.heartbeats[peer], seen.watch.beaten_s(peer)
+    name, team = shown_names(peer, beat, seen.decrees.state)
     return {
         "peer": peer,
         "role": beat.role,
@@ -204,6 +205,8 @@ def _peer(seen: Seen, peer: PeerId, path: PathId | None, leads: list[str]) -> di
         "heartbeat_age_s": None if beaten_s is None else round(seen.now_s - beaten_s, 1),
         "is_reachable": bool(beat.addresses),
         "leads": leads,
+        "name": name,
+        "team": team,
     }
 
 

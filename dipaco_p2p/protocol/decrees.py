@@ -1,5 +1,5 @@
-"""The coordinator's decrees: who is banned, whether the run is frozen, which module goes back to which version, and
-whose archives count beside its own.
+"""The coordinator's decrees: who is banned, whether the run is frozen, which module goes back to which version, whose
+archives count beside its own, and whose names nobody shows.
 
 - They are one chain for the whole run: numbered from 1 on, each names the one before, so a peer that has a decree and
   all that it names lacks none before it. Only the coordinator's signature counts.
@@ -23,7 +23,7 @@ DECREES_MAX = 1024
 REASON_CHARS_MAX = 200
 """Of the coordinator's words: they stand on terminals of people."""
 
-BAN, ADMIT, FREEZE, UNFREEZE, ROLLBACK, APPOINT, DISMISS = ACTS = (
+BAN, ADMIT, FREEZE, UNFREEZE, ROLLBACK, APPOINT, DISMISS, HIDE_NAME, SHOW_NAME = ACTS = (
     "ban",
     "admit",
     "freeze",
@@ -31,8 +31,12 @@ BAN, ADMIT, FREEZE, UNFREEZE, ROLLBACK, APPOINT, DISMISS = ACTS = (
     "rollback",
     "appoint",
     "dismiss",
+    "hide-name",
+    "show-name",
 )
-OF_PEER = (BAN, ADMIT, APPOINT, DISMISS)
+"""All that a decree can say. Whoever does not know one can read neither that decree nor any after it: a further act
+comes with a further version of the protocol."""
+OF_PEER = (BAN, ADMIT, APPOINT, DISMISS, HIDE_NAME, SHOW_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,8 @@ class Decree:
     reason: str
     """For people; may be empty where something is undone."""
     peer: PeerId | None = None
-    """Who is banned or admitted again, or is appointed or dismissed as a further seed node."""
+    """Who is banned or admitted again, is appointed or dismissed as a further seed node, or whose name is hidden or
+    shown again."""
     stage: str = ""
     """Of a rollback: the id of the stage that the module is of."""
     module: ModuleId | None = None
@@ -68,7 +73,7 @@ class Decree:
         if len(self.reason) > REASON_CHARS_MAX or not self.reason.isprintable():
             hint = "say it shorter, without control characters"
             raise ConfigError(f"a reason is one line of up to {REASON_CHARS_MAX} characters", hint=hint)
-        if not self.reason.strip() and self.act in (BAN, FREEZE, ROLLBACK):
+        if not self.reason.strip() and self.act in (BAN, FREEZE, ROLLBACK, HIDE_NAME):
             raise ConfigError(f"a {self.act} needs a reason", hint="the volunteers read it")
         self._check_peer()
         self._check_rollback()
@@ -114,6 +119,12 @@ class Decreed:
     """By stage and module the number of the newest decree."""
     seeds: frozenset[PeerId] = frozenset()
     """Whose archives count beside the coordinator's own."""
+    nameless: Mapping[PeerId, str] = field(default_factory=dict)
+    """Whose name and team nobody shows, with the reason of each."""
+
+    def hides(self, peer: PeerId) -> bool:
+        """Whether its name and team are not to be shown."""
+        return peer in self.banned or peer in self.nameless
 
     def after(self, decree: Decree) -> Decreed:
         """The same with one decree more."""
@@ -126,8 +137,14 @@ class Decreed:
         if decree.act in (APPOINT, DISMISS):
             seeds = self.seeds | {decree.peer} if decree.act == APPOINT else self.seeds - {decree.peer}
             return replace(self, seeds=seeds)
-        others = {peer: reason for peer, reason in self.banned.items() if peer != decree.peer}
-        return replace(self, banned=others | ({decree.peer: decree.reason} if decree.act == BAN else {}))
+        said = {decree.peer: decree.reason} if decree.act in (BAN, HIDE_NAME) else {}
+        if decree.act in (HIDE_NAME, SHOW_NAME):
+            return replace(self, nameless=_without(self.nameless, decree.peer) | said)
+        return replace(self, banned=_without(self.banned, decree.peer) | said)
+
+
+def _without(reasons: Mapping[PeerId, str], peer: PeerId) -> dict[PeerId, str]:
+    return {each: reason for each, reason in reasons.items() if each != peer}
 
 
 def decreed(decrees: Iterable[Decree]) -> Decreed:

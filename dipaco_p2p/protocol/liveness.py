@@ -15,11 +15,12 @@ from .. import strict
 from ..canonical import is_digest
 from ..config import LivenessConfig
 from ..errors import ConfigError, IntegrityError
-from ..strict import bounded
+from ..strict import added, bounded
 from ..topology import PathId
-from .decrees import DECREES_MAX
+from .decrees import DECREES_MAX, Decreed
 from .documents import MIRRORS_MAX, PROBLEM_CHARS_MAX
 from .grants import Seniority, seniority
+from .names import clean_name
 from .signing import VALUES_MAX, PeerId
 from .versions import Branch
 
@@ -44,12 +45,19 @@ class Heartbeat:
     """How many of the coordinator's decrees this peer has: who has fewer asks it for the others."""
     left: bool = False
     """Said once on leaving. A record cannot be taken back from a DHT, only replaced by a newer one."""
+    name: str = added("")
+    """What this peer wants to be called; not unique. Readers show it only with the id, and only if it is one line of at
+    most 32 visible characters."""
+    team: str = added("")
+    """Whom it says to work with; likewise."""
 
     def __post_init__(self) -> None:
         if len(self.addresses) > ADDRESSES_MAX or any(len(text) > TEXT_MAX * 2 for text in self.addresses):
             raise ConfigError("too many or too long addresses")
         if len(self.doing) > TEXT_MAX or not self.doing.isprintable():
             raise ConfigError("`doing` must be a short printable text")
+        if len(self.name) > TEXT_MAX or len(self.team) > TEXT_MAX:  # what is no name besides: names.py
+            raise ConfigError("`name` and `team` must be short")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +128,11 @@ def read_all(kind: type[B], bodies: Mapping[PeerId, Mapping[str, Any]]) -> dict[
         except IntegrityError:
             continue
     return found
+
+
+def shown_names(peer: PeerId, beat: Heartbeat, decreed: Decreed) -> tuple[str, str]:
+    """The name and the team of `peer` as anybody may show them beside its id; empty for none, and by decree."""
+    return ("", "") if decreed.hides(peer) else (clean_name(beat.name), clean_name(beat.team))
 
 
 def best_head(heads: Mapping[PeerId, Head], *, coordinator: PeerId) -> tuple[PeerId, Head] | None:

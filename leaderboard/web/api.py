@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
+from dipaco_p2p.protocol.decrees import ACTS
+
 from . import query, text
 from .book import Book
 
@@ -274,6 +276,8 @@ _TABLES = (
             _whole("repeated", "Works of it that auditors could repeat, one for each module."),
             _whole("forged", "Works of it that auditors found forged, one for each module."),
             _text("standing", "Its gravest standing in a module of the open stage; empty without any."),
+            _text("name", "What it calls itself, its own word; empty without one, and if a decree hides it."),
+            _text("team", "Whom it says to work with; likewise."),
         ),
         lambda book: book.snapshot.contributors,
     ),
@@ -315,9 +319,9 @@ _TABLES = (
         (
             _whole("number", "Its number, from 1 on."),
             _number("at_s", "Unix time on the coordinator's clock."),
-            _text("act", "`ban`, `admit`, `freeze`, `unfreeze`, `rollback`, `appoint` or `dismiss`."),
+            _text("act", f"{', '.join(f'`{act}`' for act in ACTS[:-1])} or `{ACTS[-1]}`."),
             _text("reason", "The coordinator's words; may be empty where something is undone."),
-            _text("peer", "Who is banned, admitted, appointed or dismissed.", null=True),
+            _text("peer", "Who is banned, admitted, appointed or dismissed, or whose name it is about.", null=True),
             _text("stage", "Of a rollback: the stage's id; else empty."),
             _text("module", "Of a rollback: the module.", null=True),
             _whole("to", "Of a rollback: the version whose parameters come back.", null=True),

@@ -132,7 +132,7 @@ LIBRARIES = (
     "rich",
     "platformdirs",
 )
-NAME_KEYS = ("name", "mail", "contact")
+NAME_KEYS = ("name", "team", "mail", "contact")
 """A setting whose name holds one of these says who its user is."""
 EXPLANATION = (
     "Made by `dipaco-peer bugreport`. Keys, addresses, names and folders were taken out; look before you send.\n"

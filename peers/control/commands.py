@@ -13,6 +13,7 @@ from dipaco_p2p.errors import ConfigError, NotRunning
 from dipaco_p2p.program.control.client import ask, wait_end
 from dipaco_p2p.program.control.show import UNKNOWN, Report, Screen, print_json, short_name, show_status
 from dipaco_p2p.program.text import duration, printable, size
+from dipaco_p2p.protocol.names import name_words
 
 from ..status import in_rows, in_words
 from . import home as at_home
@@ -42,7 +43,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
         "state": _state(report),
         "doing": work["doing"],
         "run": f"{report['run']}, {report['stage']}" if report["run"] else "not found yet",
-        "peer": short_name(report["peer"]) if report["peer"] else UNKNOWN,
+        "peer": _peer(report),
         "path": work["path"],
         "modules": ", ".join(versions) or UNKNOWN,
         **work,
@@ -50,6 +51,16 @@ def rows(report: Report) -> list[tuple[str, str]]:
         "program": f"version {report['version']}, process {report['pid']}, for {duration(report['running_s'])}",
     }
     return list(found.items())
+
+
+def _peer(report: Report) -> str:
+    """The id, and behind it what others show; a volunteer that was started before there were names says none."""
+    if not report["peer"]:
+        return UNKNOWN
+    hidden = report.get("name_hidden")
+    words = name_words(report.get("name", ""), report.get("team", ""))
+    words = words if hidden is None else f"(the coordinator hides its name: {hidden})"
+    return f"{short_name(report['peer'])} {words}".rstrip()
 
 
 def _state(report: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from dipaco_p2p import __version__
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import Unreachable
 from dipaco_p2p.program.control.messages import Program
+from dipaco_p2p.protocol.liveness import shown_names
 from dipaco_p2p.strict import bounded, plain
 
 from ..config import PeerConfig
@@ -87,7 +88,16 @@ def _run(node: Member | None, status: Status) -> dict[str, Any]:
         "stage": None if node is None else node.run.manifest.stage,
         "peer": status.peer or None,
         "frozen": None if node is None else node.decrees.state.frozen,
+        **_names(node),
     }
+
+
+def _names(node: Member | None) -> dict[str, Any]:
+    """What others show beside our id, and why they do not, if the coordinator has decreed that."""
+    if node is None:
+        return {"name": "", "team": "", "name_hidden": None}
+    name, team = shown_names(node.peer, node.presence.heartbeat, node.decrees.state)
+    return {"name": name, "team": team, "name_hidden": node.decrees.state.nameless.get(node.peer)}
 
 
 def _swarm(node: Member | None, status: Status) -> dict[str, Any]:

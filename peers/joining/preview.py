@@ -19,6 +19,7 @@ from dipaco_p2p.program.files import free_disk
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.protocol.claims import choose_path
 from dipaco_p2p.protocol.decrees import Decreed
+from dipaco_p2p.protocol.names import name_words
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.dialback import Reach
@@ -63,6 +64,8 @@ class Preview:
     """Whether the path was asked for."""
     decreed: Decreed = Decreed()
     """By the coordinator: its reasons are told before the start."""
+    name: str = ""
+    team: str = ""
 
     @property
     def fits(self) -> bool:
@@ -80,6 +83,10 @@ class Preview:
     def _rows(self) -> Iterator[tuple[str, str]]:
         needs, machine = self.needs, self.machine
         yield "volunteer", f"...{self.peer[-6:]} in {self.home}; {self.reach}"
+        if words := name_words(self.name, self.team):
+            hidden = self.decreed.nameless.get(PeerId(self.peer))
+            told = "shown to everybody beside your id" if hidden is None else f"the coordinator hides it: {hidden}"
+            yield "name", f"{words}: {told}"
         yield "device", machine.device
         yield "memory", self._memory()
         fits = "" if needs.disk <= machine.disk_bytes else ": DOES NOT FIT"
@@ -121,6 +128,8 @@ async def take_preview(arrival: Arrival, config: PeerConfig, *, device: str, wit
         path=path,
         is_asked=with_path,
         decreed=(await decrees_at(run, arrival.swarm, arrival.opened.host)).state,
+        name=config.name,
+        team=config.team,
     )
 
 

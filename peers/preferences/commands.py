@@ -76,6 +76,7 @@ TITLES = {
     "peer": "the program",
     "training": "how steps are computed",
     "network": "how others reach it",
+    "public": "what others are told",
     "when": "when it trains",
     "limits": "what it may take",
 }

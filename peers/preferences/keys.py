@@ -74,6 +74,14 @@ class NetworkKeys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PublicKeys:
+    """What others are told, signed and beside this volunteer's id. Everything else stays on this machine."""
+
+    name: str = key("", "What to be called on public pages. Default: no name, the id alone.", example='"Ada"')
+    team: str = key("", "Whom to be listed with. Default: nobody.", example='"The Analysts"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class When:
     """When it trains. Outside these times it pauses: the claim goes to others, the process stays."""
 
@@ -145,6 +153,7 @@ class Preferences:
     peer: PeerKeys = PeerKeys()
     training: TrainingKeys = TrainingKeys()
     network: NetworkKeys = NetworkKeys()
+    public: PublicKeys = PublicKeys()
     when: When = When()
     limits: Limits = Limits()
 
@@ -213,6 +222,7 @@ TABLES: dict[str, Any] = {
     "peer": PeerKeys,
     "training": TrainingKeys,
     "network": NetworkKeys,
+    "public": PublicKeys,
     "when": When,
     "limits": Limits,
 }

@@ -24,6 +24,7 @@ from typing import Any
 
 from dipaco_p2p import strict
 from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.protocol.names import read_name
 from dipaco_p2p.swarm.blobs.bandwidth import Line
 
 from .keys import GONE, SETTINGS, TABLES, Preferences, Setting, flag_of, variable_of
@@ -44,6 +45,8 @@ def check_value(name: str, value: Any, *, where: str) -> None:
         if name == "gpu_programs" and isinstance(value, (list, tuple)):
             for program in value:
                 _check_program(program)
+        if name in ("name", "team") and isinstance(value, str):
+            read_name(value, what=name)
         if name in ("up_mbit", "down_mbit") and type(value) in (int, float):
             Line(up_mbit=value) if name == "up_mbit" else Line(down_mbit=value)
     except ConfigError as error:

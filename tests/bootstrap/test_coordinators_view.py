@@ -93,6 +93,8 @@ def test_peers_as_json_name_the_volunteer_before_the_seed(running: Path, seen: S
         "heartbeat_age_s": 2.0,
         "is_reachable": True,
         "leads": ["L1.M0"],
+        "name": "",
+        "team": "",
     }
     assert found["peers"][1]["role"] == "seed" and not found["peers"][1]["is_reachable"]
 
@@ -196,9 +198,9 @@ def test_status_off_a_terminal_is_plain_lines(running: Path, seen: Seen) -> None
 
 def test_lists_off_a_terminal_are_columns_that_only_spaces_keep_apart(running: Path) -> None:
     head, first, _ = run("peers", running).splitlines()
-    assert head.split() == ["peer", "role", "path", "round", "doing", "tokens/s", "heard", "reachable", "leads"]
+    assert head.split() == ["peer", "role", "path", "round", "doing", "tokens/s", "heard", "reachable", "leads", "name"]
     assert first.split() == [
-        f"...{WORKER.peer[-6:]}", "volunteer", "P0-0-1", "0", "training", "1,235", "2", "s", "yes", "L1.M0",
+        f"...{WORKER.peer[-6:]}", "volunteer", "P0-0-1", "0", "training", "1,235", "2", "s", "yes", "L1.M0", "-",
     ]  # fmt: skip
     assert head.index("doing") == first.index("training")
     paths = run("paths", running)
@@ -228,11 +230,39 @@ def test_on_a_terminal_all_of_it_fits(seen: Seen, tmp_path: Path, columns: int, 
         assert len(lines[0]) == min(columns, 78)
 
 
+def test_a_name_stands_behind_the_id_and_a_decree_takes_it_away(tmp_path: Path) -> None:
+    seen = seen_with(tmp_path, beat(name="[bold]Ada", team="Analysts"))
+    with answering(tmp_path, seen):
+        _, first, second = run("peers", tmp_path).splitlines()
+        assert first.startswith(f"...{WORKER.peer[-6:]} ") and first.endswith("  L1.M0  [bold]Ada, team Analysts")
+        assert second.startswith(f"...{SEED.peer[-6:]} ") and second.endswith(" -")
+        seen.decrees.issue(SEED, "hide-name", at_s=0.0, peer=WORKER.peer, reason="an insult")
+        [row, _] = json.loads(run("peers", tmp_path, "--json"))["peers"]
+        assert (row["peer"], row["name"], row["team"]) == (WORKER.peer, "", "")
+        assert "Ada" not in run("peers", tmp_path)
+        seen.decrees.issue(SEED, "show-name", at_s=0.0, peer=WORKER.peer, reason="")
+        assert "Ada" in run("peers", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["\x1b]0;evil\x07", "\u202egnp.exe", "x" * 100, "\u0301\u0301", "...abcdef", "a\nb"])
+@pytest.mark.parametrize("columns", [40, 200])
+def test_a_hostile_name_is_none_on_a_terminal(tmp_path: Path, name: str, columns: int) -> None:
+    rows = list_peers(seen_with(tmp_path, beat(name=name, team="[link=evil]x[/link]")))["peers"]
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=columns, color_system=None)
+    show.show_list(rows, commands.PEERS, console, left_out=0)
+    said = out.getvalue()
+    assert all(letter.isprintable() or letter == "\n" for letter in said), said
+    assert f"...{WORKER.peer[-6:]}" in said and "team [link=evil]x[/link]" in " ".join(said.split())
+    assert name.strip() not in said
+
+
 HOSTILE = "\x1b[2J\x9b2J\u202eevil\n"
 
 
 def test_words_of_others_move_no_cursor(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
     row = {**list_peers(seen)["peers"][0], "doing": HOSTILE, "peer": "x" * 8 + HOSTILE, "leads": [HOSTILE]}
+    row |= {"name": HOSTILE, "team": HOSTILE}
     claim = {"peer": HOSTILE, "round": 0, "since_s": 0.0, "is_alive": False}
     path = {**list_paths(seen)["paths"][0], "claimants": [claim]}
     module = {**list_modules(seen)["modules"][0], "leader": HOSTILE, "mirrors": [HOSTILE]}

@@ -51,6 +51,9 @@ async def test_each_act_is_signed_logged_and_listed(tmp_path: Path) -> None:
             Order(act="appoint", peer=signer(71).peer),
             Order(act="appoint", peer=author),
             Order(act="dismiss", peer=author),
+            Order(act="hide-name", peer=signer(71).peer, reason="an insult"),
+            Order(act="hide-name", peer=author, reason="a mistake"),
+            Order(act="show-name", peer=f"...{author[-6:]}"),
         ]
         for number, order in enumerate(orders, start=1):
             assert decreeing.issue(order, at_s=10.0 * number)["number"] == number
@@ -60,9 +63,11 @@ async def test_each_act_is_signed_logged_and_listed(tmp_path: Path) -> None:
         undone = listed["decrees"][2]
         assert (undone["module"], undone["to"], undone["after"], undone["version"]) == (str(MODULE), 1, 3, None)
         assert listed["seeds"] == [signer(71).peer]
+        assert listed["nameless"] == [{"peer": signer(71).peer, "reason": "an insult"}]
         said = lines(listed)
         assert "from 3 to 1 (not carried out yet): diverged" in said[2] and "banned: ..." in said[-1]
         assert f"further seed nodes: ...{signer(71).peer[-6:]}" in said[-1]
+        assert said[-1].endswith(f"names hidden: ...{signer(71).peer[-6:]}")
         assert [sealed.document.author for sealed in decrees.log] == [COORDINATOR.peer] * len(orders)
 
 
@@ -79,6 +84,9 @@ async def test_what_makes_no_sense_is_refused_and_nothing_is_written(tmp_path: P
         (Order(act="admit", peer=signer(71).peer), "is not banned"),
         (Order(act="appoint", peer=COORDINATOR.peer), "coordinator itself"),
         (Order(act="dismiss", peer=signer(71).peer), "is not a seed node by decree"),
+        (Order(act="hide-name", peer=signer(71).peer), "needs a reason"),
+        (Order(act="hide-name", peer=COORDINATOR.peer, reason="x"), "coordinator itself"),
+        (Order(act="show-name", peer=signer(71).peer), "is not hidden"),
         (Order(act="unfreeze"), "is not frozen"),
         (Order(act="freeze"), "needs a reason"),
         (Order(act="rollback", module="L9.M9", version=1, reason="x"), "has no L9.M9"),
@@ -94,14 +102,16 @@ async def test_what_makes_no_sense_is_refused_and_nothing_is_written(tmp_path: P
         assert decrees.count == 0 and not list((tmp_path / "decrees" / "documents").iterdir())
         decreeing.issue(Order(act="ban", peer=author, reason="x"), at_s=1.0)
         decreeing.issue(Order(act="freeze", reason="why not"), at_s=1.0)
+        decreeing.issue(Order(act="hide-name", peer=signer(90).peer, reason="z"), at_s=1.0)
         for order, why in (
             (Order(act="ban", peer=author, reason="y"), "banned already: x"),
             (Order(act="appoint", peer=author), "is banned: x"),
             (Order(act="freeze", reason="again"), "frozen already: why not"),
+            (Order(act="hide-name", peer=signer(90).peer[-6:], reason="y"), "hidden already: z"),
         ):
             with pytest.raises(ConfigError, match=why):
                 decreeing.issue(order, at_s=1.0)
-        assert decrees.count == 2
+        assert decrees.count == 3
 
 
 # -- without a coordinator that runs
@@ -125,6 +135,9 @@ def test_without_a_running_coordinator_the_command_writes_for_its_next_start(fol
     run("unfreeze", folder)
     said = run("decrees", folder)
     assert said.count("decree ") == 2 and "nothing is frozen" in said
+    assert "decree 3: hide-name" in run("hide-name", signer(71).peer, folder, "--reason", "an insult")
+    assert "names hidden: " in run("decrees", folder)
+    assert "decree 4: show-name" in run("show-name", signer(71).peer[-6:], folder)
 
 
 @pytest.mark.parametrize(

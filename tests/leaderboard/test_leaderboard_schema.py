@@ -67,6 +67,21 @@ def test_a_database_from_before_decrees_keeps_its_records_and_takes_decrees(tmp_
     assert stage.decrees.is_frozen and stage.chains[MODULE].head.version == 2
 
 
+def test_a_database_from_before_names_keeps_its_peers_and_takes_names(tmp_path: Path) -> None:
+    path, before = (
+        tmp_path / "db.sqlite",
+        "INSERT INTO heartbeats (peer, role, doing, at_s) VALUES ('old', 'x', '', 7.0)",
+    )
+    with closing(open_database(path, migrations=MIGRATIONS[:4])) as connection:
+        connection.execute(before)
+    with closing(Database.open(path)) as now:
+        now.write([("heartbeat", ("new", "volunteer", "", 8.0, "Ada", "Analysts"))])
+        now.write([("heartbeat", ("evil", "volunteer", "", 9.0, "\x1b[2J", "x" * 10_000))])
+        found = now.observed()
+    assert found.last_seen_s == {"old": 7.0, "new": 8.0, "evil": 9.0}
+    assert found.names == {"new": ("Ada", "Analysts"), "evil": ("", "")}
+
+
 @pytest.mark.parametrize("begin", range(len(MIGRATIONS)))
 def test_whichever_program_made_it_the_tables_are_the_same(begin: int) -> None:
     old, fresh = open_database(None, migrations=MIGRATIONS[:begin]), open_database(None)
@@ -121,7 +136,7 @@ def test_observations_are_pruned_to_the_newest(database: Database, monkeypatch: 
         "PRUNE",
         tuple(one.replace("10000", "3").replace("500000", "4") for one in database_module.PRUNE),
     )
-    database.write([("heartbeat", (f"peer-{n}", "volunteer", "", float(n))) for n in range(10)])
+    database.write([("heartbeat", (f"peer-{n}", "volunteer", "", float(n), "", "")) for n in range(10)])
     database.write([("witness", ("receipt", f"id-{n}", "run", "L0.M0", n, "{}")) for n in range(10)])
     database.write([("seen", ("gone", 1.0))])
     database.prune()

@@ -42,9 +42,9 @@ EVIL = (
     "&lt;script&gt;",
 )
 ELEMENTS = frozenset(
-    "a body button circle caption code dd desc details div dl dt em figcaption figure footer form h1 h2 h3 head header"
-    " html input label li line link main meta nav ol option p path polyline pre progress script section select small"
-    " span strong summary svg table tbody td text tfoot th thead time title tr tspan ul".split()
+    "a bdi body button circle caption code dd desc details div dl dt em figcaption figure footer form h1 h2 h3 head"
+    " header html input label li line link main meta nav ol option p path polyline pre progress script section select"
+    " small span strong summary svg table tbody td text tfoot th thead time title tr tspan ul".split()
 )
 
 
@@ -71,7 +71,10 @@ def test_no_cell_of_a_csv_is_a_formula(text: str) -> None:
 def hostile(text: str) -> Snapshot:
     """A Snapshot with `text` wherever somebody else's word could come in."""
     peer = PeerId(text)
-    contributors = (replace(SMALL.contributors[0], peer=peer, doing=text), *SMALL.contributors[1:])
+    contributors = (
+        replace(SMALL.contributors[0], peer=peer, doing=text, name=text, team=text),
+        *SMALL.contributors[1:],
+    )
     losses = tuple(replace(loss, reason=text, peer=peer, contribution=text) for loss in SMALL.losses)
     return replace(
         SMALL,

@@ -19,6 +19,9 @@ from rich.console import Console
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.program.control import show
 from dipaco_p2p.program.control.client import Answered, not_running
+from dipaco_p2p.protocol.decrees import Decreed
+from dipaco_p2p.protocol.liveness import Heartbeat
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm import identity
 from dipaco_p2p.swarm.api import SwarmStatistics
 from dipaco_p2p.topology import ModuleId, PathId
@@ -36,7 +39,7 @@ KEYS = {
     "schema", "version", "pid", "home", "running_s", "state", "pauses", "run", "run_id", "stage", "peer", "doing",
     "waits_for", "path", "round", "rounds", "step", "steps", "is_cut", "loss", "tokens_per_s", "eta_s", "receipts",
     "last_receipt", "leads", "frozen", "modules", "peers_alive", "peers_training", "paths_covered", "paths", "bytes_up",
-    "bytes_down",
+    "bytes_down", "name", "team", "name_hidden",
 }  # fmt: skip
 PATH = PathId.parse("P0-1")
 
@@ -81,8 +84,15 @@ def runner_at_work() -> HandMadeTour:
     status.peers_alive, status.peers_training, status.paths_covered, status.paths = 4, 3, 2, 2
     run = SimpleNamespace(origin="0123abcd" * 8, manifest=SimpleNamespace(stage="grid"))
     swarm = SimpleNamespace(statistics=lambda: SwarmStatistics(bytes_sent=1_234_567, bytes_received=89))
-    decrees = SimpleNamespace(state=SimpleNamespace(frozen=None))
-    return HandMadeTour(status, SimpleNamespace(run=run, swarm=swarm, watch=Watching(), decrees=decrees))
+    node = SimpleNamespace(
+        run=run,
+        swarm=swarm,
+        watch=Watching(),
+        decrees=SimpleNamespace(state=Decreed()),
+        peer=status.peer,
+        presence=SimpleNamespace(heartbeat=Heartbeat()),
+    )
+    return HandMadeTour(status, node)
 
 
 @dataclass
@@ -168,6 +178,27 @@ def test_status_on_a_terminal_is_a_panel_that_fits_it(running: Running, columns:
 def test_words_of_others_move_no_cursor(running: Running) -> None:
     running.runner.status.waits_for = "\x1b[2J\nevil"
     assert "doing: waiting for ?[2J?evil" in run("status", "--home", running.home).splitlines()
+
+
+def test_status_shows_the_name_behind_the_id_and_why_others_do_not(running: Running) -> None:
+    node, me = running.runner.node, PeerId(running.runner.status.peer)
+    assert "peer: ...AbCdEf" in run("status", "--home", running.home).splitlines()
+    node.presence.heartbeat = Heartbeat(name="[red]Ada[/red]", team="Analysts")
+    assert "peer: ...AbCdEf [red]Ada[/red], team Analysts" in run("status", "--home", running.home).splitlines()
+    found = json.loads(run("status", "--json", "--home", running.home))
+    assert (found["name"], found["team"], found["name_hidden"]) == ("[red]Ada[/red]", "Analysts", None)
+    node.decrees.state = Decreed(nameless={me: "an insult"})
+    shown = run("status", "--home", running.home)
+    assert "peer: ...AbCdEf (the coordinator hides its name: an insult)" in shown.splitlines() and "Ada" not in shown
+    node.decrees.state = Decreed(banned={me: "noise"})
+    assert "peer: ...AbCdEf" in run("status", "--home", running.home).splitlines()
+
+
+def test_a_volunteer_that_was_started_before_there_were_names_is_shown_without(running: Running) -> None:
+    report = running.control.answer(Request(ask="status"))
+    for key in ("name", "team", "name_hidden"):
+        del report[key]
+    assert dict(commands.rows(report))["peer"] == "...AbCdEf"
 
 
 def test_watching_ends_with_the_volunteer(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:

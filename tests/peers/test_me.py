@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,10 +18,22 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.credit import share_credit
+from dipaco_p2p.protocol.decrees import Decreed
+from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.standing import Findings, Standing
 from dipaco_p2p.topology import ModuleId
-from peers.me import Chains, ModuleAccount, _table, account, explained, read_receipts, show_me, standings_explained
+from peers.me import (
+    Chains,
+    ModuleAccount,
+    _table,
+    account,
+    explained,
+    print_name,
+    read_receipts,
+    show_me,
+    standings_explained,
+)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +147,22 @@ def test_what_a_standing_means_is_said_once_with_what_to_do() -> None:
     ]
     assert "dipaco-peer doctor" in told[0] and "dipaco-peer doctor" in told[1] and "stay online" in told[2]
     assert standings_explained(accounts(Standing(), Standing(repeated=10)), audited=0) == []
+
+
+def test_the_name_is_told_as_others_are_shown_it() -> None:
+    me, beat = signer(1).peer, Heartbeat(name="[red]Ada[/red]", team="Analysts")
+
+    def told(beat: Heartbeat | None, **state: Any) -> str:
+        out = io.StringIO()
+        print_name(
+            me, beat, Decreed(**state), Console(file=out, force_terminal=True, width=80, color_system="standard")
+        )
+        return out.getvalue().strip("\n")
+
+    assert told(beat) == "shown beside this id: [red]Ada[/red], team Analysts"
+    assert told(None) == told(Heartbeat()) == told(beat, banned={me: "noise"}) == ""
+    assert told(Heartbeat(name="\x1b[2J", team="\u202eevil")) == ""
+    assert told(beat, nameless={me: "an insult"}) == "shown without a name by the coordinator's decree: an insult"
 
 
 def test_a_folder_where_nobody_lives_is_named(tmp_path: Path) -> None:

@@ -103,6 +103,12 @@ def test_a_schedule_is_a_list_in_the_file_and_a_text_elsewhere(tmp_path: Path) -
         ('[training]\ndevice = "abacus"', ("`abacus`", "cuda:1")),
         ('[training]\ndevice = "cuda"\n[limits]\ngpu = "none"', ('`gpu = "none"`', "leave one of them out")),
         ('[training]\ndevice = "cuda:1"\n[limits]\ngpu = "0"', ("the only GPU", "leave one of them out")),
+        ('[public]\nname = "   "', ("`name` in [public]", "a name is more than spaces", "up to 32 letters")),
+        ('[public]\nname = "a\\nb"', ("is one line", "U+000A is none")),
+        ('[public]\nteam = "\\u202Egnp"', ("`team` in [public]", "a team is one line", "U+202E is none")),
+        ('[public]\nname = "12D3KooWabc"', ("does not look like a peer id",)),
+        ("[public]\nname = 7", ("`name`", "must be a text")),
+        ('[peer]\nname = "Ada"', ("`name` stands in [peer]", "belongs into [public]")),
         ("[limits", ("is not valid TOML", "config init")),
         ("limits = 3", ("must be a table",)),
         ("x = " + "[" * 5000, ("config.toml",)),
@@ -132,6 +138,20 @@ def test_a_mistake_in_a_flag_names_the_flag() -> None:
     refused({"up_mbit": -3.0}, "--up-mbit", "-3 Mbit/s")
     refused({"gpu_memory": 1.5}, "--gpu-memory", "from 0.05 to 1")
     refused({"gpu_power_w": "220"}, "--gpu-power-w is gone", "nvidia-smi -pl")
+    refused({"name": "x" * 33}, "--name: a name has at most 32 characters, not 33")
+    refused({"team": "x" * 10_240}, "--team: a team has at most 32 characters, not 10240")
+    refused({"name": "\x1b[31mred"}, "--name: a name is one line", "U+001B is none")
+
+
+def test_a_name_is_composed_and_trimmed_where_it_is_used_and_an_empty_one_takes_it_back(tmp_path: Path) -> None:
+    path = write(tmp_path, '[public]\nname = "Ada"\nteam = "The Analysts"\n')
+    flags = {"home": tmp_path, "name": "  Zoe\u0308   Smith "}
+    config = PeerConfig.of(resolve(flags, config=path, environment={}).preferences)
+    assert (config.name, config.team) == ("Zo\u00eb Smith", "The Analysts")
+    config = PeerConfig.of(
+        resolve({**flags, "name": ""}, config=path, environment={"DIPACO_TEAM": "Others"}).preferences
+    )
+    assert (config.name, config.team) == ("", "Others")
 
 
 def test_a_file_that_was_named_must_be_there_and_the_usual_one_need_not(tmp_path: Path) -> None:

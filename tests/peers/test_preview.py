@@ -17,6 +17,8 @@ from dipaco_p2p.node.sizes import memory_of, needs_of
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.files import existing
 from dipaco_p2p.program.text import in_bytes
+from dipaco_p2p.protocol.decrees import Decreed
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import PathId
 from peers.joining.preview import Machine, Preview
 
@@ -45,6 +47,14 @@ def preview(run: Run, **changes: object) -> Preview:
         is_asked=True,
     )
     return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_a_name_is_shown_before_it_is_given(run: Run) -> None:
+    assert not [line for line in preview(run).lines() if line.startswith("  name ")]
+    [line] = [line for line in preview(run, name="Ada", team="Analysts").lines() if line.startswith("  name ")]
+    assert line.split() == "name Ada, team Analysts: shown to everybody beside your id".split()
+    hidden = Decreed(nameless={PeerId("12D3KooWabcdef"): "an insult"})
+    assert "  name       Ada: the coordinator hides it: an insult" in preview(run, name="Ada", decreed=hidden).lines()
 
 
 def test_a_rounds_bytes_hold_what_is_sent_and_not_much_more(run: Run) -> None:

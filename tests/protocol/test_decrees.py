@@ -36,6 +36,8 @@ def decree(act: str = "freeze", /, number: int = 1, **changes: Any) -> Decree:
         "admit": {"peer": BOB},
         "appoint": {"peer": BOB},
         "dismiss": {"peer": BOB},
+        "hide-name": {"peer": BOB},
+        "show-name": {"peer": BOB},
         "rollback": {"stage": RUN, "module": MODULE, "to": 1, "after": 2},
     }
     good: dict[str, Any] = {
@@ -83,6 +85,8 @@ def test_a_decree_comes_back_from_the_wire_and_is_small(act: str) -> None:
         ({"act": "ban"}, "names a peer"),
         ({"act": "ban", "peer": "nobody"}, "not an Ed25519"),
         ({"act": "ban", "peer": str(COORDINATOR.peer)}, "itself"),
+        ({"act": "hide-name"}, "names a peer"),
+        ({"act": "hide-name", "peer": str(BOB), "reason": ""}, "needs a reason"),
         ({"act": "rollback", "stage": RUN, "module": str(MODULE), "to": 2, "after": 2}, "before its newest"),
         ({"act": "rollback", "module": str(MODULE), "to": 1, "after": 2}, "not a digest"),
         ({"act": "rollback", "stage": RUN, "to": 1, "after": 2}, "names a module"),
@@ -140,6 +144,15 @@ def test_what_holds_is_what_was_said_last() -> None:
     undone = decreed([decree("rollback"), decree("rollback", 2), decree("rollback", 3, module=type(MODULE)(0, 0))])
     assert undone.rollbacks == {(RUN, MODULE): 2, (RUN, type(MODULE)(0, 0)): 3}
     assert decreed([]) == Decreed()
+
+
+def test_a_name_is_hidden_by_decree_and_while_its_peer_is_banned() -> None:
+    said = [decree("hide-name"), decree("ban", 2), decree("admit", 3), decree("show-name", 4)]
+    states = [decreed(said[:count]) for count in range(len(said) + 1)]
+    assert [state.hides(BOB) for state in states] == [False, True, True, True, False]
+    assert [state.nameless for state in states[1:4]] == [{BOB: "a test"}] * 3 and states[4].nameless == {}
+    assert not any(state.hides(LEADER.peer) for state in states), "the names of others stay"
+    assert decreed([decree("ban"), decree("admit", 2)]) == Decreed()
 
 
 # -- rollbacks as versions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from typing import Any
@@ -14,6 +15,7 @@ from dipaco_p2p import strict
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.config import LivenessConfig
 from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.documents import MIRRORS_MAX
 from dipaco_p2p.protocol.liveness import (
     ADDRESSES_MAX,
@@ -25,6 +27,7 @@ from dipaco_p2p.protocol.liveness import (
     heartbeat_interval_s,
     read,
     read_all,
+    shown_names,
 )
 from dipaco_p2p.protocol.records import RECORD_BYTES_MAX, RECORD_VALUES_MAX, Record, read_record, sign_record
 from dipaco_p2p.protocol.signing import PeerId, Signer
@@ -63,6 +66,10 @@ def test_what_is_said_is_read(body: Body) -> None:
         (BEAT, {"doing": "x" * (TEXT_MAX + 1)}),
         (BEAT, {"doing": "two\nlines"}),
         (BEAT, {"doing": "\x1b[2J"}),
+        (BEAT, {"name": "x" * (TEXT_MAX + 1)}),
+        (BEAT, {"team": "x" * (TEXT_MAX + 1)}),
+        (BEAT, {"name": 7}),
+        (BEAT, {"name": None}),
         (BEAT, {"path": "P0-x"}),
         (BEAT, {"path": {"indices": [0, -1]}}),
         (BEAT, {"round": -1}),
@@ -123,9 +130,41 @@ def test_we_cannot_say_what_others_would_refuse() -> None:
 
 
 def test_the_longest_heartbeat_fits_a_record() -> None:
-    longest = Heartbeat(addresses=("/" * 2 * TEXT_MAX,) * ADDRESSES_MAX, doing="ü" * TEXT_MAX, path=PathId((99,) * 32))
+    longest = Heartbeat(
+        addresses=("/" * 2 * TEXT_MAX,) * ADDRESSES_MAX,
+        doing="ü" * TEXT_MAX,
+        path=PathId((99,) * 32),
+        name="\U0001f600" * TEXT_MAX,
+        team="\U0001f600" * TEXT_MAX,
+    )
     record = sign_record(Signer(bytes(32)), key="dipaco/test", counter=1, expires_s=1.0, body=strict.plain(longest))
     assert len(record.to_bytes()) <= RECORD_BYTES_MAX
+
+
+def test_a_heartbeat_without_a_name_has_the_bytes_that_it_had_before_there_were_names() -> None:
+    assert not {"name", "team"} & plain(BEAT).keys()
+    named = dataclasses.replace(BEAT, name="Ada", team="Analysts")
+    assert plain(named) == {**plain(BEAT), "name": "Ada", "team": "Analysts"}
+
+
+@pytest.mark.parametrize(
+    "name", ["\x1b[2J", "\u202eevil", "x" * 40, "two\nlines", " ", "...8VhWqZ", "a" + "\u0301" * 9]
+)
+def test_what_is_no_name_is_shown_as_none_and_keeps_nobody_from_living(name: str) -> None:
+    """A machine with older tables of Unicode may see nothing in a name where others do, and they must agree."""
+    beat = read(Heartbeat, {**plain(BEAT), "name": name, "team": "Analysts"})
+    assert shown_names(ALICE, beat, Decreed()) == ("", "Analysts")
+
+
+def test_names_are_shown_but_of_peers_that_a_decree_hides_or_bans() -> None:
+    beat = Heartbeat(name="Ada", team="Analysts")
+    assert (
+        shown_names(ALICE, beat, Decreed())
+        == shown_names(ALICE, beat, Decreed(banned={BOB: "x"}))
+        == ("Ada", "Analysts")
+    )
+    for state in (Decreed(nameless={ALICE: "x"}), Decreed(banned={ALICE: "x"})):
+        assert shown_names(ALICE, beat, state) == ("", "")
 
 
 def test_two_heartbeats_may_be_lost_before_the_third_renews() -> None:
@@ -175,7 +214,7 @@ def test_a_head_says_how_good_its_branch_is() -> None:
 
 
 names = st.sampled_from(
-    ["addresses", "role", "owns", "doing", "path", "round", "since_s", "digest", "term", "mirrors", "other"]
+    ["addresses", "name", "role", "owns", "doing", "path", "round", "since_s", "digest", "term", "mirrors", "other"]
 )
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400)
 

@@ -116,8 +116,9 @@ PEERS = (
     Column(head="heard", cell=lambda row: ago(row["heartbeat_age_s"]), is_number=True),
     Column(head="reachable", cell=lambda row: "yes" if row["is_reachable"] else "no"),
     Column(head="leads", cell=lambda row: ", ".join(row["leads"]) or UNKNOWN),
-    # The last one: letters may be wider than others, and of scripts that are read the other way.
-    Column(head="name", cell=lambda row: name_words(row["name"], row["team"]) or UNKNOWN),
+    # The last one: letters may be wider than others, and of scripts that are read the other way. A coordinator that was
+    # started before there were names tells none.
+    Column(head="name", cell=lambda row: name_words(row.get("name", ""), row.get("team", "")) or UNKNOWN),
 )
 PATHS = (
     Column(head="path", cell=lambda row: row["path"]),

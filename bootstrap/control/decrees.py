@@ -244,7 +244,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         holds.append("banned: " + ", ".join(f"...{each['peer'][-6:]}" for each in found["banned"]))
     if found["seeds"]:
         holds.append("further seed nodes: " + ", ".join(f"...{peer[-6:]}" for peer in found["seeds"]))
-    if found["nameless"]:
+    if found.get("nameless"):  # a coordinator that was started before there were names does not say
         holds.append("names hidden: " + ", ".join(f"...{each['peer'][-6:]}" for each in found["nameless"]))
     return [*rows, f"{found['run']}: " + ("; ".join(holds) or "nobody is banned, nothing is frozen")]
 

@@ -75,6 +75,13 @@ def start(
         str | None,
         typer.Option(help="Serve Prometheus metrics at this port or HOST:PORT. Default: as in the run file."),
     ] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Write curves of the rounds to tensorboard:DIR, wandb, wandb:PROJECT or csv:FILE. Repeatable. "
+            "Default: as in the run file."
+        ),
+    ] = None,
     through: Annotated[
         list[str] | None,
         typer.Option(help="Rejoin through this peer (address or ticket), if your own address has changed. Repeatable."),
@@ -90,16 +97,21 @@ def start(
     """
 
     async def main() -> None:
+        from dipaco_p2p.program.curves import open_curves
+
         from .runfile import load_run_file, read_place, run_folder
 
         file = load_run_file(run_file)  # before the imports that take seconds
         place = read_place(file.node.metrics if metrics is None else metrics)
+        kept = folder or run_folder(file)
+        curves = open_curves(log or file.node.log, folder=kept)
 
         from .coordinator.seed import Wishes
         from .coordinator.seed import start as start_seed
 
-        wishes = Wishes(through=through or [], metrics=place, log_format=log_format)
-        await start_seed(file, folder or run_folder(file), wishes, verbose=verbose)
+        wishes = Wishes(through=through or [], metrics=place, log_format=log_format, curves=curves)
+        with curves:
+            await start_seed(file, kept, wishes, verbose=verbose)
 
     end_program(main)
 

@@ -43,6 +43,7 @@ from dipaco_p2p.config import (
     WarmupConfig,
 )
 from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.program.curves import read_targets
 from dipaco_p2p.strict import bounded
 from dipaco_p2p.swarm.blobs.bandwidth import Line
 from leaderboard.places import DEFAULT_PORT as DEFAULT_PAGE_PORT
@@ -110,6 +111,8 @@ class NodeConfig:
     """The same of the downlink."""
     metrics: str = ""
     """Where Prometheus finds its metrics: a port of this machine alone, or host:port; empty: nowhere."""
+    log: tuple[str, ...] = ()
+    """Where curves of the rounds are written: tensorboard:DIR, wandb, wandb:PROJECT or csv:FILE."""
     directory: str = ""
     """Empty: the platform's folder for program data."""
 
@@ -216,6 +219,7 @@ def _run_file(mapping: object, *, where: str) -> RunFile:
             raise ConfigError("validation, holdout and router shares leave less than half of the text for training")
         layout.node.line()
         read_place(layout.node.metrics)
+        read_targets(layout.node.log)
         _require_peers(layout.admission.peers)
         run = _run_config(layout)
     except ConfigError as error:

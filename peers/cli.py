@@ -69,12 +69,21 @@ def join(
     from .preferences.layers import resolve
 
     async def main() -> None:
+        from dipaco_p2p.program.curves import open_curves
+
+        # All that may be wrong with the command is said before the imports that take seconds.
         wishes = PeerConfig.of(resolve(flags, config=config).preferences)
-        with _chosen(ticket, wishes.home, run) as choice:
+        with open_curves(wishes.log, folder=wishes.home) as curves, _chosen(ticket, wishes.home, run) as choice:
             from .joining.join import join as join_run
 
             await join_run(
-                choice, wishes, verbose=verbose, is_dry=dry_run, log_format=log_format, invitation=invitation
+                choice,
+                wishes,
+                verbose=verbose,
+                is_dry=dry_run,
+                log_format=log_format,
+                invitation=invitation,
+                curves=curves,
             )
 
     end_program(main)

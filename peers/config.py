@@ -38,6 +38,8 @@ class PeerConfig:
     up_mbit: float | None = None
     down_mbit: float | None = None
     """What blobs may take of the line; None is all of it."""
+    log: tuple[str, ...] = ()
+    """Where curves go (program/curves.py)."""
     evaluate: bool = False
     """Whether to check the coordinator's losses between rounds (evaluation/between_rounds.py)."""
     name: str = ""
@@ -70,6 +72,7 @@ class PeerConfig:
             evaluate=peer.evaluate,
             name=read_name(preferences.public.name),
             team=read_name(preferences.public.team, what="team"),
+            log=peer.log,
             when=preferences.when,
             limits=limits,
         )

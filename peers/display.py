@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from rich.console import Console, Group
@@ -40,6 +41,7 @@ async def show(status: Status, history: History) -> AsyncIterator[None]:
     """Show `status` while the block runs."""
     console = Console(stderr=True)
     if console.is_terminal:
+        history.listen(partial(_note_curves, status))
         task = asyncio.create_task(_live(status, console))
     else:
         history.listen(_print_event)
@@ -66,11 +68,18 @@ def panel(status: Status) -> Panel:
         table.add_row(name, Text(value))
     if status.limited:
         table.add_row("limits", Text(status.limited))
+    if status.unwritten:
+        table.add_row("curves", Text(status.unwritten))
     total = max(status.rounds * status.steps, 1)
     progress = ProgressBar(total=total, completed=min(status.round * status.steps + status.step, total))
     title = f"dipaco-peer  {status.run}  ...{status.peer[-6:]}"
     subtitle = "Ctrl-C finishes cleanly, twice leaves at once"
     return Panel(Group(table, Text(), progress), title=title, subtitle=subtitle, width=PANEL_COLUMNS)
+
+
+def _note_curves(status: Status, event: Mapping[str, Any]) -> None:
+    if event["ev"] == "curves_stopped":
+        status.unwritten = f"to {event['to']} have stopped: {event['detail']}"
 
 
 async def _live(status: Status, console: Console) -> None:
@@ -122,6 +131,7 @@ def _print_event(event: dict[str, Any]) -> None:
         "deposed": lambda e: f"leads {e['module']} no more: term {e['term']} is over",
         "gave_up": lambda e: f"gave up what follows {e['module']} version {e['after']}, for another branch",
         "version": lambda e: f"made {e['module']} version {e['version']} {e['digest'][:8]}",
+        "curves_stopped": lambda e: f"curves to {e['to']} have stopped: {e['detail']}; training goes on",
         "paused": lambda e: f"paused for {e['detail']}",
         "resumed": lambda e: "goes on",
         "left": lambda e: "left: the run is complete" if e["complete"] else "left",

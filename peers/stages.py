@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from dipaco_p2p.owner.chain import Chains
 from dipaco_p2p.owner.judge import Judge, Measure
 from dipaco_p2p.owner.leadership import Electing, Leadership
 from dipaco_p2p.program.console import log_to
+from dipaco_p2p.program.curves import Curves, Subject
 from dipaco_p2p.program.history import History
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
@@ -53,13 +54,14 @@ OTHERS_ASKED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a simulation of many volunteers in one process puts its own in place of."""
+    """What a simulation of many volunteers in one process puts its own in place of, and what only some starts have."""
 
     make_trainer: Callable[..., PathTrainer] = PathTrainer
     show: Callable[[Status, History], AbstractAsyncContextManager[None]] = show
     log_to: Callable[[Path], None] = partial(log_to, verbose=False)
     measure: Measure | None = None
     make_repeater: Callable[..., Repeater] = Repeater
+    curves: Curves = field(default_factory=Curves)
 
 
 async def _stay() -> None:
@@ -194,6 +196,8 @@ class StageRunner:
         folder = self._config.run_folder(run.id)
         self._parts.log_to(folder / "peer.log")
         history = History(folder / "history.jsonl", self._clock)
+        stage = run.manifest.stage
+        self._parts.curves.follow(history, Subject(run=run.name, run_id=run.origin, stage=stage, peer=self._swarm.peer))
         status = self._new_status(run)
         scope = ScopedSwarm(self._swarm, run.id)
         async with self._parts.show(status, history):

@@ -33,6 +33,8 @@ class Status:
     """Whether the inner steps end early, for the push to be in time."""
     limited: str = ""
     """What was done last to stay within the owner's limits."""
+    unwritten: str = ""
+    """Where curves are not written any more, and why."""
     loss: float | None = None
     tokens_per_s: float = 0.0
     last_receipt: str = ""

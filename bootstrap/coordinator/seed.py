@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.mirror_calls import MirrorCalls
 from dipaco_p2p.program.console import LogFormat, log_to, on_signals
 from dipaco_p2p.program.control.server import listening
+from dipaco_p2p.program.curves import Curves
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.decrees import ACTS
 from dipaco_p2p.swarm.api import Swarm
@@ -59,6 +60,7 @@ class Wishes:
     metrics: Place | None = None
     """Where to serve its figures."""
     log_format: LogFormat = LogFormat.TEXT
+    curves: Curves = field(default_factory=Curves)
 
 
 async def start(file: RunFile, folder: Path, wishes: Wishes, *, verbose: bool) -> None:
@@ -74,11 +76,11 @@ async def start(file: RunFile, folder: Path, wishes: Wishes, *, verbose: bool) -
         ):
             if address:
                 print(f"metrics: {address}", flush=True)
-            await _serve(file, RunFolder(folder), control, view, through=wishes.through, verbose=verbose)
+            await _serve(file, RunFolder(folder), control, view, wishes, verbose=verbose)
 
 
 async def _serve(
-    file: RunFile, folder: RunFolder, control: Control, view: View, *, through: Sequence[str], verbose: bool
+    file: RunFile, folder: RunFolder, control: Control, view: View, wishes: Wishes, *, verbose: bool
 ) -> None:
     # The port comes first: to learn after minutes of preparation that it is taken would be a pity.
     swarm = await open_libp2p(
@@ -89,9 +91,9 @@ async def _serve(
     )
     page = PublicPage(file.leaderboard, folder.root, verbose=verbose)
     try:
-        await find_swarm(swarm, folder, through)
+        await find_swarm(swarm, folder, wishes.through)
         run = await asyncio.to_thread(prepare, file, folder, swarm.signer)
-        seed = Seed(file, folder, swarm, clock=SystemClock(), on_open=page.begin)
+        seed = Seed(file, folder, swarm, clock=SystemClock(), on_open=page.begin, curves=wishes.curves)
         view.stage = seed.stage
         seed.add_verbs(control)
         on_signals(seed.stop)
@@ -112,13 +114,15 @@ class Seed:
         *,
         clock: Clock,
         on_open: Callable[[Doorplate], None] = lambda plate: None,
+        curves: Curves | None = None,
     ) -> None:
-        """`on_open` is told where and how, once volunteers may join."""
+        """`on_open` is told where and how, once volunteers may join; `curves` follow every stage."""
         self._file = file
         self._folder = folder
         self._swarm = swarm
         self._clock = clock
         self._on_open = on_open
+        self._curves = curves
         self._stages = Stages(swarm)
         self._opened: list[SeedStage] = []
         self._decrees: Decrees | None = None
@@ -199,6 +203,7 @@ class Seed:
             on_failure=self.stop,
             decrees=self._decrees,
             follows=self._opened[-1] if self._opened else None,
+            curves=self._curves,
         )
         stage.begin()
         self._opened.append(stage)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError
@@ -24,6 +25,7 @@ from dipaco_p2p.node.watch import serve_decrees
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.judge import Judge, Measure
 from dipaco_p2p.owner.leadership import Leadership
+from dipaco_p2p.program.curves import Curves, Subject
 from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.program.history import History
 from dipaco_p2p.program.tasks import keep_going
@@ -48,6 +50,17 @@ from .terms import Terms
 log = logging.getLogger(__name__)
 
 
+class There(NamedTuple):
+    """Who was there at some moment."""
+
+    volunteers: int
+    covered: int
+    paths: int
+
+    def __str__(self) -> str:
+        return f"{self.volunteers} volunteers alive, {self.covered} of {self.paths} paths covered"
+
+
 class SeedStage:
     """One stage, served until `end`. What it knows it still tells to latecomers when the next stage is open."""
 
@@ -64,10 +77,11 @@ class SeedStage:
         on_failure: Callable[[], None] = lambda: None,
         decrees: Decrees | None = None,
         follows: SeedStage | None = None,
+        curves: Curves | None = None,
     ) -> None:
         """`on_failure` is called when the disk has refused a write: `failure` says what. `decrees` are those of the
         whole run; without, those that this stage's store keeps. Rounds are judged, and told, after those of the stage
-        that this one `follows`."""
+        that this one `follows`; `curves` show them."""
         self.run = run
         self._on_failure = on_failure
         self._folder = folder = store.folder
@@ -78,7 +92,7 @@ class SeedStage:
             clock,
             store,
             heartbeat=Heartbeat(role="seed", owns=True, doing="serving"),
-            history=History(folder / "history.jsonl", clock),
+            history=self._begin_history(folder / "history.jsonl", clock, swarm.peer, curves or Curves()),
             upload_bytes_max=2 * max(map(run.snapshot_bytes_max, run.topology.modules())),
             decrees=decrees,
         )
@@ -114,9 +128,9 @@ class SeedStage:
         self._round = self._complete_version()
         self._proposed: set[PeerId] = set()
         """Whom to ban we have proposed on the screen."""
-        self._closed: dict[int, str] = {}
-        """Who was there when a round closed, in words: it is judged later, and they may have left by then. Rounds that
-        closed before a restart are not in it."""
+        self._closed: dict[int, There] = {}
+        """Who was there when a round closed: it is judged later, and they may have left by then. Rounds that closed
+        before a restart are not in it."""
 
     @property
     def workers(self) -> frozenset[PeerId]:
@@ -231,16 +245,36 @@ class SeedStage:
         if is_whole and not self._catching_up.is_going_on:  # what follows a stage is signed
             self.complete.set()
 
-    def _who_is_there(self) -> str:
+    def _who_is_there(self) -> There:
         claims = self._node.watch.claims
-        covered = sum(map(bool, claims.values()))
-        return f", {len(self._node.watch.volunteers())} volunteers alive, {covered} of {len(claims)} paths covered"
+        return There(len(self._node.watch.volunteers()), sum(map(bool, claims.values())), len(claims))
+
+    def _begin_history(self, path: Path, clock: Clock, me: PeerId, curves: Curves) -> History:
+        history = History(path, clock)
+        curves.follow(
+            history, Subject(run=self.run.name, run_id=self.run.origin, stage=self.run.manifest.stage, peer=me)
+        )
+        history.listen(_print_stopped)
+        return history
+
+    def _note_judged(self, row: Mapping[str, Any]) -> None:
+        there = self._closed.get(row["version"])
+        self._node.history.add(
+            "judged",
+            round=row["version"],
+            loss=row["loss"],
+            perplexity=row["perplexity"],
+            path_losses={path: found["loss"] for path, found in row["paths"].items()},
+            volunteers=None if there is None else there.volunteers,
+            covered=None if there is None else there.covered,
+        )
 
     def _print_judged(self, version: int, perplexity: float) -> None:
         rounds = self.run.config.rounds.rounds
         name = "warm-up round" if not self.run.is_last_stage else "round"
         when = f"{name} {version} of {rounds}" if version else f"before {name} 1"
-        print(f"{when}: validation perplexity {perplexity:.1f}{self._closed.get(version, '')}", flush=True)
+        there = f", {self._closed[version]}" if version in self._closed else ""
+        print(f"{when}: validation perplexity {perplexity:.1f}{there}", flush=True)
         if version == rounds and self.run.is_last_stage:
             end = f"{rounds} rounds, perplexity {perplexity:.1f}"
             print(f"the run is complete: {end}; still serving, Ctrl-C stops", flush=True)
@@ -297,6 +331,7 @@ class SeedStage:
                     rows.append(evaluation.to_dict())
                     self._serving, self._judged = serving_header(rows), rows[-1]
                     self._print_judged(version, evaluation.routed.perplexity)
+                    self._note_judged(rows[-1])
                     self._propose_rollback(rows)
                 except IntegrityError as error:
                     log.warning("round %d was not evaluated: %s", version, error)
@@ -330,3 +365,8 @@ class SeedStage:
         write_atomically(path, json.dumps(finished, indent=1).encode())
         for name, found in finished["routing"].items():
             print(f"finished model, {name}: validation perplexity {found['perplexity']:.1f}", flush=True)
+
+
+def _print_stopped(event: Mapping[str, Any]) -> None:
+    if event["ev"] == "curves_stopped":
+        print(f"curves to {event['to']} have stopped: {event['detail']}; the run goes on", flush=True)

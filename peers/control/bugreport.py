@@ -169,6 +169,7 @@ def redacted(home: Path, texts: Mapping[str, str]) -> dict[str, str]:
     config = json.loads(texts["config.json"])
     names = [str(value) for key, value in config.items() if value and any(word in key for word in NAME_KEYS)]
     names += config.get("when", {}).get("gpu_programs", ())  # which games somebody plays
+    names += [text.partition(":")[2] for text in config.get("log", ())]  # folders, and the name of a project
     secrets = [secret for path in sorted(home.glob("identity*.key")) for secret in secrets_of(path)]
     clean = Redactor(home, secrets=secrets or secrets_of(home / KEY_NAME), names=names)
     return {name: clean(text) for name, text in texts.items()}

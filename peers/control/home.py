@@ -90,6 +90,7 @@ NAMES = {
     "invitations": "invitations.json",
     "own address": "address.json",
     "where the control socket is": POINTER_NAME,
+    "what Weights & Biases keeps": "wandb",
     "runs": "runs",
 }
 """In the home."""

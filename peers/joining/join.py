@@ -12,6 +12,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import tell_address
 from dipaco_p2p.program.console import LogFormat, log_to, on_signals
 from dipaco_p2p.program.control.server import listening
+from dipaco_p2p.program.curves import Curves
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.swarm.addresses import read_address
 
@@ -39,10 +40,12 @@ async def join(
     is_dry: bool = False,
     log_format: LogFormat = LogFormat.TEXT,
     invitation: str | None = None,
+    curves: Curves | None = None,
 ) -> None:
     """Take part in the run of `choice` until it is complete or a signal says stop; with
-    `is_dry` only say what that would take. `invitation` is a code, kept for later starts. Raises DipacoError."""
-    parts = Parts(log_to=partial(log_to, kind=log_format, verbose=verbose))
+    `is_dry` only say what that would take. `invitation` is a code, kept for later starts; `curves` follow what it does.
+    Raises DipacoError."""
+    parts = Parts(log_to=partial(log_to, kind=log_format, verbose=verbose), curves=curves or Curves())
     code = None if invitation is None else read_code(invitation)
     check_before(config, SystemClock())
     device = torch_device(config.device)

@@ -20,6 +20,8 @@ from .keys import GONE, SETTINGS, Setting, flag_of
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 NO = {"listening": "--no-listen", "eight_bit": "--no-eight-bit"}
+REPEATABLE = ("log",)
+"""Lists that are one flag for each item; the others are one text, with commas."""
 SHORT_HELP = {"home": "Folder for identity, state and history. Default: $DIPACO_HOME, else the user's data folder."}
 CONFIG_HELP = "A file of preferences. Default: $DIPACO_CONFIG, else `dipaco-peer config path`."
 
@@ -66,7 +68,9 @@ def _gone(name: str) -> inspect.Parameter:
 
 
 def _kind(setting: Setting) -> Any:
-    """Of the flag: a number or a switch as in the file, everything else a text."""
+    """Of the flag: a number or a switch as in the file, everything else a text, or texts where it may be repeated."""
+    if setting.name in REPEATABLE:
+        return list[str] | None
     kinds = (setting.kind, *typing.get_args(setting.kind))
     found = next((each for each in (bool, int, float) if each in kinds), str)
     return (Path if setting.name == "home" else found) | None

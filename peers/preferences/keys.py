@@ -45,6 +45,11 @@ class PeerKeys:
     )
     grace: float = key(60.0, "Seconds for finishing cleanly after Ctrl-C.", low=0.0, high=3600.0)
     evaluate: bool = key(False, "Between rounds, in at most a tenth of the time, check published losses.")
+    log: tuple[str, ...] = key(
+        (),
+        "Write curves of the rounds to tensorboard:DIR, wandb, wandb:PROJECT or csv:FILE. Repeatable.",
+        example='["tensorboard:/data/curves", "csv:/data/curves.csv"]',
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from typing import Any
 from dipaco_p2p import strict
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.protocol.names import read_name
+from dipaco_p2p.program.curves import read_targets
 from dipaco_p2p.swarm.blobs.bandwidth import Line
 
 from .keys import GONE, SETTINGS, TABLES, Preferences, Setting, flag_of, variable_of
@@ -47,6 +48,8 @@ def check_value(name: str, value: Any, *, where: str) -> None:
                 _check_program(program)
         if name in ("name", "team") and isinstance(value, str):
             read_name(value, what=name)
+        if name == "log" and isinstance(value, (list, tuple)):
+            read_targets([text for text in value if isinstance(text, str)])
         if name in ("up_mbit", "down_mbit") and type(value) in (int, float):
             Line(up_mbit=value) if name == "up_mbit" else Line(down_mbit=value)
     except ConfigError as error:
@@ -138,7 +141,7 @@ def resolve(
         if text := environment.get(setting.variable, ""):
             value = _parsed(text, setting, setting.variable)
             found[name] = (value, Source(origin=Origin.ENVIRONMENT, where=setting.variable))
-        if flags.get(name) is not None:
+        if flags.get(name) not in (None, []):  # of a flag that may be repeated and was not given, click makes a list
             value = _from_flag(flags[name], setting)
             found[name] = (value, Source(origin=Origin.FLAG, where=setting.flag))
     return _joined(found, path, is_there=path.exists())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,10 @@ from dipaco_p2p.config import (
 from dipaco_p2p.node.invitations import Chain, invite
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.program.curves import Curves
 from dipaco_p2p.swarm.memory import MemoryNetwork
 from peers.config import PeerConfig
-from peers.stages import Entrance, StageRunner
+from peers.stages import Entrance, Parts, StageRunner
 
 MODEL = ModelConfig(
     vocab_size=300,
@@ -62,7 +64,9 @@ def run_file(corpus: Path, **changes: Any) -> RunFile:
 class Home:
     """A coordinator that can die, and volunteers that live through it."""
 
-    def __init__(self, folder: Path, file: RunFile) -> None:
+    def __init__(self, folder: Path, file: RunFile, *, curves: Callable[[str], Curves] = lambda name: Curves()) -> None:
+        """`curves` are those of the coordinator or of `volunteer-1`, by name."""
+        self.curves = curves
         self.seed: Seed | None = None
         self.file = file
         self.folder = folder / "run"
@@ -82,7 +86,7 @@ class Home:
         folder = RunFolder(self.folder)
         self.folder.mkdir(exist_ok=True)
         run = prepare(self.file, folder, swarm.signer)
-        self.seed = Seed(self.file, folder, swarm, clock=self.clock)
+        self.seed = Seed(self.file, folder, swarm, clock=self.clock, curves=self.curves("coordinator"))
         self._task = asyncio.create_task(self.seed.run(run))
 
     async def seed_done(self) -> None:
@@ -104,7 +108,8 @@ class Home:
             if stages[0].config.admission.policy == INVITE:  # as the coordinator would, when it was asked
                 invitations = invite(signer(SEED_NUMBER), stages[0].origin, swarm.peer, at_s=self.clock.now_s())
             entrance = Entrance(host=self.coordinator, invitations=invitations)
-            tour = StageRunner(swarm, config, self.clock, entrance=entrance, device="cpu")
+            parts = Parts(curves=self.curves(f"volunteer-{number}"))
+            tour = StageRunner(swarm, config, self.clock, entrance=entrance, device="cpu", parts=parts)
             self._tours.append(asyncio.create_task(tour.take_part(stages)))
 
     async def volunteers_done(self) -> None:

@@ -230,6 +230,14 @@ def test_which_games_are_played_is_taken_out(home: Path) -> None:
     assert "to [program]\nno more: yielding the GPU to another program\n" in texts["peer.log"]
 
 
+def test_where_curves_go_is_taken_out(home: Path) -> None:
+    settings = json.dumps({"log": ["wandb:my-secret", "csv:/mnt/thesis/curves.csv"]})
+    log = "curves to csv:/mnt/thesis/curves.csv have stopped: No space left on device: /mnt/thesis/curves.csv\n"
+    texts = redacted(home, {"config.json": settings, "peer.log": log})
+    assert not any(word in text for text in texts.values() for word in ("thesis", "my-secret"))
+    assert "have stopped: No space left" in texts["peer.log"]
+
+
 def test_a_report_says_what_it_is_made_of_and_replaces_nothing(home: Path, tmp_path: Path) -> None:
     texts = redacted(home, collect(home))
     about = json.loads(texts["about.json"])

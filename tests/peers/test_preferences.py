@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ def test_what_nobody_says_is_what_the_program_did_before(tmp_path: Path) -> None
         ("gpu_yield", "off", "off"),
         ("gpu_programs", "eldenring.exe, Blender", ("eldenring.exe", "Blender")),
         ("gpu_temperature_c", "80", 80.0),
+        ("log", "csv:curves.csv, wandb", ("csv:curves.csv", "wandb")),
         ("device", "cuda:1", "cuda:1"),
     ],
 )
@@ -101,6 +103,8 @@ def test_a_schedule_is_a_list_in_the_file_and_a_text_elsewhere(tmp_path: Path) -
         ("[when]\ngpu_temperature_c = 300", ("`gpu_temperature_c`", "from 30.0 to 110.0")),
         ("[limits]\ngpu_power_w = 220", ("`gpu_power_w` in", "config.toml is gone", "never set here", "take it out")),
         ('[training]\ndevice = "abacus"', ("`abacus`", "cuda:1")),
+        ('[peer]\nlog = ["mlflow:x"]', ("`log` in [peer]", "`mlflow:x`", "tensorboard:DIR")),
+        ('[peer]\nlog = "wandb"', ("must be a list",)),
         ('[training]\ndevice = "cuda"\n[limits]\ngpu = "none"', ('`gpu = "none"`', "leave one of them out")),
         ('[training]\ndevice = "cuda:1"\n[limits]\ngpu = "0"', ("the only GPU", "leave one of them out")),
         ('[public]\nname = "   "', ("`name` in [public]", "a name is more than spaces", "up to 32 letters")),
@@ -127,6 +131,7 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(tmp_path: Path, text: s
         ("DIPACO_ON_BATTERY", "perhaps", ("neither yes nor no", "use true or false")),
         ("DIPACO_SCHEDULE", "mon 8-9", ("DIPACO_SCHEDULE", "`mon 8-9`")),
         ("DIPACO_DOWN_MBIT", "inf", ("DIPACO_DOWN_MBIT", "inf Mbit/s")),
+        ("DIPACO_LOG", "csv:a, csv", ("DIPACO_LOG", "`csv` is not a place for curves")),
         ("DIPACO_GPU_POWER_W", "220", ("DIPACO_GPU_POWER_W is gone", "`gpu_temperature_c`")),
     ],
 )
@@ -220,3 +225,34 @@ def test_config_init_writes_once_and_check_reads_it(tmp_path: Path) -> None:
     assert "DIPACO_UP_MBITS is not a preference; did you mean DIPACO_UP_MBIT?" in checked.stderr
     wrong = run("check", str(write(tmp_path, "[limits]\ncpus = 1")))
     assert wrong.exit_code == 2 and "did you mean `cpu`?" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_the_flag_for_curves_may_be_given_several_times(tmp_path: Path) -> None:
+    path = write(tmp_path, '[peer]\nlog = ["wandb"]\n')
+    shown = run("show", "--json", "--config", str(path), "--log", "csv:a,b.csv", "--log", "tensorboard:c")
+    keys = {entry["key"]: entry for entry in json.loads(shown.stdout)["keys"]}
+    assert keys["peer.log"] == {
+        "key": "peer.log",
+        "value": ["csv:a,b.csv", "tensorboard:c"],
+        "origin": "flag",
+        "where": "--log",
+    }
+    kept = run("show", "--json", "--config", str(path))
+    assert {entry["key"]: entry for entry in json.loads(kept.stdout)["keys"]}["peer.log"]["origin"] == "file"
+    assert PeerConfig.of(resolve({}, config=path, environment={}).preferences).log == ("wandb",)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [("mlflow:x", 2, ("--log", "`mlflow:x`", "csv:FILE")), ("wandb", 5, ("`wandb`", "dipaco-p2p[wandb]"))],
+)
+def test_join_refuses_a_place_for_curves_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: int, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # type: ignore[arg-type]  # what Python itself takes for missing
+    command = ["join", "no ticket", "--home", str(tmp_path / "home"), "--log", text]
+    done = CliRunner().invoke(app, command, env={"DIPACO_CONFIG": None})
+    [error, hint] = done.stderr.splitlines()
+    assert done.exit_code == code and error.startswith("error: ") and hint.startswith("hint: ")
+    assert all(word in error + hint for word in words), done.stderr
+    assert not (tmp_path / "home").exists()

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).parents[2]
-HEAVY = ("torch", "hivemind", "numpy", "datasets", "tokenizers", "bitsandbytes", "prometheus_client")
+HEAVY = (
+    *("torch", "hivemind", "numpy", "datasets", "tokenizers", "bitsandbytes", "prometheus_client"),
+    *("tensorboardX", "wandb"),
+)
 # The last line of stderr lists what was imported, whichever way the command line ended.
 PROBE = f"""
 import atexit, importlib, sys

@@ -100,6 +100,7 @@ ALSO = {
     "dipaco_p2p/swarm/hivemind/libp2p.py": frozenset({"torch"}),
     "dipaco_p2p/program/control/show.py": frozenset({"rich"}),
     "dipaco_p2p/program/control/options.py": frozenset({"typer"}),
+    "dipaco_p2p/program/curves.py": frozenset({"tensorboardX", "wandb"}),
     "dipaco_p2p/program/metrics.py": frozenset({"prometheus_client"}),
     "dipaco_p2p/program/web.py": frozenset({"starlette", "uvicorn"}),
     "peers/governor/nvml.py": frozenset({"pynvml"}),

@@ -102,8 +102,14 @@ async def _lines(status: Status) -> None:
             )
 
 
-def _print_event(event: dict[str, Any]) -> None:
-    words: dict[str, Callable[[dict[str, Any]], str]] = {
+def _print_event(event: Mapping[str, Any]) -> None:
+    if words := words_for(event):
+        _print(words)
+
+
+def words_for(event: Mapping[str, Any]) -> str:
+    """An event of the history in a line for people; nothing for one that concerns nobody."""
+    words: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "doing": lambda e: e["doing"] + (f" for {e['waits_for']}" if e["waits_for"] else ""),
         "claimed": lambda e: f"claimed {e['path']}",
         "engine": lambda e: f"training in {e['detail']}",
@@ -136,8 +142,7 @@ def _print_event(event: dict[str, Any]) -> None:
         "resumed": lambda e: "goes on",
         "left": lambda e: "left: the run is complete" if e["complete"] else "left",
     }
-    if event["ev"] in words:
-        _print(words[event["ev"]](event))
+    return words[event["ev"]](event) if event["ev"] in words else ""
 
 
 def _print(text: str) -> None:

@@ -32,7 +32,7 @@ from dipaco_p2p.program.files import installed_version
 from dipaco_p2p.swarm.identity import KEY_NAME, private_file
 
 from .control import Request
-from .home import LOG_NAME, last_lines, newest_log, secrets_of
+from .home import HISTORY_NAME, LOG_NAME, last_lines, newest_log, secrets_of
 
 WORD_CHARS_MIN = 3
 """A user or machine with a shorter name is only looked for in paths: it would be in every second word."""
@@ -160,7 +160,7 @@ def collect(home: Path) -> dict[str, str]:
         "about.json": _json(about()),
         "status.json": _json(_asked(home, "status")),
         "config.json": _json(_asked(home, "config")),
-        **{name: _end_of(home, name) for name in (LOG_NAME, "history.jsonl")},
+        **{name: _end_of(home, name) for name in (LOG_NAME, HISTORY_NAME)},
     }
 
 

@@ -92,7 +92,10 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
     count: Annotated[int, typer.Option("--lines", "-n", min=0, max=100_000, help="How many of the last lines.")] = 50,
 ) -> None:
-    """Show the end of the newest log, whether the volunteer runs or not. Example: dipaco-peer logs -f -n 20"""
+    """Say what happened: rounds, receipts and the like, with the program's log between them, whether it runs or not.
+
+    Example: dipaco-peer logs -f -n 20
+    """
     _do(home, lambda do, folder: do.show_logs(folder, count=count, is_followed=follow))
 
 

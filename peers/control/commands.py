@@ -19,6 +19,7 @@ from ..status import in_rows, in_words
 from . import home as at_home
 from .bugreport import write_report
 from .control import PAUSE_S_MAX, Request
+from .logs import follow, last_told
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _PATTERN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])")
@@ -109,13 +110,12 @@ def stop(home: Path, *, is_now: bool) -> None:
 
 
 def show_logs(home: Path, *, count: int, is_followed: bool) -> None:
-    path = at_home.newest_log(home)
-    found, place = at_home.last_lines(path, count)
+    found, tails = last_told(home, count)
     for line in found:
-        print(at_home.clean(line))
+        print(line, flush=is_followed)
     if is_followed:
-        for line in at_home.follow(home, path, place):
-            print(at_home.clean(line), flush=True)
+        for line in follow(home, tails):
+            print(line, flush=True)
 
 
 def show_paths(home: Path, *, is_json: bool) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,18 @@ from dipaco_p2p.protocol.signing import KEY_BYTES, PeerId
 from dipaco_p2p.swarm import identity
 
 LOG_NAME = "peer.log"
+HISTORY_NAME = "history.jsonl"
 BLOCK_BYTES = 65_536
 TAIL_BYTES_MAX = 8 * 1024 * 1024
 """Further back nothing is looked for, however many lines are wanted."""
-LOOK_S = 0.5
-"""Between two looks for more."""
 
 
 def newest_log(home: Path) -> Path:
-    """The log that was written to last; raises ConfigError if there is none."""
-    found = sorted(home.glob(f"runs/*/{LOG_NAME}"), key=_written_s)
+    """The log of the stage that something happened in last; raises ConfigError if there is none. The history says when
+    that was: while the grid is trained, the log of the warm-up goes on, too."""
+    found = sorted(
+        home.glob(f"runs/*/{LOG_NAME}"), key=lambda path: (_written_s(path.with_name(HISTORY_NAME)), _written_s(path))
+    )
     if not found:
         raise ConfigError(f"no volunteer has left a log in `{home}`", hint="name its folder with --home")
     return found[-1]
@@ -45,28 +46,6 @@ def last_lines(path: Path, count: int) -> tuple[list[str], int]:
     whole = data[: data.rfind(b"\n") + 1]
     lines = whole.decode(errors="replace").splitlines()
     return (lines[-count:] if count else []), start + len(whole)
-
-
-def follow(home: Path, path: Path, place: int, *, sleep: Callable[[float], None] = time.sleep) -> Iterator[str]:
-    """Lines as they come, without an end; the log of a new stage is gone over to, and a cut one is begun anew."""
-    rest = b""
-    while True:
-        size = path.stat().st_size if path.exists() else 0
-        if size < place:
-            place, rest = 0, b""
-        if size > place:
-            with path.open("rb") as file:
-                file.seek(place)
-                data = file.read(BLOCK_BYTES)
-            place += len(data)
-            *whole, rest = (rest + data).split(b"\n")
-            yield from (line.decode(errors="replace") for line in whole)
-            continue
-        newest = newest_log(home)
-        if newest != path:
-            path, place, rest = newest, 0, b""
-            continue
-        sleep(LOOK_S)
 
 
 def clean(line: str) -> str:
@@ -96,7 +75,7 @@ NAMES = {
 """In the home."""
 RUN_NAMES = {
     "log": LOG_NAME,
-    "history": "history.jsonl",
+    "history": HISTORY_NAME,
     "receipts": "receipts.jsonl",
     "unsent contributions": "outbox",
     "documents": "documents",

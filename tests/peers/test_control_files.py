@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import platform
 import pwd
@@ -14,12 +15,18 @@ from pathlib import Path
 
 import pytest
 
+from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError
+from dipaco_p2p.program.console import TEXT_FORMAT, JsonLines
 from dipaco_p2p.program.files import folder_lock
+from dipaco_p2p.program.history import History
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm import identity
 from peers.control import home as at_home
 from peers.control.bugreport import Redactor, collect, redacted, write_report
+from peers.control.logs import follow, last_told
+
+START_S = 1_800_000_000.0
 
 PEER = Signer(bytes([9]) * 32).peer
 
@@ -112,16 +119,56 @@ def test_what_comes_is_followed_into_a_cut_log_and_into_the_next_stage(home: Pat
         following = home / "runs" / "fedcba9876543210" / "peer.log"
         following.parent.mkdir()
         following.write_text("grid\n")
-        os.utime(path, (1, 1))
+        following.with_name("history.jsonl").touch()
+        os.utime(path.with_name("history.jsonl"), (1, 1))
 
     def more() -> None:
         with path.open("a") as file:
             file.write("ne\nnext\n")
 
     steps = iter((more, lambda: path.write_text("anew\n"), later))
-    _, place = at_home.last_lines(path, 0)
-    found = at_home.follow(home, path, place, sleep=lambda duration_s: next(steps)() and None)
+    _, tails = last_told(home, 0)
+    found = follow(home, tails, sleep=lambda duration_s: next(steps)() and None)
     assert list(islice(found, 4)) == ["half a line", "next", "anew", "grid"]
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_rounds_and_receipts_stand_in_the_log_in_the_order_of_time(tmp_path: Path, is_json: bool) -> None:
+    folder = tmp_path / "runs" / "0123456789abcdef"
+    folder.mkdir(parents=True)
+    at = [History(folder / "history.jsonl", ManualClock(START_S + number)) for number in range(4)]
+    at[0].add("receipt", module="L0.M0", base=7, id="abcdef0123", work="w", holders=[], path="P0-1")
+    at[1].add("appraised", gain=1.0)
+    with (folder / "history.jsonl").open("a") as file:
+        file.write('{"ev":"receipt","t":5}\n{"ev":"rou')  # of another version; cut by a crash
+    at[2].add("round", path="P0-1", round=7, loss=3.25, seconds=5.0, is_cut=False)
+    record = logging.LogRecord("peers", logging.ERROR, "", 0, "between\x1b[2J", None, None)
+    record.created, record.msecs = START_S + 1.5, 500.0
+    formatter = JsonLines() if is_json else logging.Formatter(TEXT_FORMAT)
+    (folder / "peer.log").write_text(f"{formatter.format(record)}\n" + ("" if is_json else "  its traceback\n"))
+    told, tails = last_told(tmp_path, 50)
+    assert [line[20:] for line in (told[0], told[-1])] == [
+        "receipt for L0.M0 from version 7: abcdef01",
+        "round 7 of P0-1 done: loss 3.250, 5.0 s",
+    ]
+    assert "between" in told[1] and "\x1b" not in told[1] and told[2:-1] == ([] if is_json else ["  its traceback"])
+    assert last_told(tmp_path, 1)[0] == told[-1:]
+
+    def more() -> None:
+        at[3].add("left", complete=True)
+
+    steps = iter((more,))
+    assert next(follow(tmp_path, tails, sleep=lambda duration_s: next(steps)())).endswith(" left: the run is complete")
+
+
+def test_the_history_says_which_stage_is_the_newest(tmp_path: Path) -> None:
+    for name, written_s in (("warmup", 10), ("grid", 20)):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "history.jsonl").touch()
+        os.utime(tmp_path / "runs" / name / "history.jsonl", (written_s, written_s))
+        (tmp_path / "runs" / name / "peer.log").touch()
+    os.utime(tmp_path / "runs" / "grid" / "peer.log", (15, 15))
+    assert at_home.newest_log(tmp_path).parent.name == "grid"
 
 
 def test_a_log_moves_no_cursor_and_a_missing_one_is_said(tmp_path: Path) -> None:

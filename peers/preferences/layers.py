@@ -24,8 +24,8 @@ from typing import Any
 
 from dipaco_p2p import strict
 from dipaco_p2p.errors import ConfigError
-from dipaco_p2p.protocol.names import read_name
 from dipaco_p2p.program.curves import read_targets
+from dipaco_p2p.protocol.names import read_name
 from dipaco_p2p.swarm.blobs.bandwidth import Line
 
 from .keys import GONE, SETTINGS, TABLES, Preferences, Setting, flag_of, variable_of

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dipaco_p2p.config import PROTOCOL_VERSION
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.calls import CALLS
 from dipaco_p2p.protocol.documents import Document
@@ -63,6 +64,10 @@ def test_the_calls_in_the_reference_are_those_in_the_code() -> None:
 
 def test_the_protocol_can_be_read_in_one_go() -> None:
     assert len(read("docs/protocol.md").splitlines()) <= 600
+
+
+def test_the_protocol_says_which_version_it_is() -> None:
+    assert f"This is protocol version **{PROTOCOL_VERSION}**" in read("docs/protocol.md")
 
 
 def test_every_kind_of_signature_is_in_the_protocol() -> None:

@@ -82,6 +82,24 @@ def worth_giving(addresses: Sequence[str], *, most: int = GIVEN_MAX) -> list[str
     return outside[:most] or list(addresses[:1])
 
 
+def host_of(place: str) -> str:
+    """What of a caller's multiaddr costs somebody something: its IPv4 address, or the /64 network of its IPv6 address,
+    of which everybody has all; of a relayed connection that of the relay. Empty for this machine, and where there is
+    none."""
+    parts = place.split("/")
+    if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
+        return ""
+    try:
+        address = ipaddress.ip_address(parts[2].partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.is_loopback:
+        return ""
+    return str(address if address.version == 4 else ipaddress.ip_network((address, 64), strict=False))
+
+
 def _is_loopback(address: str) -> bool:
     return "/ip4/127." in address or address.startswith("/ip6/::1/")
 

@@ -25,7 +25,7 @@ import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..canonical import canonical_bytes, read_canonical
 from ..errors import IntegrityError, Refused
@@ -171,6 +171,14 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
+class Caller(NamedTuple):
+    """A remote peer, as limits see it."""
+
+    peer: PeerId
+    host: str = ""
+    """The address that it calls from, or the network that is as cheap as one (addresses.py); empty without a limit."""
+
+
 class Dispatcher:
     """The handlers of one swarm, and how many calls each remote peer has open."""
 
@@ -190,7 +198,7 @@ class Dispatcher:
         self._handlers[method] = handler
 
     @contextlib.contextmanager
-    def entered(self, caller: PeerId) -> Iterator[Entrance]:
+    def entered(self, caller: Caller) -> Iterator[Entrance]:
         """Count a call of `caller` while the block runs, from before its request is read; raises Refused ("busy")."""
         entrance = Entrance(caller)
         try:
@@ -246,14 +254,14 @@ class Dispatcher:
 class Entrance:
     """The places that one open call takes."""
 
-    def __init__(self, caller: PeerId) -> None:
+    def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self._taken: list[Share] = []
 
     def take(self, share: Share) -> None:
         """Take a place; raises Refused ("busy")."""
         if not share.take(self.caller):
-            raise Refused("more calls at once than one peer may have now", reason=Reason.BUSY)
+            raise Refused("more calls at once than one peer, or one address, may have now", reason=Reason.BUSY)
         self._taken.append(share)
 
     def leave(self) -> None:
@@ -268,28 +276,34 @@ def is_bulk(header: dict[str, Any], body_bytes: int) -> bool:
 
 
 class Share:
-    """Counts what callers hold of `in_all`: at most `per_peer` each, and at most a fraction of what is free."""
+    """Counts what callers hold of `in_all`: each peer at most `per_peer`, and at most a fraction of what is free; all
+    peers of one address together at most half, since keys cost nothing."""
 
     def __init__(self, in_all: int, *, per_peer: int) -> None:
         assert 2 * per_peer <= in_all, "one caller could keep everybody else out"
         self._in_all, self._per_peer = in_all, per_peer
         self._fraction = in_all // (2 * per_peer)
         self._held: Counter[PeerId] = Counter()
+        self._held_at: Counter[str] = Counter()
 
-    def take(self, peer: PeerId) -> bool:
-        """Take one for `peer`; False if it already has its share."""
+    def take(self, caller: Caller) -> bool:
+        """Take one for `caller`; False if it already has its share."""
         free = self._in_all - self._held.total()
         limit = min(self._per_peer, max(1, free // self._fraction))
-        if not free or self._held[peer] >= limit:
+        if not free or self._held[caller.peer] >= limit or self._held_at[caller.host] >= self._in_all // 2:
             return False
-        self._held[peer] += 1
+        self._held[caller.peer] += 1
+        self._held_at[caller.host] += bool(caller.host)
         return True
 
-    def give_back(self, peer: PeerId) -> None:
-        """One that `peer` took is free again."""
-        self._held[peer] -= 1
-        if not self._held[peer]:
-            del self._held[peer]
+    def give_back(self, caller: Caller) -> None:
+        """One that `caller` took is free again."""
+        self._held[caller.peer] -= 1
+        self._held_at[caller.host] -= bool(caller.host)
+        if not self._held[caller.peer]:
+            del self._held[caller.peer]
+        if not self._held_at[caller.host]:
+            del self._held_at[caller.host]
 
 
 class Turns:
@@ -297,39 +311,39 @@ class Turns:
 
     def __init__(self, at_once: int, *, per_peer: int) -> None:
         self._share = Share(at_once, per_peer=per_peer)
-        self._waiting: OrderedDict[PeerId, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting: OrderedDict[Caller, deque[asyncio.Future[None]]] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def turn(self, peer: PeerId) -> AsyncIterator[None]:
-        """Wait for a turn of `peer`, and have it while the block runs."""
-        await self._begin(peer)
+    async def turn(self, caller: Caller) -> AsyncIterator[None]:
+        """Wait for a turn of `caller`, and have it while the block runs."""
+        await self._begin(caller)
         try:
             yield
         finally:
-            self._share.give_back(peer)
+            self._share.give_back(caller)
             self._wake()
 
-    async def _begin(self, peer: PeerId) -> None:
-        if peer not in self._waiting and self._share.take(peer):
+    async def _begin(self, caller: Caller) -> None:
+        if caller not in self._waiting and self._share.take(caller):
             return
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(peer, deque()).append(turn)
+        self._waiting.setdefault(caller, deque()).append(turn)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # it came at the very moment the caller gave up
-                self._share.give_back(peer)
+                self._share.give_back(caller)
                 self._wake()
             raise
 
     def _wake(self) -> None:
         """Give what is free to the peers that wait, one each; the one whose last turn is longest ago comes first."""
-        for peer in list(self._waiting):
-            turns = self._waiting[peer]
+        for caller in list(self._waiting):
+            turns = self._waiting[caller]
             while turns and turns[0].done():  # given up
                 turns.popleft()
-            if turns and self._share.take(peer):
+            if turns and self._share.take(caller):
                 turns.popleft().set_result(None)
-                self._waiting.move_to_end(peer)
+                self._waiting.move_to_end(caller)
             if not turns:
-                del self._waiting[peer]
+                del self._waiting[caller]

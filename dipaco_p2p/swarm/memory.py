@@ -24,7 +24,7 @@ from ..protocol.signing import PeerId, Signer, public_key_of, short
 from . import frames
 from .api import Handler, Reply, SwarmStatistics
 from .blobs.bandwidth import Line
-from .frames import Dispatcher, Frame
+from .frames import Caller, Dispatcher, Frame
 from .record_cache import RecordCache
 
 T = TypeVar("T")
@@ -357,7 +357,7 @@ class MemorySwarm:
         try:
             if self._network.is_overloaded(self.peer):
                 raise Refused("more calls at once than one peer may have now", reason=Reason.BUSY)
-            with self._dispatcher.entered(caller) as entrance:
+            with self._dispatcher.entered(Caller(caller)) as entrance:
                 async with self._dispatcher.turn(entrance, request.header, len(request.body)):
                     self._counts["bytes_received"] += size_bytes
                     reply, size_bytes = _carried(await self._dispatcher.answer(caller, request))

@@ -15,7 +15,7 @@ from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, public_key_of
 from . import frames
 from .api import BODY_BYTES_MAX, HEADER_BYTES_MAX
-from .frames import Dispatcher, Entrance, Frame
+from .frames import Caller, Dispatcher, Entrance, Frame
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class StreamServer:
         self._dispatcher, self._counts, self._timeout_s = dispatcher, counts, timeout_s
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def answer(self, caller: PeerId, reader: StreamReader, writer: StreamWriter) -> None:
+    async def answer(self, caller: Caller, reader: StreamReader, writer: StreamWriter) -> None:
         """Serve one call and close; whatever `caller` sends, or fails to send in time, harms nobody else."""
         await asyncio.wait({self._start(self._answer(caller, reader, writer))})
 
@@ -69,7 +69,7 @@ class StreamServer:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _answer(self, caller: PeerId, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _answer(self, caller: Caller, reader: StreamReader, writer: StreamWriter) -> None:
         try:
             await self._answer_or_refuse(caller, reader, writer)
             await _wait_hang_up(reader)
@@ -78,9 +78,9 @@ class StreamServer:
         finally:
             writer.close()
 
-    async def _answer_or_refuse(self, caller: PeerId, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _answer_or_refuse(self, caller: Caller, reader: StreamReader, writer: StreamWriter) -> None:
         try:
-            public_key_of(caller)  # A foreign kind of key could not sign anything for us.
+            public_key_of(caller.peer)  # A foreign kind of key could not sign anything for us.
             with self._dispatcher.entered(caller) as entrance:
                 await self._answer_entered(entrance, reader, writer)
         except (Refused, IntegrityError) as error:
@@ -96,7 +96,7 @@ class StreamServer:
             async with asyncio.timeout(self._timeout_s):
                 request = await head.frame(reader.readexactly)
             self._counts["bytes_received"] += frames.size_bytes(request)
-            reply = await self._dispatcher.answer(entrance.caller, request)
+            reply = await self._dispatcher.answer(entrance.caller.peer, request)
             async with asyncio.timeout(self._timeout_s):
                 await send(writer, reply)
             self._counts["bytes_sent"] += frames.size_bytes(reply)

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.swarm.addresses import host_of
 from dipaco_p2p.swarm.api import INBOUND_CALLS_MAX, INBOUND_CALLS_PER_PEER_MAX
-from dipaco_p2p.swarm.frames import Share, Turns
+from dipaco_p2p.swarm.frames import Caller, Share, Turns
 
-PEERS = [Signer(bytes([number]) * 32).peer for number in range(1, 60)]
+PEERS = [Caller(Signer(bytes([number]) * 32).peer) for number in range(1, 60)]
 
 
-def filled(share: Share, peers: list[PeerId]) -> list[int]:
+def filled(share: Share, peers: list[Caller]) -> list[int]:
     """What each of `peers` has, after all of them took what they could get, one by one."""
     held = [0] * len(peers)
     while True:
@@ -37,8 +38,43 @@ def test_whatever_a_crowd_holds_the_next_caller_still_gets_in(crowd: int) -> Non
     assert share.take(PEERS[-1]), held
 
 
+def test_a_crowd_of_one_address_leaves_half_to_others() -> None:
+    share = Share(INBOUND_CALLS_MAX, per_peer=INBOUND_CALLS_PER_PEER_MAX)
+    crowd = [Caller(PeerId(f"key {number}"), "203.0.113.7") for number in range(4 * INBOUND_CALLS_MAX)]
+    held = filled(share, crowd)
+    assert sum(held) == INBOUND_CALLS_MAX // 2
+    assert filled(share, PEERS[:1]) == [14], "a fraction of the half that is left"
+    unlimited = [Caller(PeerId(f"other {number}")) for number in range(INBOUND_CALLS_MAX)]
+    assert sum(filled(share, unlimited)) == INBOUND_CALLS_MAX // 2 - 14, "of where these come from nothing is known"
+    share.give_back(unlimited[0])
+    for caller, count in zip(crowd, held, strict=True):
+        for _ in range(count):
+            share.give_back(caller)
+    assert share.take(crowd[0])
+
+
+@pytest.mark.parametrize(
+    ("place", "host"),
+    [
+        ("/ip4/203.0.113.7/tcp/40000", "203.0.113.7"),
+        ("/ip4/127.0.0.1/tcp/40000", ""),
+        ("/ip6/::1/tcp/40000", ""),
+        ("/ip6/2001:db8:1:2:3:4:5:6/tcp/40000", "2001:db8:1:2::/64"),
+        ("/ip6/2001:db8:1:2::9/tcp/1", "2001:db8:1:2::/64"),
+        ("/ip6/::ffff:203.0.113.7/tcp/1", "203.0.113.7"),
+        ("/ip6/fe80::1%eth0/tcp/1", "fe80::/64"),
+        ("/ip4/198.51.100.2/tcp/4001/p2p/12D3KooWx/p2p-circuit", "198.51.100.2"),
+        ("/dns4/example.org/tcp/1", ""),
+        ("/ip4/nonsense/tcp/1", ""),
+        ("", ""),
+    ],
+)
+def test_where_a_caller_comes_from(place: str, host: str) -> None:
+    assert host_of(place) == host
+
+
 @given(st.lists(st.tuples(st.sampled_from(PEERS[:20]), st.booleans()), max_size=300))
-def test_what_is_given_back_can_be_taken_again_and_the_bounds_hold(steps: list[tuple[PeerId, bool]]) -> None:
+def test_what_is_given_back_can_be_taken_again_and_the_bounds_hold(steps: list[tuple[Caller, bool]]) -> None:
     share, held = Share(32, per_peer=4), dict.fromkeys(PEERS, 0)
     for peer, is_taking in steps:
         if is_taking:
@@ -56,7 +92,7 @@ def test_what_is_given_back_can_be_taken_again_and_the_bounds_hold(steps: list[t
 async def test_who_comes_late_waits_for_one_turn_of_the_others_not_for_all_their_work() -> None:
     turns, order = Turns(2, per_peer=1), list[str]()
 
-    async def work(peer: PeerId, name: str) -> None:
+    async def work(peer: Caller, name: str) -> None:
         async with turns.turn(peer):
             order.append(name)
             await asyncio.sleep(0)
@@ -72,7 +108,7 @@ async def test_a_turn_that_nobody_wants_any_more_goes_to_the_next() -> None:
     turns, entered = Turns(2, per_peer=1), asyncio.Event()
     leave = asyncio.Event()
 
-    async def hold(peer: PeerId) -> None:
+    async def hold(peer: Caller) -> None:
         async with turns.turn(peer):
             entered.set()
             await leave.wait()

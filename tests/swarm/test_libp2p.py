@@ -17,10 +17,13 @@ import pytest
 from swarm_harness import TTL_MAX_S, Libp2pHarness, eventually
 
 from dipaco_p2p.clock import SystemClock
-from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, Unreachable
+from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, Refused, Unreachable
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.swarm import frames
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.frames import read_frame
+from dipaco_p2p.swarm.hivemind import libp2p
 from dipaco_p2p.swarm.hivemind.daemon import PORT_LOOK_S, sweep_stale_sockets, wait_port_free
 
 NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/{Signer(bytes([9]) * 32).peer}"
@@ -148,6 +151,44 @@ async def test_a_peer_that_does_not_listen_calls_is_called_and_publishes(net: An
     assert await seed.call(guest.peer, "echo", {"n": 2}, timeout_s=5) == Reply({"n": 2})
     assert await guest.put("dipaco/x", {"n": 3}, ttl_s=20)
     assert (await seed.get("dipaco/x"))[guest.peer].body == {"n": 3}
+
+
+async def test_a_crowd_of_keys_at_one_address_keeps_no_other_address_out(
+    net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On this machine all calls come from the loopback address, which has no limit; here it counts as one of a home."""
+    seen: list[str] = []
+
+    def host(place: str) -> str:
+        seen.append(place)
+        return "" if is_elsewhere else "203.0.113.7"
+
+    monkeypatch.setattr(libp2p, "host_of", host)
+    monkeypatch.setattr(frames, "INBOUND_CALLS_MAX", 4)
+    monkeypatch.setattr(frames, "INBOUND_CALLS_PER_PEER_MAX", 1)
+    seed, others = await net.join(), [await net.join() for _ in range(4)]
+    end, is_elsewhere, inside = asyncio.Event(), False, list[PeerId]()
+
+    async def waiting(peer: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        inside.append(peer)
+        await end.wait()
+        return Reply({})
+
+    async def are_inside() -> bool:
+        return len(inside) == (3 if is_elsewhere else 2)
+
+    seed.serve("wait", waiting)
+    crowd = [asyncio.create_task(other.call(seed.peer, "wait", {}, timeout_s=20)) for other in others[:2]]
+    await eventually(are_inside)
+    with pytest.raises(Refused) as caught:
+        await others[2].call(seed.peer, "wait", {}, timeout_s=20)
+    assert caught.value.reason == Reason.BUSY
+    assert all(place.startswith("/ip4/127.0.0.1/tcp/") for place in seen), seen
+    is_elsewhere = True
+    honest = asyncio.create_task(others[3].call(seed.peer, "wait", {}, timeout_s=20))
+    await eventually(are_inside)
+    end.set()
+    assert await asyncio.gather(honest, *crowd) == [Reply({})] * 3
 
 
 async def test_a_restarted_peer_is_found_at_its_new_addresses(net: Any) -> None:

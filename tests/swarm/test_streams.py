@@ -13,10 +13,10 @@ import pytest
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm import frames, streams
 from dipaco_p2p.swarm.api import Reply
-from dipaco_p2p.swarm.frames import Dispatcher
+from dipaco_p2p.swarm.frames import Caller, Dispatcher
 from dipaco_p2p.swarm.streams import StreamServer
 
-CALLER = Signer(bytes(31) + b"\x07").peer
+CALLER = Caller(Signer(bytes(31) + b"\x07").peer)
 
 
 async def echo(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:

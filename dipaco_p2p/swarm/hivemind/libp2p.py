@@ -34,12 +34,12 @@ from ...errors import EnvironmentUnfit, Unreachable
 from ...protocol.records import TTL_MAX_S, Record
 from ...protocol.signing import PeerId, Signer, short
 from .. import frames, identity, streams
-from ..addresses import Address, places_of, read_address, read_place
+from ..addresses import Address, host_of, places_of, read_address, read_place
 from ..api import FRAME_TIMEOUT_S, Handler, Reply, SwarmStatistics
 from ..blobs.bandwidth import Line
 from ..calls import DialBackMe
 from ..dialback import DialBack, greets
-from ..frames import Dispatcher
+from ..frames import Caller, Dispatcher
 from ..record_cache import RecordCache
 from .daemon import cannot_join, daemons_apart, long_backlog, sweep_stale_sockets, wait_port_free
 from .dht import MESSAGE_BYTES_MAX, RPC_TIMEOUT_S, create_node, hash_key, install
@@ -277,7 +277,8 @@ class Libp2pSwarm:
             self._records.admit(key, entries)
 
     async def _on_stream(self, info: Any, reader: StreamReader, writer: StreamWriter) -> None:
-        await self._server.answer(PeerId(info.peer_id.to_base58()), reader, writer)
+        caller = Caller(PeerId(info.peer_id.to_base58()), host_of(str(info.addr)))
+        await self._server.answer(caller, reader, writer)
 
 
 class _Daemon:

@@ -191,14 +191,14 @@ class Volunteers:
         return {"began_s": began_s, "turns": [asdict(turn) for turn in turns]}
 
     def _prepare(self) -> None:
-        """Random normals: of a module the same for all but for their lengths, so that their payloads differ."""
+        """Random normals, others for each: a copy of another's would not be taken."""
         self._prepared = {number: {} for number in self._volunteers}
         run = next(iter(self._volunteers.values())).node.run
         for module in run.topology.modules():
-            normals = np.random.default_rng(module.level).standard_normal(run.layout(module).size, dtype=np.float32)
-            normals *= np.float32(GRADIENT_STD)
             for number, gradients in self._prepared.items():
-                gradients[module] = normals * np.float32(1 + number / 100)
+                chance = np.random.default_rng((module.level, number))
+                gradients[module] = chance.standard_normal(run.layout(module).size, dtype=np.float32)
+                gradients[module] *= np.float32(GRADIENT_STD)
 
 
 @contextlib.asynccontextmanager

@@ -71,6 +71,7 @@ def main(
     corpus: Corpus = "found",
     judges: Annotated[int, typer.Option(min=0, max=8, help="Peers that measure each work; 0: none.")] = 2,
     warmup: Annotated[int, typer.Option(min=0, help="Rounds of a warm-up before, not counted in --rounds.")] = 0,
+    beside: Annotated[str, typer.Option(help="A second stranger with this attack beside each, as `idle`.")] = "",
     out: Annotated[Path, typer.Option(help="A new folder for logs, homes and the result.")] = Path("attack"),
 ) -> None:
     """Run three honest volunteers beside one stranger, for each attack, and the same volunteers alone; compare the
@@ -78,7 +79,11 @@ def main(
     from dipaco_p2p.program.console import run_program
 
     wanted = games(names or [])
-    options = Options(rounds=rounds, steps=steps, corpus=corpus, judges=judges, warmup=warmup, limit_s=limit)
+    if beside:
+        games([beside])
+    options = Options(
+        rounds=rounds, steps=steps, corpus=corpus, judges=judges, warmup=warmup, beside=beside, limit_s=limit
+    )
     found: list[Figures] = []
     alone: list[Left] = []
     spreads: list[float] = []

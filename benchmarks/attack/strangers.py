@@ -50,6 +50,7 @@ from .volunteers import VOLUNTEERS, take_part
 GARBAGE = 1000.0
 """How many times as long as the parameters themselves the longest gradients are."""
 TINY_NORM = 1e-7
+IDLERS = 10
 SMALL_SHARES = 670
 """As many as once made a version too large for its document."""
 
@@ -236,6 +237,13 @@ def claims_of(count: int, *, spared: int) -> Attack:
         await claim(me, me.new_keys(count), [paths] * count)
 
     return work
+
+
+@attack("idle")
+async def idle(me: Stranger) -> None:
+    """Identities that say they train, one path each, and do nothing."""
+    paths = list(me.run.topology.paths())
+    await claim(me, me.new_keys(IDLERS), [[paths[number % len(paths)]] for number in range(IDLERS)])
 
 
 for keys_, spared_ in ((4, 0), (4, 1), (50, 0), (50, 1)):

@@ -28,7 +28,7 @@ from .stranger import HEARD, KEYS
 
 TTL_S = 4.0
 """Life of a heartbeat: an expiry."""
-STRANGER = "stranger"
+STRANGER, BESIDE = "stranger", "stranger-beside"
 HISTORIES = "runs/*/history.jsonl"
 FAULTS_OF_WORK = (Reason.HARMFUL, Reason.LITTLE_GAIN, Reason.NOT_REPEATED, Reason.UNJUDGED)
 KILL_ROUND, AWAY_S = 3, 8.0
@@ -47,6 +47,8 @@ class Options:
     """Who measure each work; 0: nobody does."""
     warmup: int = 0
     """Rounds before the grid opens, in which the stranger takes part as well."""
+    beside: str = ""
+    """The attack of a second stranger, beside each."""
     limit_s: float = 240.0
     """A run that has not come to its end by then is stopped."""
 
@@ -136,12 +138,13 @@ async def play(prepared: LocalSwarm, work: Path, options: Options, game: Game) -
         with stage(f"Training, {work.name}"):
             await swarm.open()
             if game.is_first:
-                await _intrude(strangers, swarm, game.attack)
+                await _intrude(strangers, swarm, STRANGER, game.attack)
             began_s = time.time()
             for name in volunteers(options.peers):
                 await swarm.start(name)
             if not game.is_first:
-                await _intrude(strangers, swarm, game.attack)
+                await _intrude(strangers, swarm, STRANGER, game.attack)
+            await _intrude(strangers, swarm, BESIDE, options.beside if game.attack else "")
             await _until_complete(swarm, run, has_churn=game.has_churn, until_s=began_s + options.limit_s)
             ended_s = time.time()
     finally:
@@ -150,11 +153,10 @@ async def play(prepared: LocalSwarm, work: Path, options: Options, game: Game) -
     return await asyncio.to_thread(_left, swarm, began_s, ended_s)
 
 
-async def _intrude(strangers: Children, swarm: LocalSwarm, attack: str) -> None:
+async def _intrude(strangers: Children, swarm: LocalSwarm, name: str, attack: str) -> None:
     if attack:
-        arguments = (attack, swarm.address, str(swarm.home(STRANGER)))
-        log = swarm.work / f"{STRANGER}.log"
-        await strangers.start(STRANGER, "benchmarks.attack.strangers", *arguments, log=log)
+        arguments = (attack, swarm.address, str(swarm.home(name)))
+        await strangers.start(name, "benchmarks.attack.strangers", *arguments, log=swarm.work / f"{name}.log")
 
 
 async def _until_complete(swarm: LocalSwarm, run: Run, *, has_churn: bool, until_s: float) -> None:
@@ -183,9 +185,9 @@ def _archived_s(folder: Path, run: Run) -> dict[str, list[float]]:
 def _left(swarm: LocalSwarm, began_s: float, ended_s: float) -> Left:
     run, store = RunFolder(swarm.folder).require()
     archive, archived_s = SeedArchive(run, store), _archived_s(swarm.folder, run)
-    theirs = swarm.home(STRANGER)
-    keys = frozenset(json.loads((theirs / KEYS).read_text()) if (theirs / KEYS).exists() else ())
-    heard = json.loads((theirs / HEARD).read_text()) if (theirs / HEARD).exists() else {}
+    homes = swarm.home(STRANGER), swarm.home(BESIDE)
+    keys = frozenset(key for home in homes if (home / KEYS).exists() for key in json.loads((home / KEYS).read_text()))
+    heard = json.loads((homes[0] / HEARD).read_text()) if (homes[0] / HEARD).exists() else {}
     documents = [sealed.document for ledger in archive.ledgers.values() for sealed in ledger.versions]
     shares = [share for version in documents for share in version.shares]
     counted = Counter[str]()

@@ -165,7 +165,7 @@ NO_SEED_HINT = "start the coordinator once, or name an address: --seed /ip4/203.
 
 def ticket_of(folder: Path, *, seeds: Sequence[str]) -> str:
     """The ticket of the run in `folder`, with `seeds` first, since whoever names them knows. A coordinator may be at
-    work there. Raises ConfigError for a folder without a run or an address that is none."""
+    work there. Raises ConfigError for a folder without a run, or for an invalid address."""
     run, _ = RunFolder(folder, is_read_only=True).require()
     known = known_addresses(folder)
     if not seeds and not known:

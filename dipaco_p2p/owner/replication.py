@@ -346,7 +346,7 @@ class Replica:
                 self.is_unprovable = self._is_last_word  # such as one that says its outer state is lost, when it is not
             raise
         if not is_cosigned(sealed, self.peer, signature):
-            raise IntegrityError(f"the cosignature of ...{short(self.peer)} is none")
+            raise IntegrityError(f"the cosignature of ...{short(self.peer)} is not valid")
         place = sealed.document.version - 1
         if place < len(self._ledger.versions) and self._ledger.versions[place].document == sealed.document:
             self._ledger.cosign(place + 1, {self.peer: signature})

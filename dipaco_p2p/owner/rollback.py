@@ -73,7 +73,7 @@ def make_rollback(
     grant: str,
     author: PeerId,
 ) -> Made:
-    """The version after `parent` with the parameters in `snapshot`; raises IntegrityError if that is none."""
+    """The version after `parent` with the parameters in `snapshot`; raises IntegrityError if that is no module."""
     layout, settings = run.layout(parent.module), run.config.outer
     state = OuterState.fresh(decode_module(snapshot, layout))
     snapshot_parts, state_blob = module_parts(state.params, layout), state_parts(state)

@@ -1,8 +1,8 @@
-"""The name and the team that a volunteer may give itself: what is one, and in which words it is shown.
+"""The name and the team that a volunteer may give itself: which texts are valid, and how they are shown.
 
 Both are their author's word, signed with its heartbeat. Several peers may say the same, so whoever shows a name shows
-the peer's id before it. A name that is none is shown as none, and never makes a heartbeat unreadable: which characters
-can be seen depends on the tables of Unicode that a machine has, and peers must agree on who lives.
+the peer's id before it. An invalid name is left out, and never makes a heartbeat unreadable: which characters can be
+seen depends on the tables of Unicode that a machine has, and peers must agree on who lives.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ HINT = f"take up to {NAME_CHARS_MAX} letters, digits, signs and single spaces; w
 
 
 def read_name(text: str, *, what: str = "name") -> str:
-    """`text` as it is said and shown: composed (NFC), with single spaces and none around it; an empty one is none.
-    Raises ConfigError, which does not repeat the text: it may not be fit for a terminal."""
+    """`text` as it is signed and shown: composed (NFC), with single spaces between words; empty for no name. Raises
+    ConfigError, which does not repeat the text: it may not be fit for a terminal."""
     if not text:
         return ""
     if len(text) > 4 * NAME_CHARS_MAX:  # before any work: composing makes it four times shorter at the most
@@ -39,7 +39,7 @@ def read_name(text: str, *, what: str = "name") -> str:
 
 
 def clean_name(text: str) -> str:
-    """The same of what a peer said; empty for what is no name."""
+    """What a peer said, in the same form; empty if it is not valid."""
     try:
         return read_name(text)
     except ConfigError:
@@ -59,9 +59,9 @@ def _problem(text: str) -> str:
         return f"has at most {NAME_CHARS_MAX} characters, not {len(text)}"
     unseen = next((char for char in text if char in BLANK or not char.isprintable()), "")
     if unseen:
-        return f"is one line of characters that can be seen: U+{ord(unseen):04X} is none"
+        return f"is one line of visible characters, without U+{ord(unseen):04X}"
     if _has_piles(text):
-        return f"begins with no accent, and no letter has more than {MARKS_MAX}"
+        return f"does not begin with an accent, and has at most {MARKS_MAX} on a letter"
     return "does not look like a peer id: that is always shown beside it" if _LIKE_ID.search(text) else ""
 
 

@@ -225,7 +225,7 @@ async def beside(governor: Governor, steered: Steered) -> AsyncIterator[None]:
     finally:
         task.cancel()
         [outcome] = await asyncio.gather(task, return_exceptions=True)
-    if isinstance(outcome, Exception):  # being cancelled is none
+    if isinstance(outcome, Exception):  # being cancelled is no failure
         raise outcome
 
 

@@ -57,7 +57,7 @@ NOTHING_NEW = 6
 SENSOR = 0
 """NVML_TEMPERATURE_GPU."""
 PERCENT_MAX = 100
-"""Drivers have been seen to say more: such a sample is none."""
+"""Drivers have been seen to say more: such a sample is left out."""
 INSTALL_HINT = "pip install nvidia-ml-py"
 
 

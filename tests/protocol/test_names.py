@@ -1,4 +1,4 @@
-"""Names and teams: what is one, in one form, and what is none is said in one line that is fit for a terminal."""
+"""Names and teams: which texts are valid, in one form, and a line fit for a terminal about those that are not."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ def test_a_name_has_one_form(text: str, shown: str) -> None:
         ("\u00a0\u3000\n", "more than spaces"),
         ("x" * (NAME_CHARS_MAX + 1), "at most 32 characters, not 33"),
         ("x" * 10_240, "at most 32 characters, not 10240"),
-        ("two\nlines", r"U\+000A is none"),
-        ("two\u2028lines", r"U\+2028 is none"),
-        ("a\tb", r"U\+0009 is none"),
-        ("\x1b[31mred", r"U\+001B is none"),
-        ("\x9b31m", r"U\+009B is none"),
-        ("\u202egnp.exe", r"U\+202E is none"),
-        ("a\u2066b", r"U\+2066 is none"),
-        ("a\u200bb", r"U\+200B is none"),
-        ("\ufeff", r"U\+FEFF is none"),
-        ("\u3164", r"U\+3164 is none"),
-        ("\u2800" * 3, r"U\+2800 is none"),
-        ("\ue000", r"U\+E000 is none"),
-        ("\udcff", r"U\+DCFF is none"),
-        ("\U000e0067", r"U\+E0067 is none"),
-        ("\u0301a", "begins with no accent"),
-        ("Z" + "\u0335" * (MARKS_MAX + 1), "no letter has more than 2"),
+        ("two\nlines", r"without U\+000A"),
+        ("two\u2028lines", r"without U\+2028"),
+        ("a\tb", r"without U\+0009"),
+        ("\x1b[31mred", r"without U\+001B"),
+        ("\x9b31m", r"without U\+009B"),
+        ("\u202egnp.exe", r"without U\+202E"),
+        ("a\u2066b", r"without U\+2066"),
+        ("a\u200bb", r"without U\+200B"),
+        ("\ufeff", r"without U\+FEFF"),
+        ("\u3164", r"without U\+3164"),
+        ("\u2800" * 3, r"without U\+2800"),
+        ("\ue000", r"without U\+E000"),
+        ("\udcff", r"without U\+DCFF"),
+        ("\U000e0067", r"without U\+E0067"),
+        ("\u0301a", "does not begin with an accent"),
+        ("Z" + "\u0335" * (MARKS_MAX + 1), "at most 2 on a letter"),
         ("12D3KooWAbCd", "look like a peer id"),
         ("not 12d3koow", "look like a peer id"),
         ("...8VhWqZ", "look like a peer id"),
@@ -66,7 +66,7 @@ def test_a_name_has_one_form(text: str, shown: str) -> None:
     ],
     ids=ascii,
 )
-def test_what_is_no_name_is_refused_without_being_repeated(text: str, why: str) -> None:
+def test_an_invalid_name_is_refused_without_being_repeated(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as caught:
         read_name(text, what="team")
     assert str(caught.value).startswith("a team ") and caught.value.hint

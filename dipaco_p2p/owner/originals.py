@@ -21,7 +21,8 @@ from ..core.outer import copies
 from ..core.outer.codec import Compressed
 from ..node.run import Run
 from ..protocol.documents import Contribution, Sealed
-from ..topology import ModuleId
+from ..protocol.signing import PeerId
+from ..topology import ModuleId, PathId
 
 SKETCH_VALUES = 1 << 15
 """Of an outer gradient, about: which ones nobody else knows, or noise in these alone would hide a copy."""
@@ -33,11 +34,10 @@ COMMITTED_MAX = 4096
 class _Work:
     """What is remembered of one contribution."""
 
-    base: int
+    document: Contribution
     place: int
-    contribution: Contribution | None = None
     sketch: Compressed | None = None
-    """Both None until it has come."""
+    """None until it has come."""
 
 
 class Originals:
@@ -60,14 +60,15 @@ class Originals:
         self._taken_over = next(self._places)
 
     def commit(self, sealed: Sealed[Contribution], *, is_known: bool) -> None:
-        """Its author will hand it in; `is_known`: the chain counts work of it."""
-        if is_known or sum(work.sketch is None for work in self._works.values()) < COMMITTED_MAX:
+        """Its author will hand it in; `is_known`: the chain counts work of it. Of several for one path and base the
+        first counts, so that nobody keeps many places."""
+        waiting = [_key(work.document) for work in self._works.values() if work.sketch is None]
+        if (is_known or len(waiting) < COMMITTED_MAX) and _key(sealed.document) not in waiting:
             self._work(sealed)
 
     def add(self, sealed: Sealed[Contribution], sketch: Compressed, *, has_receipt: bool = False) -> None:
         """It was handed in, and may count; `has_receipt`: of a former leader."""
-        work = self._work(sealed, place=self._taken_over if has_receipt else None)
-        work.contribution, work.sketch = sealed.document, sketch
+        self._work(sealed, place=self._taken_over if has_receipt else None).sketch = sketch
 
     def copies(self, ids: Collection[str]) -> list[str]:
         """Those of these that repeat what another author did before on the same path, also what a version counts."""
@@ -79,12 +80,11 @@ class Originals:
 
     def forget(self, *, oldest_base: int) -> None:
         """Nothing more will come that began before this version."""
-        self._works = {id_: work for id_, work in self._works.items() if work.base >= oldest_base}
+        self._works = {id_: work for id_, work in self._works.items() if work.document.base_version >= oldest_base}
 
     def _work(self, sealed: Sealed[Contribution], *, place: int | None = None) -> _Work:
         if sealed.id not in self._works:
-            place = next(self._places) if place is None else place
-            self._works[sealed.id] = _Work(base=sealed.document.base_version, place=place)
+            self._works[sealed.id] = _Work(sealed.document, next(self._places) if place is None else place)
         return self._works[sealed.id]
 
     def _is_copy(self, work: _Work) -> bool:
@@ -92,10 +92,12 @@ class Originals:
 
 
 def _repeats(work: _Work, other: _Work) -> bool:
-    if work.contribution is None or other.contribution is None:
+    if work.sketch is None or other.sketch is None:
         return False
-    ours, theirs = work.contribution, other.contribution
-    if ours.path != theirs.path or ours.author == theirs.author:
-        return False
-    assert work.sketch is not None and other.sketch is not None
-    return copies.are_alike(work.sketch, other.sketch)
+    ours, theirs = work.document, other.document
+    return ours.path == theirs.path and ours.author != theirs.author and copies.are_alike(work.sketch, other.sketch)
+
+
+def _key(document: Contribution) -> tuple[PeerId, PathId, int]:
+    """For each an author has one contribution."""
+    return document.author, document.path, document.base_version

@@ -140,8 +140,12 @@ async def test_a_crowd_of_commitments_costs_no_memory(tmp_path: Path, monkeypatc
         for sealed in works:
             found.commit(sealed, is_known=False)
         assert len(found._works) == 3
+        for steps in range(1, 9):
+            again = replace(works[5].document, steps=steps)
+            found.commit(seal(signer(75), again), is_known=True)
+        assert len(found._works) == 4, "of one path and base the first counts"
+        found.drop(seal(signer(75), replace(works[5].document, steps=1)).id)
         found.commit(works[5], is_known=True)
-        assert len(found._works) == 4
         sketch = found.sketch(stage.world.run.read_contribution(payload, MODULE))
         for sealed in reversed(works):
             found.add(sealed, sketch)

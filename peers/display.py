@@ -32,6 +32,8 @@ STATE_SOURCES = {
     "dropped": "{path} starts over: the inner state that was fetched is of no use",
 }
 """By where the inner state of a path was found (path/kept.py)."""
+STAGES = {"warmup": "warm-up", "grid": "run"}
+"""What is complete when a stage is; events of earlier programs do not say which it was."""
 STEPS_LINE_S = 10.0
 """A plain line about training at most this often."""
 
@@ -56,7 +58,9 @@ async def show(status: Status, history: History) -> AsyncIterator[None]:
 
 
 def closing(status: Status) -> str:
-    """The last line that a volunteer sees."""
+    """The last line that a volunteer sees of a stage: after one that another follows it is not time for thanks."""
+    if status.is_complete and not status.is_last_stage:
+        return "The warm-up is complete; the grid follows."
     end = "The run is complete." if status.is_complete else "The same command goes on where this one stopped."
     return f"Thank you: {status.receipts} receipts. {end}"
 
@@ -140,7 +144,9 @@ def words_for(event: Mapping[str, Any]) -> str:
         "curves_stopped": lambda e: f"curves to {e['to']} have stopped: {e['detail']}; training goes on",
         "paused": lambda e: f"paused for {e['detail']}",
         "resumed": lambda e: "goes on",
-        "left": lambda e: "left: the run is complete" if e["complete"] else "left",
+        "left": lambda e: (
+            "left" + (f": the {STAGES.get(e.get('stage', ''), 'stage')} is complete" if e["complete"] else "")
+        ),
     }
     return words[event["ev"]](event) if event["ev"] in words else ""
 

@@ -218,7 +218,7 @@ class StageRunner:
     def _new_status(self, run: Run) -> Status:
         config = run.config
         status = Status(run=run.name, peer=self._swarm.peer, rounds=config.rounds.rounds, steps=config.inner.steps)
-        status.paths = run.topology.path_count
+        status.paths, status.is_last_stage = run.topology.path_count, run.is_last_stage
         self.status = status
         return status
 
@@ -292,7 +292,7 @@ class StageRunner:
         node = self.node
         assert node is not None
         if self._stopped.is_set() or self.pauses:  # said while we looked around
-            node.history.add("left", complete=False, receipts=0)
+            node.history.add("left", complete=False, receipts=0, stage=node.run.manifest.stage)
             return
         self._volunteer = volunteer
         try:

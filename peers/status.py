@@ -47,7 +47,9 @@ class Status:
     paths_covered: int = 0
     paths: int = 0
     is_complete: bool = False
-    """Whether the whole run has ended."""
+    """Whether the stage has ended, by itself."""
+    is_last_stage: bool = True
+    """Whether the run ends with it."""
     eta_s: float | None = None
     """Seconds until the run ends at the present pace."""
 

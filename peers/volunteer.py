@@ -304,7 +304,8 @@ class Volunteer:
         self._status.leads = []
         await self._release(ClaimEvent.RELEASED)
         await self._node.presence.leave()
-        self._node.history.add("left", complete=self._status.is_complete, receipts=self._status.receipts)
+        complete, receipts, stage = self._status.is_complete, self._status.receipts, self._node.run.manifest.stage
+        self._node.history.add("left", complete=complete, receipts=receipts, stage=stage)
 
     # -- small questions and notes
 

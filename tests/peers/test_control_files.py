@@ -155,7 +155,7 @@ def test_rounds_and_receipts_stand_in_the_log_in_the_order_of_time(tmp_path: Pat
     assert last_told(tmp_path, 1)[0] == told[-1:]
 
     def more() -> None:
-        at[3].add("left", complete=True)
+        at[3].add("left", complete=True, stage="grid")
 
     steps = iter((more,))
     assert next(follow(tmp_path, tails, sleep=lambda duration_s: next(steps)())).endswith(" left: the run is complete")

@@ -1,4 +1,4 @@
-"""What a volunteer sees: a live panel on a terminal, plain lines everywhere else."""
+"""What a volunteer sees: a live panel on a terminal, below what has happened; plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from dipaco_p2p.program.control.show import PANEL_COLUMNS, pairs
 from dipaco_p2p.program.history import History
-from dipaco_p2p.program.text import duration
+from dipaco_p2p.program.text import duration, printable
 
 from .status import Status, in_rows
 
@@ -34,16 +34,19 @@ STATE_SOURCES = {
 """By where the inner state of a path was found (path/kept.py)."""
 STAGES = {"warmup": "warm-up", "grid": "run"}
 """What is complete when a stage is; events of earlier programs do not say which it was."""
+IN_PANEL = frozenset({"doing", "limited"})
+"""Events that the panel shows until the next of their kind: as lines they would push away those that are to stay."""
 STEPS_LINE_S = 10.0
 """A plain line about training at most this often."""
 
 
 @asynccontextmanager
-async def show(status: Status, history: History) -> AsyncIterator[None]:
-    """Show `status` while the block runs."""
-    console = Console(stderr=True)
+async def show(status: Status, history: History, *, console: Console | None = None) -> AsyncIterator[None]:
+    """Show `status` while the block runs; on the error stream without a `console`."""
+    console = console or Console(stderr=True)
     if console.is_terminal:
         history.listen(partial(_note_curves, status))
+        history.listen(partial(_print_above, console))
         task = asyncio.create_task(_live(status, console))
     else:
         history.listen(_print_event)
@@ -86,6 +89,12 @@ def _note_curves(status: Status, event: Mapping[str, Any]) -> None:
         status.unwritten = f"to {event['to']} have stopped: {event['detail']}"
 
 
+def _print_above(console: Console, event: Mapping[str, Any]) -> None:
+    """A line above the panel, which stays when the panel is drawn again."""
+    if event["ev"] not in IN_PANEL and (words := words_for(event)):
+        console.print(Text(_line(words)))
+
+
 async def _live(status: Status, console: Console) -> None:
     with Live(panel(status), console=console, auto_refresh=False, redirect_stderr=False) as live:
         try:
@@ -115,7 +124,8 @@ def words_for(event: Mapping[str, Any]) -> str:
     """An event of the history in a line for people; nothing for one that concerns nobody."""
     words: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "doing": lambda e: e["doing"] + (f" for {e['waits_for']}" if e["waits_for"] else ""),
-        "claimed": lambda e: f"claimed {e['path']}",
+        "joined": lambda e: "takes part in the " + ("warm-up" if e["stage"] == "warmup" else e["stage"]),
+        "claimed": lambda e: f"moved from {e['before']} to {e['path']}" if e.get("before") else f"claimed {e['path']}",
         "engine": lambda e: f"training in {e['detail']}",
         "stalled": lambda e: f"no progress for {e['silent_s']:.0f} s: {e['path']} is given up until training gets on",
         "limited": lambda e: f"limits: {e['detail']}",
@@ -152,7 +162,12 @@ def words_for(event: Mapping[str, Any]) -> str:
 
 
 def _print(text: str) -> None:
-    tell(f"{time.strftime('%H:%M:%S')} {text}")
+    tell(_line(text))
+
+
+def _line(text: str) -> str:
+    """With the time of day; some words are other peers', such as why they refuse."""
+    return f"{time.strftime('%H:%M:%S')} {printable(text)}"
 
 
 def tell(text: str) -> None:

@@ -42,6 +42,8 @@ class Claiming:
         self._state = ClaimState.IDLE
         self._releasing = asyncio.Lock()
         self._path: PathId | None = None
+        self._before: PathId | None = None
+        """What was claimed last, to tell a move."""
         self._round = 0
 
     @property
@@ -64,7 +66,9 @@ class Claiming:
             await self.release(ClaimEvent.YIELDED)
         self._follow(ClaimEvent.STAYED)
         self._node.presence.note(path=path)
-        self._node.history.add("claimed", path=str(path), round=self._round)
+        before = str(self._before) if self._before not in (None, path) else ""
+        self._before = path
+        self._node.history.add("claimed", path=str(path), round=self._round, before=before)
         return path
 
     async def release(self, event: ClaimEvent) -> None:

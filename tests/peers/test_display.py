@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import io
+import re
 
-from peers.display import closing, words_for
+import pytest
+from rich.console import Console
+
+from dipaco_p2p.clock import ManualClock
+from dipaco_p2p.program.history import History
+from peers.display import closing, show, words_for
 from peers.status import Status
 
 
@@ -27,3 +34,56 @@ def test_who_leaves_before_the_end_is_told_how_to_go_on() -> None:
     for is_last_stage in (True, False):
         said = closing(Status(receipts=2, is_last_stage=is_last_stage))
         assert "Thank you: 2 receipts." in said and "goes on where this one stopped" in said
+
+
+RECEIPT = {"module": "L0.M0", "base": 7, "id": "abcdef0123"}
+LASTING = [
+    ("receipt", RECEIPT, "receipt for L0.M0 from version 7: abcdef01"),
+    ("refused", {"module": "L0.M0", "reason": "norm", "detail": "too long"}, "refused: L0.M0: norm: too long"),
+    ("stalled", {"path": "P0-1", "silent_s": 60.0}, "no progress for 60 s: P0-1 is given up until training gets on"),
+    ("engine", {"detail": "float32, not compiled: as was asked for"}, "training in float32, not compiled"),
+    ("claimed", {"path": "P1-0", "before": ""}, "claimed P1-0"),
+    ("claimed", {"path": "P1-0", "before": "P0-1"}, "moved from P0-1 to P1-0"),
+    ("joined", {"stage": "warmup"}, "takes part in the warm-up"),
+    ("joined", {"stage": "grid"}, "takes part in the grid"),
+]
+
+
+def terminal(columns: int = 100) -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, force_terminal=True, width=columns, color_system=None, legacy_windows=False), out
+
+
+def written(out: io.StringIO) -> str:
+    """In lines: what is written after a cursor movement begins one."""
+    return re.sub(r"\r?(\x1b\[[0-9;?]*[a-zA-Z])+", "\n", out.getvalue())
+
+
+async def shown(*events: tuple[str, dict[str, object]], columns: int = 100) -> str:
+    """What a terminal was sent while these happened, with the panel there before the first of them."""
+    console, out = terminal(columns)
+    history = History(None, ManualClock())
+    async with show(Status(run="run:0123abcd", peer="12D3KooWAbCdEf"), history, console=console):
+        while "╯" not in out.getvalue():
+            await asyncio.sleep(0)
+        for ev, values in events:
+            history.add(ev, **values)
+    return written(out)
+
+
+@pytest.mark.parametrize(("ev", "values", "words"), LASTING)
+def test_what_happens_stands_above_the_panel_once(ev: str, values: dict[str, object], words: str) -> None:
+    text = asyncio.run(shown((ev, values)))
+    assert len(re.findall(rf"^\d\d:\d\d:\d\d {re.escape(words)}", text, flags=re.M)) == 1, text
+    assert text.count("╭") > 1 and text.index(words) < text.rindex("╭"), "the panel is drawn again below it"
+
+
+def test_what_the_panel_shows_anyhow_is_no_line() -> None:
+    text = asyncio.run(shown(("doing", {"doing": "training", "waits_for": ""}), ("limited", {"detail": "one thread"})))
+    assert "one thread" not in text and re.search(r"^\d\d:\d\d", text, flags=re.M) is None
+
+
+def test_words_of_other_peers_move_no_cursor_and_are_no_markup() -> None:
+    detail = "\x1b[2J[red]evil[/red]\nnext"
+    text = asyncio.run(shown(("refused", {"module": "L0.M0", "reason": "norm", "detail": detail})))
+    assert "refused: L0.M0: norm: ?[2J[red]evil[/red]?next" in text

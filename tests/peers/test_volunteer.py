@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -59,6 +60,9 @@ async def test_one_volunteer_alone_finishes_path_after_path(tmp_path: Path) -> N
         heads = [ledger.head.version for ledger in world.seed.archive.ledgers.values()]
         assert heads == [2] * 5
         assert len({event["path"] for event in alone.said("claimed")}) >= 2
+        paths = [event["path"] for event in alone.said("claimed")]
+        moved = [before if before != path else "" for before, path in pairwise(paths)]
+        assert [event["before"] for event in alone.said("claimed")] == ["", *moved]
 
 
 async def test_a_replica_goes_where_nobody_is(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from dipaco_p2p.program.control.show import PANEL_COLUMNS, pairs
+from dipaco_p2p.program.control.show import pairs, panel_width
 from dipaco_p2p.program.history import History
 from dipaco_p2p.program.text import duration, printable
 
@@ -68,8 +68,9 @@ def closing(status: Status) -> str:
     return f"Thank you: {status.receipts} receipts. {end}"
 
 
-def panel(status: Status) -> Panel:
-    """The whole picture: what it does, whom it waits for, loss, speed, last receipt, time left."""
+def panel(status: Status, *, columns: int) -> Panel:
+    """The whole picture, on a terminal of so many columns: what it does, whom it waits for, loss, speed, last receipt,
+    time left."""
     table = pairs()
     for name, value in in_rows(status.figures()).items():
         table.add_row(name, Text(value))
@@ -81,7 +82,7 @@ def panel(status: Status) -> Panel:
     progress = ProgressBar(total=total, completed=min(status.round * status.steps + status.step, total))
     title = f"dipaco-peer  {status.run}  ...{status.peer[-6:]}"
     subtitle = "Ctrl-C finishes cleanly, twice leaves at once"
-    return Panel(Group(table, Text(), progress), title=title, subtitle=subtitle, width=PANEL_COLUMNS)
+    return Panel(Group(table, Text(), progress), title=title, subtitle=subtitle, width=panel_width(columns))
 
 
 def _note_curves(status: Status, event: Mapping[str, Any]) -> None:
@@ -96,13 +97,16 @@ def _print_above(console: Console, event: Mapping[str, Any]) -> None:
 
 
 async def _live(status: Status, console: Console) -> None:
-    with Live(panel(status), console=console, auto_refresh=False, redirect_stderr=False) as live:
+    def now() -> Panel:
+        return panel(status, columns=console.width)  # which may have changed
+
+    with Live(now(), console=console, auto_refresh=False, redirect_stderr=False) as live:
         try:
             while True:
-                live.update(panel(status), refresh=True)
+                live.update(now(), refresh=True)
                 await asyncio.sleep(REFRESH_S)
         finally:
-            live.update(panel(status), refresh=True)
+            live.update(now(), refresh=True)
 
 
 async def _lines(status: Status) -> None:

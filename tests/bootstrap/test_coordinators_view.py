@@ -227,7 +227,7 @@ def test_on_a_terminal_all_of_it_fits(seen: Seen, tmp_path: Path, columns: int, 
         assert any(line.split() == ["tokens/s", "1,235"] for line in lines) is (columns < 200)
         assert any("none for 2 s" in line for line in lines)
         assert "\x1b" not in out.getvalue() and max(map(len, lines)) <= columns
-        assert len(lines[0]) == min(columns, 78)
+        assert len(lines[0]) == columns - 2
 
 
 def test_a_name_stands_behind_the_id_and_a_decree_takes_it_away(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.program.history import History
-from peers.display import closing, show, words_for
+from peers.display import closing, panel, show, words_for
 from peers.status import Status
 
 
@@ -87,3 +87,16 @@ def test_words_of_other_peers_move_no_cursor_and_are_no_markup() -> None:
     detail = "\x1b[2J[red]evil[/red]\nnext"
     text = asyncio.run(shown(("refused", {"module": "L0.M0", "reason": "norm", "detail": detail})))
     assert "refused: L0.M0: norm: ?[2J[red]evil[/red]?next" in text
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_panel_is_as_wide_as_the_terminal(columns: int) -> None:
+    text = asyncio.run(shown(columns=columns))
+    frames = [line for line in text.splitlines() if line.startswith(("╭", "│", "╰"))]
+    assert frames and {len(line) for line in frames} == {columns - 2}, "but for the room that an echoed ^C needs"
+
+
+def test_what_fits_beside_its_name_on_a_wide_terminal_is_one_line() -> None:
+    status, (console, out) = Status(doing="waiting", waits_for="the next version of L0.M0, " * 5), terminal(200)
+    console.print(panel(status, columns=console.width))
+    assert any(status.waits_for.strip() in line for line in out.getvalue().splitlines())

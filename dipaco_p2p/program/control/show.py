@@ -21,8 +21,8 @@ from ...errors import NotRunning
 from ..examination import Finding, Level, document, exit_code, told, worst
 from ..text import duration, printable
 
-PANEL_COLUMNS = 78
-"""Fits the narrowest usual terminal; and beyond the frame there is room for the `^C` that a terminal echoes."""
+ECHO_COLUMNS = 2
+"""Of a terminal, beyond the frame: the `^C` that it echoes needs them."""
 WATCH_S = 1.0
 WATCH_PLAIN_S = 10.0
 """Between two looks; longer where no terminal shows only the last."""
@@ -80,11 +80,16 @@ def lines(screen: Screen, report: Report) -> list[str]:
 
 
 def panel(screen: Screen, report: Report, *, columns: int) -> Panel:
-    """As wide as the terminal, and at most `PANEL_COLUMNS`."""
+    """As wide as a terminal of so many columns."""
     table = pairs()
     for name, value in screen.rows(report):
         table.add_row(name, Text(printable(value)))
-    return Panel(table, title=screen.title, width=min(columns, PANEL_COLUMNS))
+    return Panel(table, title=screen.title, width=panel_width(columns))
+
+
+def panel_width(columns: int) -> int:
+    """Of a panel on a terminal of so many columns."""
+    return max(columns - ECHO_COLUMNS, 1)
 
 
 def pairs() -> Table:

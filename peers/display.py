@@ -65,7 +65,7 @@ def closing(status: Status) -> str:
     if status.is_complete and not status.is_last_stage:
         return "The warm-up is complete; the grid follows."
     end = "The run is complete." if status.is_complete else "The same command goes on where this one stopped."
-    return f"Thank you: {status.receipts} receipts. {end}"
+    return f"Thank you: {status.receipts} receipts in this run. {end}"
 
 
 def panel(status: Status, *, columns: int) -> Panel:

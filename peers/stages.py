@@ -28,7 +28,7 @@ from dipaco_p2p.owner.judge import Judge, Measure
 from dipaco_p2p.owner.leadership import Electing, Leadership
 from dipaco_p2p.program.console import log_to
 from dipaco_p2p.program.curves import Curves, Subject
-from dipaco_p2p.program.history import History
+from dipaco_p2p.program.history import History, read_history
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.addresses import best_address
@@ -219,6 +219,8 @@ class StageRunner:
         config = run.config
         status = Status(run=run.name, peer=self._swarm.peer, rounds=config.rounds.rounds, steps=config.inner.steps)
         status.paths, status.is_last_stage = run.topology.path_count, run.is_last_stage
+        histories = [self._config.run_folder(stage) / "history.jsonl" for stage in self._known.ids]
+        status.receipts = sum(map(receipts_in, histories))
         self.status = status
         return status
 
@@ -292,7 +294,8 @@ class StageRunner:
         node = self.node
         assert node is not None
         if self._stopped.is_set() or self.pauses:  # said while we looked around
-            node.history.add("left", complete=False, receipts=0, stage=node.run.manifest.stage)
+            receipts = 0 if self.status is None else self.status.receipts
+            node.history.add("left", complete=False, receipts=receipts, stage=node.run.manifest.stage)
             return
         self._volunteer = volunteer
         try:
@@ -347,6 +350,11 @@ class StageRunner:
                     self._known.add(stages[-1])
                     return stages[-1]
         return None
+
+
+def receipts_in(history: Path) -> int:
+    """How many contributions have one, as far back as a history goes."""
+    return len({event.get("id") for event in read_history(history) if event.get("ev") == "receipt"})
 
 
 def _note_limit(history: History, status: Status, text: str) -> None:

@@ -39,6 +39,7 @@ class Status:
     tokens_per_s: float = 0.0
     last_receipt: str = ""
     receipts: int = 0
+    """Of this identity, in all stages of the run and over restarts, as its histories have them."""
     leads: list[ModuleId] = field(default_factory=list)
     peers_alive: int = 0
     """Peers whose heartbeat is heard."""

@@ -37,8 +37,13 @@ class Stages:
 
     def add(self, run: Run) -> None:
         """From now on this stage is served, too."""
-        if run.id not in [sealed.id for sealed in self._known]:
+        if run.id not in self.ids:
             self._known.append(run.sealed)
+
+    @property
+    def ids(self) -> list[str]:
+        """Of the stages that are known."""
+        return [sealed.id for sealed in self._known]
 
     async def _answer(self, sender: PeerId, request: GetManifests) -> Reply:
         return Reply({}, canonical_bytes([sealed.to_dict() for sealed in self._known]))

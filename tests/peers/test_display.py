@@ -33,7 +33,7 @@ def test_of_a_program_that_did_not_say_which_stage_ended_no_more_is_told_than_th
 def test_who_leaves_before_the_end_is_told_how_to_go_on() -> None:
     for is_last_stage in (True, False):
         said = closing(Status(receipts=2, is_last_stage=is_last_stage))
-        assert "Thank you: 2 receipts." in said and "goes on where this one stopped" in said
+        assert "Thank you: 2 receipts in this run." in said and "goes on where this one stopped" in said
 
 
 RECEIPT = {"module": "L0.M0", "base": 7, "id": "abcdef0123"}

@@ -1,0 +1,71 @@
+"""What a volunteer is told of the whole run, over its stages and over restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from stages_harness import Home, run_file
+from tiny_run import signer
+from virtual_time import eventually
+
+from dipaco_p2p.config import RoutingConfig
+from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.program.history import History, read_history
+from peers.config import PeerConfig
+from peers.stages import Entrance, Parts, StageRunner, receipts_in
+from peers.status import Status
+
+
+class Watched:
+    """One process of a volunteer, and what its screen was given."""
+
+    def __init__(self, home: Home, number: int) -> None:
+        self._home = home
+        self._number = number
+        self.folder = home.homes / f"volunteer-{number}" / "runs"
+        self.statuses: list[Status] = []
+        """By stage."""
+
+    async def take_part(self) -> None:
+        swarm, home = self._home.network.join(signer(self._number)), self._home
+        stages = await fetch_stages(swarm, home.coordinator, expected=None)
+        config, parts = PeerConfig(home=self.folder.parent), Parts(show=self._show)
+        entrance = Entrance(host=home.coordinator)
+        runner = StageRunner(swarm, config, home.clock, entrance=entrance, device="cpu", parts=parts)
+        await runner.take_part(stages)
+
+    @asynccontextmanager
+    async def _show(self, status: Status, history: History) -> AsyncIterator[None]:
+        self.statuses.append(status)
+        yield
+
+    def receipts(self) -> set[str]:
+        """The contributions that have one, by the histories of all stages."""
+        events = [event for path in self.folder.glob("*/history.jsonl") for event in read_history(path)]
+        return {event["id"] for event in events if event["ev"] == "receipt"}
+
+
+async def test_receipts_are_counted_over_stages_and_restarts(tmp_path: Path, corpus: Path) -> None:
+    home = Home(tmp_path, run_file(corpus, routing=RoutingConfig(reshard_rounds=())))
+    first, second, again = Watched(home, 1), Watched(home, 2), Watched(home, 1)
+    home.start()
+    await asyncio.gather(first.take_part(), second.take_part())
+    warmup, grid = first.statuses
+    assert 0 < warmup.receipts < grid.receipts == len(first.receipts())
+    await eventually(home.is_over)
+    home.network.kill(signer(1).peer)
+    await again.take_part()
+    assert [status.receipts for status in again.statuses] == [grid.receipts], "a new process begins with them"
+    await home.close()
+
+
+def test_a_receipt_that_a_history_has_twice_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    assert receipts_in(path) == 0
+    path.write_bytes(
+        b'{"ev":"receipt","id":"a"}\n{"ev":"rec\xff\n{"ev":"receipt","id":"a"}\n{"ev":"receipt","id":"b"}\n'
+    )
+    assert receipts_in(path) == 2

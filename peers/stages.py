@@ -219,6 +219,7 @@ class StageRunner:
         config = run.config
         status = Status(run=run.name, peer=self._swarm.peer, rounds=config.rounds.rounds, steps=config.inner.steps)
         status.paths, status.is_last_stage = run.topology.path_count, run.is_last_stage
+        status.rounds_after = 0 if run.is_last_stage else run.manifest.config.rounds.rounds
         histories = [self._config.run_folder(stage) / "history.jsonl" for stage in self._known.ids]
         status.receipts = sum(map(receipts_in, histories))
         self.status = status

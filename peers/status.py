@@ -26,6 +26,9 @@ class Status:
     path: PathId | None = None
     round: int = 0
     rounds: int = 0
+    """Of the stage."""
+    rounds_after: int = 0
+    """Of the stages that follow."""
     step: int = 0
     """Inner steps of this round."""
     steps: int = 0
@@ -52,7 +55,7 @@ class Status:
     is_last_stage: bool = True
     """Whether the run ends with it."""
     eta_s: float | None = None
-    """Seconds until the run ends at the present pace."""
+    """Seconds until the whole run ends, if rounds take as long as the last ones did; None before two were begun."""
 
     def figures(self) -> dict[str, Any]:
         """As plain JSON values: the same keys always, null for what is not known."""
@@ -62,6 +65,7 @@ class Status:
             "path": None if self.path is None else str(self.path),
             "round": self.round,
             "rounds": self.rounds,
+            "rounds_after": self.rounds_after,
             "step": self.step,
             "steps": self.steps,
             "is_cut": self.is_cut,
@@ -92,8 +96,17 @@ def in_rows(figures: Mapping[str, Any]) -> dict[str, str]:
         "receipts": str(figures["receipts"]),
         "last receipt": figures["last_receipt"] or "-",
         "swarm": f"{figures['peers_alive']} peers alive, {figures['peers_training']} train; {covered}",
-        "time left": duration(figures["eta_s"]),
+        "time left": _time_left(figures),
     }
+
+
+def _time_left(figures: Mapping[str, Any]) -> str:
+    """Of the whole run, and on what it rests; a volunteer of an earlier version told that of the stage."""
+    is_guess = figures["eta_s"] is not None and figures.get("rounds_after")
+    return duration(figures["eta_s"]) + (f" if {OTHER_PACE}" if is_guess else "")
+
+
+OTHER_PACE = "the grid's rounds take as long as those of the warm-up"
 
 
 LOOK_S = 30.0

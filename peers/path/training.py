@@ -138,23 +138,32 @@ class Pace:
         return elapsed_s + elapsed_s / steps <= training_s
 
 
+ROUNDS_OF_PACE = 16
+"""What is left is reckoned from as many: the first one, which may compile, must not count for ever."""
+
+
 class Account:
     """Kept over all paths that one volunteer trains in one stage of a run."""
 
     def __init__(self, node: Member, status: Status) -> None:
         self._node = node
         self._status = status
-        self._first: tuple[int, float] | None = None
-        """The first round that we trained, and when it began."""
+        self._begun: deque[tuple[int, float]] = deque(maxlen=ROUNDS_OF_PACE + 1)
+        """The newest rounds that were the first of ours to reach their number, and when they began."""
         self._statistics = node.swarm.statistics()
         self.rounds_done = 0
 
     def begin(self, round_number: int) -> None:
-        """A round's inner steps begin; from the second on the end of the run can be estimated."""
-        now_s = self._node.clock.now_s()
-        first, began_s = self._first = self._first or (round_number, now_s)
+        """A round's inner steps begin; from the second on the end of the run can be estimated. What is begun for a
+        further path that is no further ahead says nothing of the pace."""
+        now_s, status = self._node.clock.now_s(), self._status
+        if self._begun and round_number <= self._begun[-1][0]:
+            return
+        self._begun.append((round_number, now_s))
+        first, began_s = self._begun[0]
         if round_number > first:
-            self._status.eta_s = (self._status.rounds - round_number) * (now_s - began_s) / (round_number - first)
+            left = status.rounds - round_number + status.rounds_after
+            status.eta_s = left * (now_s - began_s) / (round_number - first)
 
     def end(self, path: PathId, work: Work) -> None:
         """A round is done, its push included: note what it took. Rounds whose steps began ahead overlap in time."""

@@ -37,9 +37,9 @@ from peers.status import Status
 
 KEYS = {
     "schema", "version", "pid", "home", "running_s", "state", "pauses", "run", "run_id", "stage", "peer", "doing",
-    "waits_for", "path", "round", "rounds", "step", "steps", "is_cut", "loss", "tokens_per_s", "eta_s", "receipts",
-    "last_receipt", "leads", "frozen", "modules", "peers_alive", "peers_training", "paths_covered", "paths", "bytes_up",
-    "bytes_down", "name", "team", "name_hidden",
+    "waits_for", "path", "round", "rounds", "rounds_after", "step", "steps", "is_cut", "loss", "tokens_per_s", "eta_s",
+    "receipts", "last_receipt", "leads", "frozen", "modules", "peers_alive", "peers_training", "paths_covered", "paths",
+    "bytes_up", "bytes_down", "name", "team", "name_hidden",
 }  # fmt: skip
 PATH = PathId.parse("P0-1")
 
@@ -158,6 +158,14 @@ def test_status_off_a_terminal_is_plain_lines(running: Running) -> None:
         "time left: 1 h 01 min",
     ):
         assert line in said.splitlines(), said
+
+
+def test_during_the_warm_up_the_time_left_says_what_it_rests_on(running: Running) -> None:
+    running.runner.status.rounds_after = 20
+    line = "time left: 1 h 01 min if the grid's rounds take as long as those of the warm-up"
+    assert line in run("status", "--home", running.home).splitlines()
+    running.runner.status.eta_s = None
+    assert "time left: -" in run("status", "--home", running.home).splitlines()
 
 
 @pytest.mark.parametrize("columns", [40, 78, 200])

@@ -6,15 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 from stages_harness import Home, run_file
 from tiny_run import signer
 from virtual_time import eventually
 
+from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.config import RoutingConfig
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.program.history import History, read_history
+from dipaco_p2p.swarm.api import SwarmStatistics
 from peers.config import PeerConfig
+from peers.path.training import ROUNDS_OF_PACE, Account
 from peers.stages import Entrance, Parts, StageRunner, receipts_in
 from peers.status import Status
 
@@ -54,12 +59,48 @@ async def test_receipts_are_counted_over_stages_and_restarts(tmp_path: Path, cor
     home.start()
     await asyncio.gather(first.take_part(), second.take_part())
     warmup, grid = first.statuses
+    assert (warmup.rounds, warmup.rounds_after, grid.rounds, grid.rounds_after) == (2, 3, 3, 0)
     assert 0 < warmup.receipts < grid.receipts == len(first.receipts())
     await eventually(home.is_over)
     home.network.kill(signer(1).peer)
     await again.take_part()
     assert [status.receipts for status in again.statuses] == [grid.receipts], "a new process begins with them"
     await home.close()
+
+
+def account(rounds: int, rounds_after: int = 0) -> tuple[Account, Status, ManualClock]:
+    clock, status = ManualClock(), Status(rounds=rounds, rounds_after=rounds_after)
+    node = SimpleNamespace(clock=clock, swarm=SimpleNamespace(statistics=SwarmStatistics))
+    return Account(cast(Any, node), status), status, clock
+
+
+async def test_the_time_left_is_that_of_the_whole_run_from_the_second_round_on() -> None:
+    of_run, status, clock = account(rounds=10, rounds_after=20)
+    of_run.begin(3)
+    assert status.eta_s is None, "one beginning says nothing of the pace"
+    await clock.advance(60.0)
+    of_run.begin(3)
+    assert status.eta_s is None, "nor does a second path in the same round"
+    await clock.advance(40.0)
+    of_run.begin(4)
+    assert status.eta_s == (6 + 20) * 100.0
+    await clock.advance(40.0)
+    of_run.begin(2)
+    of_run.begin(4)
+    assert status.eta_s == (6 + 20) * 100.0
+    await clock.advance(60.0)
+    of_run.begin(6)
+    assert status.eta_s == (4 + 20) * 200.0 / 3, "who leaves rounds to others knows what they took"
+
+
+async def test_the_time_left_follows_the_pace_of_the_last_rounds() -> None:
+    of_run, status, clock = account(rounds=100)
+    of_run.begin(0)
+    await clock.advance(1000.0)
+    for round_number in range(1, ROUNDS_OF_PACE + 2):
+        of_run.begin(round_number)
+        await clock.advance(10.0)
+    assert status.eta_s == (100 - ROUNDS_OF_PACE - 1) * 10.0
 
 
 def test_a_receipt_that_a_history_has_twice_counts_once(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ class StageRunner:
         self._device = device
         self._parts = parts = parts or Parts()
         settings = trainer_settings(config)
+        self._engines = Engines(device, wanted=config.engine)
         self.steps = between_steps(config, settings["micro"], device=device)
         """What goes on between inner steps, to keep its owner's limits."""
         self._make_trainer = partial(parts.make_trainer, **settings, steps=self.steps)
@@ -260,7 +261,7 @@ class StageRunner:
         volunteer: Volunteer | None = None
         # As trainers do before their choice: a whole round's steps repay no compiling.
         wanted = EXACT if self._config.engine == EXACT or self._device == "cpu" else BFLOAT16
-        engines = Engines(self._device, wanted=wanted, on_choice=lambda engine: None)
+        engines = Engines(self._device, wanted=wanted)
         make_trainer = partial(self._make_trainer, device=self._device, engines=engines)
         repeat = self._parts.make_repeater(node, make_trainer=make_trainer)
         chains, judge = Chains(node), Judge(node, device=self._device, measure=self._parts.measure, repeat=repeat)
@@ -276,7 +277,7 @@ class StageRunner:
             ownership,
             status,
             device=self._device,
-            engine=self._config.engine,
+            engines=self._engines,
             make_trainer=self._make_trainer,
             evaluate=self._config.evaluate,
         )

@@ -12,12 +12,13 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from dipaco_p2p.core.model.engine import AUTO, Engine
+from dipaco_p2p.core.model.engine import Engine
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, SwarmError
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.program.tasks import done_or_later, keep_going
+from dipaco_p2p.program.text import duration
 from dipaco_p2p.protocol.claims import ClaimEvent, taking_part
 from dipaco_p2p.protocol.liveness import heartbeat_interval_s
 from dipaco_p2p.protocol.rounds import PATIENCE
@@ -31,7 +32,7 @@ from .path.contribute import Contributor
 from .path.kept import InnerStates
 from .path.shard_source import ShardSource
 from .path.trainer import Engines, PathTrainer
-from .path.training import Training, Watchdog
+from .path.training import ROUNDS_SILENT_MAX, Training, Watchdog
 from .status import Status
 
 log = logging.getLogger(__name__)
@@ -51,16 +52,18 @@ class Volunteer:
         status: Status,
         *,
         device: str,
-        engine: str = AUTO,
+        engines: Engines | None = None,
         make_trainer: Callable[..., PathTrainer] = PathTrainer,
         evaluate: bool = False,
     ) -> None:
-        """`evaluate` offers to check the coordinator's losses between rounds."""
+        """`engines` are those of the process, which may have taken part in an earlier stage; `evaluate` offers to check
+        the coordinator's losses between rounds."""
         self._node = node
         self._ownership = ownership
         self._status = status
         self._device = device
-        self._engines = Engines(device, wanted=engine, on_choice=self._say_engine)
+        self._engines = engines or Engines(device)
+        self._engines.follow(self._say_engine, on_compiling=self._say_compiling, on_compiled=self._say_compiled)
         self._make_trainer = partial(make_trainer, device=device, engines=self._engines)
         self._obeying = Obeying(node, on_change=self._obey, is_ending=lambda: self._is_ending)
         states = InnerStates(node)
@@ -84,6 +87,10 @@ class Volunteer:
         """Whether no further step is taken."""
         self.is_finishing = False
         """Whether no further round is begun."""
+        self.is_compiling = False
+        """Whether the steps that are under way are compiled first."""
+        self._compiling = ""
+        """The same in words."""
         self._work: asyncio.Task[None] | None = None
         self._readers: dict[ModuleId, Follower] = {}
         self._broken: set[PathId] = set()
@@ -380,6 +387,16 @@ class Volunteer:
     def _say_engine(self, engine: Engine) -> None:
         self._node.history.add("engine", is_fast=engine.is_fast, detail=str(engine))
 
+    def _say_compiling(self, takes_s: float) -> None:
+        """No step is done meanwhile, which must not be taken for a stall: on a busy machine it takes longer."""
+        self._watchdog.expect_silence(ROUNDS_SILENT_MAX * takes_s)
+        self.is_compiling, self._compiling = True, f"compiling: about {duration(takes_s)}"
+        self.say_again()
+
+    def _say_compiled(self) -> None:
+        self.is_compiling = False
+        self.say_again()
+
     def _say_late(self, modules: list[ModuleId]) -> None:
         self.say("waiting", waits_for="the next version of " + ", ".join(map(str, sorted(modules))))
 
@@ -400,6 +417,8 @@ class Volunteer:
         doing, waits_for = self._said
         if self._training.is_ahead and doing in BESIDE_STEPS:
             doing, waits_for = "training", ""
+        if self.is_compiling and doing == "training":
+            doing = self._compiling
         if self._obeying.is_frozen and doing not in ENDING:
             doing, waits_for = self._obeying.words, ""
         if (self._status.doing, self._status.waits_for) != (doing, waits_for):

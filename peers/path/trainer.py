@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dipaco_p2p.canonical import Parts
 from dipaco_p2p.core import tensor_file as codec
-from dipaco_p2p.core.model.engine import AUTO, Engine, at_first, choose
+from dipaco_p2p.core.model.engine import AUTO, Engine, at_first, choose, compiling_s
 from dipaco_p2p.core.model.inner import InnerLoop, InnerResult, StepReport
 from dipaco_p2p.core.model.microbatch import MicroBatch
 from dipaco_p2p.core.model.shards import Shard
@@ -38,16 +38,35 @@ STEPS_MIN = 8
 OnStep = Callable[[StepReport], bool]
 
 
-class Engines:
-    """The choice of one process."""
+def _nobody(*values: object) -> None:
+    """Is told."""
 
-    def __init__(self, device: str, *, wanted: str = AUTO, on_choice: Callable[[Engine], None]) -> None:
-        """`on_choice` is told the choice once, when a step was taken with it: then all that belongs to it is known."""
+
+class Engines:
+    """The choice of one process, for all stages: what one has compiled the next one need not repay."""
+
+    def __init__(self, device: str, *, wanted: str = AUTO, on_choice: Callable[[Engine], None] = _nobody) -> None:
+        """`on_choice` as in `follow`."""
         self._device = device
         self._wanted = wanted
-        self._on_choice = on_choice
+        self._on_compiling: Callable[[float], None] = _nobody
+        self._on_compiled: Callable[[], None] = _nobody
+        self._has_compiled = False
+        self.follow(on_choice)
         self._steps_s: list[float] = []
         self._chosen: Engine | None = None
+
+    def follow(
+        self,
+        on_choice: Callable[[Engine], None],
+        *,
+        on_compiling: Callable[[float], None] = _nobody,
+        on_compiled: Callable[[], None] = _nobody,
+    ) -> None:
+        """From now on tell these. `on_choice` the choice once, when a step was taken with it: then all that belongs to
+        it is known. `on_compiling` when the next steps have to be compiled, with how long that takes at the most, and
+        `on_compiled` when that is over."""
+        self._on_choice, self._on_compiling, self._on_compiled = on_choice, on_compiling, on_compiled
         self._is_told = False
 
     def engine(self, *, steps_left: int) -> Engine:
@@ -57,6 +76,19 @@ class Engines:
             step_s = statistics.median(self._steps_s) if known else None
             self._chosen = choose(self._wanted, self._device, step_s=step_s, steps_left=steps_left)
         return self._chosen or at_first(self._wanted, self._device)
+
+    def must_compile(self) -> bool:
+        """Whether the steps that begin now compile before they are taken; if so, that is told."""
+        if self._has_compiled or self._chosen is None or not self._chosen.is_compiled:
+            return False
+        self._on_compiling(compiling_s(self._device))
+        return True
+
+    def compiled(self) -> None:
+        """A step was taken that had to be compiled: later ones need not."""
+        if not self._has_compiled:
+            self._has_compiled = True
+            self._on_compiled()
 
     def watched(self, on_step: OnStep, *, taken: Callable[[], None]) -> OnStep:
         """`on_step`; before the choice with what the steps take noted, right after it with one call of `taken`."""
@@ -171,6 +203,8 @@ class PathTrainer:
             engine = self._engines.engine(steps_left=self._run.total_steps - first_step)
             self._loop.use(fast=engine.is_fast, compiled=engine.is_compiled)
             on_step = self._engines.watched(on_step, taken=self._tells_setup(self._engines))
+            if self._engines.must_compile():
+                on_step = self._until_compiled(self._engines, on_step)
         return await asyncio.to_thread(
             self._loop.run, flats, part, first_step=first_step, steps=steps, on_step=on_step, goes_on=goes_on
         )
@@ -262,6 +296,18 @@ class PathTrainer:
             events.call_soon_threadsafe(engines.tell, self._loop.described())
 
         return taken
+
+    def _until_compiled(self, engines: Engines, on_step: OnStep) -> OnStep:
+        """For the worker thread, as above. What follows a step still finds that it was compiled."""
+        events = asyncio.get_running_loop()
+
+        def followed(report: StepReport) -> bool:
+            goes_on = on_step(report)
+            if self._loop.has_compiled:
+                events.call_soon_threadsafe(engines.compiled)
+            return goes_on
+
+        return followed
 
     def _checked(self, residual: NDArray[Any], module: ModuleId) -> Flat:
         size = self._run.layout(module).size

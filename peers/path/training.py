@@ -51,6 +51,7 @@ class Watchdog:
         self._rounds_s: deque[float] = deque(maxlen=ROUNDS_REMEMBERED)
         self._began_s: float | None = None
         self._last_s = 0.0
+        self._silent_until_s = 0.0
 
     def begin(self) -> None:
         """A round begins."""
@@ -59,6 +60,10 @@ class Watchdog:
     def progress(self) -> None:
         """Something got on."""
         self._last_s = self._clock.now_s()
+
+    def expect_silence(self, duration_s: float) -> None:
+        """What begins now gives no sign for so long, and gets on all the same."""
+        self._silent_until_s = self._clock.now_s() + duration_s
 
     def end(self) -> None:
         """The round is over, well or not: what comes is waiting, which is no fault of ours."""
@@ -81,7 +86,7 @@ class Watchdog:
     @property
     def is_stalled(self) -> bool:
         """Whether a round is going on, and nothing in it."""
-        return self.is_working and self._clock.now_s() - self._last_s > self.limit_s
+        return self.is_working and self._clock.now_s() - max(self._last_s, self._silent_until_s) > self.limit_s
 
 
 PUSHES = 3
@@ -133,9 +138,11 @@ class Pace:
         return left_s - min(push_s, PUSH_SHARE_MAX * self._deadline_s)
 
     @staticmethod
-    def has_time(steps: int, *, elapsed_s: float, training_s: float) -> bool:
-        """Whether one more step fits, if it takes as long as each of the `steps` that took `elapsed_s`."""
-        return elapsed_s + elapsed_s / steps <= training_s
+    def has_time(steps: int, *, elapsed_s: float, training_s: float, once_s: float = 0.0) -> bool:
+        """Whether one more step fits, if it takes as long as each of the `steps` that took `elapsed_s`, without the
+        `once_s` that will not come again, such as compiling. One is tried before any was taken."""
+        step_s = (elapsed_s - once_s) / steps if steps else 0.0
+        return elapsed_s + step_s <= training_s
 
 
 ROUNDS_OF_PACE = 16
@@ -194,6 +201,7 @@ class Voice(Protocol):
 
     is_stopping: bool
     is_finishing: bool
+    is_compiling: bool
 
     def say(self, doing: str, *, waits_for: str = "") -> None: ...
 
@@ -320,19 +328,23 @@ class Training:
         training_s = self._pace.training_s(spent_s=spent_s)
         status.round, status.step, status.is_cut = round_number, 0, False
         self._account.begin(round_number)
-        tokens = 0
+        tokens, once_steps, once_s = 0, 0, 0.0
 
         def on_step(report: StepReport) -> bool:
-            nonlocal tokens
+            nonlocal tokens, began_s, once_steps, once_s
             if head_start is not None and not head_start.is_wanted:
                 return False
             self._watchdog.progress()
             tokens += report.tokens
             status.step, status.loss = status.step + 1, report.loss
-            status.tokens_per_s = tokens / max(time.monotonic() - began_s, 1e-9)
             elapsed_s = clock.now_s() - began_at_s
+            if self._for.is_compiling:  # what that took says nothing of the steps to come
+                tokens, began_s, once_steps, once_s = 0, time.monotonic(), status.step, elapsed_s
+            else:
+                status.tokens_per_s = tokens / max(time.monotonic() - began_s, 1e-9)
             time_s = training_s + (0.0 if head_start is None else head_start.seconds(began_at_s))
-            status.is_cut = not self._pace.has_time(status.step, elapsed_s=elapsed_s, training_s=time_s)
+            steps = status.step - once_steps
+            status.is_cut = not self._pace.has_time(steps, elapsed_s=elapsed_s, training_s=time_s, once_s=once_s)
             return not self._for.is_stopping and not status.is_cut and not self._node.decrees.is_frozen
 
         replica, sharding = self._claiming.replica(assignment.path), assignment.trainer.sharding

@@ -22,7 +22,7 @@ from dipaco_p2p.topology import ModuleId, PathId
 from peers.path.claiming import Claiming
 from peers.path.contribute import Contributor, push
 from peers.path.kept import InnerStates
-from peers.path.trainer import PathTrainer
+from peers.path.trainer import Engines, PathTrainer
 from peers.path.training import ROUNDS_SILENT_MAX, Watchdog
 
 MODULE = ModuleId(1, 0)
@@ -79,6 +79,20 @@ def test_one_round_that_took_for_ever_changes_little() -> None:
         clock.time_s += duration_s
         dog.end()
     assert dog.limit_s == ROUNDS_SILENT_MAX * 50.0
+
+
+def test_a_silence_that_was_announced_is_no_stall_and_one_beyond_it_is() -> None:
+    clock = Hands()
+    dog = Watchdog(clock, deadline_s=20.0)
+    dog.begin()
+    dog.expect_silence(120.0)
+    clock.time_s += 120.0 + dog.limit_s
+    assert not dog.is_stalled
+    clock.time_s += 0.1
+    assert dog.is_stalled
+    dog.progress()
+    clock.time_s += dog.limit_s + 0.1
+    assert dog.is_stalled, "it was announced once"
 
 
 def test_waiting_between_rounds_is_no_fault() -> None:
@@ -225,6 +239,33 @@ async def test_a_claim_that_the_watchdog_gave_up_is_noticed(tmp_path: Path) -> N
 
 
 # -- whole volunteers
+
+
+async def test_a_volunteer_that_compiles_for_longer_than_a_stall_keeps_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, compiling_s = PathTrainer.train, 0.0
+    compiles: list[Engines] = []
+
+    async def train(self: PathTrainer, *args: Any, **changes: Any) -> Any:
+        if not compiles:
+            assert self._engines is not None
+            compiles.append(self._engines)
+            self._engines._on_compiling(compiling_s)
+            await asyncio.sleep(compiling_s)
+            self._engines.compiled()
+        return await honest(self, *args, **changes)
+
+    monkeypatch.setattr(PathTrainer, "train", train)
+    async with World(tmp_path, config=tiny_config(min_paths=1)) as world:
+        compiling_s = ROUNDS_SILENT_MAX * world.run.config.rounds.deadline_s + 10.0
+        victim = world.join(1)
+        await eventually(lambda: bool(compiles))
+        words = victim.status.doing
+        assert words.startswith("compiling: about ") and victim.node.presence.heartbeat.doing == "compiling"
+        await eventually(lambda: victim.status.doing != words, limit_s=compiling_s + 1.0)
+        await world.done()
+        assert not victim.said("stalled") and victim.said("receipt")
 
 
 async def test_a_volunteer_that_hangs_is_alive_and_takes_no_part_until_it_gets_on(

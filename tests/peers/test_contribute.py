@@ -80,6 +80,14 @@ def test_a_step_is_begun_only_if_it_can_be_finished(steps: int, fits: bool) -> N
     assert Pace.has_time(steps, elapsed_s=10.0 * steps, training_s=95.0) == fits
 
 
+@pytest.mark.parametrize(("steps", "fits"), [(0, True), (1, True), (4, True), (5, False)])
+def test_what_is_done_once_is_no_measure_of_the_steps_to_come(steps: int, fits: bool) -> None:
+    """The first one compiled for 45 s; each after it takes 10 s, and there are 95."""
+    elapsed_s = 45.0 + 10.0 * steps
+    assert Pace.has_time(steps, elapsed_s=elapsed_s, training_s=95.0, once_s=45.0) == fits
+    assert not Pace.has_time(0, elapsed_s=96.0, training_s=95.0, once_s=96.0)
+
+
 def test_the_time_is_the_shortest_that_a_leader_of_the_path_waits() -> None:
     pace = pace_of(120.0)
     pace.told(rounds(80.0, 60.0, 0.0))

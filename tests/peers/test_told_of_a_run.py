@@ -9,14 +9,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from stages_harness import Home, run_file
 from tiny_run import signer
+from torch import Tensor
 from virtual_time import eventually
 
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.config import RoutingConfig
+from dipaco_p2p.core.model import engine, inner
+from dipaco_p2p.core.model.engine import AUTO, FAST
+from dipaco_p2p.core.model.transformer import PathModel
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.program.history import History, read_history
+from dipaco_p2p.program.text import duration
 from dipaco_p2p.swarm.api import SwarmStatistics
 from peers.config import PeerConfig
 from peers.path.training import ROUNDS_OF_PACE, Account
@@ -27,9 +33,10 @@ from peers.status import Status
 class Watched:
     """One process of a volunteer, and what its screen was given."""
 
-    def __init__(self, home: Home, number: int) -> None:
+    def __init__(self, home: Home, number: int, *, engine: str = AUTO) -> None:
         self._home = home
         self._number = number
+        self._engine = engine
         self.folder = home.homes / f"volunteer-{number}" / "runs"
         self.statuses: list[Status] = []
         """By stage."""
@@ -37,7 +44,7 @@ class Watched:
     async def take_part(self) -> None:
         swarm, home = self._home.network.join(signer(self._number)), self._home
         stages = await fetch_stages(swarm, home.coordinator, expected=None)
-        config, parts = PeerConfig(home=self.folder.parent), Parts(show=self._show)
+        config, parts = PeerConfig(home=self.folder.parent, engine=self._engine), Parts(show=self._show)
         entrance = Entrance(host=home.coordinator)
         runner = StageRunner(swarm, config, home.clock, entrance=entrance, device="cpu", parts=parts)
         await runner.take_part(stages)
@@ -47,10 +54,14 @@ class Watched:
         self.statuses.append(status)
         yield
 
+    def events(self, ev: str) -> list[dict[str, Any]]:
+        """Of all stages, in the order of time."""
+        events = [event for path in self.folder.glob("*/history.jsonl") for event in read_history(path)]
+        return sorted((event for event in events if event["ev"] == ev), key=lambda event: event["t"])
+
     def receipts(self) -> set[str]:
         """The contributions that have one, by the histories of all stages."""
-        events = [event for path in self.folder.glob("*/history.jsonl") for event in read_history(path)]
-        return {event["id"] for event in events if event["ev"] == "receipt"}
+        return {event["id"] for event in self.events("receipt")}
 
 
 async def test_receipts_are_counted_over_stages_and_restarts(tmp_path: Path, corpus: Path) -> None:
@@ -65,6 +76,30 @@ async def test_receipts_are_counted_over_stages_and_restarts(tmp_path: Path, cor
     home.network.kill(signer(1).peer)
     await again.take_part()
     assert [status.receipts for status in again.statuses] == [grid.receipts], "a new process begins with them"
+    await home.close()
+
+
+def quick(model: PathModel, tokens: Tensor) -> Tensor:
+    """In place of the compiled loss."""
+    return model.loss(tokens)
+
+
+async def test_compiling_is_something_that_a_volunteer_does_once_in_all_stages(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "has_bfloat16", lambda device: True)
+    monkeypatch.setattr(engine, "compiler", lambda: "g++")
+    for module in (engine, inner):
+        monkeypatch.setattr(module, "fast_loss", quick)
+    home = Home(tmp_path, run_file(corpus, routing=RoutingConfig(reshard_rounds=())))
+    both = [Watched(home, number, engine=FAST) for number in (1, 2)]
+    home.start()
+    await asyncio.gather(*(volunteer.take_part() for volunteer in both))
+    for volunteer in both:
+        said = [event["doing"] for event in volunteer.events("doing")]
+        words = f"compiling: about {duration(engine.compiling_s('cpu'))}"
+        assert said.count(words) == 1 and said[said.index(words) + 1] == "training"
+        assert len(volunteer.events("engine")) == 2, "each stage's history says what it is trained with"
     await home.close()
 
 

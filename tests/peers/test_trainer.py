@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_run import initial, make_run, tiny_config
+from torch import Tensor
 
-from dipaco_p2p.core.model import engine
+from dipaco_p2p.core.model import engine, inner
 from dipaco_p2p.core.model.engine import AUTO, EXACT, FAST, Engine
 from dipaco_p2p.core.model.inner import InnerResult, StepReport
 from dipaco_p2p.core.model.microbatch import MicroBatch
 from dipaco_p2p.core.model.shards import decode_shard
+from dipaco_p2p.core.model.transformer import PathModel
 from dipaco_p2p.core.outer.compress import INT4, decode_compressed
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import IntegrityError
@@ -256,6 +258,43 @@ def test_what_it_trains_with_is_told_once_in_one_line(bench: Bench) -> None:
     ]
     assert all(part in line for part in parts), line
     assert line.count("as was asked for") == 2, "of the micro-batch, and of the engine"
+
+
+def quick(model: PathModel, tokens: Tensor) -> Tensor:
+    """In place of the compiled loss."""
+    return model.loss(tokens)
+
+
+def test_compiling_is_told_before_the_first_step_and_its_end_after_it_once_in_a_process(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (engine, inner):
+        monkeypatch.setattr(module, "fast_loss", quick)
+    told: list[str] = []
+    engines = Engines("cpu", wanted=FAST)
+    engines.follow(
+        lambda choice: told.append("chosen"),
+        on_compiling=lambda takes_s: told.append(f"compiling {takes_s:.0f} s"),
+        on_compiled=lambda: told.append("compiled"),
+    )
+
+    async def scenario() -> None:
+        for path in (PATH, PathId((0, 0, 0))):
+            trainer = bench.trainer(path=path, engines=engines, micro=MicroBatch(size=1))
+            for round_number in range(2):
+
+                def on_step(report: StepReport) -> bool:
+                    told.append("step")
+                    return True
+
+                await trainer.train(BEFORE, round_number=round_number, replica=(0, 1), on_step=on_step)
+                await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    takes = f"compiling {engine.COMPILING['cpu'].takes_s:.0f} s"
+    assert [said for said in told if said not in ("step", "chosen")] == [takes, "compiled"]
+    assert told.index(takes) < told.index("step") < told.index("compiled")
+    assert told.count("step") == 12 and told.count("chosen") == 1
 
 
 def test_all_trainers_of_a_process_share_what_was_found(bench: Bench) -> None:

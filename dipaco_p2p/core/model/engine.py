@@ -111,6 +111,11 @@ def repays(compiling: Compiling, *, step_s: float, steps_left: int) -> tuple[boo
     return True, f"{left}; up to {compiling.takes_s:.0f} s of compiling save about {saved_s / 60:.0f} min"
 
 
+def compiling_s(device: str) -> float:
+    """What compiling takes there at the most."""
+    return COMPILING[_kind(device)].takes_s
+
+
 def hindrance(device: str) -> str | None:
     """Why this machine has no products in bfloat16 that are worth having; None if it has."""
     if _kind(device) not in COMPILING:

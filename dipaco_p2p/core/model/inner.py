@@ -99,6 +99,8 @@ class InnerLoop:
         self._micro = micro or MicroBatch()
         self._reads_late = self._device.type == "cuda" if reads_late is None else reads_late
         self._has_begun = False
+        self.has_compiled = False
+        """Whether a step was taken that had to be compiled first, or that could not be."""
         self.use(fast=fast)
 
     def use(self, *, fast: bool, compiled: bool = True) -> None:
@@ -226,10 +228,14 @@ class InnerLoop:
         self._model.model.is_checkpointed = fit.is_checkpointed
         self._optimizer.zero_grad(set_to_none=True)
         try:
-            return accumulate(tokens_BT, fit.size, partial(loss_of, self._model), goes_on=goes_on)
+            loss = accumulate(tokens_BT, fit.size, partial(loss_of, self._model), goes_on=goes_on)
         except Exception as error:  # the backward pass is compiled when it is first needed, which may fail by itself
             if loss_of is not fast_loss or not gives_up_compiling(error):
                 raise
+        else:
+            self.has_compiled |= loss_of is fast_loss and loss is not None
+            return loss
+        self.has_compiled = True
         return self._gradient(tokens_BT, eager_loss, goes_on, fit)
 
     def _tokens(self, shard: Shard, step: int) -> Tensor:

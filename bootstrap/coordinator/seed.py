@@ -127,6 +127,8 @@ class Seed:
         self._opened: list[SeedStage] = []
         self._decrees: Decrees | None = None
         """Of all stages; None before the first is open."""
+        self._saying: set[asyncio.Task[None]] = set()
+        """Heartbeats that tell of a decree and are under way."""
         self._stopped = asyncio.Event()
 
     async def run(self, run: Run) -> None:
@@ -140,6 +142,8 @@ class Seed:
         finally:
             for opened in self._opened:
                 opened.cancel()
+            for saying in self._saying:
+                saying.cancel()
         for failure in (opened.failure for opened in self._opened if opened.failure is not None):
             raise failure
 
@@ -181,8 +185,16 @@ class Seed:
         require_caught_up(self._folder.root)
         row = self._decreeing().issue(order, at_s=self._clock.now_s())
         log.warning("decreed: %s", row)
-        await asyncio.gather(*(stage.say() for stage in self._opened))
+        self._tell()
         return row
+
+    def _tell(self) -> None:
+        """Let peers hear soon that there is a further decree. It holds already: nobody who decreed waits until records
+        are stored, which takes seconds where some of the peers that keep them have gone."""
+        for stage in self._opened:
+            saying = asyncio.create_task(stage.say())
+            self._saying.add(saying)
+            saying.add_done_callback(self._saying.discard)
 
     def _decreeing(self) -> Decreeing:
         if self._decrees is None or not self._opened:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from group_harness import MODULE, make_versions, of_group
+from heavy_imports import probe
 from tiny_run import SEED_NUMBER, signer
 from view_harness import run
 
@@ -25,6 +26,7 @@ from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.identity import write
 
 COORDINATOR = signer(SEED_NUMBER)
+BANNED = signer(71).peer
 BOB, TWIN = PeerId("12D3KooWBob1abcd"), PeerId("12D3KooWBob2abcd")
 """Who is alive; the commands never look into an abbreviated id that they know."""
 
@@ -138,6 +140,15 @@ def test_without_a_running_coordinator_the_command_writes_for_its_next_start(fol
     assert "decree 3: hide-name" in run("hide-name", signer(71).peer, folder, "--reason", "an insult")
     assert "names hidden: " in run("decrees", folder)
     assert "decree 4: show-name" in run("show-name", signer(71).peer[-6:], folder)
+
+
+@pytest.mark.parametrize(
+    "words", [["decrees"], ["freeze", "--reason", "a bad shard"], ["ban", BANNED, "--reason", "x"]]
+)
+def test_neither_listing_nor_making_decrees_imports_what_takes_seconds(folder: Path, words: list[str]) -> None:
+    place = 2 if words[0] == "ban" else 1
+    result, heavy = probe("bootstrap.cli", *words[:place], str(folder), *words[place:])
+    assert result.returncode == 0 and not set(heavy) & {"torch", "hivemind"}, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,9 @@ from virtual_time import eventually, play
 import dipaco_p2p.node.store
 from bootstrap.archives.early_stopping import read_evaluations
 from bootstrap.archives.verify import verify_stages
+from bootstrap.control.requests import Control
+from bootstrap.control.requests import Request as Ask
+from bootstrap.coordinator.stage import SeedStage
 from bootstrap.folder import GRID, WARMUP, RunFolder
 from bootstrap.genesis.prepare import fork, prepare
 from bootstrap.runfile import RunFile
@@ -80,6 +83,33 @@ def test_a_run_can_be_routed_by_tiny_models_from_its_first_shards_to_what_it_wri
     assert asyncio.run(written(open_folder(folder), request)).text
     finished = json.loads((home.folder / GRID / "finished.json").read_text())
     assert finished["routing"]["routed once"]["perplexity"] < 300
+
+
+async def test_a_decree_is_answered_before_the_swarm_has_heard_of_it(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, stuck = asyncio.Event(), asyncio.Event()
+
+    async def say(self: SeedStage) -> None:
+        heard.set()
+        await stuck.wait()
+
+    monkeypatch.setattr(SeedStage, "say", say)
+    home, control = Home(tmp_path, run_file(corpus)), Control()
+    home.start()
+    assert home.seed is not None
+    home.seed.add_verbs(control)
+    await eventually(lambda: home.seed is not None and home.seed.stage() is not None)
+
+    async def ask(request: Ask) -> dict[str, Any]:
+        answer = control.answer(request)
+        return answer if isinstance(answer, dict) else await answer
+
+    async with asyncio.timeout(1.0):
+        assert (await ask(Ask(ask="freeze", reason="a test")))["number"] == 1
+        assert (await ask(Ask(ask="decrees")))["frozen"] == "a test"
+        await heard.wait()
+    await home.close()
 
 
 async def test_contributions_say_which_sharding_they_were_trained_on(tmp_path: Path, corpus: Path) -> None:

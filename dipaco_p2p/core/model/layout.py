@@ -11,15 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from ...canonical import Parts
 from ...config import ModelConfig
 from ...errors import IntegrityError
 from ..arrays import Array, Floats
 from ..tensor_file import decode, encode_parts, memory, short
+
+if TYPE_CHECKING:  # commands that only look at a run need no tensors, and torch takes seconds to import
+    import torch
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -128,6 +131,4 @@ def _layer_tensors(model: ModelConfig) -> Iterator[tuple[str, Shape]]:
 
 
 def _as_array(tensor: Array | torch.Tensor) -> Array:
-    if isinstance(tensor, torch.Tensor):
-        return tensor.detach().to(device="cpu", dtype=torch.float32).numpy()
-    return tensor
+    return tensor if isinstance(tensor, np.ndarray) else tensor.detach().float().cpu().numpy()

@@ -56,14 +56,14 @@ async def show(status: Status, history: History, *, console: Console | None = No
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    if console.is_terminal:
-        console.print(closing(status))
+    if console.is_terminal and (words := closing(status)):
+        console.print(words)
 
 
 def closing(status: Status) -> str:
-    """The last line that a volunteer sees of a stage: after one that another follows it is not time for thanks."""
+    """The last line that a volunteer sees; none after the warm-up: what is waited for then is said (stages.py)."""
     if status.is_complete and not status.is_last_stage:
-        return "The warm-up is complete; the grid follows."
+        return ""
     end = "The run is complete." if status.is_complete else "The same command goes on where this one stopped."
     return f"Thank you: {status.receipts} receipts in this run. {end}"
 

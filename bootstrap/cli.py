@@ -231,7 +231,7 @@ def export(
 def demo(
     peers: Annotated[int, typer.Option(min=1, max=16, help="Volunteers at the start.")] = 4,
     grid: Annotated[str, typer.Option(help="Modules per level, as in 2x2.")] = "2x2",
-    rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 8,
     steps: Annotated[int, typer.Option(min=1, help="Inner steps per round.")] = 30,
     kills: Annotated[int, typer.Option(min=0, help="Volunteers to kill with SIGKILL, one after another.")] = 1,
     corpus: Annotated[

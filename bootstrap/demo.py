@@ -45,7 +45,7 @@ STALL_S = 150.0
 HEARTBEAT_TTL_S = 10.0
 AUDITED = 1
 """Of each volunteer the first work alone is audited for certain: all of them share two processors."""
-WARMUP_STEPS = 200
+WARMUP_STEPS = 120
 VALIDATION_SHARE, HOLDOUT_SHARE = 0.03, 0.01
 """Half of the defaults: every round of the warm-up and of the grid is judged on them, on the same two processors."""
 PATHS_MAX = 64
@@ -252,7 +252,7 @@ port = 0
 
 
 def warmup_rounds(config: DemoConfig) -> int:
-    """About 200 steps: until then the features of the first tokens tell little."""
+    """About so many steps that the features of the first tokens tell texts apart."""
     return max(1, round(WARMUP_STEPS / config.steps)) if config.rounds > 2 else 1
 
 

@@ -196,7 +196,7 @@ def played() -> list[Call]:
     plan, snapshots, calls = make_plan(1, (), volunteers=4), list[Snapshot](), list[Call]()
 
     class Trainer(PathTrainer):
-        def __init__(self, *arguments: Any, clock: object, step_s: float, **settings: Any) -> None:
+        def __init__(self, *arguments: Any, clock: object, step_s: float, forges: object, **settings: Any) -> None:
             super().__init__(*arguments, **settings)
 
     class Watched(World):

@@ -399,17 +399,6 @@ class Sealed(Generic[D]):
         return replace(self, cosignatures={**self.cosignatures, **cosignatures})
 
 
-@dataclass(frozen=True, slots=True)
-class Reopened(Sealed[D]):
-    """One that was checked, and its id worked out, before."""
-
-    known_id: str = ""
-
-    @property
-    def id(self) -> str:
-        return self.known_id
-
-
 def document_id(document: Document) -> str:
     """The digest of the canonical bytes."""
     return digest(canonical_bytes(strict.plain(document)))
@@ -470,16 +459,6 @@ def unseal(kind: type[D], value: object) -> Sealed[D]:
     if not isinstance(value["signature"], str) or not verify(document.author, kind.KIND, data, value["signature"]):
         raise IntegrityError(f"the signature of this {kind.KIND} does not fit its author")
     return Sealed(document, value["signature"], _cosignatures(value.get("cosignatures", {}), data))
-
-
-def reopen(kind: type[D], value: dict[str, Any], id_: str) -> Sealed[D]:
-    """What `unseal` gave before and its id, from where nobody else can have written: schema and bounds, but no
-    signature is looked at again. Never for what a peer said. Raises IntegrityError."""
-    try:
-        document = strict.load(kind, value["document"], where=f"this {kind.KIND}")
-        return Reopened(document, value["signature"], dict(value.get("cosignatures", {})), id_)
-    except (ConfigError, KeyError, ValueError, TypeError, RecursionError) as error:
-        raise IntegrityError(f"malformed {kind.KIND}: {str(error)[:PROBLEM_CHARS_MAX]}") from None
 
 
 def _cosignatures(value: object, data: bytes) -> dict[PeerId, str]:

@@ -33,10 +33,6 @@ class Links:
         """One thing of a list: its page, or a further page of it."""
         return self.page(f"{name}/{quote(str(key))}", number=number)
 
-    def filtered(self, name: str, **query: object) -> str:
-        """A list with a filter; the whole list where nobody can filter it."""
-        return self.page(name, {key: str(value) for key, value in query.items()})
-
     def api(self, name: str, form: str = "json") -> str:
         """A table of the API, or its schema."""
         return f"{self.root}api/v1/{name}.{form}"

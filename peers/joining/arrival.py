@@ -88,8 +88,6 @@ class Arrival:
     swarm: Libp2pSwarm
     opened: Opened
     reach: Reach
-    is_unreachable: bool
-    """Whether it listened, was found to be out of reach, and goes on as a client."""
 
 
 async def arrive(entry: Entry, config: PeerConfig, friends: KnownPeers, *, tell: Callable[[str], None]) -> Arrival:
@@ -110,8 +108,7 @@ async def arrive(entry: Entry, config: PeerConfig, friends: KnownPeers, *, tell:
                 continue
             raise
         if not is_listening or reach is not Reach.NO:
-            is_unreachable = config.is_listening and not is_listening
-            return Arrival(swarm=swarm, opened=opened, reach=reach, is_unreachable=is_unreachable)
+            return Arrival(swarm=swarm, opened=opened, reach=reach)
         is_listening = _say_client(tell, swarm)
         await swarm.close()
 

@@ -16,7 +16,6 @@ from dipaco_p2p.core.routing.evaluate import (
     WINDOW,
     Evaluation,
     counted_tokens,
-    evaluate_routed,
     held,
     losses,
     oracle_once,
@@ -58,22 +57,6 @@ def test_a_prefix_token_counts_only_as_context():
     np.testing.assert_array_equal(losses(model, changed), losses(model, SEQUENCES))
     changed[:, PREFIX_TOKENS] = (changed[:, PREFIX_TOKENS] + 1) % 258
     assert (losses(model, changed) != losses(model, SEQUENCES)).all()
-
-
-def test_each_sequence_is_scored_by_its_own_path():
-    assignment = np.array([0, 2, 2, 0, 2, 2, 0])
-    asked: list[int] = []
-
-    def paths(number: int) -> list[np.ndarray]:
-        asked.append(number)
-        return flats(number)
-
-    result = evaluate_routed(paths, CONFIG, SEQUENCES, assignment)
-    expected = losses(path_model(CONFIG), SEQUENCES)[assignment == 0].sum()
-    expected += losses(path_model(CONFIG, 2), SEQUENCES)[assignment == 2].sum()
-    assert result.nats_total == pytest.approx(expected)
-    assert result.tokens == 7 * 32
-    assert asked == [0, 2]
 
 
 def test_loss_and_perplexity_are_per_token():

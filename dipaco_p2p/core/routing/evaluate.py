@@ -11,17 +11,16 @@ n sequences, T tokens of each, J windows, P paths, B batch, D width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...config import PREFIX_TOKENS, ModelConfig
+from ...config import PREFIX_TOKENS
 from ...errors import IntegrityError
 from ..arrays import Array, Floats
-from ..model.transformer import PathModel, head_nats, load_modules
+from ..model.transformer import PathModel, head_nats
 from ..tensor_file import decode, encode
 
 Doubles = npt.NDArray[np.float64]
@@ -128,22 +127,6 @@ def losses(model: PathModel, sequences: Array, *, batch: int = 32) -> Doubles:
     """Summed loss in nats of each of `sequences` (n, context), over the targets at positions 32 and on."""
     nats: Doubles = window_nats(model, sequences, batch=batch).sum(axis=1)
     return nats
-
-
-def evaluate_routed(
-    paths: Callable[[int], Sequence[Floats]], config: ModelConfig, sequences: Array, assignment: Array
-) -> Evaluation:
-    """Loss of each sequence under the path with the number that `assignment` (n,) gives it.
-
-    `paths(number)` gives the path's flat vectors, one per level; only one path is in memory at a time.
-    """
-    assert len(sequences) and len(sequences) == len(assignment), (len(sequences), len(assignment))
-    model = PathModel(config)
-    nats: list[float] = []
-    for number in np.unique(assignment).tolist():
-        load_modules(model, paths(number))
-        nats += losses(model, sequences[assignment == number]).tolist()
-    return Evaluation(nats_total=math.fsum(nats), tokens=len(sequences) * counted_tokens(sequences.shape[1]))
 
 
 def routed_once(table: Doubles, assignment: Array) -> Doubles:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dipaco_p2p.config import LevelConfig, ModelConfig
@@ -25,6 +26,11 @@ def path_model(config: ModelConfig, seed: int = 0) -> PathModel:
     model = PathModel(config)
     load_modules(model, list(initial_modules(config, seed=seed).values()))
     return model
+
+
+def plain_loss(model: PathModel, tokens: torch.Tensor) -> torch.Tensor:
+    """By torch alone, with all logits at once."""
+    return F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def llama(model: PathModel) -> LlamaForCausalLM:

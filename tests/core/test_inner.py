@@ -8,14 +8,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from models_harness import small
+from models_harness import plain_loss, small
 
 from dipaco_p2p.config import InnerConfig
 from dipaco_p2p.core.model import inner
 from dipaco_p2p.core.model.inner import InnerLoop, StepReport, learning_rate
 from dipaco_p2p.core.model.microbatch import MicroBatch, OutOfMemory
 from dipaco_p2p.core.model.shards import Shard, batch
-from dipaco_p2p.core.model.transformer import PathModel, initial_modules, load_modules, next_token_loss, read_module
+from dipaco_p2p.core.model.transformer import PathModel, initial_modules, load_modules, read_module
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import DipacoError, IntegrityError
 
@@ -53,7 +53,7 @@ def test_steps_match_a_loop_written_with_torch_alone():
             group["lr"] = learning_rate(CONFIG, step, 30)
         tokens = batch(SHARD, seed=5, step=step, size=4)
         adam.zero_grad()
-        next_token_loss(model(tokens), tokens).backward()
+        plain_loss(model, tokens).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adam.step()
     for level, flat in enumerate(result.flats):

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from models_harness import llama, path_model, small, tokens_of
+from models_harness import llama, path_model, plain_loss, small, tokens_of
 
 from dipaco_p2p.config import LevelConfig
 from dipaco_p2p.core.model import transformer as head_loss_module
-from dipaco_p2p.core.model.transformer import next_token_loss
 
 GRID = (LevelConfig(modules=2, blocks=1), LevelConfig(modules=2, blocks=2))
 WIDE = {"vocab_size": 300, "width": 32, "ffn_width": 48, "context": 160}
@@ -45,22 +44,17 @@ def test_hidden_comes_before_the_final_norm():
     torch.testing.assert_close(model(tokens), normed @ model.model.embed_tokens.weight.T)
 
 
-@pytest.mark.parametrize("skip", [0, 1, 2, 40])
-def test_loss_counts_exactly_the_targets_from_skip_on(skip):
+def test_loss_counts_exactly_the_tokens_after_the_first():
     model, tokens = path_model(TIED), tokens_of(TIED)
-    logits = model(tokens).detach()
-    first = max(skip, 1)
-    expected = F.cross_entropy(logits[:, first - 1 : -1].flatten(0, 1), tokens[:, first:].flatten())
-    torch.testing.assert_close(next_token_loss(logits, tokens, skip=skip), expected)
-    torch.testing.assert_close(model.loss(tokens, skip=skip).detach(), expected)
+    torch.testing.assert_close(model.loss(tokens), plain_loss(model, tokens))
 
 
 @pytest.mark.parametrize("config", [TIED, UNTIED], ids=["tied", "untied"])
 def test_sliced_loss_has_the_gradients_of_the_plain_one(config, monkeypatch):
     monkeypatch.setattr(head_loss_module, "CPU_LOGITS", 300 * 7)
     model, tokens = path_model(config), tokens_of(config)
-    plain = torch.autograd.grad(next_token_loss(model(tokens), tokens, skip=5), list(model.parameters()))
-    sliced = torch.autograd.grad(model.loss(tokens, skip=5), list(model.parameters()))
+    plain = torch.autograd.grad(plain_loss(model, tokens), list(model.parameters()))
+    sliced = torch.autograd.grad(model.loss(tokens), list(model.parameters()))
     for one, other in zip(sliced, plain, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 

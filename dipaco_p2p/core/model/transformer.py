@@ -53,10 +53,11 @@ class PathModel(nn.Module):
         """Final norm and output head."""
         return F.linear(self.model.norm(hidden_BTD), self.head_weight)
 
-    def loss(self, tokens_BT: Tensor, *, skip: int = 0) -> Tensor:
-        """`next_token_loss` of this model, without ever holding all logits."""
+    def loss(self, tokens_BT: Tensor) -> Tensor:
+        """Mean cross-entropy in nats over the predicted positions, without ever holding all logits."""
         normed_BTD = self.model.norm(self.hidden(tokens_BT))
-        targets_BT = _targets(tokens_BT, skip)
+        # To shift these instead of the logits saves a copy of the latter.
+        targets_BT = F.pad(tokens_BT[:, 1:], (0, 1), value=IGNORED)
         return head_loss(normed_BTD.flatten(0, 1), self.head_weight, targets_BT.flatten())
 
     @property
@@ -186,19 +187,6 @@ def read_module(model: PathModel, level: int) -> Floats:
     parameters = dict(model.named_parameters())
     layout = module_layout(model.config, level)
     return layout.flatten({name: parameters[name] for name in layout.names})
-
-
-def next_token_loss(logits_BTV: Tensor, tokens_BT: Tensor, *, skip: int = 0) -> Tensor:
-    """Mean cross-entropy in nats over the predicted positions; targets at positions below `skip` do not count."""
-    targets_BT = _targets(tokens_BT, skip)
-    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED)
-
-
-def _targets(tokens_BT: Tensor, skip: int) -> Tensor:
-    """The token after each position, or IGNORED; shifting these instead of the logits saves a copy of the latter."""
-    targets_BT = F.pad(tokens_BT[:, 1:], (0, 1), value=IGNORED)
-    targets_BT[:, : max(skip - 1, 0)] = IGNORED
-    return targets_BT
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:

@@ -13,6 +13,7 @@ from typing import Any
 from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 from virtual_time import VirtualClock, end, play
 
+from bootstrap.archives.verify import verify_run
 from bootstrap.coordinator.terms import Terms
 from bootstrap.folder import write_stage
 from dipaco_p2p.config import RunConfig
@@ -239,6 +240,20 @@ class World:
         """Wait until every volunteer has finished the run."""
         for volunteer in self.volunteers:
             await volunteer.done()
+
+    async def finish(self) -> None:
+        """To the end of the run, with whoever is left: every chain verifies, and what has a receipt is counted."""
+        for volunteer in self.volunteers:
+            if volunteer.task is not None and not volunteer.task.done():
+                await volunteer.done()
+        reports = verify_run(self.run, self.seed.node.store, self.seed.archive)
+        assert {(report.versions, report.problem) for report in reports} == {(self.run.config.rounds.rounds, "")}
+        receipts = {event["id"] for volunteer in self.volunteers for event in volunteer.said("receipt")}
+        assert receipts <= {id_ for ledger in self.seed.archive.ledgers.values() for id_ in ledger.counted}
+
+    def digests(self) -> dict[ModuleId, str]:
+        """Of the newest version of each module, in the archive."""
+        return {module: ledger.head.digest for module, ledger in self.seed.archive.ledgers.items()}
 
     async def kill(self, volunteer: TinyVolunteer) -> None:
         """As SIGKILL would: nothing that it does from now on reaches anybody."""

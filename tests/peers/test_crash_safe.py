@@ -90,29 +90,15 @@ def uninterrupted(folder: Path) -> dict[ModuleId, str]:
         async with World(folder, config=tiny_config(rounds=ROUNDS)) as world:
             world.join_all()
             await world.done()
-            found.update(digests(world))
+            found.update(world.digests())
 
     play(scenario)
     return found
 
 
-def digests(world: World) -> dict[ModuleId, str]:
-    return {module: ledger.head.digest for module, ledger in world.seed.archive.ledgers.items()}
-
-
 @pytest.fixture(scope="module")
 def digests_of_a_quiet_run(tmp_path_factory: pytest.TempPathFactory) -> dict[ModuleId, str]:
     return uninterrupted(tmp_path_factory.mktemp("quiet"))
-
-
-async def finish(world: World) -> None:
-    for volunteer in world.volunteers:
-        if volunteer.task is not None and not volunteer.task.done():
-            await volunteer.done()
-    reports = verify_run(world.run, world.seed.node.store, world.seed.archive)
-    assert {(report.versions, report.problem) for report in reports} == {(world.run.config.rounds.rounds, "")}
-    receipts = {event["id"] for volunteer in world.volunteers for event in volunteer.said("receipt")}
-    assert receipts <= {id_ for ledger in world.seed.archive.ledgers.values() for id_ in ledger.counted}
 
 
 def require_every_path_in_every_version(world: World) -> None:
@@ -135,9 +121,9 @@ async def test_a_volunteer_that_comes_back_at_once_changes_nothing_of_what_comes
         await eventually(lambda: hang.is_hanging)
         await world.kill(world.volunteers[0])
         again = await come_back(world, 1)
-        await finish(world)
+        await world.finish()
         require_every_path_in_every_version(world)
-        assert digests(world) == digests_of_a_quiet_run
+        assert world.digests() == digests_of_a_quiet_run
         if phase == "in its pushes":
             assert {event["base"] for event in again.said("receipt")} >= {1}
             assert not again.said("refused")
@@ -154,7 +140,7 @@ async def test_the_path_of_a_killed_volunteer_is_in_the_very_round_in_which_it_d
         hang.victim = world.volunteers[0]
         await eventually(lambda: hang.is_hanging)
         await world.kill(world.volunteers[0])
-        await finish(world)
+        await world.finish()
         require_every_path_in_every_version(world)
 
 
@@ -174,7 +160,7 @@ async def test_what_a_killed_volunteer_had_trained_is_too_old_after_a_long_time(
         await eventually(lambda: bool(again.said("claimed")))
         assert {event["reason"] for event in again.said("refused")} == {Reason.STALE_BASE}
         assert not list((again.folder / "outbox").rglob("*.json"))
-        await finish(world)
+        await world.finish()
 
 
 # -- bit rot

@@ -14,7 +14,6 @@ from runtime_harness import TinyVolunteer, World
 from tiny_run import MODEL, tiny_config
 from virtual_time import VirtualLoop, end, eventually, play
 
-from bootstrap.archives.verify import verify_run
 from dipaco_p2p.core.model.inner import InnerResult
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import DipacoError
@@ -27,10 +26,6 @@ from peers.path.trainer import PathTrainer
 from peers.status import Status
 
 ROUNDS = 3
-
-
-def digests(world: World) -> dict[ModuleId, str]:
-    return {module: ledger.head.digest for module, ledger in world.seed.archive.ledgers.items()}
 
 
 def shares(world: World) -> list[tuple[ModuleId, int, tuple[Share, ...]]]:
@@ -52,14 +47,6 @@ def require_every_path_once(world: World) -> None:
         assert {share.base_version for share in found} == {version - 1}
 
 
-async def finish(world: World) -> None:
-    for volunteer in world.volunteers:
-        if volunteer.task is not None and not volunteer.task.done():
-            await volunteer.done()
-    reports = verify_run(world.run, world.seed.node.store, world.seed.archive)
-    assert {(report.versions, report.problem) for report in reports} == {(world.run.config.rounds.rounds, "")}
-
-
 @pytest.fixture(scope="module")
 def digests_of_four(tmp_path_factory: pytest.TempPathFactory) -> dict[ModuleId, str]:
     """With a volunteer for every path, where nobody ever rotates."""
@@ -68,10 +55,10 @@ def digests_of_four(tmp_path_factory: pytest.TempPathFactory) -> dict[ModuleId, 
     async def scenario() -> None:
         async with World(tmp_path_factory.mktemp("four"), config=tiny_config(rounds=ROUNDS)) as world:
             world.join_all()
-            await finish(world)
+            await world.finish()
             require_every_path_once(world)
             assert all(sources(volunteer) == ["start"] for volunteer in world.volunteers)
-            found.update(digests(world))
+            found.update(world.digests())
 
     play(scenario)
     return found
@@ -84,15 +71,15 @@ async def test_fewer_volunteers_than_paths_give_the_digests_of_one_for_each(
     async with World(tmp_path, config=tiny_config(rounds=ROUNDS, min_paths=volunteers)) as world:
         for number in range(1, volunteers + 1):
             world.join(number)
-        await finish(world)
+        await world.finish()
         require_every_path_once(world)
-        assert digests(world) == digests_of_four
+        assert world.digests() == digests_of_four
 
 
 async def test_two_volunteers_over_four_paths_go_on_with_their_own_when_they_can(tmp_path: Path) -> None:
     async with World(tmp_path, config=tiny_config(rounds=ROUNDS, min_paths=2), delay_s=(0.0, 0.05)) as world:
         world.join_all((1, 2))
-        await finish(world)
+        await world.finish()
         for volunteer in world.volunteers:
             # Who is free first takes what is left, be it the other's.
             assert sources(volunteer).count("fetched") <= 1 < sources(volunteer).count("ours")
@@ -108,10 +95,10 @@ async def test_a_path_that_changes_hands_gives_the_same_digests(
         for number in (1, 2, 3):
             world.join(number)
             await eventually(lambda number=number: ledger.head.version >= number - 1)
-        await finish(world)
+        await world.finish()
         require_every_path_once(world)
         assert "fetched" in [source for volunteer in world.volunteers for source in sources(volunteer)]
-        assert digests(world) == digests_of_four
+        assert world.digests() == digests_of_four
 
 
 async def test_work_that_was_lost_in_the_middle_of_its_push_is_completed_not_doubled(
@@ -131,7 +118,7 @@ async def test_work_that_was_lost_in_the_middle_of_its_push_is_completed_not_dou
         world.join(2)
         await eventually(lambda: len(victims[0].said("receipt")) == 2)
         await world.kill(victims[0])
-        await finish(world)
+        await world.finish()
         require_every_path_once(world)
         # Which versions the rest is trained from, depends on how far the others were when the claim expired.
         first = [share.peer for module, version, found in shares(world) if version == 1 for share in found]
@@ -144,7 +131,7 @@ async def test_the_paths_of_a_volunteer_that_is_gone_go_on_without_its_state(tmp
         await eventually(lambda: all(volunteer.said("round") for volunteer in world.volunteers))
         victim = world.volunteers[0]
         await world.kill(victim)
-        await finish(world)
+        await world.finish()
         survivors = world.volunteers[1:]
         assert "lost" in [source for volunteer in survivors for source in sources(volunteer)]
         path = PathId.parse(victim.said("claimed")[-1]["path"])
@@ -160,7 +147,7 @@ def test_replicas_of_one_path_train_disjoint_parts_and_all_count(tmp_path: Path)
         config = replace(tiny_config(rounds=4, min_paths=1), model=MODEL.one_path())
         async with World(tmp_path, config=config) as world:
             world.join_all()
-            await finish(world)
+            await world.finish()
             everybody = {volunteer.peer for volunteer in world.volunteers}
             for _, version, found in shares(world):
                 assert {share.peer for share in found} == everybody and len(found) == 4, version
@@ -219,7 +206,7 @@ async def test_a_path_that_nobody_can_train_costs_one_deadline_a_round(
         assert waited_s < 3 * (rounds.deadline_s + rounds.grace_s + 10.0)
         for volunteer in world.volunteers:
             assert [event["path"] for event in volunteer.said("failed")] == [str(hopeless)]
-        await finish(world)
+        await world.finish()
 
 
 async def test_leaders_learn_not_to_wait_long_for_a_path_that_never_comes(
@@ -284,7 +271,7 @@ async def test_a_malicious_state_is_dropped_and_the_path_goes_on(
         await attacker.done()
         attacker.node.presence.note(left=False, owns=False)  # it stays to serve its state
         serving = asyncio.create_task(attacker.node.presence.run())
-        await finish(world)
+        await world.finish()
         await end(serving)
         others = [source for volunteer in world.volunteers[1:] for source in sources(volunteer)]
         assert "fetched" in others and others.count("dropped") == 1
@@ -311,7 +298,7 @@ async def test_a_slow_volunteer_does_fewer_steps_and_is_in_time(tmp_path: Path) 
         Status.__init__(status)
         slow = world.join(1, status=status)
         fast = world.join(2)
-        await finish(world)
+        await world.finish()
         # 20 s until the deadline, less the push: a fifth step would end after 22.5 s.
         assert [(event["steps"], event["is_cut"]) for event in slow.said("round")] == [(4, True)] * 2
         assert [(event["steps"], event["is_cut"]) for event in fast.said("round")] == [(12, False)] * 2
@@ -327,6 +314,6 @@ async def test_one_step_is_done_even_if_it_takes_longer_than_the_deadline(tmp_pa
         status.step_s = 50.0
         Status.__init__(status)
         slow = world.join(1, status=status)
-        await finish(world)
+        await world.finish()
         assert [(event["steps"], event["is_cut"]) for event in slow.said("round")] == [(1, True)] * 2
         assert len(slow.said("receipt")) == 2 * 3

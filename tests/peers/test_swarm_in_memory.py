@@ -13,7 +13,6 @@ from virtual_time import eventually, play
 from bootstrap.archives.verify import verify_run
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.core.model.layout import encode_module
-from dipaco_p2p.topology import ModuleId
 from peers.status import Status
 
 
@@ -35,10 +34,6 @@ def require_complete(world: World) -> None:
     assert receipts(world.volunteers) <= counted(world)
 
 
-def digests(world: World) -> dict[ModuleId, str]:
-    return {module: ledger.head.digest for module, ledger in world.seed.archive.ledgers.items()}
-
-
 async def test_four_volunteers_complete_a_run_that_verifies(tmp_path: Path) -> None:
     async with World(tmp_path) as world:
         world.join_all()
@@ -55,7 +50,7 @@ def test_a_run_repeats_itself_to_the_bit(tmp_path: Path) -> None:
         async with World(tmp_path / str(len(found))) as world:
             world.join_all()
             await world.done()
-            found.append(digests(world))
+            found.append(world.digests())
 
     play(scenario)
     play(scenario)
@@ -71,7 +66,7 @@ async def test_everybody_holds_the_same_bits_of_every_module(tmp_path: Path) -> 
         for reader in held:
             assert reader.params is not None
             data = encode_module(reader.params, world.run.layout(reader.module))
-            assert digest(data) == digests(world)[reader.module]
+            assert digest(data) == world.digests()[reader.module]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -48,7 +48,7 @@ def test_a_month_that_is_used_up_is_refused_before_anybody_is_asked(programs: Pr
 def test_a_name_is_seen_by_all_until_a_decree_hides_it(programs: Programs, endless: Program) -> None:
     ticket = endless.wait_address()["ticket"]
     refused(
-        programs.volunteer(ticket, "nobody", "--name", "\x1b[2J"), 2, "--name: a name is one line", "U+001B is none"
+        programs.volunteer(ticket, "nobody", "--name", "\x1b[2J"), 2, "--name: a name is one line", "without U+001B"
     )
     volunteer = programs.volunteer(ticket, "named", "--name", " Ada ", "--team", "[red]Analysts")
     peer, words = volunteer.wait_event("joined")["peer"], "Ada, team [red]Analysts"

@@ -26,6 +26,8 @@ from ..topology import ModuleId, PathId
 
 SKETCH_VALUES = 1 << 15
 """Of an outer gradient, about: which ones nobody else knows, or noise in these alone would hide a copy."""
+REMEMBERED = 2
+"""Versions for which work is compared after it can come late no more: a copy may say that it began from a later one."""
 COMMITTED_MAX = 4096
 """Commitments of unknown authors: keys are free, and must not cost memory. Of further ones the arrival counts."""
 
@@ -80,7 +82,8 @@ class Originals:
 
     def forget(self, *, oldest_base: int) -> None:
         """Nothing more will come that began before this version."""
-        self._works = {id_: work for id_, work in self._works.items() if work.document.base_version >= oldest_base}
+        oldest = oldest_base - REMEMBERED
+        self._works = {id_: work for id_, work in self._works.items() if work.document.base_version >= oldest}
 
     def _work(self, sealed: Sealed[Contribution], *, place: int | None = None) -> _Work:
         if sealed.id not in self._works:

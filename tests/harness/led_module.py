@@ -54,8 +54,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def on_stage(folder: Path, *, rounds: int = 9, **faults: Any) -> AsyncIterator[Stage]:
+async def on_stage(folder: Path, *, rounds: int = 9, staleness: int = 1, **faults: Any) -> AsyncIterator[Stage]:
     config = replace(tiny_config(rounds=rounds), compression=CompressionConfig(uplink=INT8))
+    config = replace(config, rounds=replace(config.rounds, staleness=staleness))
     async with World(folder, config=config, **faults) as world:
         leader = world.leader(50)
         owner = await leader.lead(MODULE)

@@ -17,7 +17,7 @@ from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.calls import Commit
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.owner import originals
-from dipaco_p2p.owner.originals import Originals
+from dipaco_p2p.owner.originals import REMEMBERED, Originals
 from dipaco_p2p.protocol.documents import Contribution, Sealed, seal
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.topology import PathId
@@ -101,6 +101,18 @@ async def test_a_late_copy_of_what_a_version_counts_is_one_too(tmp_path: Path) -
         assert await refusal(stage, copier, copy, longer(stage, payload)) == Reason.COPIED
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_a_copy_that_says_it_began_from_the_next_version_is_one_too(tmp_path: Path, staleness: int) -> None:
+    async with on_stage(tmp_path, staleness=staleness) as stage:
+        author, copier = stage.node, await joined(stage, 61)
+        payload = gradient_bytes(stage.world.run, MODULE, seed=1)
+        await offer(author, stage.leader.peer, work_of(stage, author, payload), payload)
+        await eventually(lambda: stage.owner.head.version == 1)
+        copy = work_of(stage, copier, longer(stage, payload))
+        assert copy.document.base_version == 1
+        assert await refusal(stage, copier, copy, longer(stage, payload)) == Reason.COPIED
+
+
 async def test_replicas_with_work_of_their_own_and_other_paths_are_no_copies(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as stage:
         await stage.hold_round_open()
@@ -151,7 +163,9 @@ async def test_a_crowd_of_commitments_costs_no_memory(tmp_path: Path, monkeypatc
             found.add(sealed, sketch)
         ids = [sealed.id for sealed in works]
         assert found.copies(ids) == ids[1:], "the first that committed is the original"
-        found.forget(oldest_base=1)
+        found.forget(oldest_base=REMEMBERED)
+        assert found._works
+        found.forget(oldest_base=REMEMBERED + 1)
         assert not found._works
 
 

@@ -324,7 +324,7 @@ class _Csv:
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         at = datetime.fromtimestamp(point.at_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        with self._path.open("ab") as file:  # anew each time: somebody may have moved it away
+        with self._path.open("ab") as file:  # for each point: somebody may have moved the file
             if file.tell() == 0:
                 rows.writerow(COLUMNS)
             rows.writerows((at, point.subject.stage, point.round, name, value) for name, value in point.values.items())

@@ -88,7 +88,7 @@ class Joining:
     line: Markup
     """A command."""
     link: Markup
-    """Of the ticket in it; empty if there is none."""
+    """To the ticket in that line; empty for a line without a ticket."""
     code: drawings.Code | None
     """The link for a camera."""
 

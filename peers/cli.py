@@ -157,11 +157,11 @@ def doctor(
 
     async def main() -> int:
         from .doctor.examine import examine, show
-        from .joining.choice import find_choice
+        from .joining.choice import find_choice, tell
 
         config = PeerConfig(home=home or default_home(), device=device, listen=listen, is_listening=not no_listen)
         choice = None if machine else find_choice(ticket, config.home, run=run)
-        _tell(choice)
+        tell(choice)
         return show(await examine(choice, config, is_fixing=fix), is_json=as_json)
 
     end_program(main)
@@ -201,17 +201,12 @@ def evaluate(
 @contextmanager
 def _chosen(ticket: str | None, home: Path, run: str | None) -> Iterator[Choice]:
     """The run that a command is about, checked before the imports that take seconds."""
-    from .joining.choice import LOST, choose
+    from .joining.choice import LOST, choose, tell
 
     choice = choose(ticket, home, run=run)
-    _tell(choice)
+    tell(choice)
     with choice.explained(*LOST):
         yield choice
-
-
-def _tell(choice: Choice | None) -> None:
-    if choice is not None and choice.line:
-        typer.echo(choice.line, err=True)
 
 
 add_commands(app)

@@ -24,7 +24,7 @@ from dipaco_p2p.node.node import Observer, open_observer
 from dipaco_p2p.node.reading import fetch_chain, fetch_judgements, fetch_rejections, open_connection
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
-from dipaco_p2p.program.history import read_history
+from dipaco_p2p.program.history import HISTORY_NAME, read_history
 from dipaco_p2p.program.text import printable
 from dipaco_p2p.protocol.credit import Earned, recent_credit, share_credit
 from dipaco_p2p.protocol.decrees import Decreed
@@ -198,7 +198,7 @@ def _counted(run: Run, version: ModuleVersion, share: Share, at_s: float | None)
 
 async def _account(node: Observer, me: PeerId, home: Path) -> list[ModuleAccount]:
     run = node.run
-    receipts = read_receipts(home / "runs" / run.id[:16] / "history.jsonl")
+    receipts = read_receipts(home / "runs" / run.id[:16] / HISTORY_NAME)
     await node.watch.refresh()
     chains = {module: await fetch_chain(node, module) for module in run.topology.modules()}
     try:

@@ -341,15 +341,14 @@ def _service(
 ) -> Service:
     """What the unit is made from; the same mistakes are refused as by `join`."""
     from .config import PeerConfig
-    from .joining.choice import choose
+    from .joining.choice import choose, tell
     from .preferences.layers import resolve
 
     found = resolve({"home": home}, config=config)
     wishes = PeerConfig.of(found.preferences)
     place = wishes.home.absolute()
     choice = choose(ticket, place, run=run)
-    if choice.line:
-        typer.echo(choice.line, err=True)
+    tell(choice)
     # The ticket itself: a service sees no shell's variables or folder, and stays with its run if another is joined.
     words = [*program(), "join", choice.bare, "--home", str(place)]
     words += [] if choice.run is None else ["--run", choice.run]

@@ -28,7 +28,7 @@ from dipaco_p2p.owner.judge import Judge, Measure
 from dipaco_p2p.owner.leadership import Electing, Leadership
 from dipaco_p2p.program.console import log_to
 from dipaco_p2p.program.curves import Curves, Subject
-from dipaco_p2p.program.history import History, read_history
+from dipaco_p2p.program.history import HISTORY_NAME, History, read_history
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.addresses import best_address
@@ -196,7 +196,7 @@ class StageRunner:
         before still writes there, but perhaps a thread that ends its last blob."""
         folder = self._config.run_folder(run.id)
         self._parts.log_to(folder / "peer.log")
-        history = History(folder / "history.jsonl", self._clock)
+        history = History(folder / HISTORY_NAME, self._clock)
         stage = run.manifest.stage
         self._parts.curves.follow(history, Subject(run=run.name, run_id=run.origin, stage=stage, peer=self._swarm.peer))
         status = self._new_status(run)
@@ -221,7 +221,7 @@ class StageRunner:
         status = Status(run=run.name, peer=self._swarm.peer, rounds=config.rounds.rounds, steps=config.inner.steps)
         status.paths, status.is_last_stage = run.topology.path_count, run.is_last_stage
         status.rounds_after = 0 if run.is_last_stage else run.manifest.config.rounds.rounds
-        histories = [self._config.run_folder(stage) / "history.jsonl" for stage in self._known.ids]
+        histories = [self._config.run_folder(stage) / HISTORY_NAME for stage in self._known.ids]
         status.receipts = sum(map(receipts_in, histories))
         self.status = status
         return status

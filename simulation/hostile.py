@@ -295,12 +295,10 @@ async def weight_lie(stranger: Stranger) -> None:
 
 async def stale_base(stranger: Stranger) -> None:
     """A contribution to a version that is long gone, that never was, or that is another one than the newest."""
-    module, digest = stranger.module(), "ab" * 32
-    if stranger.chance.random() < NEWEST:
-        await stranger.contribute(stranger.gradient(module), module=module, base_digest=digest)
-    else:
-        version = stranger.chance.choice((0, 1, 50))
-        await stranger.contribute(stranger.gradient(module), module=module, base_version=version, base_digest=digest)
+    module, base = stranger.module(), dict[str, Any](base_digest="ab" * 32)
+    if stranger.chance.random() >= NEWEST:
+        base["base_version"] = stranger.chance.choice((0, 1, 50))
+    await stranger.contribute(stranger.gradient(module), module=module, **base)
 
 
 async def foreign_path(stranger: Stranger) -> None:

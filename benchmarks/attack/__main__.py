@@ -53,10 +53,15 @@ class Figures:
         return self.perplexity / self.twin - 1
 
 
-def games(names: Sequence[str]) -> list[Game]:
-    """What to play for these attacks, or for all."""
+def require_known(names: Sequence[str]) -> None:
+    """Raise BadParameter for a name that no attack has."""
     if unknown := [name for name in names if name not in ATTACKS]:
         raise typer.BadParameter(f"no attack `{unknown[0]}`; there are {', '.join(ATTACKS)}")
+
+
+def games(names: Sequence[str]) -> list[Game]:
+    """What to play for these attacks, or for all."""
+    require_known(names)
     wanted = names or list(ATTACKS)
     found = [Game(attack=name, has_churn=name in CHURN) for name in wanted]
     return found + [Game(attack=name, is_first=True) for name in wanted if name in FIRST]
@@ -79,8 +84,7 @@ def main(
     from dipaco_p2p.program.console import run_program
 
     wanted = games(names or [])
-    if beside:
-        games([beside])
+    require_known([beside] if beside else [])
     options = Options(
         rounds=rounds, steps=steps, corpus=corpus, judges=judges, warmup=warmup, beside=beside, limit_s=limit
     )

@@ -16,6 +16,8 @@ from ..clock import Clock
 
 log = logging.getLogger(__name__)
 
+HISTORY_NAME = "history.jsonl"
+"""In the folder of a stage."""
 HISTORY_BYTES_MAX = 32 * 1024 * 1024
 
 

@@ -29,10 +29,11 @@ from dipaco_p2p import __version__
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit
 from dipaco_p2p.program.control.client import ask
 from dipaco_p2p.program.files import installed_version
+from dipaco_p2p.program.history import HISTORY_NAME
 from dipaco_p2p.swarm.identity import KEY_NAME, private_file
 
 from .control import Request
-from .home import HISTORY_NAME, LOG_NAME, last_lines, newest_log, secrets_of
+from .home import LOG_NAME, last_lines, newest_log, secrets_of
 
 WORD_CHARS_MIN = 3
 """A user or machine with a shorter name is only looked for in paths: it would be in every second word."""

@@ -12,19 +12,19 @@ from typing import Any
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
 from dipaco_p2p.program.control.place import POINTER_NAME, SOCKET_NAME, find_socket
 from dipaco_p2p.program.files import folder_lock
+from dipaco_p2p.program.history import HISTORY_NAME
 from dipaco_p2p.program.text import printable
 from dipaco_p2p.protocol.signing import KEY_BYTES, PeerId
 from dipaco_p2p.swarm import identity
 
 LOG_NAME = "peer.log"
-HISTORY_NAME = "history.jsonl"
 BLOCK_BYTES = 65_536
 TAIL_BYTES_MAX = 8 * 1024 * 1024
 """Further back nothing is looked for, however many lines are wanted."""
 
 
 def newest_log(home: Path) -> Path:
-    """The log of the stage that something happened in last; raises ConfigError if there is none. The history says when
+    """The log of the stage that something happened in last; raises ConfigError without a log. The history says when
     that was: while the grid is trained, the log of the warm-up goes on, too."""
     found = sorted(
         home.glob(f"runs/*/{LOG_NAME}"), key=lambda path: (_written_s(path.with_name(HISTORY_NAME)), _written_s(path))

@@ -13,8 +13,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from dipaco_p2p.program.history import HISTORY_NAME
+
 from ..display import words_for
-from .home import BLOCK_BYTES, HISTORY_NAME, LOG_NAME, clean, last_lines, newest_log
+from .home import BLOCK_BYTES, LOG_NAME, clean, last_lines, newest_log
 
 LOOK_S = 0.5
 """Between two looks for more."""

@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +113,12 @@ def find_choice(
     if not last[1].startswith(wanted):
         raise WrongRun(f"{choice.name}, {choice.source}, is not run:{wanted[:8]}", hint=ANOTHER)
     return choice
+
+
+def tell(choice: Choice | None) -> None:
+    """Say which run a command takes, where its user named none."""
+    if choice is not None and choice.line:
+        print(choice.line, file=sys.stderr, flush=True)
 
 
 def remember(home: Path, text: str, *, run: str) -> None:

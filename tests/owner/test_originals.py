@@ -12,6 +12,7 @@ from runtime_harness import offer
 from tiny_run import contribution_of, gradient_bytes, signer
 from virtual_time import eventually
 
+from dipaco_p2p.core.outer.codec import Compressed
 from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.calls import Commit
@@ -32,17 +33,16 @@ async def joined(stage: Stage, number: int) -> Member:
 
 
 def work_of(stage: Stage, author: Member, payload: bytes, *, path: PathId = PATH) -> Sealed[Contribution]:
-    head = stage.owner.head
-    document = contribution_of(
-        stage.world.run,
-        author.swarm.signer,
-        payload,
-        module=MODULE,
-        path=path,
-        base_version=head.version,
-        base_digest=head.digest,
-    )
-    return seal(author.swarm.signer, document)
+    return seal(author.swarm.signer, stage.document(payload, path=path, author=author.swarm.peer))
+
+
+def same_work(stage: Stage, *numbers: int) -> tuple[list[Sealed[Contribution]], Compressed]:
+    """One outer gradient, and the contributions of as many authors that hand it in."""
+    run, payload = stage.world.run, gradient_bytes(stage.world.run, MODULE)
+    documents = {
+        signer(number): contribution_of(run, signer(number), payload, module=MODULE, path=PATH) for number in numbers
+    }
+    return [seal(*item) for item in documents.items()], run.read_contribution(payload, MODULE)
 
 
 def longer(stage: Stage, payload: bytes) -> bytes:
@@ -144,11 +144,7 @@ async def test_a_crowd_of_commitments_costs_no_memory(tmp_path: Path, monkeypatc
     monkeypatch.setattr(originals, "COMMITTED_MAX", 3)
     async with on_stage(tmp_path) as stage:
         found = Originals(stage.world.run, MODULE)
-        payload = gradient_bytes(stage.world.run, MODULE)
-        works = [
-            seal(signer(number), contribution_of(stage.world.run, signer(number), payload, module=MODULE, path=PATH))
-            for number in range(70, 80)
-        ]
+        works, gradient = same_work(stage, *range(70, 80))
         for sealed in works:
             found.commit(sealed, is_known=False)
         assert len(found._works) == 3
@@ -158,7 +154,7 @@ async def test_a_crowd_of_commitments_costs_no_memory(tmp_path: Path, monkeypatc
         assert len(found._works) == 4, "of one path and base the first counts"
         found.drop(seal(signer(75), replace(works[5].document, steps=1)).id)
         found.commit(works[5], is_known=True)
-        sketch = found.sketch(stage.world.run.read_contribution(payload, MODULE))
+        sketch = found.sketch(gradient)
         for sealed in reversed(works):
             found.add(sealed, sketch)
         ids = [sealed.id for sealed in works]
@@ -173,12 +169,8 @@ async def test_of_two_copies_that_a_new_leader_takes_over_none_is_the_original(t
     """It was not there: both have receipts, and share what the work is worth."""
     async with on_stage(tmp_path) as stage:
         found = Originals(stage.world.run, MODULE)
-        payload = gradient_bytes(stage.world.run, MODULE)
-        sketch = found.sketch(stage.world.run.read_contribution(payload, MODULE))
-        works = [
-            seal(signer(number), contribution_of(stage.world.run, signer(number), payload, module=MODULE, path=PATH))
-            for number in (70, 71, 72)
-        ]
+        works, gradient = same_work(stage, 70, 71, 72)
+        sketch = found.sketch(gradient)
         ids = [sealed.id for sealed in works]
         found.take_over()
         for sealed in works:
@@ -189,12 +181,8 @@ async def test_of_two_copies_that_a_new_leader_takes_over_none_is_the_original(t
 async def test_a_new_leader_knows_who_committed_to_it_when_it_was_a_mirror(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as stage:
         found = Originals(stage.world.run, MODULE)
-        payload = gradient_bytes(stage.world.run, MODULE)
-        sketch = found.sketch(stage.world.run.read_contribution(payload, MODULE))
-        works = [
-            seal(signer(number), contribution_of(stage.world.run, signer(number), payload, module=MODULE, path=PATH))
-            for number in (70, 71)
-        ]
+        works, gradient = same_work(stage, 70, 71)
+        sketch = found.sketch(gradient)
         found.commit(works[1], is_known=False)
         found.take_over()
         for sealed in works:

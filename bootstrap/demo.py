@@ -340,8 +340,9 @@ class Demo:
         arguments = ("join", *self.address, "--home", str(self.work / name), "--device", self.config.device)
         arguments += ("--threads", "1", "--listen", "/ip4/127.0.0.1/tcp/0")
         log = self.work / f"{name}.log"
-        # To compile a path takes longer than the demo's few steps gain by it.
-        settings = {"DIPACO_ENGINE": "exact"} if self.config.device == "cpu" else {}
+        # To compile a path takes longer than the demo's few steps gain by it; and the dense baseline is trained on the
+        # GPU beside the volunteers, which would leave it to that.
+        settings = {"DIPACO_ENGINE": "exact"} if self.config.device == "cpu" else {"DIPACO_GPU_YIELD": "off"}
         self.volunteers[name] = await self.children.start(name, "peers.cli", *arguments, log=log, settings=settings)
         return name
 

@@ -191,7 +191,7 @@ def _shard_bytes(context: int) -> bytes:
 class NoEvaluator:
     """In place of the seed node's: no round is ever complete, so none is judged."""
 
-    def __init__(self, *parts: Any) -> None:
+    def __init__(self, *parts: Any, device: str) -> None:
         pass
 
     def complete_version(self) -> int:

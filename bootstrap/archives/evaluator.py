@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dipaco_p2p.config import PREFIX_TOKENS
+from dipaco_p2p.core.model.engine import on_device
 from dipaco_p2p.core.model.layout import decode_module
 from dipaco_p2p.core.model.shards import HeldOut, decode_held_out
-from dipaco_p2p.core.model.transformer import PathModel, load_modules, path_model
+from dipaco_p2p.core.model.transformer import PathModel, path_model
 from dipaco_p2p.core.routing.evaluate import (
     Evaluation,
     counted_tokens,
     held,
-    losses,
     oracle_once,
     rerouted,
     routed_once,
@@ -98,11 +98,13 @@ class RoundEvaluation:
 class Evaluator:
     """Evaluates a stage's rounds from the archive's snapshots; the held-out sequences stay in memory."""
 
-    def __init__(self, run: Run, store: Store, archive: SeedArchive) -> None:
+    def __init__(self, run: Run, store: Store, archive: SeedArchive, *, device: str = "cpu") -> None:
+        """Losses are computed on the `device`, or if that refuses on the processor. What routes is always computed
+        there: a document between two paths then goes to the same one everywhere."""
         self.run = run
         self._store = store
         self._archive = archive
-        self._model = PathModel(run.config.model)
+        self._device = device
         self._frozen: PathModel | None = None
         self._routers: dict[int, Router] = {}
         self.held_out = {name: self._read(getattr(run.manifest, name)) for name in PARTS}
@@ -185,16 +187,23 @@ class Evaluator:
             return genesis_version(self.run.manifest, module)
         return self._archive.ledgers[module].versions[version - 1].document
 
-    def _path(self, path: PathId, version: int, assigned: dict[str, Indices]) -> PathLosses:
-        load_modules(self._model, self.flats(path, version))
-        number = self.run.topology.number(path)
-        return PathLosses(**{name: self._losses(name, assigned[name] == number) for name in PARTS})
+    def score(self, path: PathId, version: int, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Nats (n, J) of one path at one version, from the archive's snapshots."""
+        model, flats = self.run.config.model, self.flats(path, version)
+        return on_device(self._device, lambda device: window_nats(path_model(model, flats).to(device), tokens))
 
-    def _losses(self, part: str, chosen: NDArray[np.bool_]) -> Evaluation | None:
-        if not chosen.any():
+    def _path(self, path: PathId, version: int, assigned: dict[str, Indices]) -> PathLosses:
+        number, parts = self.run.topology.number(path), [self.held_out[name] for name in PARTS]
+        chosen = [assigned[name] == number for name in PARTS]
+        tokens = np.concatenate([part.tokens[which] for part, which in zip(parts, chosen, strict=True)])
+        nats = self.score(path, version, tokens).sum(axis=1)
+        found = np.split(nats, [int(chosen[0].sum())])
+        return PathLosses(**{name: self._evaluation(own) for name, own in zip(PARTS, found, strict=True)})
+
+    def _evaluation(self, nats: NDArray[np.float64]) -> Evaluation | None:
+        if not nats.size:
             return None
-        nats = losses(self._model, self.held_out[part].tokens[chosen])
-        tokens = int(chosen.sum()) * counted_tokens(self.run.config.model.context)
+        tokens = len(nats) * counted_tokens(self.run.config.model.context)
         return Evaluation(nats_total=math.fsum(nats.tolist()), tokens=tokens)
 
     def _features_of(self, part: str) -> Flat:
@@ -262,12 +271,7 @@ def judge_finished(evaluator: Evaluator, rows: list[dict[str, Any]]) -> dict[str
 
 def score_table(evaluator: Evaluator, version: int, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
     """Nats (n, J, P) of every path at one version; one path is in memory at a time."""
-    return np.stack([score_path(evaluator, path, version, tokens) for path in evaluator.run.topology.paths()], axis=2)
-
-
-def score_path(evaluator: Evaluator, path: PathId, version: int, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Nats (n, J) of one path at one version, from the archive's snapshots."""
-    return window_nats(path_model(evaluator.run.config.model, evaluator.flats(path, version)), tokens)
+    return np.stack([evaluator.score(path, version, tokens) for path in evaluator.run.topology.paths()], axis=2)
 
 
 def _choices(evaluator: Evaluator, sharding: int) -> NDArray[np.int64]:

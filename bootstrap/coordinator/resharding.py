@@ -32,7 +32,7 @@ from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.calls import Done
 from dipaco_p2p.topology import PathId
 
-from ..archives.evaluator import Evaluator, score_path
+from ..archives.evaluator import Evaluator
 from ..folder import write_sharding
 from ..genesis.routing import Routers, cut_shards, fit_routers, router_blob
 from ..text.sequences import Sequences
@@ -146,7 +146,7 @@ class Resharding:
             if data is not None:
                 return decode_scores(data, count=len(part), context=part.tokens.shape[1])
         log.info("nobody scored %s for sharding %d: done here", path, number)
-        return score_path(self._evaluator, path, round_number, part.tokens).astype(np.float32)
+        return self._evaluator.score(path, round_number, part.tokens).astype(np.float32)
 
     def _missing(self, number: int) -> list[PathId]:
         # By name: this is asked twice a second, and what is there was checked when it came.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dipaco_p2p.clock import Clock
+from dipaco_p2p.core.model.engine import spare_device
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.calls import GetServing, Serving
@@ -98,14 +99,14 @@ class SeedStage:
         )
         self._archive = SeedArchive(run, store)
         self._chains = ArchiveChains(self._node, self._archive, is_closed=lambda: self._catching_up.is_going_on)
-        self._judge = Judge(self._node, measure=measure)
+        self._judge = Judge(self._node, device=spare_device(), measure=measure)
         self._chains.appraise = self._judge.appraise
         self._catching_up = CatchingUp(self._chains, folder.parent, tell=partial(print, flush=True))
         self._terms = Terms(self._chains, on_deposed=self._on_deposed, is_closed=lambda: self._catching_up.is_going_on)
         self._ownership = Leadership(self._chains, self._terms, may_take=lambda: not self._terms.is_catching_up)
         self._met = Met(folder.parent, scoped.peer)
         self._new_version = asyncio.Event()
-        self._evaluator = make_evaluator(run, store, self._archive)
+        self._evaluator = make_evaluator(run, store, self._archive, device=spare_device())
         self._records = PublicRecords(store, self._archive)
         self._checks = Checks(
             run,

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from .. import strict
 from ..canonical import digest
 from ..core.arrays import Floats
+from ..core.model.engine import on_device
 from ..core.model.layout import decode_module
 from ..core.model.shards import Shard, decode_shard
 from ..core.model.transformer import PathModel, load_modules
 from ..core.outer.codec import Compressed
 from ..core.outer.outer_step import apply_update
-from ..core.routing.evaluate import counted_tokens, losses
+from ..core.routing.evaluate import Doubles, counted_tokens, losses
 from ..errors import EnvironmentUnfit, IntegrityError, Refused, SwarmError
 from ..node.calls import Appraise, Appraised
 from ..node.node import Member, fetch
@@ -55,7 +56,7 @@ AUDITS_MAX = 4
 Repeat = Callable[[Contribution, Sequence[Floats], Sequence[Compressed], Shard], Awaitable[Repetition]]
 """Takes the steps of a contribution's work again, from these modules on this shard, and compares what they come to with
 these outer gradients. Raises DipacoError if that cannot be done here."""
-Gains = NDArray[np.float64]
+Gains = Doubles
 Measure = Callable[[Run, Sequence[Floats], Sequence[Floats], NDArray[np.int32]], Gains]
 """By how much the loss of each sequence falls from the first modules to the second, in nats per token."""
 
@@ -63,13 +64,17 @@ Measure = Callable[[Run, Sequence[Floats], Sequence[Floats], NDArray[np.int32]],
 def measured_gains(
     run: Run, before: Sequence[Floats], after: Sequence[Floats], sequences: NDArray[np.int32], *, device: str
 ) -> Gains:
-    """As `Measure`: with the model itself."""
-    model = PathModel(run.config.model).to(device)
-    found = []
-    for flats in (before, after):
-        load_modules(model, flats)
-        found.append(losses(model, sequences))
-    gains: Gains = (found[0] - found[1]) / counted_tokens(run.config.model.context)
+    """As `Measure`: with the model itself, on the processor if the device refuses."""
+
+    def nats(device: str) -> list[Doubles]:
+        model, found = PathModel(run.config.model).to(device), []
+        for flats in (before, after):
+            load_modules(model, flats)
+            found.append(losses(model, sequences))
+        return found
+
+    at_first, then = on_device(device, nats)
+    gains: Gains = (at_first - then) / counted_tokens(run.config.model.context)
     return gains
 
 

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 from dipaco_p2p.core.model import engine
-from dipaco_p2p.core.model.engine import AUTO, BFLOAT16, COMPILING, EXACT, FAST, REPAYS, Engine, at_first, choose
+from dipaco_p2p.core.model.engine import (
+    AUTO,
+    BFLOAT16,
+    COMPILING,
+    EXACT,
+    FAST,
+    REPAYS,
+    Engine,
+    at_first,
+    choose,
+    on_device,
+)
+from dipaco_p2p.errors import EnvironmentUnfit
 
 LONG = 10**7
 """Steps that repay everything."""
@@ -82,3 +94,24 @@ def test_a_gpu_without_triton_stays_with_bfloat16(wanted: str, monkeypatch: pyte
 def test_the_line_holds_everything() -> None:
     line = str(Engine(True, True, "as was asked for", "cpu, plain attention"))
     assert line == "bfloat16, compiled, cpu, plain attention: as was asked for"
+
+
+@pytest.mark.parametrize("refusal", [RuntimeError("no kernel image"), EnvironmentUnfit("others have its memory")])
+def test_what_a_gpu_refuses_is_done_on_the_processor(refusal: Exception) -> None:
+    asked: list[str] = []
+
+    def work(device: str) -> str:
+        asked.append(device)
+        if device != "cpu":
+            raise refusal
+        return "done"
+
+    assert on_device("cuda", work) == "done" and asked == ["cuda", "cpu"]
+
+
+def test_an_error_of_the_work_itself_is_raised() -> None:
+    def work(device: str) -> None:
+        raise RuntimeError(f"not on {device} either")
+
+    with pytest.raises(RuntimeError, match="not on cpu either"):
+        on_device("cuda", work)

@@ -57,6 +57,9 @@ class NoLoop:
     def state_bytes(self) -> bytes:
         return self.state().to_bytes()
 
+    def moments(self, values: object = None) -> float:
+        return 0.0
+
     def load_state(self, data: bytes) -> None:
         tensors, _ = codec.decode(data)
         if tensors.keys() != {"steps"} or tensors["steps"].shape != (1,):

@@ -16,6 +16,7 @@ from dipaco_p2p.config import DOWNLINKS, RunConfig
 from dipaco_p2p.core.outer.compress import CODECS, bytes_max
 from dipaco_p2p.node.sizes import (
     FLOAT_BYTES,
+    MOMENTS_BYTES_A_VALUE,
     PROGRAM_BYTES,
     led_bytes,
     memory_of,
@@ -36,8 +37,6 @@ TEXT_BYTES_A_TOKEN = (2048, 2.6)
 TOKEN_BYTES = 4
 MOMENT_BYTES = 2 * FLOAT_BYTES
 EIGHT_BIT_MOMENT_BYTES = 2
-STATE_BYTES_A_VALUE = MOMENT_BYTES
-"""Of the optimizer's state that a stage begins with; the text around it is small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +152,7 @@ def plan(config: RunConfig, *, text_bytes: int, line: Line, volunteers: int = 0)
     levels = _levels(config)
     path = sum(level.parameters for level in levels)
     shard = min(tokens, math.ceil(tokens * config.routing.overlap / grid.path_count))
-    needs = path_needs(config, grid.path(0), shard_bytes=TOKEN_BYTES * shard, start_bytes=STATE_BYTES_A_VALUE * path)
+    needs = path_needs(config, grid.path(0), shard_bytes=TOKEN_BYTES * shard, start_bytes=MOMENTS_BYTES_A_VALUE * path)
     disk = Disk(
         volunteer=needs.disk,
         owner=max(led_bytes(config, ModuleId(level.level, 0)) for level in levels),
@@ -262,7 +261,7 @@ def _versions(config: RunConfig) -> int:
         update = bytes_max(size, config.compression.downlink)
         found += config.rounds.rounds * (snapshot_bytes(size) + update + outer_state_bytes(size))
     path = sum(module_size(config, module) for module in config.topology.path(0).modules())
-    return found + snapshot_bytes(path) + STATE_BYTES_A_VALUE * path
+    return found + snapshot_bytes(path) + MOMENTS_BYTES_A_VALUE * path
 
 
 def _contributions(config: RunConfig, volunteers: int) -> int:

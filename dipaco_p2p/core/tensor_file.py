@@ -25,7 +25,7 @@ ALIGNMENT_BYTES = 8
 RANK_MAX = 8
 METADATA = "__metadata__"
 
-DTYPES = {"F32": "<f4", "F16": "<f2", "I8": "|i1", "U8": "|u1", "I32": "<i4", "I64": "<i8", "U32": "<u4"}
+DTYPES = {"F32": "<f4", "F16": "<f2", "I8": "|i1", "U8": "|u1", "U16": "<u2", "I32": "<i4", "I64": "<i8", "U32": "<u4"}
 _NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
 
 

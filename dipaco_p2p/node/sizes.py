@@ -21,8 +21,11 @@ FLOAT_BYTES = 4
 VERSIONS_KEPT = 2
 STATES_KEPT, STATES_KEPT_AUDITED = 2, 4
 """Auditors ask for those before and after the steps of the last two rounds."""
-STATE_BYTES_A_VALUE = 12
-"""Of a path's state: two moments and a residual, in float32."""
+MOMENTS_BYTES_A_VALUE = 2
+STATE_BYTES_A_VALUE = MOMENTS_BYTES_A_VALUE + 2
+"""Of a path's state: two moments in a byte each (core/model/moments.py), and a residual in bfloat16."""
+VALUES_A_SCALE_BYTE = 32
+"""Each moment has 4 bytes of scale for 256 values."""
 STATE_HEADER_BYTES_MAX = 1 << 20
 BLOCK_WIDTHS = 11
 """Values of `width` that a block keeps for each token: two norms with their inputs, q, k, v as made and as turned,
@@ -87,7 +90,8 @@ def states_kept(config: RunConfig) -> int:
 
 def state_bytes_max(config: RunConfig, path: PathId) -> int:
     """Size of the largest state that a path can have, beyond which nobody fetches it."""
-    return STATE_BYTES_A_VALUE * sum(module_size(config, module) for module in path.modules()) + STATE_HEADER_BYTES_MAX
+    values = sum(module_size(config, module) for module in path.modules())
+    return STATE_BYTES_A_VALUE * values + values // VALUES_A_SCALE_BYTE + STATE_HEADER_BYTES_MAX
 
 
 def memory_of(model: ModelConfig, parameters: int) -> Need:

@@ -14,7 +14,7 @@ from benchmarks.methods.every_step import EveryStep
 from benchmarks.methods.grid import WarmStart
 from benchmarks.methods.jobs import WARMUP_STEPS
 from dipaco_p2p.core import tensor_file as codec
-from dipaco_p2p.core.model.inner import InnerLoop, learning_rate
+from dipaco_p2p.core.model.inner import InnerLoop, InnerState, learning_rate
 from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.core.model.shards import Shard, batch
 from dipaco_p2p.core.model.transformer import PathModel, load_modules
@@ -115,10 +115,10 @@ def by_hand(job: TinyJob, shards: list[Shard]) -> dict[ModuleId, np.ndarray]:
 
 
 def first_moments(job: TinyJob, module: ModuleId) -> Moments:
-    tensors, _ = codec.decode(warm().optimizer)
+    state = InnerState(values=codec.decode(warm().optimizer)[0])
     layout = module_layout(job.model, module.level)
     first, second = (
-        layout.flatten({name: tensors[f"{name}/{kind}"] for name in layout.names}).astype(np.float64)
+        layout.flatten({name: state.moment(f"{name}/{kind}") for name in layout.names}).astype(np.float64)
         for kind in ("exp_avg", "exp_avg_sq")
     )
     return first, second

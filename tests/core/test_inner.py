@@ -141,10 +141,10 @@ def test_a_state_of_another_model_is_refused():
     one.run(FLATS, SHARD, first_step=0, steps=1)
     before = one.state_bytes()
     wrong = {
-        "another model": {"model.layers.9.mlp.up_proj.weight/exp_avg": np.zeros((24, 16), np.float32)},
-        "has the shape": {"model.norm.weight/exp_avg": np.zeros(3, np.float32)},
-        "not finite": {"model.norm.weight/exp_avg": np.full(16, np.nan, np.float32)},
-        "without": {"model.norm.weight/exp_avg": np.zeros(16, np.float32)},
+        "another model": {"model.layers.9.mlp.up_proj.weight/exp_avg": np.zeros((24, 16), np.uint8)},
+        "has the shape": {"model.norm.weight/exp_avg": np.zeros(3, np.uint8)},
+        "not finite": {"model.norm.weight/exp_avg_scales": np.full(1, np.nan, np.float32)},
+        "without": {"model.norm.weight/exp_avg": np.zeros(16, np.uint8)},
     }
     for message, values in wrong.items():
         with pytest.raises(IntegrityError, match=message):
@@ -158,9 +158,10 @@ def test_a_state_of_another_model_is_refused():
         ("step", np.array(-1, np.int64), "count of steps"),
         ("step", np.zeros(3, np.int64), "count of steps"),
         ("step", np.array(2.0, np.float32), "count of steps"),
-        ("exp_avg", np.zeros(16, np.float16), "float16"),
-        ("exp_avg_sq", np.full(16, -1e-9, np.float32), "negative"),
-        ("exp_avg_sq", np.full(16, np.inf, np.float32), "not finite"),
+        ("exp_avg", np.zeros(16, np.float32), "float32"),
+        ("exp_avg_scales", np.zeros(2, np.float32), "shape"),
+        ("exp_avg_sq_scales", np.full(1, -1e-9, np.float32), "negative"),
+        ("exp_avg_sq_scales", np.full(1, np.inf, np.float32), "not finite"),
         ("more", np.zeros(16, np.float32), "another model"),
         ("exp_avg/more", np.zeros(16, np.float32), "another model"),
     ],
@@ -327,15 +328,20 @@ def test_the_8bit_optimizer_trains_like_the_float32_one():
     assert abs(ours.loss - theirs.loss) < 0.05 * (started.loss - theirs.loss)
 
 
+def moments_of(one: InnerLoop) -> dict[str, torch.Tensor]:
+    state = one.state()
+    return {key: state.moment(key) for key in state.values if key.endswith(("/exp_avg", "/exp_avg_sq"))}
+
+
 def test_an_8bit_state_survives_a_restart_and_a_change_of_optimizer():
     flats = list(initial_modules(WIDE, seed=5).values())
     going_on = wide_loop(eight_bit=True)
     going_on.run(flats, SHARD, first_step=0, steps=6)
     restarted = wide_loop(eight_bit=True)
     restarted.load_state(going_on.state_bytes())
-    before, after = (decode(part.state_bytes())[0] for part in (going_on, restarted))
-    for name, values in before.items():  # expanded and quantised again: within a step of the 8-bit code
-        assert np.abs(after[name] - values).max() <= 0.02 * np.abs(values).max()
+    before, after = (moments_of(part) for part in (going_on, restarted))
+    for name, values in before.items():  # expanded and quantised again: within a step of the 8-bit codes
+        assert (after[name] - values).abs().max() <= 0.08 * values.abs().max()
     # From a CPU's float32 state, as every volunteer with a GPU starts from the warm-up's.
     warmed = wide_loop(eight_bit=False)
     after = warmed.run(flats, SHARD, first_step=0, steps=6).flats

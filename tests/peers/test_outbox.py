@@ -229,7 +229,7 @@ class Stage:
         """A good one; states of different seeds differ."""
         trainer = self.trainer()
         for module in TRAINED.modules():
-            trainer._residuals[module] = np.full(self.world.run.layout(module).size, seed, np.float32)
+            trainer._residuals[module] = np.full(self.world.run.layout(module).size, seed, np.uint16)
         return trainer.state_bytes()
 
     def share(self, state: BlobRef | None, *, author: Member | None = None, base: int = 0, tokens: int = 100) -> Share:

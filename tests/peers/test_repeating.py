@@ -47,9 +47,8 @@ def test_honest_work_is_repeated_and_comes_out_the_same(tmp_path: Path, uplink: 
             await world.done()
             found = audits(world)
             assert len(found) >= 8, "the first round is trained by strangers alone, of whom nobody audits"
-            assert {(round(one["cosine"], 6), round(one["ratio"], 6), round(one["moments"], 6)) for one in found} == {
-                (1.0, 1.0, 1.0)
-            }
+            assert all(one["cosine"] > 0.999 and abs(one["ratio"] - 1) < 0.01 for one in found), "but for bfloat16"
+            assert {round(one["moments"], 6) for one in found} == {1.0}
             assert Reason.NOT_REPEATED not in refusals(world)
 
     play(scenario)

@@ -244,7 +244,7 @@ async def test_a_path_that_fails_at_once_ends_the_volunteer_with_the_reason(
 def poisoned(data: bytes) -> bytes:
     """A state that no check can refuse: finite moments that make the first step endless."""
     tensors, _ = decode(data)
-    lies = {"exp_avg": 3e38, "exp_avg_sq": 0.0}
+    lies = {"exp_avg": 127, "exp_avg_scales": 3e38, "exp_avg_sq": 0, "exp_avg_sq_scales": 0.0}
     return encode(
         {
             name: np.full_like(tensor, lies[kind]) if (kind := name.rpartition("/")[2]) in lies else tensor

@@ -1,7 +1,7 @@
 """The inner loop of a path: AdamW on its own shard, with a schedule over the whole run.
 
-Rule 1: a step depends on the modules, the optimizer state, the shard, the seed and the step's number only, so a
-restart from `state_bytes` goes on with the same bits.
+Rule 1: a step depends on the modules, the optimizer state, the shard, the seed and the step's number only. Taking a
+state rounds the moments to what it holds, so a restart from `state_bytes` goes on with the same bits.
 Rule 2: no clock in here: `on_step` may stop the loop after any step, and `goes_on` within one, which is then not taken.
 Rule 3: on a GPU nobody waits for a step: its report is read while the next one runs, so that `on_step` and the check of
 its numbers come one step late, and the last ones before `run` returns.
@@ -11,9 +11,9 @@ AdamW has the form that suits the device: torch's fused one, or bitsandbytes' wi
 parameter, but bitsandbytes waits for the GPU after every parameter (0.50, its `Optimizer8bit.step`), so that the
 processor cannot launch work ahead: they are for GPUs that are short of memory. A limit on a GPU's memory counts as its
 size.
-Its state has one form for all optimizers (`InnerState`): AdamW's two moments as float32 and the count of steps, by the
-parameter's name. So the state that a coordinator's CPU made starts an 8-bit optimizer on a volunteer's GPU, and a path
-may move between the two.
+Its state has one form for all optimizers (`InnerState`): AdamW's two moments (moments.py) and the count of steps, by
+the parameter's name. So the state that a coordinator's CPU made starts an 8-bit optimizer on a volunteer's GPU, and a
+path may move between the two.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from ..arrays import Array, Floats
 from ..tensor_file import decode, encode
 from .engine import Loss, attention_of, eager_loss, fast_loss, gives_up_compiling, has_failed, training_loss
 from .microbatch import Fit, MicroBatch, accumulate, measure, within_memory
+from .moments import BLOCK, SIGNED, SQUARES, pack, unpack
 from .shards import Shard, batch
 from .transformer import PathModel, load_modules, read_module
 
@@ -136,11 +137,11 @@ class InnerLoop:
         )
 
     def state(self) -> InnerState:
-        """The optimizer state; where that is on the CPU, in its memory, which the next step changes."""
-        return InnerState.of(self._model, self._optimizer)
+        """The optimizer state; the next step begins with its moments."""
+        return InnerState.taken(self._model, self._optimizer)
 
     def state_bytes(self) -> bytes:
-        """A copy of it, for `load_state` after a restart."""
+        """The same, for `load_state` after a restart."""
         return self.state().to_bytes()
 
     def load_state(self, data: bytes) -> None:
@@ -148,6 +149,11 @@ class InnerLoop:
         state = InnerState.from_bytes(data, self._model)
         with within_memory():
             state.restore(self._model, self._optimizer)
+
+    def moments(self, values: Mapping[str, Array] | None = None) -> float:
+        """The norm of all second moments: its own, or in the `values` of a state; raises IntegrityError if they are no
+        state of this path."""
+        return (self.state() if values is None else InnerState.checked(values, self._model)).moments()
 
     @property
     def path(self) -> PathModel:
@@ -349,32 +355,48 @@ def _allowed_bytes(device: torch.device) -> int:
 
 SEPARATOR = "/"
 """Between a parameter's name and the name of a value that the optimizer keeps for it."""
+SQUARED = "exp_avg_sq"
 BLOCKSIZE = 256
 """Values that share a scale in bitsandbytes' 8-bit optimizers."""
-MOMENTS = {"state1": "exp_avg", "state2": "exp_avg_sq"}
+MOMENTS = {"state1": "exp_avg", "state2": SQUARED}
 """What bitsandbytes calls the moments, and what torch and we call them."""
-KINDS = ("step", *MOMENTS.values())
+FORMS = {"exp_avg": SIGNED, SQUARED: SQUARES}
+"""Of AdamW's moments, as they are packed."""
+SCALES = "_scales"
+KINDS = ("step", *FORMS, *(kind + SCALES for kind in FORMS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InnerState:
-    """What the optimizer keeps per parameter: `values["model.norm.weight/exp_avg"]` and so on; none before a step."""
+    """What the optimizer keeps per parameter, packed: `values["model.norm.weight/exp_avg"]` and so on; nothing before a
+    step."""
 
     values: Mapping[str, Array]
 
     @classmethod
-    def of(cls, model: PathModel, optimizer: torch.optim.Optimizer) -> Self:
-        """The optimizer's state, in its own memory where that is the CPU's."""
-        values = {}
+    def taken(cls, model: PathModel, optimizer: torch.optim.Optimizer) -> Self:
+        """The optimizer's state. What it holds is rounded to that, but 8-bit moments, which are not exact anyway."""
+        values: dict[str, Array] = {}
         for name, parameter in model.named_parameters():
-            for key, value in _moments(optimizer.state.get(parameter, {})).items():
-                values[name + SEPARATOR + key] = _to_array(value)
+            state = optimizer.state.get(parameter, {})
+            if "step" in state:
+                values[f"{name}{SEPARATOR}step"] = np.array(int(state["step"]), dtype=np.int64)
+            for kind, moment in _moments(state).items():
+                codes, scales = pack(moment.detach().float(), FORMS[kind])
+                values[f"{name}{SEPARATOR}{kind}"] = codes.cpu().numpy()
+                values[f"{name}{SEPARATOR}{kind}{SCALES}"] = scales.cpu().numpy()
+                if kind in state:
+                    state[kind].copy_(unpack(codes, scales, FORMS[kind]))
         return cls(values=values)
 
     @classmethod
     def from_bytes(cls, data: bytes, model: PathModel) -> Self:
         """The inverse of `to_bytes`; raises IntegrityError if it is not a state of `model`'s parameters."""
-        values, _ = decode(data)
+        return cls.checked(decode(data)[0], model)
+
+    @classmethod
+    def checked(cls, values: Mapping[str, Array], model: PathModel) -> Self:
+        """The state with these values; raises IntegrityError as above."""
         parameters = dict(model.named_parameters())
         for key, value in values.items():
             name, _, kind = key.partition(SEPARATOR)
@@ -396,18 +418,27 @@ class InnerState:
             id(p): (g, i) for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])
         }
         for name, parameter in model.named_parameters():
-            fields = {kind: self.values.get(name + SEPARATOR + kind) for kind in KINDS}
-            if any(value is None for value in fields.values()):
+            prefix, device = name + SEPARATOR, parameter.device
+            if prefix + "step" not in self.values:
                 continue
-            step, *moments = (torch.from_numpy(np.array(value)) for value in fields.values())
+            step = torch.tensor(int(self.values[prefix + "step"]), dtype=torch.float32, device=device)
+            moments = {kind: self.moment(prefix + kind, device=device) for kind in FORMS}
             if hasattr(optimizer, "init_state"):
                 group, index = places[id(parameter)]
                 optimizer.init_state(optimizer.param_groups[group], parameter, group, index)
-                _fill_8bit(optimizer.state[parameter], int(step), moments)
+                _fill_8bit(optimizer.state[parameter], int(step), list(moments.values()))
             else:
-                device = parameter.device
-                state = {key: moment.to(device) for key, moment in zip(MOMENTS.values(), moments, strict=True)}
-                optimizer.state[parameter] = {"step": step.float().to(device), **state}
+                optimizer.state[parameter] = {"step": step, **moments}
+
+    def moments(self) -> float:
+        """Euclidean norm of all second moments."""
+        keys = (key for key in self.values if key.endswith(SEPARATOR + SQUARED))
+        return math.sqrt(math.fsum(float(self.moment(key).double().square().sum()) for key in keys))
+
+    def moment(self, key: str, *, device: torch.device | str = "cpu") -> Tensor:
+        """The moment of that name, such as `model.norm.weight/exp_avg`, as float32."""
+        codes, scales = (torch.from_numpy(np.array(self.values[name])).to(device) for name in (key, key + SCALES))
+        return unpack(codes, scales, FORMS[key.rpartition(SEPARATOR)[2]])
 
 
 def _check(value: Array, kind: str, key: str, *, shape: tuple[int, ...]) -> None:
@@ -416,19 +447,19 @@ def _check(value: Array, kind: str, key: str, *, shape: tuple[int, ...]) -> None
         if value.dtype != np.int64 or value.shape or value < 0:
             raise IntegrityError(f"`{key}` of an optimizer state is not a count of steps")
         return
-    if value.dtype != np.float32 or value.shape != shape:
+    is_scales = kind.endswith(SCALES)
+    dtype, wanted = (np.float32, (-(-math.prod(shape) // BLOCK),)) if is_scales else (np.uint8, shape)
+    if value.dtype != dtype or value.shape != wanted:
         raise IntegrityError(f"`{key}` of an optimizer state has the shape {value.shape} of {value.dtype}")
-    if not np.isfinite(value).all():
-        raise IntegrityError(f"`{key}` of an optimizer state is not finite")
-    if kind == "exp_avg_sq" and (value < 0).any():
-        raise IntegrityError(f"`{key}` of an optimizer state is negative, but holds squares")
+    if is_scales and not (np.isfinite(value) & (value >= 0)).all():
+        raise IntegrityError(f"`{key}` of an optimizer state has a scale that is negative or not finite")
 
 
-def _moments(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The portable part of one parameter's state; 8-bit moments are expanded."""
+def _moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The moments of one parameter's state; those of 8 bits are expanded."""
     if "state1" not in state:
-        return {kind: state[kind] for kind in KINDS if kind in state}
-    return {"step": state["step"]} | {ours: _expand_8bit(state, theirs) for theirs, ours in MOMENTS.items()}
+        return {kind: state[kind] for kind in FORMS if kind in state}
+    return {ours: _expand_8bit(state, theirs) for theirs, ours in MOMENTS.items()}
 
 
 def _expand_8bit(state: Mapping[str, Any], name: str) -> torch.Tensor:
@@ -455,10 +486,3 @@ def _fill_8bit(state: dict[str, Any], step: int, moments: Sequence[torch.Tensor]
         codes, quantised = functional.quantize_blockwise(moment, code=code, blocksize=BLOCKSIZE)
         state[name].copy_(codes.view_as(moment))
         state[f"absmax{name[-1]}"].copy_(quantised.absmax)
-
-
-def _to_array(value: Any) -> Array:
-    """Moments keep their type; counts of steps, which torch holds as a float tensor, become whole numbers."""
-    if isinstance(value, torch.Tensor) and value.ndim:
-        return value.detach().float().cpu().numpy()
-    return np.array(int(value), dtype=np.int64)

@@ -22,9 +22,9 @@ import numpy as np
 
 from ...canonical import Parts
 from ...errors import IntegrityError
-from ..arrays import Floats, tree_norm
+from ..arrays import Floats, spans, spread, tree_norm
 from ..tensor_file import decode, encode_parts
-from .codec import Compressed
+from .codec import SPAN, Compressed
 from .compress import CODECS, INT8
 
 CANCELLED = 1e-4
@@ -59,7 +59,9 @@ class OuterState:
 
 def outer_gradient(before: Floats, after: Floats) -> Floats:
     """What the inner steps subtracted from the parameters."""
-    return before - after
+    found = np.empty(before.shape, dtype=np.float32)
+    spread(lambda part: np.subtract(before[part], after[part], out=found[part]), spans(0, before.size, SPAN))
+    return found
 
 
 def weights(shares: Sequence[Share], *, tokens_full: int) -> tuple[float, ...]:

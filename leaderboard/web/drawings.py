@@ -1,18 +1,22 @@
-"""Drawings as SVG: lines of losses, the graph of a version's lineage, and QR codes. This file says where everything
-stands; the templates draw it, and colours come from the style sheet."""
+"""Drawings: lines of losses, the grid and the heat of its paths, the graph of a version's lineage, and QR codes. This
+file says where everything stands; the templates draw it, and colours come from the style sheet."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import segno
 from markupsafe import Markup
 
-from ..model import ShareRow, VersionRow
+from dipaco_p2p.topology import ModuleId
+
+from ..model import ModuleRow, PathRow, PathState, ShareRow, VersionRow
 from . import text
 from .book import Book
 
@@ -166,6 +170,111 @@ def _round_steps(low: float, high: float, *, is_whole: bool = False) -> Iterator
     while number * step <= high:
         yield round(number * step, 10)
         number += 1
+
+
+# -- the grid
+
+CELL_WIDTH_MAX, CELL_HEIGHT, CELL_ROOM, LEVEL_HEIGHT = 72, 28, 4, 84
+NARROW = 340
+"""Of a grid that a phone shows as it is; a wider one gets as much for each module as that has room for."""
+TEXT_WIDTH_MIN = 24
+"""A narrower cell has no room for the number of a version."""
+MODULES_MAX = 64
+"""Of a level; a wider one is no picture."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One module."""
+
+    row: ModuleRow
+    kind: str
+    """`newest`, `behind` (by one round), `late` (by more), or `alone`: nobody leads it."""
+    x: float
+    y: float
+    width: float
+
+    @property
+    def middle(self) -> float:
+        return self.x + self.width / 2
+
+    @property
+    def has_text(self) -> bool:
+        return self.width >= TEXT_WIDTH_MIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The modules of the open stage, a level under the other, and the paths through them."""
+
+    cells: tuple[Cell, ...]
+    trained: Markup
+    """Lines of paths that somebody trains, or that are done."""
+    free: Markup
+    """Lines with a path that nobody trains now."""
+    about: str
+    counts: Mapping[str, int]
+    """Cells by their kind."""
+    width: int
+    height: int
+    cell_height: int = CELL_HEIGHT
+
+
+def grid(book: Book) -> Grid | None:
+    """The grid as it is now; None where a level is too wide, or nothing is known."""
+    levels = [list(rows) for _, rows in groupby(book.snapshot.modules, key=lambda row: row.module.level)]
+    if not levels or max(map(len, levels)) > MODULES_MAX:
+        return None
+    newest = max(row.version for row in book.snapshot.modules)
+    width = min(WIDTH, max(NARROW, (CELL_WIDTH_MAX + CELL_ROOM) * max(map(len, levels))))
+    cells = {cell.row.module: cell for place, rows in enumerate(levels) for cell in _cells(rows, place, newest, width)}
+    lines: dict[tuple[ModuleId, ModuleId], bool] = {}
+    for row in book.snapshot.paths:
+        for pair in pairwise(row.path.modules()):
+            lines[pair] = lines.get(pair, False) or row.state is PathState.FREE
+    drawn = {
+        is_free: Markup("".join(_line(cells[a], cells[b]) for (a, b), found in lines.items() if found == is_free))
+        for is_free in (False, True)
+    }
+    free = len(book.paths_by_state.get(PathState.FREE, ()))
+    about = f"{len(levels)} levels of {', '.join(str(len(rows)) for rows in levels)} modules, {len(cells)} in all; "
+    about += f"{len(book.snapshot.paths)} paths, {free} of them free"
+    return Grid(
+        cells=tuple(cells.values()),
+        trained=drawn[False],
+        free=drawn[True],
+        about=about,
+        counts=Counter(cell.kind for cell in cells.values()),
+        width=width,
+        height=LEVEL_HEIGHT * (len(levels) - 1) + CELL_HEIGHT + 2,
+    )
+
+
+def _cells(rows: Sequence[ModuleRow], place: int, newest: int, picture: int) -> Iterator[Cell]:
+    room = picture / len(rows)
+    width = min(room - CELL_ROOM, CELL_WIDTH_MAX)
+    for number, row in enumerate(rows):
+        kind = "alone" if row.leader is None else ("newest", "behind", "late")[min(newest - row.version, 2)]
+        x = room * (number + 0.5) - width / 2
+        yield Cell(row=row, kind=kind, x=round(x, 1), y=1 + place * LEVEL_HEIGHT, width=round(width, 1))
+
+
+def _line(upper: Cell, lower: Cell) -> str:
+    return f"M{upper.middle:.1f} {upper.y + CELL_HEIGHT:.0f}L{lower.middle:.1f} {lower.y:.0f}"
+
+
+FIFTHS = 5
+HEAT_FROM = 33
+"""Paths from which on a list of them is too long to see where the loss is high."""
+
+
+def heat(rows: Sequence[PathRow]) -> list[tuple[PathRow, int]]:
+    """The paths in their order, with the fifth of the known losses that theirs is in: 1 the least, and 0 for a path
+    without one. Nothing where they are few."""
+    if len(rows) < HEAT_FROM:
+        return []
+    ranks = sorted(row.loss for row in rows if row.loss is not None)
+    return [(row, 0 if row.loss is None else 1 + bisect_left(ranks, row.loss) * FIFTHS // len(ranks)) for row in rows]
 
 
 # -- lineage

@@ -52,6 +52,8 @@ CONTRIBUTOR_ORDERS: Mapping[str, Order[ContributorRow]] = {
     "seen": Order("Last seen", lambda row: row.last_s),
 }
 FILTERS = ("module", "mark", "stage", "peer")
+WHO = "who"
+"""Of contributors: the end of an id, or a part of a name or team."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,17 @@ def asked_versions(book: Book, query: Query) -> list[VersionRow]:
     if query.sort == "age":
         return rows if query.is_descending else rows[::-1]
     return ordered(rows, query, VERSION_ORDERS)
+
+
+def asked_contributors(book: Book, query: Query) -> list[ContributorRow]:
+    """The contributors that the question asks for, in its order."""
+    who = query.filters.get(WHO, "")
+    found = [row for row in book.snapshot.contributors if row.peer.endswith(who) or _is_called(row, who)]
+    return ordered(found, query, CONTRIBUTOR_ORDERS)
+
+
+def _is_called(row: ContributorRow, who: str) -> bool:
+    return any(who.casefold() in said.casefold() for said in (row.name, row.team))
 
 
 def _is_asked(book: Book, row: VersionRow, filters: Mapping[str, str]) -> bool:

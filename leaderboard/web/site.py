@@ -33,9 +33,10 @@ from .query import (
     FILTERS,
     ROWS,
     VERSION_ORDERS,
+    WHO,
     Query,
+    asked_contributors,
     asked_versions,
-    ordered,
     page_of,
     pages_of,
     query_of,
@@ -124,6 +125,7 @@ class Site:
             "overview",
             joining=joining(book.snapshot.join) if book.snapshot.state != "complete" else None,
             plot=round_plot(book),
+            grid=drawings.grid(book),
             latest=latest,
             leaders=book.snapshot.contributors[:LATEST],
             decrees=book.snapshot.decrees[: -LATEST - 1 : -1],
@@ -183,12 +185,12 @@ class Site:
         )
 
     def paths(self) -> str:
-        return self._draw("paths", data=("paths",))
+        return self._draw("paths", heat=drawings.heat(self._book.snapshot.paths), data=("paths",))
 
     def contributors(self, asked: Mapping[str, str]) -> str | None:
         """The list that `asked` asks for; raises ConfigError if it makes no sense."""
-        query = query_of(asked, CONTRIBUTOR_ORDERS)
-        rows = ordered(self._book.snapshot.contributors, query, CONTRIBUTOR_ORDERS)
+        query = query_of(asked, CONTRIBUTOR_ORDERS, (WHO,))
+        rows = asked_contributors(self._book, query)
         shown = {"orders": CONTRIBUTOR_ORDERS, "data": ("contributors", "contributions")}
         return self._list("contributors", rows, query.page, "contributors", query, **shown)
 

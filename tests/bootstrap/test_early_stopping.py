@@ -274,13 +274,13 @@ async def test_what_a_seed_node_judges_itself_is_what_it_tells(unjudged: Served,
 async def test_a_loss_beyond_any_number_is_judged_and_so_are_the_rounds_after_it(
     unjudged: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, measure, measured = unjudged.store.folder / "evaluations.jsonl", evaluator.losses, [0]
+    path, measure, measured = unjudged.store.folder / "evaluations.jsonl", evaluator.window_nats, [0]
 
-    def losses(model: Any, tokens: Any) -> Any:
+    def window_nats(model: Any, tokens: Any) -> Any:
         measured[0] += 1
         return measure(model, tokens) + (1e6 if measured[0] == 1 else 0.0)  # e to this power is no float
 
-    monkeypatch.setattr(evaluator, "losses", losses)
+    monkeypatch.setattr(evaluator, "window_nats", window_nats)
     async with beside_a_seed(unjudged, tmp_path):
         await eventually(lambda: len(read_evaluations(path)) == ROUNDS + 1)
         rows = read_evaluations(path)

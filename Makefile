@@ -30,6 +30,9 @@ browser: ## see to a headless browser for the tests of the leaderboard; without 
 	    apt-get -qq update && apt-get -qqy install --no-install-recommends chromium fonts-dejavu-core prometheus >/dev/null; } || \
 	  echo "no Chromium here: the tests in a browser are skipped. Debian: apt-get install chromium" >&2
 
+screens: $(READY) browser ## take the screens of the public page in docs/pictures/screens again
+	DIPACO_PICTURES=docs/pictures/screens $(BIN)/pytest tests/leaderboard/test_screens.py
+
 simulate: $(READY) ## play SEEDS=500 simulated runs under faults from FIRST=1 on, and check every promise; again: continues
 	$(BIN)/python -m simulation --first $(FIRST) --seeds $(SEEDS) --record build/simulation $(ARGS)
 

@@ -35,7 +35,6 @@ VERSION_ORDERS: Mapping[str, Order[VersionRow]] = {
     "age": Order("Age", lambda row: row.made_s),
     "module": Order("Module", lambda row: (row.module, row.version), is_descending=False),
     "version": Order("Version", lambda row: row.version),
-    "before": Order("Loss before", lambda row: row.loss_before),
     "after": Order("Loss after", lambda row: row.loss_after, is_descending=False),
     "contributors": Order("Contributors", lambda row: row.contributors),
     "tokens": Order("Tokens", lambda row: row.tokens),

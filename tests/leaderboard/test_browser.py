@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 WIDTHS = (360, 1280)
 SCHEMES = ("light", "dark")
+ALL_IN_VIEW = "[...document.querySelectorAll('.scroll')].every((table) => table.scrollWidth <= table.clientWidth)"
 HIDDEN = """
 window.isHidden = false;
 Object.defineProperty(document, "hidden", { get: () => window.isHidden });
@@ -62,6 +63,7 @@ def test_every_page_fits_breaks_nothing_and_can_be_read_by_everybody(
         ):
             watched.page.goto(f"{small.address}{address}")
             assert watched.page.evaluate("document.documentElement.scrollWidth") <= width, f"{address} is too wide"
+            assert width < 1280 or watched.page.evaluate(ALL_IN_VIEW), f"{address} hides columns"
             watched.page.screenshot(path=tmp_path / f"{number}-{width}-{scheme}.png", full_page=True)
             watched.check()
             require_accessible(watched.page, address)

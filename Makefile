@@ -33,6 +33,9 @@ browser: ## see to a headless browser for the tests of the leaderboard; without 
 screens: $(READY) browser ## take the screens of the public page in docs/pictures/screens again
 	DIPACO_PICTURES=docs/pictures/screens $(BIN)/pytest tests/leaderboard/test_screens.py
 
+recording: $(READY) ## record a volunteer's terminal again: docs/pictures/volunteer.cast and .svg
+	$(BIN)/python -m benchmarks.recording
+
 simulate: $(READY) ## play SEEDS=500 simulated runs under faults from FIRST=1 on, and check every promise; again: continues
 	$(BIN)/python -m simulation --first $(FIRST) --seeds $(SEEDS) --record build/simulation $(ARGS)
 

@@ -85,9 +85,10 @@ class Leader:
 
     @property
     def is_leading(self) -> bool:
-        """False from the moment on that we stopped, or that somebody else was granted the module."""
-        grant = self._node.mandates.grant(self.module)
-        return self._is_leading and grant is not None and grant.leader == self._node.peer
+        """False from the moment on that we stopped, or that somebody else was granted the module: a version of a later
+        term says so, too."""
+        grant, head = self._node.mandates.grant(self.module), self.head
+        return self._is_leading and grant is not None and grant.leader == self._node.peer and head.term <= grant.term
 
     @property
     def deaf(self) -> set[PeerId]:

@@ -92,6 +92,8 @@ class Trials:
         """By work, then by judge."""
         self._unheard: set[str] = set()
         """Works that somebody alive should have measured, and nobody has."""
+        self._unseen: dict[str, Sealed[Contribution]] = {}
+        """Contributions of works that nobody has measured, because nobody was there."""
         self._barred: dict[Key, tuple[float, Reason]] = {}
         """Until when who was refused is refused again, and why."""
         self._slow: dict[PeerId, int] = {}
@@ -152,8 +154,15 @@ class Trials:
         return self._node.swarm.signer.sign(gate.DRAW, work.encode())
 
     def is_over(self, contributions: Iterable[str]) -> bool:
-        """Whether none of these waits for a judge."""
-        return all(id_ not in self._asking or self._asking[id_].done() for id_ in contributions)
+        """Whether none of these waits for a judge. What nobody could measure when it came is measured now if somebody
+        is there: the coordinator may be back, or others have work that counts."""
+        wanted = list(contributions)
+        for id_ in [id_ for id_ in wanted if id_ in self._unseen]:
+            document = self._unseen[id_].document
+            if self._next_judges(document, self._draws[document.work].result(), {}, {}):
+                del self._asking[id_]
+                self.begin(self._unseen.pop(id_))
+        return all(id_ not in self._asking or self._asking[id_].done() for id_ in wanted)
 
     def verdicts(self, contributions: Iterable[Sealed[Contribution]]) -> Verdicts:
         """Of a round with these contributions, and of earlier works whose audits are over since."""
@@ -209,6 +218,7 @@ class Trials:
         if not self.is_on:
             return
         self._asking.pop(sealed.id).cancel()
+        self._unseen.pop(sealed.id, None)
         self._evidence = [*self._evidence, *self._said.pop(document.work, {}).values()][-EVIDENCE_MAX:]
         if reason == Reason.NOT_REPEATED:
             self._caught.add(document.author)
@@ -251,7 +261,7 @@ class Trials:
             self._draws.pop(work).cancel()
         oldest = self._chain.ledger.head.version - VERSIONS_TOLD
         self._taken = {work: version for work, version in self._taken.items() if version >= oldest}
-        self._asking, self._said, self._unheard = {}, {}, set()
+        self._asking, self._said, self._unheard, self._unseen = {}, {}, set(), {}
         self._slow = {judge: rounds - 1 for judge, rounds in self._slow.items() if rounds > 1}
 
     def _standing(self, peer: PeerId) -> Standing:
@@ -284,6 +294,8 @@ class Trials:
                 task.cancel()
         if asked and not said:
             self._unheard.add(document.work)
+        elif not said:
+            self._unseen[sealed.id] = sealed
 
     async def _answered(
         self,

@@ -169,16 +169,27 @@ def contradicted(appraisals: Sequence[Appraisal]) -> list[PeerId]:
     return [peer for peer, one in _audits(appraisals) if one != NOTHING_GIVEN and one.is_same != is_same]
 
 
+KNOWN_MIN = 2
+"""Authors whom the chain knows, for the usual rate to be theirs alone: the lower of two is not one author's word."""
+
+
 def usual_rate(works: Iterable[Judged]) -> float:
-    """What work usually gains for each token: the median of those authors whom the chain knows, if it knows any. Of
-    several judges and works the one that says least counts: neither a judge nor an author with many works, of much gain
-    for the tokens that it names, can make others' work look like nothing."""
+    """What work usually gains for each token: the median of those authors whom the chain knows. If it knows only one,
+    the median of all at the most: that one may gain much more than others do, and so may a crowd."""
     appraised = [work for work in works if work.appraisals]
+    known = _rates(work for work in appraised if work.is_known)
+    everybody = known if len(known) >= KNOWN_MIN else _rates(appraised)
+    return min((statistics.median_low(rates) for rates in (known, everybody) if rates), default=0.0)
+
+
+def _rates(works: Iterable[Judged]) -> list[float]:
+    """A rate for each author. Of several judges and works the one that says least counts: neither a judge nor an author
+    with many works, of much gain for the tokens that it names, can make others' work look like nothing."""
     rates: dict[PeerId, float] = {}
-    for work in [work for work in appraised if work.is_known] or appraised:
+    for work in works:
         rate = min(appraisal.rate for appraisal in work.appraisals)
         rates[work.author] = min(rate, rates.get(work.author, rate))
-    return statistics.median_low(rates.values()) if rates else 0.0
+    return list(rates.values())
 
 
 def is_split(appraisals: Sequence[Appraisal], *, coordinator: PeerId) -> bool:

@@ -25,8 +25,8 @@ PATH, OTHER_PATH = PathId((0, 0, 0)), PathId((0, 0, 1))
 GOOD, BAD = 1e-3, -1e-3
 
 
-def judged_config(*, judges: int = 2, rounds: int = 9, **changes: Any) -> RunConfig:
-    config = tiny_config(rounds=rounds, min_paths=1, **changes)
+def judged_config(*, judges: int = 2, rounds: int = 9, min_paths: int = 1, **changes: Any) -> RunConfig:
+    config = tiny_config(rounds=rounds, min_paths=min_paths, **changes)
     return replace(
         config,
         judging=JudgingConfig(judges=judges, sequences=8, audited=0),

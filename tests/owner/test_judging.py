@@ -148,6 +148,27 @@ def test_a_run_goes_on_where_nobody_lives_who_could_judge(tmp_path: Path) -> Non
     scene(tmp_path, act)
 
 
+def test_what_nobody_was_there_to_measure_is_measured_once_somebody_is(tmp_path: Path) -> None:
+    """Attack, seed 1192: harmful work that came while the coordinator was away counted when it was back."""
+
+    async def act(on: Scene) -> None:
+        world, trials = on.world, on.owner.trials
+        await world.kill_seed()
+        await eventually(lambda: not on.leader.node.watch.seeds())
+        hostile = await on.author(61)
+        bad = await on.push(hostile, BAD, to=on.leader.peer)
+        await eventually(lambda: trials.is_over([bad]))
+        world.start_seed()
+        await world.seed.node.presence.beat()
+        await on.work(hostile, BAD)  # whose other payloads it can be given now
+        await eventually(lambda: bool(on.leader.node.watch.seeds()))
+        good = await on.push(await on.author(60), GOOD, path=OTHER_PATH)
+        await on.version(1)
+        assert on.counted() == {good} and on.expired() == {bad: Reason.HARMFUL}
+
+    scene(tmp_path, act, min_paths=2)
+
+
 def test_what_judges_said_is_kept_until_the_coordinator_is_back_to_judge_again(tmp_path: Path) -> None:
     """Other blobs of so old versions are dropped long before: the archive makes them again of contributions."""
 

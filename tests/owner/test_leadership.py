@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dipaco_p2p.node.store import UNUSED_UPLOADS_MAX
 from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.owner.leader import TICK_S
 from dipaco_p2p.owner.replication import LOST_TTLS
+from dipaco_p2p.protocol.documents import seal
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.versions import Known
 from dipaco_p2p.swarm.api import Reply
@@ -153,6 +155,21 @@ def depose(world: World, leader: TinyLeader, other: TinyLeader) -> None:
     mandates = leader.node.mandates
     sealed = granted(world.run, MODULE, term=mandates.term(MODULE) + 1, leader=other.peer)
     assert mandates.believes(MODULE, sealed)
+
+
+async def test_a_version_of_a_later_term_deposes_a_leader_that_has_heard_of_no_mandate(tmp_path: Path) -> None:
+    """Bug, seed 584: after a partition it went over to the archive's branch, which another leader had made, and made a
+    version of its own term after that."""
+    async with on_stage(tmp_path) as (world, leader, _, author):
+        old = await leader.lead(MODULE)
+        await make_versions(world, leader, author)
+        ledger, head = leader.chain.ledger, leader.chain.ledger.versions[-1]
+        signer = world.seed.swarm.signer
+        later = replace(head.document, term=old.grant.term + 1, author=signer.peer)
+        ledger.versions[-1] = seal(signer, later)
+        assert not old.is_leading
+        await leader.ownership._check(MODULE)
+        assert leader.ownership.modules == []
 
 
 async def test_a_leader_that_was_deposed_for_a_moment_begins_anew(tmp_path: Path) -> None:

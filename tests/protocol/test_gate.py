@@ -116,6 +116,15 @@ def test_an_author_of_many_works_that_gain_much_does_not_make_the_others_look_id
     assert usual_rate([judged(GOOD, GOOD), much, much]) == pytest.approx(0.01)
 
 
+def test_the_only_author_whom_the_chain_knows_does_not_say_alone_what_is_usual() -> None:
+    """Attack, seed 301 again: the chain knew only a stranger whose work had gained six times as much for its tokens."""
+    much = by(signer(2), judged((6.0, 0.1), (6.0, 0.1)))
+    works = {"much": much, "a": by(signer(3), judged(GOOD, GOOD, is_known=False))}
+    assert refused(works, coordinator=COORDINATOR.peer) == {}
+    second = by(signer(4), judged((6.0, 0.1), (6.0, 0.1)))
+    assert refused(works | {"second": second}, coordinator=COORDINATOR.peer) == {"a": Reason.LITTLE_GAIN}
+
+
 def test_work_of_fewer_tokens_needs_to_gain_less() -> None:
     short = Judged(is_known=True, appraisals=[appraisal((0.1, 0.01), judge=judge, tokens=10) for judge in JUDGES])
     assert verdict(short) is None

@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 from virtual_time import VirtualClock
 
 from bootstrap import cli
-from bootstrap.folder import GRID, WARMUP, RunFolder, write_sharding, write_stage
+from bootstrap.folder import write_sharding, write_stage
 from bootstrap.text.tokenizer import train_tokenizer
 from bootstrap.use.generate import Request, write_on
-from bootstrap.use.serving import ServedRun, open_folder, read_swarm
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.config import (
@@ -56,6 +55,8 @@ from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.memory import MemoryNetwork
 from dipaco_p2p.topology import ModuleId, PathId
+from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
+from dipaco_p2p.use.served import ServedRun, open_folder, read_swarm
 
 COORDINATOR, LEADER = Signer(bytes([200]) * 32), Signer(bytes([1]) * 32)
 VOCAB_SIZE = 260

@@ -19,8 +19,9 @@ from bootstrap.text import corpus as found
 from bootstrap.text import samples as documents
 from bootstrap.text import tokenizer as prepare_text
 from bootstrap.text.samples import Document
-from bootstrap.text.tokenizer import END, END_ID, TOKENIZER_BYTES_MAX, Tokenizer, tokenise, train_tokenizer
+from bootstrap.text.tokenizer import tokenise, train_tokenizer
 from dipaco_p2p.errors import CorpusError, IntegrityError
+from dipaco_p2p.use.tokenizer import END, END_ID, TOKENIZER_BYTES_MAX, Tokenizer
 
 TEXTS = [inspect.getsource(module) for module in (documents, found, prepare_text, runfile)]
 VOCAB_SIZE = 600

@@ -12,7 +12,6 @@ from tiny_run import MODEL, tiny_config
 from virtual_time import eventually
 
 from bootstrap.archives.evaluator import Evaluator
-from bootstrap.use.serving import ServedRun, _Folder
 from dipaco_p2p.config import LevelConfig
 from dipaco_p2p.core.model.inner import InnerResult
 from dipaco_p2p.core.routing.router import Router
@@ -22,6 +21,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.topology import ModuleId, PathId, Topology
+from dipaco_p2p.use.served import ServedRun, _Folder
 from peers.path.trainer import PathTrainer
 
 GRID = Topology((1, 2, 2))

@@ -19,31 +19,30 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dipaco_p2p.clock import Clock
-from dipaco_p2p.core.model.layout import decode_module
-from dipaco_p2p.core.model.transformer import PathModel, path_model
-from dipaco_p2p.core.routing.router import Router, decode_router
-from dipaco_p2p.errors import ConfigError, IntegrityError, SwarmError, Unreachable, WrongRun
-from dipaco_p2p.node.calls import GetServing
-from dipaco_p2p.node.entry import is_entry
-from dipaco_p2p.node.ledger import DAMAGED_HINT, Ledger
-from dipaco_p2p.node.measuring import trained_paths, witnesses
-from dipaco_p2p.node.node import Reader, ask, fetch, open_reader
-from dipaco_p2p.node.reading import fetch_chain, open_connection
-from dipaco_p2p.node.run import Run
-from dipaco_p2p.node.shardings import learn_shardings
-from dipaco_p2p.node.stages import fetch_stages
-from dipaco_p2p.node.store import Store
-from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sharding
-from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.protocol.versions import genesis_version
-from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.stage_scope import ScopedSwarm
-from dipaco_p2p.topology import ModuleId, PathId
-
-from ..archives.early_stopping import Best, read_evaluations, read_serving, serving_header
-from ..folder import GRID, WARMUP, RunFolder
-from ..text.tokenizer import Tokenizer
+from ..clock import Clock
+from ..core.model.layout import decode_module
+from ..core.model.transformer import PathModel, path_model
+from ..core.routing.router import Router, decode_router
+from ..errors import ConfigError, IntegrityError, SwarmError, Unreachable, WrongRun
+from ..node.calls import GetServing
+from ..node.entry import is_entry
+from ..node.ledger import DAMAGED_HINT, Ledger
+from ..node.measuring import trained_paths, witnesses
+from ..node.node import Reader, ask, fetch, open_reader
+from ..node.reading import fetch_chain, open_connection
+from ..node.run import Run
+from ..node.shardings import learn_shardings
+from ..node.stages import fetch_stages
+from ..node.store import Store
+from ..protocol.documents import BlobRef, ModuleVersion, Sharding
+from ..protocol.signing import PeerId
+from ..protocol.versions import genesis_version
+from ..swarm.api import Swarm
+from ..swarm.stage_scope import ScopedSwarm
+from ..topology import ModuleId, PathId
+from .best_rounds import Best, read_evaluations, read_serving, serving_header
+from .folder import GRID, WARMUP, RunFolder
+from .tokenizer import Tokenizer
 
 Flat = NDArray[np.float32]
 

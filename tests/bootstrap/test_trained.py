@@ -93,7 +93,7 @@ async def test_a_path_that_failed_everywhere_is_neither_judged_nor_served(
         assert evaluator.usable(2) == [0, 2, 3] and evaluator.usable(0) == [0, 1, 2, 3]
         judged = evaluator.evaluate(2).paths
         assert judged[hopeless].validation is None
-        served = ServedRun(world.run, _Folder(world.run, world.seed.node.store))
+        served = ServedRun(world.run, _Folder(world.run, world.seed.node.store, {}))
         assert await served.usable() == [0, 2, 3]
 
 

@@ -122,7 +122,7 @@ class Reading:
         """Outputs (B, T, D) of the last block."""
         config, decoder = self.model.config, self.model.model
         assert tokens and self.count + len(tokens) <= config.context, (self.count, len(tokens), config.context)
-        hidden_BTD = decoder.embed_tokens(torch.tensor([list(tokens)], device=self._kept.device))
+        hidden_BTD: Tensor = decoder.embed_tokens(torch.tensor([list(tokens)], device=self._kept.device))
         cos, sin = rope_tables(config.context, config.width // config.heads, config.rope_theta, self._kept.device)
         here = slice(self.count, self.count + len(tokens))
         for layer, kept in zip(decoder.layers, self._kept, strict=True):

@@ -6,6 +6,7 @@ Byte-level means that every text can be encoded and decoded without loss. Id 0 i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,6 +52,11 @@ class Tokenizer:
         """The text of `ids`; ends of documents show as `<|end|>`, halves of characters as U+FFFD."""
         return self._bpe.decode(list(ids), skip_special_tokens=False)
 
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for (UTF-8): perhaps half a character. `<|end|>` for the end of a document."""
+        letters = str(self._bpe.id_to_token(token))
+        return END.encode() if token == END_ID else bytes(_bytes_of_letters()[letter] for letter in letters)
+
     def byte_lengths(self) -> npt.NDArray[np.int64]:
         """Bytes of text (vocab_size,) that each token stands for; 0 for the end of a document, which is no text.
 
@@ -61,6 +67,15 @@ class Tokenizer:
             lengths[number] = len(token)
         lengths[END_ID] = 0
         return lengths
+
+
+@functools.cache
+def _bytes_of_letters() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for: printable ones for themselves, the others in
+    order from 256 on (as in GPT-2)."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [value for value in range(256) if value not in plain]
+    return {chr(value): value for value in plain} | {chr(256 + place): value for place, value in enumerate(others)}
 
 
 class Pieces:

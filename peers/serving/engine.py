@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from dipaco_p2p.core.arrays import Array
 from dipaco_p2p.core.model.generate import Reading, Sampler, following, prompt_features, text_features
 from dipaco_p2p.core.model.transformer import PathModel
 from dipaco_p2p.core.routing.router import Router
-from dipaco_p2p.errors import ConfigError, DipacoError
+from dipaco_p2p.errors import ConfigError, DipacoError, WrongRun
 from dipaco_p2p.node.measuring import assign
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.program.text import size
@@ -145,14 +145,15 @@ class Engine:
         return self._now
 
     async def follow(self) -> None:
-        """Look for what is new. Raises ConfigError if no path fits into memory; other failures are for `now` to say."""
+        """Look for what is new. Raises WrongRun, and ConfigError if no path fits into memory; `now` says what else
+        failed."""
         try:
             found = await snapshot_of(await self._place.newest(), self._now)
-        except ConfigError:
+        except (ConfigError, WrongRun):
             raise
         except DipacoError as error:
             self._problem = str(error)
-            log.warning("nothing new: %s", error)
+            log.info("nothing new: %s", error)
             return
         if not found.run.manifest.origin and not any(version.version for version in found.versions.values()):
             self._problem = f"no round of {found.run.name} has ended"
@@ -162,7 +163,7 @@ class Engine:
         self._shelf.require(spare + max(map(sum, paths)))
         self._now = found
 
-    async def write(self, asked: Asked) -> AsyncIterator[Turn | Written]:
+    async def write(self, asked: Asked) -> AsyncGenerator[Turn | Written]:
         """A text, token by token, to `<|end|>` or the last of `asked.count`. Close it when nobody reads on. Raises
         NotReady, Busy, and DipacoError for versions that cannot be had."""
         now, text, left = self.now, list(asked.tokens), asked.count

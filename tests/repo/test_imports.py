@@ -111,6 +111,7 @@ ALSO = {
     "dipaco_p2p/program/metrics.py": frozenset({"prometheus_client"}),
     "dipaco_p2p/program/web.py": frozenset({"starlette", "uvicorn"}),
     "peers/governor/nvml.py": frozenset({"pynvml"}),
+    "peers/serving/api.py": frozenset({"starlette"}),
 }
 
 

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible API of an engine: models, completions, chat completions.
+"""The OpenAI-compatible API of an engine: models, completions, chat completions; and a page to talk with it.
 
 Beside what OpenAI's says, an answer has `dipaco`: which path writes from where on, of which versions, and the scores
 that the router gave. A request may say `every`: tokens after which the text is routed again.
@@ -14,8 +14,9 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -56,8 +57,18 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
 }
 """What OpenAI's API knows and this one does not: only values that change nothing are taken."""
-HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+PAGE = Path(__file__).parent / "page"
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
 
+PAGES = {"": "index.html", "page.css": "page.css", "page.js": "page.js"}
 GONE = Response(status_code=499)
 """For whoever has hung up, and does not read it."""
 
@@ -96,6 +107,7 @@ def make_app(engine: Engine, *, key: str, streams_max: int) -> Starlette:
         Route("/v1/models/{name}", api.model),
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/chat/completions", api.chat, methods=["POST"]),
+        *(Route(f"/{name}", _page_of(file)) for name, file in PAGES.items()),
     ]
 
     async def answer(request: Request, error: Exception) -> Response:
@@ -407,3 +419,14 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, R]) -> R | No
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _page_of(name: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    """One of the page's own files."""
+    kind = {"html": "text/html", "css": "text/css", "js": "text/javascript"}[name.rpartition(".")[2]]
+    data = (PAGE / name).read_bytes()
+
+    async def answer(request: Request) -> Response:
+        return Response(data, media_type=f"{kind}; charset=utf-8", headers=HEADERS)
+
+    return answer

@@ -28,7 +28,7 @@ async def serve(source: str, terms: Terms, *, expected: str | None) -> None:
                 app = make_app(engine, key=terms.key, streams_max=terms.streams_max)
                 host = f"[{terms.host}]" if ":" in terms.host else terms.host
                 address = f"http://{host}:{listener.getsockname()[1]}"
-                print(f"{SAID}{address}/v1", flush=True)
+                print(f"{SAID}{address}/v1, with a page at {address}/", flush=True)
                 stopped = asyncio.Event()
                 on_signals(stopped.set)
                 tasks = [asyncio.create_task(work) for work in (_follow(engine), serve_app(app, listener))]

@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import openai
 import pytest
-from heavy_imports import REPO, probe
+from heavy_imports import probe
+from serve_harness import serving
 from serving_harness import PROMPT, Served, make_served
 from typer.testing import CliRunner
 
 from peers import cli
 
-SAID = "serving at "
-
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
     return make_served(tmp_path_factory.mktemp("served"))
-
-
-@contextmanager
-def serving(*arguments: str, key: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The program, and where it listens."""
-    command = [sys.executable, "-c", "from peers.cli import main; main()", "serve", *arguments, "--port", "0"]
-    environment = os.environ | {"PYTHONPATH": str(REPO), "DIPACO_KEY": key}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line.startswith(SAID), line
-            yield process, line.removeprefix(SAID).split(",")[0].strip()
-        finally:
-            process.kill()
 
 
 @pytest.mark.libp2p

@@ -315,8 +315,9 @@ class SwarmPlace:
             try:
                 run = (await fetch_stages(self._swarm, self._host, expected=self._expected))[-1]
                 if self._node is None or self._node.run.id != run.id:
-                    scoped = ScopedSwarm(self._swarm, run.id)
-                    self._node, self._known = open_reader(run, scoped, self._clock, Store(self._folder)), {}
+                    # A store of its own: each stage has documents of the same names.
+                    scoped, store = ScopedSwarm(self._swarm, run.id), Store(self._folder / run.id[:16])
+                    self._node, self._known = open_reader(run, scoped, self._clock, store), {}
             except SwarmError:
                 if self._node is None:
                     raise

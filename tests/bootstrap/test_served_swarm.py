@@ -134,7 +134,7 @@ async def test_only_one_path_is_fetched(served: Served, tmp_path: Path) -> None:
     swarm = Swarm(served, tmp_path)
     run = await swarm.read(await swarm.add_seed())
     await text_of(run, replace(GREEDY, path=str(PATH)))
-    fetched = {path.name for path in (tmp_path / "blobs").rglob("*") if path.is_file()}
+    fetched = {path.name for path in (tmp_path / served.run.id[:16] / "blobs").rglob("*") if path.is_file()}
     versions = await run.path_versions(PATH)
     assert fetched == {version.digest for version in versions} | {served.run.manifest.tokenizer.digest}
 

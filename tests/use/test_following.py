@@ -7,18 +7,22 @@ from pathlib import Path
 import pytest
 from serving_harness import COORDINATOR, GRID, LEADER, WARMUP, Reading, make_served, publish
 
+from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import SwarmError, WrongRun
 from dipaco_p2p.node.calls import GetChain
 from dipaco_p2p.node.items import Page, items_reply
 from dipaco_p2p.node.ledger import Ledger
-from dipaco_p2p.node.node import serve_store
+from dipaco_p2p.node.node import Reader, open_reader, serve_store
 from dipaco_p2p.node.presence import Presence
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import Stages
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
+from dipaco_p2p.use import served as served_module
 from dipaco_p2p.use.folder import RunFolder
 from dipaco_p2p.use.served import FolderPlace, ServedRun, SwarmPlace
 
@@ -83,7 +87,7 @@ async def test_a_swarm_is_asked_for_what_is_new_alone(tmp_path: Path) -> None:
     second = await place.newest()
     assert [await newest(run) for run in (first, second)] == [2, 3]
     assert swarm.asked == [2, 3]
-    kept = {path.name for path in (tmp_path / "reader/blobs").rglob("*") if path.is_file()}
+    kept = {path.name for path in (tmp_path / "reader").rglob("blobs/*/*") if path.is_file()}
     assert old.digest not in kept
 
 
@@ -107,3 +111,23 @@ async def test_the_next_stage_takes_the_place_of_the_first(tmp_path: Path) -> No
     assert run.run.id == grid.run.id != warming.run.id and await newest(run) == 1
     with pytest.raises(WrongRun, match="not run:abcdef01"):
         await FolderPlace(RunFolder(tmp_path), expected="run:abcdef01").newest()
+
+
+async def test_stages_keep_their_documents_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = [make_served(tmp_path / "run", stage=name) for name in (WARMUP, GRID)]
+    swarm, open_ = Seeded(stages[0], tmp_path / "reader"), open_reader
+    stores: list[Path] = []
+
+    def noted(run: Run, scoped: ScopedSwarm, clock: Clock, store: Store) -> Reader:
+        stores.append(store.folder)
+        return open_(run, scoped, clock, store)
+
+    async def stage(*_: object, **__: object) -> list[Run]:
+        return [stages.pop(0).run]
+
+    monkeypatch.setattr(served_module, "open_reader", noted)
+    monkeypatch.setattr(served_module, "fetch_stages", stage)
+    place = await swarm.open()
+    ids = [(await place.newest()).run.id for _ in range(2)]
+    await place.newest()  # nothing follows the grid, and nobody is asked
+    assert len(set(ids)) == 2 and [folder.name for folder in stores] == [name[:16] for name in ids]

@@ -240,6 +240,7 @@ class _Api:
                 raise Problem(413, f"a request of more than {BODY_BYTES_MAX} bytes", code="request_too_large")
         try:
             body = json.loads(bytes(data))
+            json.dumps(body, ensure_ascii=False).encode()  # half a character by its escape is no text
         except (ValueError, RecursionError):
             raise Problem(400, "the body is not valid JSON", code="invalid_json") from None
         if not isinstance(body, dict):

@@ -162,6 +162,7 @@ class Engine:
         paths = ([4 * run.layout(module).size for module in path.modules()] for path in found.paths)
         self._shelf.require(spare + max(map(sum, paths)))
         self._now = found
+        self._shelf.forget({version.digest for version in (*found.versions.values(), *found.served.feature_versions())})
 
     async def write(self, asked: Asked) -> AsyncGenerator[Turn | Written]:
         """A text, token by token, to `<|end|>` or the last of `asked.count`. Close it when nobody reads on. Raises
@@ -220,9 +221,13 @@ class Engine:
         async def load(digest: str) -> Tensors:
             version = by_digest[digest]
             [flat] = await now.served.flats((version,))
-            parts = run.layout(version.module).split(flat)
-            # A copy: views of a blob are read-only, which torch warns about.
-            return {name: torch.from_numpy(part.copy()).to(self._device) for name, part in parts.items()}
+
+            def work() -> Tensors:
+                parts = run.layout(version.module).split(flat)
+                # A copy: views of a blob are read-only, which torch warns about.
+                return {name: torch.from_numpy(part.copy()).to(self._device) for name, part in parts.items()}
+
+            return await self._do(work)
 
         spare = Reading.bytes_max(run.config.model) if has_text else 0
         async with self._shelf.held(sizes, spare, load) as modules:
@@ -314,6 +319,11 @@ class _Shelf:
         if count > self._bytes_max:
             message = f"a memory of {size(self._bytes_max)}, but one path and its text take {size(count)}"
             raise ConfigError(message, hint="raise --memory")
+
+    def forget(self, but: set[str]) -> None:
+        """Put away what nobody uses and is not among `but`."""
+        for name in [name for name, module in self._modules.items() if not module.users and name not in but]:
+            del self._modules[name]
 
     @asynccontextmanager
     async def held(

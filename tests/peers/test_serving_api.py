@@ -341,6 +341,7 @@ async def test_a_conversation_that_is_none_is_a_400(served: Served, messages: An
         ("{", {}, 400),
         ("[]", {}, 400),
         ("[" * 100_000, {}, 400),
+        ('{"prompt": "\\ud800"}', {}, 400),
         ('"' + "a" * BODY_BYTES_MAX + '"', {}, 413),
         ("{}", {"Content-Type": "text/plain"}, 415),
         ("{}", {"Host": "evil.example"}, 403),

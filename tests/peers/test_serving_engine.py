@@ -149,6 +149,21 @@ async def test_a_text_keeps_its_versions_while_a_newer_one_has_the_next(tmp_path
     assert isinstance(turn, Turn) and {version.version for version in turn.versions} == {2}
 
 
+async def test_versions_that_nothing_uses_any_more_leave_memory(tmp_path: Path, opened: Opener) -> None:
+    served = make_served(tmp_path, versions=1)
+    engine = await opened(served)
+    asked = dataclasses.replace(GREEDY, path=PathId((0, 1, 0)))
+    async with aclosing(engine.write(asked)) as running:
+        await anext(running), await anext(running)
+        used = engine.memory_bytes
+        publish(served, TRUNK, 2)
+        await engine.follow()
+        assert engine.memory_bytes == used
+    await engine.follow()
+    others = [module for module in PathId((0, 1, 0)).modules() if module != TRUNK]
+    assert engine.memory_bytes == sum(4 * served.run.layout(module).size for module in others)
+
+
 def chances(events: list[Turn | Written]) -> list[float]:
     return [event.chance for event in events if isinstance(event, Written) and event.chance is not None]
 

@@ -52,19 +52,22 @@ class Text:
     def rest(self) -> str:
         """What is left at the end."""
         text = "" if self.is_stopped else self._show(self._pieces.rest())
-        return text if self.is_stopped else text + self._held
+        return text if self.is_stopped else text + self._begun(self._held)
 
     def _show(self, piece: str) -> str:
         self._held += piece
-        if self._is_blank:
-            self._held = self._held.lstrip()
-            self._is_blank = not self._held
         found = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if found:
             self.is_stopped = True
-            return self._held[: min(found)]
+            return self._begun(self._held[: min(found)])
         shown = len(self._held) - max((_overlap(self._held, stop) for stop in self._stops), default=0)
         text, self._held = self._held[:shown], self._held[shown:]
+        return self._begun(text)
+
+    def _begun(self, text: str) -> str:
+        if self._is_blank:
+            text = text.lstrip()
+            self._is_blank = not text
         return text
 
 

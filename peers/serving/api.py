@@ -178,8 +178,7 @@ class _Api:
         if first is None:
             await deltas.aclose()
             return GONE
-        events = _events(first, deltas, answer, has_usage=has_usage)
-        return _Stream(events, media_type="text/event-stream", headers=HEADERS | {"X-Accel-Buffering": "no"})
+        return Stream(_events(first, deltas, answer, has_usage=has_usage), deltas)
 
     async def _deltas(self, answer: Answer) -> AsyncGenerator[Delta]:
         """The texts one after the other, in pieces."""
@@ -376,32 +375,35 @@ async def _beginning(deltas: AsyncIterator[Delta]) -> list[Delta]:
 
 
 async def _events(
-    first: list[Delta], deltas: AsyncGenerator[Delta], answer: Answer, *, has_usage: bool
-) -> AsyncGenerator[str]:
+    first: list[Delta], deltas: AsyncIterator[Delta], answer: Answer, *, has_usage: bool
+) -> AsyncIterator[str]:
     """Server-sent events."""
-    async with aclosing(deltas):
-        try:
-            for delta in first:
-                yield _event(answer.chunk(delta))
-            async for delta in deltas:
-                yield _event(answer.chunk(delta))
-            if has_usage:
-                yield _event(answer.last())
-            yield "data: [DONE]\n\n"
-        except (NotReady, Busy, DipacoError) as error:
-            yield _event(Problem.of(error).body)
+    try:
+        for delta in first:
+            yield _event(answer.chunk(delta))
+        async for delta in deltas:
+            yield _event(answer.chunk(delta))
+        if has_usage:
+            yield _event(answer.last())
+        yield "data: [DONE]\n\n"
+    except (NotReady, Busy, DipacoError) as error:
+        yield _event(Problem.of(error).body)
 
 
 def _event(value: object) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
 
 
-class _Stream(StreamingResponse):
-    """Ends what it sends at once when the client hangs up."""
+class Stream(StreamingResponse):
+    """Events; what they are made from is closed as soon as they end, or the client hangs up."""
+
+    def __init__(self, events: AsyncIterator[str], source: AsyncGenerator[Any]) -> None:
+        headers = HEADERS | {"X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._source = source
 
     async def stream_response(self, send: Send) -> None:
-        assert isinstance(self.body_iterator, AsyncGenerator)
-        async with aclosing(self.body_iterator):
+        async with aclosing(self._source):
             await super().stream_response(send)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from dipaco_p2p.topology import PathId
 from dipaco_p2p.use.folder import RunFolder
 from dipaco_p2p.use.served import FolderPlace
 from dipaco_p2p.use.tokenizer import END_ID, Tokenizer
-from peers.serving.api import BODY_BYTES_MAX, make_app
-from peers.serving.engine import Engine
+from peers.serving.answers import Text
+from peers.serving.api import BODY_BYTES_MAX, Stream, make_app
+from peers.serving.engine import Engine, Written
 
 TOKENS = Tokenizer(TOKENIZER).encode(PROMPT)
 PATH = "P0-1-0"
@@ -212,6 +213,36 @@ async def test_a_stop_ends_a_text_before_it_also_in_a_stream(served: Served) -> 
             chunks = [chunk async for chunk in answer] if stream else [answer]
             assert "".join(chunk.choices[0].text for chunk in chunks) == text[: text.index(stop)]
             assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "shown"),
+    [
+        (" \n a b ", (), "a b "),
+        ("a\n\nUser: b", ("\nUser:",), "a\n"),
+        ("a\nUse", ("\nUser:",), "a\nUse"),
+        ("abcabd", ("abd", "zz"), "abc"),
+        (" \nUser: b", ("\nUser:",), ""),
+        (" \nUse", ("\nUser:",), "Use"),
+        ("é\N{FIRE}!", ("!",), "é\N{FIRE}"),
+    ],
+)
+def test_a_text_is_shown_up_to_its_stop_without_white_space_before_it(
+    text: str, stops: tuple[str, ...], shown: str
+) -> None:
+    tokenizer, pieces = Tokenizer(TOKENIZER), []
+    found = Text(tokenizer, stops, is_stripped=True)
+    for token in tokenizer.encode(text):
+        if not found.is_stopped:
+            pieces.append(found.add(Written(token=token)))
+    assert "".join(pieces) + found.rest() == shown
+
+
+def test_what_may_become_a_stop_waits_and_nothing_else() -> None:
+    tokenizer = Tokenizer(TOKENIZER)
+    found = Text(tokenizer, ("xyz",), is_stripped=False)
+    letters = [found.add(Written(token=tokenizer.encode(letter)[0])) for letter in "axyaxx"]
+    assert letters == ["a", "", "", "xya", "", "x"] and found.rest() == "x"
 
 
 @over_http
@@ -416,7 +447,8 @@ async def until(is_so: Callable[[], bool]) -> None:
 @over_http
 async def test_whoever_hangs_up_ends_its_text(served: Served, stream: bool) -> None:
     async with site(served) as found:
-        asking = asyncio.create_task(found.complete(max_tokens=4096, stream=stream))
+        # Minutes, if nobody stopped it.
+        asking = asyncio.create_task(found.complete([PROMPT] * 64, max_tokens=4096, stream=stream))
         if stream:
             await (await asking).close()
         else:
@@ -425,6 +457,26 @@ async def test_whoever_hangs_up_ends_its_text(served: Served, stream: bool) -> N
             await asyncio.gather(asking, return_exceptions=True)
         await until(lambda: not held(found))
         assert found.engine.memory_bytes < 1 << 20
+
+
+@over_http
+async def test_a_stream_that_cannot_be_sent_is_closed_at_once() -> None:
+    closed: list[bool] = []
+
+    async def source() -> AsyncGenerator[str]:
+        try:
+            yield "a"
+        finally:
+            closed.append(True)
+
+    async def send(message: Any) -> None:
+        raise OSError("nobody is there")
+
+    text = source()
+    await anext(text)
+    with pytest.raises(OSError):
+        await Stream(text, text).stream_response(send)
+    assert closed
 
 
 @over_http

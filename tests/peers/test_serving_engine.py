@@ -286,6 +286,7 @@ async def test_a_damaged_module_is_an_error_and_others_go_on(tmp_path: Path, ope
     blob.write_bytes(b"no module")
     with pytest.raises(IntegrityError, match="damaged"):
         await text_of(engine, dataclasses.replace(GREEDY, path=PathId((0, 1, 0))))
+    assert engine.memory_bytes == 4 * served.run.layout(TRUNK).size
     assert (await text_of(engine, dataclasses.replace(GREEDY, path=PathId((0, 0, 0)))))[1]
     blob.write_bytes(kept)
     assert (await text_of(engine, dataclasses.replace(GREEDY, path=PathId((0, 1, 0)))))[1]

@@ -34,6 +34,7 @@ def address(served: Served) -> Iterator[str]:
 
 
 def say(page: Page, text: str) -> None:
+    page.get_by_label("Temperature").fill("0")
     page.get_by_label("Your text").fill(text)
     page.get_by_role("button", name="Send").click()
     page.locator("[aria-busy]").wait_for(state="detached")
@@ -48,7 +49,6 @@ def test_it_fits_talks_and_shows_which_path_speaks_and_why(
         page.goto(address)
         expect(page.locator("#model option")).to_have_text(["auto", *map(str, served.run.topology.paths())])
         page.get_by_role("spinbutton", name="Tokens").fill("8")
-        page.get_by_label("Temperature").fill("0")
         say(page, MARKUP)
         expect(page.locator(".user .said")).to_have_text(MARKUP)
         assert page.locator(".said *").count() == 0  # text, not markup
@@ -104,6 +104,7 @@ def test_a_text_can_be_stopped(browser: Browser, address: str) -> None:
         page = watched.page
         page.goto(address)
         page.get_by_role("spinbutton", name="Tokens").fill("4096")
+        page.get_by_label("Temperature").fill("0")
         page.get_by_label("Your text").fill("the path")
         page.get_by_label("Your text").press("Enter")
         expect(page.locator(".assistant .said")).not_to_be_empty()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from dipaco_p2p.program.console import on_signals
 from dipaco_p2p.program.web import listening, serve_app
@@ -34,6 +35,8 @@ async def serve(source: str, terms: Terms, *, expected: str | None) -> None:
                 tasks = [asyncio.create_task(work) for work in (_follow(engine), serve_app(app, listener))]
                 stopping = asyncio.create_task(stopped.wait())
                 await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
+                # Texts that are cut off now are cut off on purpose, and no errors.
+                logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
                 for task in (*tasks, stopping):
                     task.cancel()
                 for result in await asyncio.gather(*tasks, return_exceptions=True):

@@ -18,7 +18,9 @@ def serving(*arguments: str, key: str = "") -> Iterator[tuple[subprocess.Popen[s
     """The program, and where it listens."""
     command = [sys.executable, "-c", "from peers.cli import main; main()", "serve", *arguments, "--port", "0"]
     environment = os.environ | {"PYTHONPATH": str(REPO), "DIPACO_KEY": key}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

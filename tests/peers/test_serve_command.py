@@ -29,10 +29,12 @@ def test_a_folder_is_served_until_a_signal_says_stop(served: Served) -> None:
             assert answer.choices[0].text and answer.model.startswith("P")
             with pytest.raises(openai.AuthenticationError):
                 client.with_options(api_key="no").models.list()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
-        assert process.stdout is not None
-        assert served.run.name in process.stdout.read()
+            stream = client.completions.create(model="auto", prompt=[PROMPT] * 64, max_tokens=4096, stream=True)
+            next(iter(stream))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        assert process.stdout is not None and process.stderr is not None
+        assert served.run.name in process.stdout.read() and process.stderr.read() == ""
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from dipaco_p2p.errors import ConfigError, DipacoError, Interrupted
 from dipaco_p2p.program.console import on_signals
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.swarm.hivemind.daemon import sweep_stale_sockets
+from dipaco_p2p.use.folder import GRID, manifest_path
 from leaderboard.places import SAID
 
 from .demo_report import Baseline, DemoResult, Kill, measure, print_result, problems, train_beside
-from .folder import GRID, manifest_path
 from .processes import Child, Children, pass_on, require_alive
 from .progress import stage
 

@@ -30,10 +30,11 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.use.best_rounds import read_evaluations
+from dipaco_p2p.use.folder import GRID, RunFolder
 
-from .archives.early_stopping import read_evaluations
 from .archives.verify import ChainReport, verify_stages
-from .folder import GRID, RunFolder, read_stage
+from .folder import read_stage
 from .text.sequences import FILE as SEQUENCES_FILE
 from .text.sequences import read_sequences
 

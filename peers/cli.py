@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from .service import service_app
 
 if TYPE_CHECKING:
     from .joining.choice import Choice
+    from .serving.terms import Terms
 
 EPILOG = """Exit codes: 0 finished; 1 a published loss is not what was measured here; 2 a wrong flag or value;
 3 no volunteer runs here; 4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version;
@@ -194,6 +196,61 @@ def evaluate(
                 choice.text, round_number, path, expected=choice.run, device=torch_device(device), is_json=is_json
             )
         return 1 if differs else 0
+
+    end_program(main)
+
+
+@app.command(epilog="Example: dipaco-peer serve dipaco1... --memory 8\n\n" + EPILOG)
+def serve(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            help="The ticket or an address of the run, or the folder of its coordinator. Default: $DIPACO_TICKET, else"
+            " the run that was joined last."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen; others than this machine need --key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes any free one.")] = 8080,
+    key: Annotated[
+        str, typer.Option(envvar="DIPACO_KEY", help="What every request must bear; safer in the environment.")
+    ] = "",
+    memory: Annotated[float, typer.Option(min=0.0, help="In GB, for the paths and the texts.")] = 4.0,
+    streams: Annotated[int, typer.Option(min=1, max=1024, help="Texts written at the same time.")] = 16,
+    run: RunId = None,
+    home: Home = None,
+    device: Device = "auto",
+) -> None:
+    """Serve the run's newest model to any client of OpenAI's API, on this machine, and a page to talk with it.
+
+    Each prompt is routed to its path; modules are fetched when they are first used, and new versions without a restart.
+    Claims and says nothing. Ctrl-C stops.
+    """
+    from .config import default_home, torch_device
+
+    async def main() -> None:
+        from dipaco_p2p.node.entry import is_entry
+
+        from .serving.terms import Terms
+
+        terms = Terms(
+            host=host,
+            port=port,
+            key=key,
+            memory_bytes=int(memory * 1e9),
+            streams_max=streams,
+            device=device,
+        )
+        # A folder is no ticket; what is neither is explained as a ticket is.
+        if source is not None and not is_entry(source) and Path(source).exists():
+            await work(source, run, terms)
+            return
+        with _chosen(source, home or default_home(), run) as choice:
+            await work(choice.text, choice.run, terms)
+
+    async def work(text: str, expected: str | None, terms: Terms) -> None:
+        from .serving.serve import serve as serve_run
+
+        await serve_run(text, replace(terms, device=torch_device(device)), expected=expected)
 
     end_program(main)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from bootstrap.coordinator.stage import SeedStage
-from bootstrap.folder import open_stage, write_stage
+from bootstrap.folder import write_stage
 from dipaco_p2p.errors import DipacoError, SwarmError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import Stages, fetch_stages
@@ -29,6 +29,7 @@ from dipaco_p2p.owner.judge import Gains
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from dipaco_p2p.topology import ModuleId
+from dipaco_p2p.use.folder import open_stage
 from peers.config import PeerConfig
 from peers.stages import Entrance, Parts, StageRunner
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from bootstrap.archives.verify import verify_run
-from bootstrap.folder import open_stage
 from dipaco_p2p.canonical import is_digest
 from dipaco_p2p.core.model.layout import decode_module
 from dipaco_p2p.errors import DipacoError
@@ -23,6 +22,7 @@ from dipaco_p2p.protocol.gate import NOTHING_GIVEN, Repetition
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.verdicts import read_appraisals
 from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.use.folder import open_stage
 
 from .history import Counted, Link, Outcome
 from .plan import Plan

@@ -17,12 +17,12 @@ from benchmarks.swarm_faults.evidence import read_events
 from benchmarks.swarm_faults.schedule import SEED_NODE, Verb, volunteers
 from benchmarks.swarm_faults.swarm import POLL_S, LocalSwarm, copy_prepared
 from bootstrap.archives.evaluator import Evaluator
-from bootstrap.folder import GRID, RunFolder
 from bootstrap.processes import Children
 from bootstrap.progress import stage
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.use.folder import GRID, RunFolder
 
 from .stranger import HEARD, KEYS
 

@@ -26,11 +26,12 @@ from bootstrap.progress import stage
 from bootstrap.runfile import CorpusConfig
 from bootstrap.text.corpus import load_corpus
 from bootstrap.text.samples import Document, balanced
-from bootstrap.text.tokenizer import Tokenizer, tokenise, train_tokenizer
+from bootstrap.text.tokenizer import tokenise, train_tokenizer
 from dipaco_p2p.config import PREFIX_TOKENS
 from dipaco_p2p.core.arrays import Array
 from dipaco_p2p.core.model.shards import cut, split_by_document
 from dipaco_p2p.errors import CorpusError
+from dipaco_p2p.use.tokenizer import Tokenizer
 
 from .jobs import CONTEXT, SIZES, Size
 

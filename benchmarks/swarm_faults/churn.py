@@ -17,9 +17,9 @@ from rich.table import Table
 
 from benchmarks.report import show, table, write_json
 from bootstrap.archives.evaluator import Evaluator
-from bootstrap.folder import RunFolder
 from bootstrap.progress import stage
 from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.use.folder import RunFolder
 
 from .evidence import Done, Evidence, gather, peer_of, read_events
 from .figures import Bar, Figures, bars, figures, median

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.archives.verify import verify_stages
-from bootstrap.folder import GRID, RunFolder
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.documents import ModuleVersion
+from dipaco_p2p.use.folder import GRID, RunFolder
 
 from .schedule import SEED_NODE, Verb
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.table import Table
 
 from benchmarks.report import show, table, write_json
-from bootstrap.folder import GRID
 from dipaco_p2p.program.history import read_history
+from dipaco_p2p.use.folder import GRID
 
 from .churn import write_run_file
 from .growth import MIB, Sample, Trend, take, trends

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.processes import Handler, Values, serve
 from bootstrap.coordinator.stage import SeedStage
-from bootstrap.folder import GRID, write_stage
+from bootstrap.folder import write_stage
 from dipaco_p2p import strict
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.config import (
@@ -43,6 +43,7 @@ from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.addresses import best_address
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
+from dipaco_p2p.use.folder import GRID
 from simulation.training import NoEvaluator, no_text, sealed_manifest
 
 ROUNDS = 10_000

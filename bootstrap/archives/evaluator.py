@@ -46,8 +46,8 @@ from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.topology import ModuleId, PathId
+from dipaco_p2p.use.tokenizer import Tokenizer
 
-from ..text.tokenizer import Tokenizer
 from .early_stopping import stopped_evaluation, total
 
 Flat = NDArray[np.float32]

@@ -22,8 +22,8 @@ from dipaco_p2p.protocol.norms import NORM_VERSIONS, Norms
 from dipaco_p2p.protocol.standing import Standings
 from dipaco_p2p.protocol.versions import Tally, check_chain, genesis_version
 from dipaco_p2p.topology import ModuleId
+from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 
-from ..folder import GRID, WARMUP, RunFolder
 from ..progress import stage
 
 

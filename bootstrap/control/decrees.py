@@ -37,8 +37,9 @@ from dipaco_p2p.protocol.documents import Sealed
 from dipaco_p2p.protocol.signing import PeerId, Signer, public_key_of, short
 from dipaco_p2p.swarm.identity import load_or_create
 from dipaco_p2p.topology import ModuleId
+from dipaco_p2p.use.folder import RunFolder
 
-from ..folder import DECREES, RunFolder, require_caught_up
+from ..folder import DECREES, require_caught_up
 from .commands import TIMEOUT_S, chosen_folder, print_json
 from .requests import Request
 

@@ -35,12 +35,13 @@ from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 from dipaco_p2p.swarm.identity import KEY_NAME
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
+from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 
 from ..archives.records import Checks, PublicRecords
 from ..control.decrees import Decreeing, Order, decrees_in
 from ..control.requests import Control, Request
 from ..control.view import Seen, View, metrics_served
-from ..folder import GRID, WARMUP, RunFolder, require_caught_up
+from ..folder import require_caught_up
 from ..genesis.prepare import fork, prepare
 from ..processes import PublicPage
 from ..recovery.rejoin import find_swarm

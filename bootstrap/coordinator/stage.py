@@ -37,8 +37,9 @@ from dipaco_p2p.protocol.verdicts import auditors_against, read_appraisals
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
+from dipaco_p2p.use.best_rounds import read_evaluations, serving_header
 
-from ..archives.early_stopping import jump, read_evaluations, serving_header
+from ..archives.early_stopping import jump
 from ..archives.evaluator import Evaluator, RoundEvaluation, append_evaluation, judge_finished
 from ..archives.records import Checks, PublicRecords
 from ..control.view import Seen

@@ -24,8 +24,9 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, ShardRef, seal
 from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 
-from ..folder import GRID, WARMUP, RunFolder, write_stage
+from ..folder import write_stage
 from ..progress import stage
 from ..runfile import RunFile
 from ..text.sequences import Sequences, prepare_sequences

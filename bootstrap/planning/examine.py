@@ -27,8 +27,9 @@ from dipaco_p2p.program.examination import (
 from dipaco_p2p.program.files import LOCK_NAME, free_disk, is_clock_synchronised, why_unwritable
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.hivemind.daemon import wait_port_free
+from dipaco_p2p.use.folder import GRID, WARMUP
 
-from ..folder import GRID, RESTORED, WARMUP, read_stage
+from ..folder import RESTORED, read_stage
 from ..runfile import RunFile, load_run_file, run_folder
 from ..text.corpus import documents_min, load_corpus
 from .plan import Line, Plan, plan, tokens_of
@@ -96,7 +97,9 @@ def _corpus(file: RunFile, folder: Path) -> tuple[list[Finding], int | None]:
 
 def _tokenizer(file: RunFile, texts: list[str], path: Path) -> Finding:
     """The one that is there must fit; else one is trained and forgotten, which says whether there is text enough."""
-    from ..text.tokenizer import Tokenizer, train_tokenizer
+    from dipaco_p2p.use.tokenizer import Tokenizer
+
+    from ..text.tokenizer import train_tokenizer
 
     wanted = file.run.model.vocab_size
     try:

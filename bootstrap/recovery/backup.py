@@ -33,8 +33,9 @@ from typing import Any
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.program.files import unfit
 from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create, private_file
+from dipaco_p2p.use.folder import GRID, MANIFEST, WARMUP, manifest_path
 
-from ..folder import DECREES, GRID, MANIFEST, WARMUP, Marker, manifest_path, read_stage, write_marker
+from ..folder import DECREES, Marker, read_stage, write_marker
 
 SCHEMA = "dipaco.backup/1"
 CONTENTS = "backup.json"

@@ -30,8 +30,9 @@ from dipaco_p2p.swarm.addresses import best_address, is_address, read_address
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
+from dipaco_p2p.use.folder import RunFolder
 
-from ..folder import RunFolder, read_marker, write_stage
+from ..folder import read_marker, write_stage
 from .catching_up import CatchingUp, refs_of
 
 log = logging.getLogger(__name__)

@@ -41,9 +41,10 @@ from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 from dipaco_p2p.swarm.identity import KEY_NAME
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
+from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 
 from ..archives.records import PublicRecords
-from ..folder import GRID, WARMUP, RunFolder, write_stage
+from ..folder import write_stage
 from .catching_up import Filling
 from .rejoin import Met, read_met
 

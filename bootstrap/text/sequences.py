@@ -18,12 +18,13 @@ from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import CorpusError, IntegrityError
 from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.strict import plain
+from dipaco_p2p.use.tokenizer import Tokenizer
 
 from ..progress import stage
 from ..runfile import RunFile
 from .corpus import documents_min, load_corpus, require_documents
 from .samples import Document
-from .tokenizer import Tokenizer, tokenise, train_tokenizer
+from .tokenizer import tokenise, train_tokenizer
 
 Tokens = NDArray[np.int32]
 

@@ -1,8 +1,7 @@
-"""The tokenizer of a run: byte-level BPE, trained on the run's own corpus, passed on as the bytes of its JSON file.
+"""Training the tokenizer of a run on its corpus, and the tokens of documents.
 
-Byte-level means that every text can be encoded and decoded without loss. Id 0 is `<|end|>`, which ends a document.
-Training the same texts in the same order gives the same bytes. `TOKENIZERS_PARALLELISM` and `RAYON_NUM_THREADS`
-are left to the `tokenizers` library, which obeys them.
+Training the same texts in the same order gives the same bytes, which are passed on as a JSON file
+(dipaco_p2p/use/tokenizer.py).
 """
 
 from __future__ import annotations
@@ -10,19 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from dipaco_p2p.canonical import digest
-from dipaco_p2p.errors import CorpusError, IntegrityError
+from dipaco_p2p.errors import CorpusError
+from dipaco_p2p.use.tokenizer import END, END_ID, Tokenizer
 
 from .samples import Document
 
-END = "<|end|>"
-END_ID = 0
-TOKENIZER_BYTES_MAX = 16 << 20
 TOKEN_CHARS_MAX = 32
 """No token is a whole ruler of dashes: it would waste a place in the vocabulary."""
 
@@ -61,48 +56,6 @@ def train_tokenizer(
             f"the corpus is too small for its vocabulary: {reached}", hint="add text, or lower `vocab_size`"
         )
     return bpe.to_str().encode()
-
-
-class Tokenizer:
-    """A trained tokenizer; `data` is what `train_tokenizer` gave. Raises IntegrityError for anything else."""
-
-    def __init__(self, data: bytes) -> None:
-        if len(data) > TOKENIZER_BYTES_MAX:
-            raise IntegrityError(f"a tokenizer of {len(data)} bytes is larger than the bound of {TOKENIZER_BYTES_MAX}")
-        try:
-            self._bpe = tokenizers.Tokenizer.from_str(data.decode())
-        except Exception as error:  # the library raises bare Exception
-            raise IntegrityError(f"not a tokenizer: {error}") from None
-        if self._bpe.token_to_id(END) != END_ID:
-            raise IntegrityError(f"a tokenizer without `{END}` as token {END_ID}")
-        self._bpe.encode_special_tokens = True  # the characters `<|end|>` in a text are text, not the end of it
-        self.digest = digest(data)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._bpe.get_vocab_size()
-
-    def encode(self, text: str) -> list[int]:
-        return self._bpe.encode(text).ids
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """As `encode` for each text, in parallel and without the offsets that nobody here needs."""
-        return [encoding.ids for encoding in self._bpe.encode_batch_fast(list(texts))]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; ends of documents show as `<|end|>`, halves of characters as U+FFFD."""
-        return self._bpe.decode(list(ids), skip_special_tokens=False)
-
-    def byte_lengths(self) -> npt.NDArray[np.int64]:
-        """Bytes of text (vocab_size,) that each token stands for; 0 for the end of a document, which is no text.
-
-        Exact, halves of characters included: byte-level BPE writes each byte of a token as one character.
-        """
-        lengths = np.zeros(self.vocab_size, dtype=np.int64)
-        for token, number in self._bpe.get_vocab(with_added_tokens=False).items():
-            lengths[number] = len(token)
-        lengths[END_ID] = 0
-        return lengths
 
 
 BATCH_DOCUMENTS = 64

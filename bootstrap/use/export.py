@@ -28,10 +28,9 @@ from dipaco_p2p.program.files import unfit, write_atomically
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.signing import short
 from dipaco_p2p.topology import PathId
-
-from ..archives.early_stopping import Best
-from ..text.tokenizer import END, END_ID
-from .serving import Flat, ServedRun, check_choice, open_served
+from dipaco_p2p.use.best_rounds import Best
+from dipaco_p2p.use.served import Flat, ServedRun, check_choice, open_served
+from dipaco_p2p.use.tokenizer import END, END_ID
 
 ROUTER, TOKEN_ROUTER = "router.safetensors", "token_router.safetensors"
 

@@ -20,12 +20,9 @@ from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.node.measuring import assign
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.topology import PathId, Topology
-
-from ..archives.early_stopping import Best
-from ..text.tokenizer import END_ID, Tokenizer
-from .serving import ServedRun, check_choice, open_served
-
-HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+from dipaco_p2p.use.best_rounds import Best
+from dipaco_p2p.use.served import ServedRun, check_choice, open_served
+from dipaco_p2p.use.tokenizer import END_ID, HALF_CHARACTER, Pieces
 
 Write = Callable[[str], None]
 
@@ -181,33 +178,6 @@ def _say_what_is_seen(served: ServedRun, request: Request, count: int, say: Writ
     if count > context:
         last = count - visible(count, context)
         say(f"the prompt has {count} tokens, a path sees {context}: it begins with the last {last}")
-
-
-class Pieces:
-    """Tokens as text that can be printed at once: half a character waits for its other half."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._waiting: list[int] = []
-        self._printed = 0
-        """Characters of the waiting tokens that were given already."""
-
-    def add(self, token: int) -> str:
-        """What can be printed now that `token` is there."""
-        self._waiting.append(token)
-        text = self._tokenizer.decode(self._waiting)
-        if not text.endswith(HALF_CHARACTER):
-            return self.rest()
-        # Only the last one may still become another character.
-        piece, self._printed = text[self._printed : -1], len(text) - 1
-        return piece
-
-    def rest(self) -> str:
-        """What is left at the end."""
-        piece = self._tokenizer.decode(self._waiting)[self._printed :]
-        self._waiting.clear()
-        self._printed = 0
-        return piece
 
 
 def print_text(text: str) -> None:

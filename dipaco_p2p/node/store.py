@@ -180,6 +180,13 @@ class Store:
         """The names of documents that start with `prefix`, sorted."""
         return sorted(path.stem for path in (self.folder / "documents").glob(f"{prefix}*.json"))
 
+    def written_ns(self, name: str) -> int:
+        """When a document was written; 0 for one that is not there."""
+        try:
+            return _document_path(self.folder, name).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
     def drop_document(self, name: str) -> None:
         self._remove(_document_path(self.folder, name))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +15,9 @@ from typer.testing import CliRunner
 from virtual_time import VirtualClock
 
 from bootstrap import cli
-from bootstrap.folder import GRID, WARMUP, RunFolder, write_sharding, write_stage
+from bootstrap.folder import write_sharding, write_stage
 from bootstrap.text.tokenizer import train_tokenizer
 from bootstrap.use.generate import Request, write_on
-from bootstrap.use.serving import ServedRun, open_folder, read_swarm
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.config import (
@@ -52,10 +52,11 @@ from dipaco_p2p.protocol.documents import (
     seal,
 )
 from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.memory import MemoryNetwork
 from dipaco_p2p.topology import ModuleId, PathId
+from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
+from dipaco_p2p.use.served import ServedRun, open_folder, read_swarm
 
 COORDINATOR, LEADER = Signer(bytes([200]) * 32), Signer(bytes([1]) * 32)
 VOCAB_SIZE = 260
@@ -193,8 +194,10 @@ def make_served(
     has_token_router: bool = True,
     router: Router | None = None,
     stage: str = GRID,
+    versions: int = ROUNDS,
 ) -> Served:
-    """A complete grid of four paths and three rounds; with a token router from a sharding for serving.
+    """A grid of four paths and three rounds, complete unless it has fewer `versions`; with a token router from a
+    sharding for serving.
 
     Or its warm-up of as many rounds, with the grid still to come.
     """
@@ -207,10 +210,11 @@ def make_served(
     run = write_stage(store, seal(COORDINATOR, manifest))
     if has_token_router and stage == GRID:
         write_sharding(store, _sharding(store, run, document_router, token_router))
-    flats = {}
-    for module in run.topology.modules():
-        flats |= _make_chain(run, store, module, start[module.level])
-    return Served(root=root, run=run, store=store, flats=flats, router=document_router, token_router=token_router)
+    flats = {(module, 0): start[module.level] for module in run.topology.modules()}
+    served = Served(root=root, run=run, store=store, flats=flats, router=document_router, token_router=token_router)
+    for module, number in itertools.product(run.topology.modules(), range(1, versions + 1)):
+        publish(served, module, number)
+    return served
 
 
 def _manifest(store: Store, model: ModelConfig, router: Router, start: dict[int, Any], stage: str) -> Manifest:
@@ -274,46 +278,44 @@ def serve_archive(served: Served, swarm: Swarm, clock: Clock) -> None:
     MirrorCalls(ArchiveChains(node, SeedArchive(served.run, served.store))).serve()
 
 
-def _make_chain(run: Run, store: Store, module: ModuleId, genesis: Any) -> dict[tuple[ModuleId, int], Any]:
-    """Versions 1 to 3 as a leader would sign them; the updates are not there, for nobody here recomputes them."""
-    leader, ledger = LEADER, Ledger(run, store, module)
-    generator = np.random.default_rng([4, module.level, module.index])
-    flats, parent = {(module, 0): genesis}, genesis_version(run.manifest, module)
-    grant = grant_of(run, module)
+def publish(served: Served, module: ModuleId, number: int) -> None:
+    """The next version of a module, as a leader would sign it; its update is not there, for nobody recomputes it."""
+    run, store, ledger = served.run, served.store, Ledger(served.run, served.store, module)
+    assert number == len(ledger.versions) + 1
+    parent, before = ledger.head, served.flats[module, number - 1]
+    noise = np.random.default_rng([4, module.level, module.index]).normal(0, 0.05, (number, len(before)))[-1]
+    flat = before + noise.astype(np.float32)
     outer, paths = run.config.outer, run.topology.paths_through(module)
-    for number in range(1, ROUNDS + 1):
-        flat = flats[module, number - 1] + generator.normal(0, 0.05, len(genesis)).astype(np.float32)
-        shares = [
-            Share(
-                contribution=digest(f"{module} {number} {path}".encode()),
-                path=path,
-                peer=leader.peer,
-                base_version=number - 1,
-                weight=1.0 / len(paths),
-                tokens=1,
-                norm=1.0,
-                loss=5.0 - number,
-            )
-            for path in paths
-        ]
-        parent = ModuleVersion(
-            run=run.id,
-            module=module,
-            version=number,
-            parent=parent.digest,
-            snapshot=store.put(encode_module(flat, run.layout(module))),
-            update=BlobRef.of(b"no update"),
-            state=BlobRef.of(b"no state"),
-            shares=tuple(shares),
-            clip_norm=None,
-            lr=outer.lr,
-            momentum=outer.momentum,
-            norm_rule=outer.norm_rule,
-            weight=parent.weight + len(shares),
-            term=1,
-            grant=grant.id,
-            author=leader.peer,
+    shares = [
+        Share(
+            contribution=digest(f"{module} {number} {path}".encode()),
+            path=path,
+            peer=LEADER.peer,
+            base_version=number - 1,
+            weight=1.0 / len(paths),
+            tokens=1,
+            norm=1.0,
+            loss=5.0 - number,
         )
-        ledger.append(seal(leader, parent))
-        flats[module, number] = flat
-    return flats
+        for path in paths
+    ]
+    version = ModuleVersion(
+        run=run.id,
+        module=module,
+        version=number,
+        parent=parent.digest,
+        snapshot=store.put(encode_module(flat, run.layout(module))),
+        update=BlobRef.of(b"no update"),
+        state=BlobRef.of(b"no state"),
+        shares=tuple(shares),
+        clip_norm=None,
+        lr=outer.lr,
+        momentum=outer.momentum,
+        norm_rule=outer.norm_rule,
+        weight=parent.weight + len(shares),
+        term=1,
+        grant=grant_of(run, module).id,
+        author=LEADER.peer,
+    )
+    ledger.append(seal(LEADER, version))
+    served.flats[module, number] = flat

@@ -12,7 +12,6 @@ from tiny_run import SEED_NUMBER, signer
 from virtual_time import VirtualClock, end, eventually, play
 
 from bootstrap.coordinator.seed import Seed
-from bootstrap.folder import GRID, RunFolder
 from bootstrap.genesis.prepare import prepare
 from bootstrap.runfile import CorpusConfig, RunFile
 from dipaco_p2p.config import (
@@ -31,6 +30,7 @@ from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.program.curves import Curves
 from dipaco_p2p.swarm.memory import MemoryNetwork
+from dipaco_p2p.use.folder import GRID, RunFolder
 from peers.config import PeerConfig
 from peers.stages import Entrance, Parts, StageRunner
 

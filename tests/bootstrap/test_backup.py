@@ -15,12 +15,13 @@ from view_harness import run
 
 import bootstrap.recovery.backup as backup_module
 from bootstrap.archives.verify import verify_stages
-from bootstrap.folder import GRID, WARMUP, RunFolder, read_marker
+from bootstrap.folder import read_marker
 from bootstrap.planning.examine import probe_folder
 from bootstrap.recovery.backup import back_up, restore
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.swarm.identity import write as write_key
+from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 
 NOW_S = 1_700_000_000.0
 

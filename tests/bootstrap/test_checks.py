@@ -16,7 +16,6 @@ from virtual_time import VirtualClock, play
 
 from bootstrap.archives.records import Checks, PublicRecords
 from bootstrap.coordinator.resharding import Resharding
-from bootstrap.folder import GRID, RunFolder
 from dipaco_p2p.config import WarmupConfig
 from dipaco_p2p.errors import ConfigError, IntegrityError, Refused, Unreachable
 from dipaco_p2p.node.store import Store
@@ -27,6 +26,7 @@ from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from dipaco_p2p.topology import PathId
+from dipaco_p2p.use.folder import GRID, RunFolder
 from peers.evaluation.between_rounds import SHARE_MAX, Evaluating
 from peers.evaluation.evaluate import Compared, document_of, evaluate, table_of
 

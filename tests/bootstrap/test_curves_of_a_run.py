@@ -12,11 +12,11 @@ from stages_harness import Home, play_whole, run_file
 from typer.testing import CliRunner
 from virtual_time import eventually, play
 
-from bootstrap.archives.early_stopping import read_evaluations
 from bootstrap.cli import app
 from bootstrap.runfile import load_run_file, template
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.program.curves import Curves, open_curves
+from dipaco_p2p.use.best_rounds import read_evaluations
 
 
 class Kept:

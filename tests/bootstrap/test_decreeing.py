@@ -14,7 +14,7 @@ from tiny_run import SEED_NUMBER, signer
 from view_harness import run
 
 from bootstrap.control.decrees import Decreeing, Order, decrees_in, lines, offline
-from bootstrap.folder import RunFolder, write_stage
+from bootstrap.folder import write_stage
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.node.authority import Decrees
@@ -24,6 +24,7 @@ from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.decrees import REASON_CHARS_MAX
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.identity import write
+from dipaco_p2p.use.folder import RunFolder
 
 COORDINATOR = signer(SEED_NUMBER)
 BANNED = signer(71).peer

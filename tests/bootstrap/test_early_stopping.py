@@ -31,14 +31,7 @@ from serving_harness import (
 from virtual_time import eventually
 
 from bootstrap.archives import evaluator
-from bootstrap.archives.early_stopping import (
-    Best,
-    best_rounds,
-    jump,
-    read_evaluations,
-    read_serving,
-    serving_header,
-)
+from bootstrap.archives.early_stopping import jump
 from bootstrap.coordinator.stage import SeedStage
 from bootstrap.use.export import export_path
 from bootstrap.use.generate import Request
@@ -50,6 +43,7 @@ from dipaco_p2p.program.history import History
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import PathId
+from dipaco_p2p.use.best_rounds import Best, best_rounds, read_evaluations, read_serving, serving_header
 
 HOLDOUT = {
     "P0-0-0": [9.0, 4.0, 3.0, 5.0],

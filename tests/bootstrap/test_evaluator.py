@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bootstrap.archives.early_stopping import best_rounds, read_evaluations, stopped_evaluation
+from bootstrap.archives.early_stopping import stopped_evaluation
 from bootstrap.archives.evaluator import Evaluator, append_evaluation, score_table
 from bootstrap.demo_report import train_dense
 from dipaco_p2p.config import PREFIX_TOKENS
@@ -26,6 +26,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import ShardRef
 from dipaco_p2p.topology import ModuleId
+from dipaco_p2p.use.best_rounds import best_rounds, read_evaluations
 
 
 @pytest.fixture

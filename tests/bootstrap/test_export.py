@@ -27,13 +27,13 @@ from serving_harness import (
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from bootstrap.text.tokenizer import Tokenizer
 from bootstrap.use import export
 from bootstrap.use.export import export_path
 from bootstrap.use.generate import Request
 from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
 from dipaco_p2p.topology import PathId
+from dipaco_p2p.use.tokenizer import Tokenizer
 
 MODELS = {"tied": TIED, "untied": UNTIED, "private": PRIVATE, "flat": FLAT}
 PATH = {"tied": PathId((0, 1, 1)), "untied": PathId((1, 0)), "private": PathId((1, 0, 2)), "flat": PathId((3,))}

@@ -14,11 +14,11 @@ from stages_harness import Home, run_file
 from tiny_run import tiny_config
 from virtual_time import eventually
 
-from bootstrap.folder import WARMUP
 from dipaco_p2p.errors import EnvironmentUnfit, Refused
 from dipaco_p2p.node.node import send
 from dipaco_p2p.program import files
 from dipaco_p2p.program.files import Disk
+from dipaco_p2p.use.folder import WARMUP
 
 
 class FullBelow(Disk):

@@ -24,14 +24,15 @@ from serving_harness import (
     write,
 )
 
-from bootstrap.text.tokenizer import END, Tokenizer
-from bootstrap.use import serving
-from bootstrap.use.generate import Pieces, Request
+from bootstrap.use.generate import Request
 from dipaco_p2p.core.model.generate import visible
 from dipaco_p2p.core.model.transformer import PathModel
 from dipaco_p2p.errors import ConfigError, IntegrityError, WrongRun
 from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.topology import PathId
+from dipaco_p2p.use import served as serving
+from dipaco_p2p.use.folder import RunFolder
+from dipaco_p2p.use.tokenizer import END, Pieces, Tokenizer
 
 SHORT = "the path"
 GREEDY = Request(prompt=PROMPT, tokens_max=40, temperature=0)
@@ -233,7 +234,7 @@ def test_a_damaged_module_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_can_be_named(served: Served) -> None:
-    folder = serving.RunFolder(served.root)
+    folder = RunFolder(served.root)
     for expected in (None, served.run.id, served.run.id[:8], f"run:{served.run.id[:8]}"):
         assert serving.open_folder(folder, expected=expected).run.id == served.run.id
     with pytest.raises(WrongRun, match="not run:abcdef01"):

@@ -16,7 +16,7 @@ from virtual_time import eventually
 
 from bootstrap.archives.verify import verify_stages
 from bootstrap.cli import app as bootstrap
-from bootstrap.folder import GRID, WARMUP, RunFolder, write_stage
+from bootstrap.folder import write_stage
 from dipaco_p2p.config import INVITE, LIST, AdmissionConfig
 from dipaco_p2p.errors import ConfigError, DipacoError, IntegrityError, Refused, WrongRun
 from dipaco_p2p.node.invitations import Chain, invite, read_code, why_not, write_code
@@ -28,6 +28,7 @@ from dipaco_p2p.protocol.invitations import LINKS_MAX
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.swarm.identity import write
 from dipaco_p2p.ticket import ALPHABET
+from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 from peers.cli import app as peers
 from peers.doctor.examine import judge_admission
 from peers.invitations import NAME, RUNS_MAX, check_admitted, invitations_for, keep, kept

@@ -8,12 +8,12 @@ from typing import Any
 from stages_harness import Home, run_file
 from virtual_time import eventually, play
 
-from bootstrap.folder import GRID, WARMUP, open_stage
 from dipaco_p2p.config import JudgingConfig
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.verdicts import read_appraisals
+from dipaco_p2p.use.folder import GRID, WARMUP, open_stage
 
 
 def auditors(folder: Path) -> dict[int, set[PeerId]]:

@@ -15,7 +15,6 @@ from tiny_run import SEED_NUMBER, signer
 from typer.testing import CliRunner
 
 from bootstrap.cli import app
-from bootstrap.folder import GRID, WARMUP, RunFolder
 from bootstrap.genesis.prepare import prepare
 from bootstrap.planning.examine import (
     CorpusFacts,
@@ -38,6 +37,7 @@ from dipaco_p2p.core.outer.compress import HEADER_BYTES_MAX
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.program.examination import Finding, Level
 from dipaco_p2p.program.files import folder_lock
+from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 
 LINE = Line(up_mbit=10.0, down_mbit=50.0)
 PLAN = plan(RunConfig(), text_bytes=12_000_000, line=LINE)

@@ -18,7 +18,7 @@ from virtual_time import end, eventually
 
 from bootstrap.archives.verify import verify_stages
 from bootstrap.control.requests import Request
-from bootstrap.folder import GRID, WARMUP, RunFolder, read_marker
+from bootstrap.folder import read_marker
 from bootstrap.recovery.backup import back_up, restore
 from bootstrap.recovery.rejoin import learn_stages
 from bootstrap.recovery.standby import Standby
@@ -32,6 +32,7 @@ from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.documents import Grant, ModuleVersion, Sealed, unseal
 from dipaco_p2p.swarm.identity import write as write_key
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
+from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 
 STANDBY = 150
 SHORT = RoundsConfig(rounds=6, min_paths=2, deadline_s=20.0, grace_s=1.0)

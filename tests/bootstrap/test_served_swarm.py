@@ -30,7 +30,6 @@ from serving_harness import (
 
 from bootstrap.use.export import export_path
 from bootstrap.use.generate import Request
-from bootstrap.use.serving import ServedRun
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, WrongRun
 from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.node import serve_store
@@ -44,6 +43,7 @@ from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.memory import MemorySwarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId, PathId
+from dipaco_p2p.use.served import ServedRun
 
 Versions = list[Sealed[ModuleVersion]]
 
@@ -134,7 +134,7 @@ async def test_only_one_path_is_fetched(served: Served, tmp_path: Path) -> None:
     swarm = Swarm(served, tmp_path)
     run = await swarm.read(await swarm.add_seed())
     await text_of(run, replace(GREEDY, path=str(PATH)))
-    fetched = {path.name for path in (tmp_path / "blobs").rglob("*") if path.is_file()}
+    fetched = {path.name for path in (tmp_path / served.run.id[:16] / "blobs").rglob("*") if path.is_file()}
     versions = await run.path_versions(PATH)
     assert fetched == {version.digest for version in versions} | {served.run.manifest.tokenizer.digest}
 

@@ -23,21 +23,21 @@ from tiny_run import SEED_NUMBER, signer
 from virtual_time import eventually, play
 
 import dipaco_p2p.node.store
-from bootstrap.archives.early_stopping import read_evaluations
 from bootstrap.archives.verify import verify_stages
 from bootstrap.control.requests import Control
 from bootstrap.control.requests import Request as Ask
 from bootstrap.coordinator.stage import SeedStage
-from bootstrap.folder import GRID, WARMUP, RunFolder
 from bootstrap.genesis.prepare import fork, prepare
 from bootstrap.runfile import RunFile
 from bootstrap.use.generate import Request
-from bootstrap.use.serving import open_folder
 from dipaco_p2p.config import RoundsConfig, RoutingConfig
 from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import ConfigError, CorpusError
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.program.history import read_history
+from dipaco_p2p.use.best_rounds import read_evaluations
+from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
+from dipaco_p2p.use.served import open_folder
 
 
 class Died(Exception):

@@ -19,8 +19,9 @@ from bootstrap.text import corpus as found
 from bootstrap.text import samples as documents
 from bootstrap.text import tokenizer as prepare_text
 from bootstrap.text.samples import Document
-from bootstrap.text.tokenizer import END, END_ID, TOKENIZER_BYTES_MAX, Tokenizer, tokenise, train_tokenizer
+from bootstrap.text.tokenizer import tokenise, train_tokenizer
 from dipaco_p2p.errors import CorpusError, IntegrityError
+from dipaco_p2p.use.tokenizer import END, END_ID, TOKENIZER_BYTES_MAX, Tokenizer
 
 TEXTS = [inspect.getsource(module) for module in (documents, found, prepare_text, runfile)]
 VOCAB_SIZE = 600
@@ -41,13 +42,16 @@ def test_a_batch_is_encoded_like_its_texts() -> None:
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.text())
 def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(text: str) -> None:
-    assert TOKENIZER.byte_lengths()[TOKENIZER.encode(text)].sum() == len(text.encode())
+    tokens = TOKENIZER.encode(text)
+    assert TOKENIZER.byte_lengths()[tokens].sum() == len(text.encode())
+    assert b"".join(map(TOKENIZER.token_bytes, tokens)) == text.encode()
 
 
 def test_every_token_has_bytes_but_the_end_of_a_document() -> None:
     lengths = TOKENIZER.byte_lengths()
     assert lengths.shape == (VOCAB_SIZE,) and lengths[END_ID] == 0
     assert (np.delete(lengths, END_ID) > 0).all()
+    assert TOKENIZER.token_bytes(END_ID) == END.encode()
     assert lengths[TOKENIZER.encode(f"{END}é\N{FIRE}" + TEXTS[0])].sum() == len(f"{END}é\N{FIRE}{TEXTS[0]}".encode())
 
 

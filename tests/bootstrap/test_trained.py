@@ -12,7 +12,6 @@ from tiny_run import MODEL, tiny_config
 from virtual_time import eventually
 
 from bootstrap.archives.evaluator import Evaluator
-from bootstrap.use.serving import ServedRun, _Folder
 from dipaco_p2p.config import LevelConfig
 from dipaco_p2p.core.model.inner import InnerResult
 from dipaco_p2p.core.routing.router import Router
@@ -22,6 +21,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.topology import ModuleId, PathId, Topology
+from dipaco_p2p.use.served import ServedRun, _Folder
 from peers.path.trainer import PathTrainer
 
 GRID = Topology((1, 2, 2))
@@ -93,7 +93,7 @@ async def test_a_path_that_failed_everywhere_is_neither_judged_nor_served(
         assert evaluator.usable(2) == [0, 2, 3] and evaluator.usable(0) == [0, 1, 2, 3]
         judged = evaluator.evaluate(2).paths
         assert judged[hopeless].validation is None
-        served = ServedRun(world.run, _Folder(world.run, world.seed.node.store))
+        served = ServedRun(world.run, _Folder(world.run, world.seed.node.store, {}))
         assert await served.usable() == [0, 2, 3]
 
 

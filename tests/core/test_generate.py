@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,15 @@ import torch
 from models_harness import TRUNK, path_model, small
 
 from dipaco_p2p.config import PREFIX_TOKENS, LevelConfig
-from dipaco_p2p.core.model.generate import Reading, Sampler, generate, prompt_features, text_features, visible
+from dipaco_p2p.core.model.generate import (
+    Reading,
+    Sampler,
+    following,
+    generate,
+    prompt_features,
+    text_features,
+    visible,
+)
 from dipaco_p2p.core.model.transformer import PathModel
 from dipaco_p2p.core.routing.features import document_features, features
 
@@ -36,6 +45,31 @@ def test_what_was_read_before_counts_as_if_read_at_once(config, parts):
         end += part
         np.testing.assert_allclose(logits, plain_logits(model, TEXT[:end]), atol=2e-5)
     assert reading.count == 64 and logits.std() > 0.1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("parts", [[64], [10, 1, 53]], ids=["at once", "in pieces"])
+def test_logits_after_each_token_are_those_of_the_whole_text(parts):
+    model = path_model(UNTIED)
+    reading, found = Reading(model), []
+    for part in parts:
+        found.append(reading.read_each(TEXT[reading.count : reading.count + part]))
+    np.testing.assert_allclose(np.concatenate(found), model(torch.tensor([TEXT]))[0].numpy(), atol=2e-5)
+
+
+def test_a_text_goes_on_from_what_was_read_of_it():
+    model = path_model(TIED)
+    reading = Reading(model)
+    reading.read_each(TEXT[:39])
+    found = itertools.islice(following(reading, TEXT[:40], sampler=Sampler(temperature=0)), 60)
+    tokens, logits = zip(*found, strict=True)
+    assert list(tokens) == greedy(model, TEXT[:40], 60)
+    np.testing.assert_allclose(logits[0], plain_logits(model, TEXT[:40]), atol=2e-5)
+
+
+def test_what_was_read_takes_the_memory_that_it_says():
+    reading = Reading(path_model(UNTIED))
+    assert reading._kept.nbytes == Reading.bytes_max(UNTIED) > 0
 
 
 def greedy(model: PathModel, tokens: list[int], count: int) -> list[int]:
@@ -87,6 +121,13 @@ def test_tokens_come_as_often_as_the_softmax_says(temperature, top_k):
     expected = kept / kept.sum()
     # Five standard deviations.
     assert (np.abs(counts / 20_000 - expected) <= 5 * np.sqrt(expected * (1 - expected) / 20_000)).all()
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.4, [2]), (0.5, [2, 4]), (0.8, [2, 4, 0]), (1.0, range(5)), (1e-9, [2])])
+def test_the_likeliest_tokens_that_have_a_share_of_the_probability_stay_in(top_p, kept):
+    logits = np.array([1.0, 0.0, 2.0, -1.0, 1.5], dtype=np.float32)  # chances 0.17, 0.06, 0.46, 0.02, 0.28
+    sampler = Sampler(temperature=1.0, top_p=top_p, seed=0)
+    assert {sampler.pick(logits) for _ in range(2_000)} == set(kept)
 
 
 def test_temperature_0_is_the_maximum_and_top_1_too():

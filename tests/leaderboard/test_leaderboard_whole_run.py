@@ -15,9 +15,9 @@ from stages_harness import Home, run_file
 from tiny_run import signer
 from virtual_time import end, eventually, play
 
-from bootstrap.folder import GRID, WARMUP, RunFolder
 from dipaco_p2p.config import RoundsConfig, RoutingConfig, WarmupConfig
 from dipaco_p2p.node.run import Run
+from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 from leaderboard.chains import Refusals
 from leaderboard.collector import Collector
 from leaderboard.database import Database

@@ -13,11 +13,11 @@ from stages_harness import Home, run_file
 from tiny_run import signer
 from virtual_time import BASE_S, eventually
 
-from bootstrap.folder import GRID
 from dipaco_p2p.errors import EnvironmentUnfit
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.swarm.memory import MemorySwarm
+from dipaco_p2p.use.folder import GRID
 from peers.config import PeerConfig
 from peers.governor.governor import Senses, governed
 from peers.preferences.keys import Limits, When

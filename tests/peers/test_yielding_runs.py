@@ -20,11 +20,11 @@ from test_governed_runs import events
 from tiny_run import signer
 from virtual_time import eventually
 
-from bootstrap.folder import GRID
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.config import InnerConfig, RoundsConfig
 from dipaco_p2p.core.model.inner import InnerResult, StepReport
 from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.use.folder import GRID
 from peers.config import PeerConfig
 from peers.control.control import state
 from peers.governor.governor import Senses, governed

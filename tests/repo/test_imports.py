@@ -1,6 +1,6 @@
 """The direction of imports, and what each layer may know of the world.
 
-    cli -> peers | bootstrap -> owner -> node -> program -> swarm -> core | protocol -> ground
+    cli -> peers | bootstrap -> owner | use -> node -> program -> swarm -> core | protocol -> ground
 
 Read from the sources alone, so that an import in a function or under TYPE_CHECKING counts like any other.
 `LAYERS` is the rule: widening it is a decision about the design (docs/design.md), not a way to make this pass.
@@ -76,8 +76,13 @@ LAYERS = {
     "owner": Layer(
         below=frozenset({"ground", "core", "protocol", "swarm", "program", "node"}), libraries=frozenset({"numpy"})
     ),
+    # A run as it is read for use, by both programs.
+    "use": Layer(
+        below=frozenset({"ground", "core", "protocol", "swarm", "program", "node"}),
+        libraries=frozenset({"numpy", "tokenizers", "torch"}),
+    ),
     "peers": Layer(
-        below=frozenset({"ground", "core", "protocol", "swarm", "program", "node", "owner"}), libraries=PROGRAM
+        below=frozenset({"ground", "core", "protocol", "swarm", "program", "node", "owner", "use"}), libraries=PROGRAM
     ),
     # It reads what peers say and shows it: nothing that trains, and no key.
     "leaderboard": Layer(
@@ -85,12 +90,14 @@ LAYERS = {
         libraries=frozenset({"jinja2", "markupsafe", "segno", "starlette", "typer", "uvicorn"}),
     ),
     "bootstrap": Layer(
-        below=frozenset({"ground", "core", "protocol", "swarm", "program", "node", "owner", "leaderboard"}),
+        below=frozenset({"ground", "core", "protocol", "swarm", "program", "node", "owner", "use", "leaderboard"}),
         libraries=PROGRAM,
     ),
     # It plays both programs at once, which do not know each other; nothing imports it but tests and benchmarks.
     "simulation": Layer(
-        below=frozenset({"ground", "core", "protocol", "swarm", "program", "node", "owner", "peers", "bootstrap"}),
+        below=frozenset(
+            {"ground", "core", "protocol", "swarm", "program", "node", "owner", "use", "peers", "bootstrap"}
+        ),
         libraries=frozenset({"numpy"}),
     ),
 }
@@ -104,6 +111,7 @@ ALSO = {
     "dipaco_p2p/program/metrics.py": frozenset({"prometheus_client"}),
     "dipaco_p2p/program/web.py": frozenset({"starlette", "uvicorn"}),
     "peers/governor/nvml.py": frozenset({"pynvml"}),
+    "peers/serving/api.py": frozenset({"starlette"}),
 }
 
 

@@ -116,9 +116,10 @@ class _Attention(nn.Module):
         self, query_BTD: Tensor, key_BTD: Tensor, value_BTD: Tensor, rope: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same from what the three projections gave."""
-        return _rotate(self._heads(query_BTD), rope), _rotate(self._heads(key_BTD), rope), self._heads(value_BTD)
+        return rotate(self.split(query_BTD), rope), rotate(self.split(key_BTD), rope), self.split(value_BTD)
 
-    def _heads(self, values_BTD: Tensor) -> Tensor:
+    def split(self, values_BTD: Tensor) -> Tensor:
+        """Into heads (B, H, T, K)."""
         batch, tokens, width = values_BTD.shape
         return values_BTD.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
 
@@ -198,7 +199,8 @@ def _empty(kind: type[Module], *args: int, **options: bool) -> Module:
     return cast(Module, nn.utils.skip_init(kind, *args, **options))  # type: ignore[no-untyped-call]
 
 
-def _rotate(values_BHTK: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(values_BHTK: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Queries or keys, turned by the angles of their positions: `rope` of `rope_tables`, (T, K) each."""
     cos_TK, sin_TK = rope
     first, second = values_BHTK.chunk(2, dim=-1)
     return values_BHTK * cos_TK + torch.cat((-second, first), dim=-1) * sin_TK

@@ -1,7 +1,8 @@
 """A run as it is read for use: one path of its newest modules, and what routes to it. Never the whole model.
 
-    ServedRun     what `generate` and `export` need: tokenizer, routers, the frozen model that routes, paths
-    Source        where blobs and chains come from: a coordinator's folder (here) or a live swarm
+    Place         where a run is: a coordinator's folder, or a live swarm; asked again, it says what is newest
+    ServedRun     the run at one moment: tokenizer, routers, the frozen model that routes, paths
+    Source        where its blobs and chains come from
 
 Of a live swarm the reader is a client: it listens nowhere, and claims and says nothing. The chain of a module comes
 from its leader, else from a seed node's archive; blobs come from whoever should hold them. Nothing here writes into a
@@ -10,40 +11,40 @@ run, and everything is checked: chains against the manifest, bytes against their
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dipaco_p2p.clock import Clock
-from dipaco_p2p.core.model.layout import decode_module
-from dipaco_p2p.core.model.transformer import PathModel, path_model
-from dipaco_p2p.core.routing.router import Router, decode_router
-from dipaco_p2p.errors import ConfigError, IntegrityError, SwarmError, Unreachable, WrongRun
-from dipaco_p2p.node.calls import GetServing
-from dipaco_p2p.node.entry import is_entry
-from dipaco_p2p.node.ledger import DAMAGED_HINT, Ledger
-from dipaco_p2p.node.measuring import trained_paths, witnesses
-from dipaco_p2p.node.node import Reader, ask, fetch, open_reader
-from dipaco_p2p.node.reading import fetch_chain, open_connection
-from dipaco_p2p.node.run import Run
-from dipaco_p2p.node.shardings import learn_shardings
-from dipaco_p2p.node.stages import fetch_stages
-from dipaco_p2p.node.store import Store
-from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sharding
-from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.protocol.versions import genesis_version
-from dipaco_p2p.swarm.api import Swarm
-from dipaco_p2p.swarm.stage_scope import ScopedSwarm
-from dipaco_p2p.topology import ModuleId, PathId
-
-from ..archives.early_stopping import Best, read_evaluations, read_serving, serving_header
-from ..folder import GRID, WARMUP, RunFolder
-from ..text.tokenizer import Tokenizer
+from ..clock import Clock
+from ..core.model.layout import decode_module
+from ..core.model.transformer import PathModel, path_model
+from ..core.routing.router import Router, decode_router
+from ..errors import ConfigError, IntegrityError, SwarmError, Unreachable, WrongRun
+from ..node.calls import GetServing
+from ..node.entry import is_entry
+from ..node.ledger import DAMAGED_HINT, Ledger
+from ..node.measuring import Chain, trained_paths, witnesses
+from ..node.node import Reader, ask, fetch, open_reader
+from ..node.reading import extend_chain, open_connection
+from ..node.run import Run
+from ..node.shardings import learn_shardings
+from ..node.stages import fetch_stages
+from ..node.store import Store
+from ..protocol.documents import BlobRef, ModuleVersion, Sharding
+from ..protocol.signing import PeerId
+from ..protocol.versions import genesis_version
+from ..swarm.api import Swarm
+from ..swarm.stage_scope import ScopedSwarm
+from ..topology import ModuleId, PathId
+from .best_rounds import Best, read_evaluations, read_serving, serving_header
+from .folder import GRID, WARMUP, RunFolder
+from .tokenizer import Tokenizer
 
 Flat = NDArray[np.float32]
 
@@ -142,7 +143,7 @@ class ServedRun:
 
     async def path_versions(self, path: PathId, *, version: int | None = None) -> tuple[ModuleVersion, ...]:
         """Of each module of `path` its `version`, or its newest. Raises ConfigError for one that is not there yet."""
-        return tuple([await self._version(module, version) for module in path.modules()])
+        return tuple([await self.version(module, version) for module in path.modules()])
 
     async def flats(self, versions: tuple[ModuleVersion, ...]) -> list[Flat]:
         """The flat vectors of these versions, one per level; only these are read. Raises IntegrityError."""
@@ -156,7 +157,8 @@ class ServedRun:
         """As `Source.blob`."""
         return await self._source.blob(ref)
 
-    async def _version(self, module: ModuleId, version: int | None) -> ModuleVersion:
+    async def version(self, module: ModuleId, version: int | None = None) -> ModuleVersion:
+        """A version of a module, or its newest; raises as `path_versions`."""
         genesis = genesis_version(self.run.manifest, module)
         if version == 0:
             return genesis
@@ -189,45 +191,100 @@ def check_choice(*, version: int | None, best: bool) -> None:
 
 @asynccontextmanager
 async def open_served(source: str, *, expected: str | None = None) -> AsyncIterator[ServedRun]:
-    """The run at `source`: the folder of a coordinator, or what `dipaco-peer join` takes, for a live swarm.
+    """The run at `source` as it is now; see `open_place`."""
+    async with open_place(source, expected=expected) as place:
+        yield await place.newest()
 
-    `expected` is the start of the run's id. Raises ConfigError, WrongRun, IntegrityError, SwarmError.
+
+class Place(Protocol):
+    """Where a run is found again."""
+
+    async def newest(self) -> ServedRun:
+        """Its newest stage as it is now. Raises WrongRun, IntegrityError, SwarmError."""
+
+
+@asynccontextmanager
+async def open_place(source: str, *, expected: str | None = None) -> AsyncIterator[Place]:
+    """The folder of a coordinator, or what `dipaco-peer join` takes, for a live swarm, under an identity that is
+    forgotten afterwards.
+
+    `expected` is the start of the run's id. Raises ConfigError, and as joining does.
     """
     if is_entry(source):
-        async with open_swarm(source, expected=expected) as served:
-            yield served
+        async with open_connection(source, expected=expected) as found:
+            yield SwarmPlace(found.swarm, found.host, found.clock, folder=found.folder, expected=found.run)
         return
     folder = RunFolder(Path(source), is_read_only=True)
     if not any(map(folder.has, (GRID, WARMUP))):
         hint = "give the folder that `start --dir` was given, a ticket, or an address like /ip4/.../tcp/.../p2p/..."
         raise ConfigError(f"`{source}` holds no run", hint=hint)
-    yield open_folder(folder, expected=expected)
+    yield FolderPlace(folder, expected=expected)
 
 
 def open_folder(folder: RunFolder, *, expected: str | None = None) -> ServedRun:
     """The newest stage of the run in a coordinator's folder, where the coordinator may be at work."""
-    run, store = folder.require()
-    wanted = (expected or "").removeprefix("run:")
-    if not any(name.startswith(wanted) for name in (run.id, run.origin)):
-        raise WrongRun(f"`{folder.root}` holds {run.name}, not run:{wanted[:8]}", hint="leave --run out to take it")
-    return ServedRun(run, _Folder(run, store))
+    return FolderPlace(folder, expected=expected).open()
+
+
+class FolderPlace:
+    """A coordinator's folder; its stages and versions come while it is read."""
+
+    def __init__(self, folder: RunFolder, *, expected: str | None = None) -> None:
+        self._folder = folder
+        self._expected = (expected or "").removeprefix("run:")
+        self._known: dict[tuple[Path, ModuleId], _Read] = {}
+
+    async def newest(self) -> ServedRun:
+        return self.open()
+
+    def open(self) -> ServedRun:
+        """As `newest`."""
+        run, store = self._folder.require()
+        if not any(name.startswith(self._expected) for name in (run.id, run.origin)):
+            message = f"`{self._folder.root}` holds {run.name}, not run:{self._expected[:8]}"
+            raise WrongRun(message, hint="leave --run out to take it")
+        return ServedRun(run, _Folder(run, store, self._known))
+
+
+class _Read(NamedTuple):
+    """A chain, and what told it apart on the disk."""
+
+    mark: tuple[str, int]
+    """Name of the newest document, and when it was written (ns)."""
+    versions: list[ModuleVersion]
 
 
 class _Folder:
     """A coordinator's folder as a source."""
 
-    def __init__(self, run: Run, store: Store) -> None:
+    def __init__(self, run: Run, store: Store, known: dict[tuple[Path, ModuleId], _Read]) -> None:
+        """`known` chains are read again only if they have changed on the disk."""
         self._run = run
         self._store = store
+        self._known = known
+        self._chains: dict[ModuleId, list[ModuleVersion]] = {}
 
     async def blob(self, ref: BlobRef) -> bytes:
-        data = self._store.get(ref.digest)
+        data = await asyncio.to_thread(self._store.get, ref.digest)
         if data is None:
             raise IntegrityError(f"blob {ref.digest[:8]} is missing in `{self._store.folder}`", hint=DAMAGED_HINT)
         return data
 
     async def chain(self, module: ModuleId) -> list[ModuleVersion]:
-        return [sealed.document for sealed in Ledger(self._run, self._store, module).versions]
+        if module not in self._chains:
+            self._chains[module] = await asyncio.to_thread(self._read, module)
+        return self._chains[module]
+
+    def _read(self, module: ModuleId) -> list[ModuleVersion]:
+        key, mark = (self._store.folder, module), self._mark(module)
+        if key not in self._known or self._known[key].mark != mark:
+            versions = [sealed.document for sealed in Ledger(self._run, self._store, module).versions]
+            self._known[key] = _Read(mark, versions)
+        return self._known[key].versions
+
+    def _mark(self, module: ModuleId) -> tuple[str, int]:
+        names = self._store.documents(f"version-{module}-")
+        return (names[-1], self._store.written_ns(names[-1])) if names else ("", 0)
 
     async def best(self) -> dict[PathId, Best]:
         return read_serving(serving_header(self.evaluations()), self._run)
@@ -239,31 +296,45 @@ class _Folder:
 log = logging.getLogger(__name__)
 
 
-@asynccontextmanager
-async def open_swarm(text: str, *, expected: str | None) -> AsyncIterator[ServedRun]:
-    """The run that `text` leads to, under an identity that is forgotten afterwards. Raises as joining does."""
-    async with open_connection(text, expected=expected) as connection:
-        yield await read_swarm(
-            connection.swarm, connection.host, connection.clock, folder=connection.folder, expected=connection.run
-        )
-
-
 async def read_swarm(swarm: Swarm, host: PeerId, clock: Clock, *, folder: Path, expected: str | None) -> ServedRun:
     """The newest stage of the run that `host` names; what is fetched is kept in `folder`."""
-    run = (await fetch_stages(swarm, host, expected=expected))[-1]
-    scoped = ScopedSwarm(swarm, run.id)
-    node = open_reader(run, scoped, clock, Store(folder))
-    await node.watch.read_peers()
-    await learn_shardings(node)
-    return ServedRun(run, LiveSwarm(node, host=host))
+    return await SwarmPlace(swarm, host, clock, folder=folder, expected=expected).newest()
+
+
+class SwarmPlace:
+    """The run that `host` names, as its peers have it; what is fetched is kept in `folder`."""
+
+    def __init__(self, swarm: Swarm, host: PeerId, clock: Clock, *, folder: Path, expected: str | None) -> None:
+        self._swarm, self._host, self._clock, self._folder, self._expected = swarm, host, clock, folder, expected
+        self._node: Reader | None = None
+        self._known: dict[ModuleId, Chain] = {}
+
+    async def newest(self) -> ServedRun:
+        """Once it is known, also while `host` is gone: others have the versions."""
+        if self._node is None or not self._node.run.is_last_stage:
+            try:
+                run = (await fetch_stages(self._swarm, self._host, expected=self._expected))[-1]
+                if self._node is None or self._node.run.id != run.id:
+                    # A store of its own: each stage has documents of the same names.
+                    scoped, store = ScopedSwarm(self._swarm, run.id), Store(self._folder / run.id[:16])
+                    self._node, self._known = open_reader(run, scoped, self._clock, store), {}
+            except SwarmError:
+                if self._node is None:
+                    raise
+        assert self._node is not None
+        await self._node.watch.read_peers()
+        await learn_shardings(self._node)
+        return ServedRun(self._node.run, LiveSwarm(self._node, host=self._host, known=self._known))
 
 
 class LiveSwarm:
     """The peers of a run as a source; `host` is the one whose address was given."""
 
-    def __init__(self, node: Reader, *, host: PeerId) -> None:
+    def __init__(self, node: Reader, *, host: PeerId, known: dict[ModuleId, Chain]) -> None:
+        """What is `known` of a chain is not asked for again."""
         self._node = node
         self._host = host
+        self._known = known
         self._chains: dict[ModuleId, list[ModuleVersion]] = {}
         self._authors: dict[str, PeerId] = {}
         """Digest of a snapshot to who published it."""
@@ -274,7 +345,11 @@ class LiveSwarm:
     async def chain(self, module: ModuleId) -> list[ModuleVersion]:
         """Asked for once: whatever is published later, a text is written with the versions that it began with."""
         if module not in self._chains:
-            self._chains[module] = await fetch_chain(self._node, module)
+            before = self._known.get(module, [])
+            found = self._known[module] = await extend_chain(self._node, module, before)
+            if before and found[-1:] != before[-1:]:  # the disk is the user's: only the newest of each stays
+                self._node.store.drop(before[-1].document.digest)
+            self._chains[module] = [sealed.document for sealed in found]
             self._authors |= {version.digest: version.author for version in self._chains[module]}
         return self._chains[module]
 

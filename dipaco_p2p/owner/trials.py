@@ -436,7 +436,10 @@ class Trials:
             return None
         said = found.document
         meant = node.run.id, document.work, document.author, document.tokens, judge
-        return found if (said.run, said.work, said.of, said.tokens, said.author) == meant else None
+        # Nobody names itself an auditor: whose turn it is, the draw says.
+        is_asked_for = is_audit or said.repeated is None
+        is_meant = (said.run, said.work, said.of, said.tokens, said.author) == meant
+        return found if is_meant and is_asked_for else None
 
 
 def _key(document: Contribution) -> Key:

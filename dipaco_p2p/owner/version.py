@@ -31,6 +31,7 @@ from ..protocol.norms import Norms
 from ..protocol.signing import PeerId
 from ..protocol.standing import Standings
 from ..protocol.verdicts import Verdicts, read_appraisals
+from ..protocol.versions import works_of
 from ..topology import ModuleId, PathId
 
 LATE_WEIGHT = 0.25
@@ -210,6 +211,9 @@ def make_version(
         raise StepNotFinite(f"no version {parent.version + 1} of {parent.module}: {error}") from None
     blobs = module_parts(after.params, run.layout(parent.module)), compressed_parts(update), state_parts(after)
     snapshot_ref, update_ref, state_ref = at_once(*(partial(BlobRef.of, *parts) for parts in blobs))
+    share = partial(_share, names_work=run.config.audited > 0)
+    shares = tuple(map(share, ordered, alphas, tokens, gradients.norms))
+    works = works_of(shares)
     version = ModuleVersion(
         run=run.id,
         module=parent.module,
@@ -219,14 +223,15 @@ def make_version(
         update=update_ref,
         state=state_ref,
         is_fresh=is_fresh,
-        shares=tuple(map(_share, ordered, alphas, tokens, gradients.norms)),
+        shares=shares,
         clip_norm=clip_norm,
         lr=settings.lr,
         momentum=settings.momentum,
         norm_rule=settings.norm_rule,
         weight=parent.weight + sum(tokens),
         appraisals=BlobRef.of(appraisals) if appraisals else None,
-        findings=None if verdicts is None else verdicts.findings,
+        findings=None if verdicts is None else verdicts.findings(works),
+        audits=() if verdicts is None else verdicts.audits(works),
         term=term,
         grant=grant,
         author=author,
@@ -327,7 +332,7 @@ def _alphas(
     return outer.weights(shares, tokens_full=run.tokens_full)
 
 
-def _share(item: Admitted, alpha: float, tokens: int, norm: float) -> Share:
+def _share(item: Admitted, alpha: float, tokens: int, norm: float, *, names_work: bool) -> Share:
     document = item.sealed.document
     return Share(
         contribution=item.sealed.id,
@@ -339,4 +344,5 @@ def _share(item: Admitted, alpha: float, tokens: int, norm: float) -> Share:
         norm=norm,
         loss=document.loss,
         state=document.state,
+        work=document.work if names_work else "",
     )

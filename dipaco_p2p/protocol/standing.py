@@ -9,18 +9,22 @@ the chain derives the same `Standing` of a peer from them, so it outlives leader
 - A peer that withheld what an audit needs is on probation again.
 - A peer that **forged** work waits: for some versions none of its work counts. After that it is a newcomer again.
 - An auditor that most others contradict is not **heard** for some versions, neither as an auditor nor as a judge.
+
+Audits that were due earn credit (audits.py): those of an author's first works, and of later ones not many more than the
+draw would choose. Who was drawn is the leader's word, but how many is not.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, fields
 from itertools import islice
 
 from ..config import SHARES_MAX
 from ..errors import ConfigError
+from .audits import Audit, Audited, Work
 from .signing import PeerId
 
 FORGERS_WAIT = 8
@@ -33,6 +37,9 @@ PROBATION_WEIGHT = 0.25
 DOUBTED_WEIGHT = 0.5
 AUDITED_MIN = 0.02
 """The least chance of an audit."""
+WORKS_PER_AUDIT = 8
+"""Of the works of an author beyond its first ones audits of one in so many earn credit: the draw chooses one in fifty,
+and more of them at first."""
 FINDINGS_MAX = SHARES_MAX
 """Of one version, so that it fits its document."""
 
@@ -132,6 +139,7 @@ class Standings:
         """The versions that count its works."""
         self._found: dict[tuple[str, PeerId], list[int]] = defaultdict(list)
         """The versions with a finding of this kind."""
+        self.audited = Audited()
 
     @property
     def peers(self) -> frozenset[PeerId]:
@@ -160,9 +168,38 @@ class Standings:
             is_heard=not contradicted or self._head >= contradicted + UNHEARD_FOR,
         )
 
-    def add(self, version: int, *, authors: Iterable[PeerId], findings: Findings | None) -> None:
-        """The next version, with the authors of what it counts."""
+    def earned(self, audited: int) -> list[tuple[int, Audit]]:
+        """The audits that earn credit, with the versions that name them, in the order of the chain. Of whoever most
+        others contradict none does of the versions in which it will not be heard, nor of as many before: nobody can
+        find out any more what it said without a look. So an audit may lose what it has earned."""
+        found, paid, works = [], Counter[PeerId](), set[str]()
+        for version, audit in self.audited.named:
+            author = self.audited.author(audit.work)
+            if author is not None and audit.work not in works:
+                if paid[author] >= self._audits_due(author, version, audited):
+                    continue
+                paid[author] += 1
+                works.add(audit.work)
+            if not self._is_contradicted(audit.by, version):
+                found.append((version, audit))
+        return found
+
+    @property
+    def next_version(self) -> int:
+        return self._head + 1
+
+    def add(
+        self,
+        version: int,
+        *,
+        authors: Iterable[PeerId],
+        findings: Findings | None,
+        works: Mapping[str, Work] | None = None,
+        audits: Iterable[Audit] = (),
+    ) -> None:
+        """The next version, with the authors of what it counts, and their `works` by id where these are audited."""
         self._head = version
+        self.audited.add(version, audits, works=works or {})
         for peer in authors:
             self._worked[peer].append(version)
         for field in fields(Findings) if findings is not None else ():
@@ -174,6 +211,7 @@ class Standings:
         self._head = min(self._head, version)
         for versions in (*self._worked.values(), *self._found.values()):
             del versions[bisect_right(versions, version) :]
+        self.audited.drop_after(version)
 
     def copy(self) -> Standings:
         """The same, to try something with."""
@@ -181,7 +219,20 @@ class Standings:
         other._head = self._head
         other._worked.update((peer, list(versions)) for peer, versions in self._worked.items())
         other._found.update((key, list(versions)) for key, versions in self._found.items())
+        other.audited = self.audited.copy()
         return other
+
+    def _audits_due(self, author: PeerId, version: int, audited: int) -> int:
+        """Works of this author whose auditors may have earned by then: its first ones, again after each version that
+        found it a forger, and a part of all."""
+        forged = {one for one in self._found.get(("forged", author), ()) if one < version}
+        worked = bisect_left(self._worked.get(author, []), version)
+        return audited * (1 + len(forged)) + worked // WORKS_PER_AUDIT
+
+    def _is_contradicted(self, peer: PeerId, version: int) -> bool:
+        found = self._found.get(("contradicted", peer), [])
+        place = bisect_left(found, version)
+        return place < len(found) and found[place] < version + UNHEARD_FOR
 
     def _last(self, kind: str, peer: PeerId) -> int:
         versions = self._found.get((kind, peer))

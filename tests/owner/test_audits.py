@@ -19,10 +19,11 @@ from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.calls import GetDraw
 from dipaco_p2p.node.node import Member, ask
 from dipaco_p2p.owner import trials
+from dipaco_p2p.owner.judge import Judge
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.trials import Trials
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Recipe, Sealed, seal
-from dipaco_p2p.protocol.gate import DRAW, NOTHING_GIVEN, Repetition
+from dipaco_p2p.protocol.gate import DRAW, NOTHING_GIVEN, Appraisal, Repetition
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.rounds import Entry
 from dipaco_p2p.protocol.signing import PeerId
@@ -139,6 +140,51 @@ def test_a_round_waits_for_the_audit_of_a_newcomer(audit_scene: Play) -> None:
         await on.version(1)
         assert on.findings(1) == Findings(repeated=(author.swarm.peer,))
 
+    audit_scene(act)
+
+
+def test_versions_name_the_auditors_of_what_they_count_and_of_what_ended_since_each_once(
+    audit_scene: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(on: AuditScene) -> None:
+        author, ledger = await on.author(60), on.leader.chain.ledger
+        await trusted(on, author)
+        [share], audits = on.owner.head.shares, on.owner.head.audits
+        assert {one.work for one in audits} == {share.work} and {one.tokens for one in audits} == {share.tokens}
+        assert len(audits) == 2 and not {one.by for one in audits} & {author.swarm.peer, on.leader.peer}
+        late = await on.push(author, GOOD)
+        await on.version(2)
+        assert on.owner.head.audits == ()
+        on.auditors.may_end.set()
+        await on.audited()
+        for number in (3, 4, 5):
+            await on.push(author, GOOD)
+            await on.version(number)
+        named = [(version, one.work) for version, one in ledger.standings.audited.named]
+        [share] = [one for one in ledger.versions[1].document.shares if one.contribution == late]
+        assert [version for version, work in named if work == share.work] == [3, 3]
+        assert len({(one.work, one.by) for _, one in ledger.standings.audited.named}) == len(named)
+        await on.verified()
+
+    monkeypatch.setattr(trials, "AGAIN", 1.0)
+    audit_scene(act)
+
+
+def test_nobody_names_itself_an_auditor(audit_scene: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: a judge that is only asked to measure says that it has repeated the work as well."""
+
+    async def eager(self: Judge, contribution: Contribution, *, is_audit: bool = False) -> Sealed[Appraisal]:
+        return seal(self._node.swarm.signer, replace((await measure(self, contribution)).document, repeated=SAME))
+
+    async def act(on: AuditScene) -> None:
+        sealed, judge = await on.work(await on.author(60), GOOD), on.world.leaders[1].peer
+        await on.push(await on.author(61), GOOD)
+        monkeypatch.setattr(Judge, "appraise", eager)
+        ask, until_s = on.owner.trials._appraised, on.leader.node.clock.now_s() + 60.0
+        assert await ask(judge, sealed, until_s) is None
+        assert await ask(judge, sealed, until_s, is_audit=True) is not None
+
+    measure = Judge.appraise
     audit_scene(act)
 
 

@@ -10,6 +10,7 @@ from version_harness import COORDINATOR, GENESIS, LEADER, MANIFEST, MODULE, blob
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.decrees import (
     ACTS,
     DECREES_MAX,
@@ -178,6 +179,7 @@ def test_a_rollback_follows_as_any_version_and_brings_earlier_parameters_back() 
         ({"shares": shares("a")}, "contributions"),
         ({"is_fresh": True}, "contributions"),
         ({"clip_norm": 1.0}, "clip"),
+        ({"audits": (Audit(work="ab" * 32, by=COORDINATOR.peer, tokens=1),)}, "audits"),
         ({"weight": 7}, "weighs"),
     ],
 )

@@ -16,6 +16,7 @@ from dipaco_p2p import strict
 from dipaco_p2p.canonical import canonical_bytes, digest
 from dipaco_p2p.config import SHARES_MAX
 from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.protocol.audits import AUDITS_MAX, Audit
 from dipaco_p2p.protocol.documents import (
     CUSTODY_MAX,
     DOCUMENT_BYTES_MAX,
@@ -213,9 +214,11 @@ def test_a_version_of_all_places_fits_whatever_its_shares_say() -> None:
         norm=1.2345678901234567e-200,
         loss=-1.2345678901234567e-200,
         state=BlobRef(digest=digest(b"state"), size=VALUES_MAX),
+        work=digest(b"work"),
     )
+    audits = (Audit(work=share.work, by=ALICE.peer, tokens=VALUES_MAX),) * AUDITS_MAX
     findings = Findings.of(repeated=[ALICE.peer] * FINDINGS_MAX)
-    full = dataclasses.replace(VERSION, shares=(share,) * SHARES_MAX, findings=findings)
+    full = dataclasses.replace(VERSION, shares=(share,) * SHARES_MAX, findings=findings, audits=audits)
     assert unseal(ModuleVersion, wire(full))
     body = wire(full)["document"]
     with pytest.raises(IntegrityError, match="limit"):

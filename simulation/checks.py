@@ -176,6 +176,26 @@ def forgers_wait(outcome: Outcome) -> Iterator[Broken]:
                     yield Broken(2, f"version {link.version} of {module} {detail}")
 
 
+def audits_earn_once(outcome: Outcome) -> Iterator[Broken]:
+    """2: who repeated a work is named for it once in a chain, of work that this chain counts or finds forged."""
+    for module, chain in outcome.chains.items():
+        named = Counter(audit for link in chain for audit in link.audits)
+        for (work, peer), times in named.items():
+            if times > 1:
+                name = outcome.names.get(peer, peer)
+                yield Broken(2, f"{module} names {name} {times} times for repeating {work[:8]}")
+        authors: dict[str, str] = {}
+        for link in chain:
+            authors |= {each.work: each.peer for each in link.counts}
+            if len({work for work, _ in link.audits} - authors.keys()) > len(link.found):
+                yield Broken(2, f"version {link.version} of {module} names audits of work that does not count")
+            yield from (
+                Broken(2, f"version {link.version} of {module} names the author of {work[:8]} as its auditor")
+                for work, peer in link.audits
+                if authors.get(work) == peer
+            )
+
+
 def copies_count_once(outcome: Outcome) -> Iterator[Broken]:
     """2: work of somebody and what a stranger hands in as its own, and took from there, count no more than the work."""
     originals = {event.facts["id"]: event.facts["of"] for event in outcome.of("copies")}
@@ -389,6 +409,7 @@ SAFETY: tuple[Check, ...] = (
     harm_counts_nowhere,
     honest_work_passes,
     forgers_wait,
+    audits_earn_once,
     copies_count_once,
     originals_count,
     strangers_lead_last,

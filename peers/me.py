@@ -38,6 +38,7 @@ from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.standing import (
     DOUBTED,
     DOUBTED_FOR,
+    EXPELLED,
     FORGERS_WAIT,
     PROBATION,
     UNHEARD,
@@ -73,6 +74,8 @@ WORDS: Mapping[str, str] = {
 OTHERWISE = "docs/protocol.md, section 7, says what this means."
 
 LESS_THAN_FULL: Mapping[str, str] = {
+    EXPELLED: "other volunteers repeated work of yours and came to something else, and while the coordinator was away"
+    f" the owners of the module voted that nothing more counts. Ask whoever runs the coordinator to admit you. {LOOK}",
     WAITS: "other volunteers repeated work of yours and came to something else. After the wait you are a newcomer"
     f" again. {LOOK}",
     DOUBTED: f"work of yours was refused. For {DOUBTED_FOR} versions what comes next weighs half as much; its credit is"

@@ -115,7 +115,7 @@ class Trials:
     def require(self, contribution: Contribution) -> None:
         """Raise Refused for work in place of what was refused a moment ago: judges have better to do. Later it may be
         tried again, for they may have been wrong."""
-        if contribution.author in self._caught or self._standing(contribution.author).waits:
+        if contribution.author in self._caught or self._standing(contribution.author).is_out:
             # It is told of at once, so that others train the path meanwhile.
             entry = Entry(path=contribution.path, peer=contribution.author)
             self._refused[entry] = self._chain.ledger.head.version

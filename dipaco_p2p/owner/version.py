@@ -26,7 +26,8 @@ from ..errors import IntegrityError
 from ..node.run import Run
 from ..node.store import Store
 from ..protocol.admission import judge_norm
-from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, Share
+from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, Share, is_signed
+from ..protocol.expulsion import Expulsion, Readmission, check_expulsion, check_readmission
 from ..protocol.norms import Norms
 from ..protocol.signing import PeerId
 from ..protocol.standing import Standings
@@ -183,6 +184,8 @@ def make_version(
     author: PeerId,
     is_fresh: bool = False,
     verdicts: Verdicts | None = None,
+    expels: Expulsion | None = None,
+    readmits: Readmission | None = None,
 ) -> Made:
     """Average, outer step, quantised update. `state` holds the parent's parameters. Needs one contribution at least.
 
@@ -232,6 +235,8 @@ def make_version(
         appraisals=BlobRef.of(appraisals) if appraisals else None,
         findings=None if verdicts is None else verdicts.findings(works),
         audits=() if verdicts is None else verdicts.audits(works),
+        expels=expels,
+        readmits=readmits,
         term=term,
         grant=grant,
         author=author,
@@ -276,7 +281,10 @@ def make_again(
         author=version.author,
         is_fresh=version.is_fresh,
         verdicts=verdicts,
+        expels=version.expels,
+        readmits=version.readmits,
     )
+    _check_owners_word(run, version, standings)
     if made.version != version:
         raise IntegrityError(f"version {version.version} of {version.module} does not follow from its contributions")
     places = Counter(share.path for share in version.shares)
@@ -292,6 +300,17 @@ def make_again(
             detail = f"counts {item.sealed.id[:8]}, which its judges found {reason}"
             raise IntegrityError(f"version {version.version} of {version.module} {detail}")
     return made
+
+
+def _check_owners_word(run: Run, version: ModuleVersion, standings: Standings) -> None:
+    """Raise IntegrityError unless it may expel and readmit whom it says."""
+    coordinator = run.manifest.author
+    if (expels := version.expels) is not None:
+        charge = expels.charge(run=run.id, module=version.module)
+        check_expulsion(expels, charge, standings, audited=run.config.audited, coordinator=coordinator)
+    if (readmits := version.readmits) is not None:
+        is_decreed = is_signed(Sealed(readmits.decree, readmits.signature))
+        check_readmission(readmits, standings, run=run.origin, coordinator=coordinator, is_signed=is_decreed)
 
 
 def averaged(run: Run, gradients: Gradients, alphas: Sequence[float], *, clip_norm: float | None) -> Floats:

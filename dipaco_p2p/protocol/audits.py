@@ -19,7 +19,7 @@ from ..errors import IntegrityError
 from ..strict import bounded
 from .signing import VALUES_MAX, PeerId, public_key_of, require_digest
 
-AUDITS_MAX = 100
+AUDITS_MAX = 64
 """That one version names, so that it fits its document."""
 AUDITORS_MAX = 2
 """Of one work that a chain names: so many must agree where any two do not, and more are not asked."""

@@ -21,6 +21,7 @@ from ..strict import bounded
 from ..topology import ModuleId, PathId
 from .audits import AUDITS_MAX, Audit
 from .decrees import Decree, Rollback
+from .expulsion import Expulsion, Readmission
 from .gate import Appraisal
 from .invitations import Invitation
 from .judgement import Check, Judgement
@@ -258,6 +259,10 @@ class ModuleVersion:
     """What follows from that for their authors (standing.py)."""
     audits: tuple[Audit, ...] = strict.added(())
     """Who has repeated works, the same as most who did, and is named for it the first time; in order."""
+    expels: Expulsion | None = strict.added(None)
+    """A forger of whom nothing counts any more, as the module's owners have voted (expulsion.py)."""
+    readmits: Readmission | None = strict.added(None)
+    """The coordinator's decree that ends an earlier expulsion."""
     term: int = bounded(low=0, high=VALUES_MAX)
     grant: str
     """The id of the Grant under which the author led; empty for version 0."""

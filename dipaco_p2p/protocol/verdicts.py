@@ -115,7 +115,7 @@ class Verdicts:
 
     def reason(self, contribution: Contribution) -> Reason | None:
         """Why it does not count; None if it does."""
-        if contribution.author in self._forgers or self._standings.of(contribution.author).waits:
+        if contribution.author in self._forgers or self._standings.of(contribution.author).is_out:
             return Reason.NOT_REPEATED
         return self._refused.get(contribution.work)
 

@@ -94,6 +94,8 @@ def _check_rollback(version: ModuleVersion, name: str, manifest: Manifest) -> No
     decree = version.rollback.decree
     if version.update is not None or version.state is None or version.shares or version.is_fresh:
         raise IntegrityError(f"{name} is a rollback, and names an update, contributions, or no state")
+    if version.expels is not None or version.readmits is not None:
+        raise IntegrityError(f"{name} is a rollback, and expels or readmits somebody")
     if version.clip_norm is not None or version.audits:
         raise IntegrityError(f"{name} is a rollback, and names a norm to clip at, or audits")
     said = (decree.act, decree.stage, decree.module, decree.run)
@@ -175,6 +177,9 @@ class Tally:
             findings=version.findings,
             works=works_of(version.shares),
             audits=version.audits,
+            leader=version.author,
+            expels=None if version.expels is None else (version.expels.peer, version.expels.decrees),
+            readmits=None if version.readmits is None else version.readmits.decree.peer,
         )
         self._digests |= {version.version - 1: version.parent, version.version: version.digest}
         if version.rollback is not None:

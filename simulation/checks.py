@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from dipaco_p2p.protocol.expulsion import OWNERS_MIN
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.standing import FORGERS_WAIT
 
@@ -194,6 +195,20 @@ def audits_earn_once(outcome: Outcome) -> Iterator[Broken]:
                 for work, peer in link.audits
                 if authors.get(work) == peer
             )
+
+
+def owners_expel_together(outcome: Outcome) -> Iterator[Broken]:
+    """2: only two thirds of five leaders of a module, or of more, expel a peer, and only one that it found a forger."""
+    for module, chain in outcome.chains.items():
+        for place, link in enumerate(chain):
+            before, name = chain[:place], outcome.names.get(link.expels, link.expels)
+            if not link.expels:
+                continue
+            owners = {earlier.leader for earlier in before}
+            if not link.voters <= owners or len(owners) < OWNERS_MIN or 3 * len(link.voters) < 2 * OWNERS_MIN:
+                yield Broken(2, f"{len(link.voters)} peers expel {name} from {module}, which {len(owners)} have led")
+            if not any(link.expels in earlier.found for earlier in before):
+                yield Broken(2, f"{name} is expelled from {module}, which has found nothing")
 
 
 def copies_count_once(outcome: Outcome) -> Iterator[Broken]:
@@ -410,6 +425,7 @@ SAFETY: tuple[Check, ...] = (
     honest_work_passes,
     forgers_wait,
     audits_earn_once,
+    owners_expel_together,
     copies_count_once,
     originals_count,
     strangers_lead_last,

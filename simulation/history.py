@@ -55,6 +55,11 @@ class Link:
     """Works and those who earn credit for repeating them."""
     found: frozenset[str] = frozenset()
     """Peers that it calls forgers."""
+    leader: str = ""
+    expels: str = ""
+    """Whom the module's owners ban in it; empty for nobody."""
+    voters: frozenset[str] = frozenset()
+    """Those owners."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.owner.originals import Originals
 from dipaco_p2p.owner.trials import Trials
 from dipaco_p2p.program import files
-from dipaco_p2p.protocol import admission, gate, owners
+from dipaco_p2p.protocol import admission, expulsion, gate, owners
 from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.audits import Audited
 from dipaco_p2p.protocol.norms import Norms
@@ -282,6 +282,11 @@ def an_audit_is_credited_twice(patches: Patches) -> None:
         told = [sealed for audit in self._audits.values() for sealed in audit.said.values()] if is_made else []
         original(self, is_made=is_made)
         self._evidence = [*self._evidence, *told]
+
+
+@mutant("a single owner expels", faults=("forging volunteer", "seed death"))
+def a_single_owner_expels(patches: Patches) -> None:
+    patches.replace_everywhere("needed", expulsion.needed, lambda owners: min(owners, 1))
 
 
 @mutant("steps go on from a state that no version names", faults=("join",))  # enough are there to judge all work

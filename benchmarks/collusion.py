@@ -73,7 +73,7 @@ def play(swarm: Swarm, seed: int) -> Course:
         honest += len(works.keys() - friends) if liars else 0
         refused += len(found - friends)
         authors = [PeerId(author) for author in works.keys() - found]
-        standings.add(version, authors=authors, findings=gate.findings(works, reasons))
+        standings.add(version, authors=authors, findings=gate.findings(works, reasons, repeatable=works))
         if len(caught) == len(friends):
             break
     rounds = [*sorted(caught.values()), *[ROUNDS_MAX] * (len(friends) - len(caught))]

@@ -6,6 +6,7 @@ author have signed, and what somebody says of itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -125,6 +126,19 @@ class CheckRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRow:
+    """One work that a peer has repeated, as a version names it."""
+
+    work: str
+    """Its id: the same in the chains of all modules of its path."""
+    peer: PeerId
+    """The auditor."""
+    tokens: int
+    credit: float
+    """0 for what earns nothing (standing.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecreeRow:
     """One order of the coordinator about the run."""
 
@@ -196,6 +210,7 @@ class VersionRow:
     """None of a version that contributions made, or that a stage began with."""
     findings: Findings = Findings()
     """What judges and auditors found of whom."""
+    audits: tuple[AuditRow, ...] = ()
 
     @property
     def contributors(self) -> int:
@@ -204,6 +219,11 @@ class VersionRow:
     @property
     def tokens(self) -> int:
         return sum(share.tokens for share in self.shares)
+
+    @property
+    def credit(self) -> float:
+        """For its shares and its audits."""
+        return math.fsum([share.credit for share in self.shares] + [audit.credit for audit in self.audits])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +319,10 @@ class ContributorRow:
     """Works of it that auditors could repeat, as versions note: one for each module of its path."""
     forged: int = 0
     """Works of it that auditors found forged; likewise."""
+    audits: int = 0
+    """Works of others that it has repeated, and earns credit for."""
+    audit_credit: float = 0.0
+    """So much of its credit."""
     standings: tuple[tuple[ModuleId, str], ...] = ()
     """In words, in the modules of the open stage whose versions count or judge work of it; the gravest first."""
     name: str = ""

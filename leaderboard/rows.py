@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.credit import share_credit
 from dipaco_p2p.protocol.decrees import (
     ADMIT,
@@ -35,7 +36,7 @@ from dipaco_p2p.topology import ModuleId, PathId
 
 from .chains import Published
 from .ledger import Stage
-from .model import CheckRow, DecreeRow, LossChecks, LossRow, Mark, RollbackRow, RoundRow, ShareRow, VersionRow
+from .model import AuditRow, CheckRow, DecreeRow, LossChecks, LossRow, Mark, RollbackRow, RoundRow, ShareRow, VersionRow
 
 UNKNOWN = PeerId("")
 RECEIPTED = LossChecks(mark=Mark.RECEIPTED)
@@ -99,6 +100,11 @@ class _Rows:
             for found in judgement.modules
         }
         self._leaders = {module: stage.leaders(module) for module in stage.chains}
+        self._earned = {
+            (module, version, audit)
+            for module, chain in stage.chains.items()
+            for version, audit in chain.standings.earned(stage.run.config.audited)
+        }
         self.checked = checked(stage, self._judgements)
 
     def versions(self, module: ModuleId) -> Iterable[VersionRow]:
@@ -136,12 +142,18 @@ class _Rows:
             loss_checks=checks if loss is not None else None,
             rollback=_rollback(version.rollback.decree) if version.rollback is not None else None,
             findings=version.findings or Findings(),
+            audits=tuple(self._audit_row(version, audit) for audit in version.audits),
         )
 
     def _judged(self, number: int, module: ModuleId, digest: str) -> tuple[float | None, float | None]:
         """The loss of a version and when it was judged, if the judgement is about these parameters."""
         found = self._losses.get((number, module))
         return (found[0].loss, found[1]) if found is not None and found[0].digest == digest else (None, None)
+
+    def _audit_row(self, version: ModuleVersion, audit: Audit) -> AuditRow:
+        run, is_earned = self._stage.run, (version.module, version.version, audit) in self._earned
+        credit = share_credit(audit.tokens, tokens_full=run.tokens_full, levels=len(run.config.model.levels))
+        return AuditRow(work=audit.work, peer=audit.by, tokens=audit.tokens, credit=credit if is_earned else 0.0)
 
     def _share_row(self, version: ModuleVersion, share: Share) -> ShareRow:
         known = self._stage.contributions.get(share.contribution)

@@ -27,6 +27,7 @@ from dipaco_p2p.topology import ModuleId, PathId
 
 from .ledger import Stage
 from .model import (
+    AuditRow,
     CheckRow,
     ContributorRow,
     DecreeRow,
@@ -130,7 +131,7 @@ def take_snapshot(inputs: Inputs, *, now_s: float, rows: Sequence[StageRows] | N
         peers_alive=len(live.volunteers),
         peers_training=len(taking_part(live.claims)),
         paths_covered=sum(bool(row.peers) for row in paths),
-        credit_total=sum(share.credit for row in versions for share in row.shares),
+        credit_total=math.fsum(row.credit for row in versions),
         refused=dict(inputs.refused),
         modules=tuple(_module_rows(stage, made[-1], live)),
         paths=paths,
@@ -266,6 +267,8 @@ NEWCOMERS_MAX = 1000
 
 Work = tuple[VersionRow, ShareRow]
 """One contribution in the version that counts it."""
+Audit = tuple[VersionRow, AuditRow]
+"""One that earns credit, in the version that names it."""
 
 
 def contributor_rows(
@@ -283,23 +286,29 @@ def contributor_rows(
     for row in versions:
         for share in row.shares:
             by_peer[share.peer].append((row, share))
+    audits: dict[PeerId, list[Audit]] = defaultdict(list)
+    for row in versions:
+        for audit in row.audits:
+            if audit.credit:
+                audits[audit.peer].append((row, audit))
     counts = {kind: Counter(loss.peer for loss in losses if loss.kind == kind and loss.peer) for kind in KINDS}
     counts |= {kind: Counter(peer for row in versions for peer in getattr(row.findings, kind)) for kind in FOUND}
     counts["checks"] = Counter(check.peer for check in checks)
     claimed = _claimed_paths(live)
     known = claimed.keys() | standings.keys() | {peer for count in counts.values() for peer in count}
-    newcomers = sorted(known - by_peer.keys())[:NEWCOMERS_MAX]
+    newcomers = sorted(known - by_peer.keys() - audits.keys())[:NEWCOMERS_MAX]
     made = [
         _contributor_row(
             peer,
             by_peer.get(peer, ()),
+            audits.get(peer, ()),
             claimed.get(peer, ()),
             live,
             now_s=now_s,
             standings=standings.get(peer, ()),
             **{kind: count[peer] for kind, count in counts.items()},
         )
-        for peer in [*by_peer, *newcomers]
+        for peer in [*dict.fromkeys([*by_peer, *audits]), *newcomers]
     ]
     ranked = sorted(made, key=lambda row: (-row.recent, -row.credit, row.peer))
     return tuple(replace(row, rank=rank) for rank, row in enumerate(ranked, start=1))
@@ -308,6 +317,7 @@ def contributor_rows(
 def _contributor_row(
     peer: PeerId,
     work: Sequence[Work],
+    audits: Sequence[Audit],
     claimed: Sequence[PathId],
     live: Live,
     *,
@@ -316,14 +326,16 @@ def _contributor_row(
     **counts: int,
 ) -> ContributorRow:
     """Its rank is not known yet; `counts` are of what no version counts, of findings, and of checks."""
-    earned = [Earned(credit=share.credit, at_s=row.made_s) for row, share in work if row.made_s is not None]
+    for_audits = [(row, audit.credit) for row, audit in audits]
+    credits = [*((row, share.credit) for row, share in work), *for_audits]
+    earned = [Earned(credit=credit, at_s=row.made_s) for row, credit in credits if row.made_s is not None]
     times_s = [one.at_s for one in earned]
     times_s += [live.last_seen_s[peer]] if peer in live.last_seen_s else []
     name, team = live.names.get(peer, ("", ""))
     return ContributorRow(
         peer=peer,
         rank=0,
-        credit=math.fsum(share.credit for _, share in work),
+        credit=math.fsum(credit for _, credit in credits),
         recent=recent_credit(earned, now_s=now_s),
         tokens=_tokens(work),
         contributions=len({share.contribution for _, share in work}),
@@ -333,6 +345,8 @@ def _contributor_row(
         is_alive=peer in live.volunteers,
         doing=live.volunteers.get(peer, ""),
         standings=standings,
+        audits=len(audits),
+        audit_credit=math.fsum(credit for _, credit in for_audits),
         name=name,
         team=team,
         **counts,

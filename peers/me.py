@@ -26,6 +26,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.program.history import HISTORY_NAME, read_history
 from dipaco_p2p.program.text import printable
+from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.credit import Earned, recent_credit, share_credit
 from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.documents import ModuleVersion, Share, rejected
@@ -37,6 +38,7 @@ from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.standing import (
     DOUBTED,
     DOUBTED_FOR,
+    EXPELLED,
     FORGERS_WAIT,
     PROBATION,
     UNHEARD,
@@ -72,6 +74,8 @@ WORDS: Mapping[str, str] = {
 OTHERWISE = "docs/protocol.md, section 7, says what this means."
 
 LESS_THAN_FULL: Mapping[str, str] = {
+    EXPELLED: "other volunteers repeated work of yours and came to something else, and while the coordinator was away"
+    f" the owners of the module voted that nothing more counts. Ask whoever runs the coordinator to admit you. {LOOK}",
     WAITS: "other volunteers repeated work of yours and came to something else. After the wait you are a newcomer"
     f" again. {LOOK}",
     DOUBTED: f"work of yours was refused. For {DOUBTED_FOR} versions what comes next weighs half as much; its credit is"
@@ -96,6 +100,16 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Audited:
+    """One work of another volunteer that this one has repeated, and earns credit for."""
+
+    version: int
+    audit: Audit
+    earned: Earned | None
+    credit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleAccount:
     """One volunteer's work for one module."""
 
@@ -107,11 +121,16 @@ class ModuleAccount:
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Why, as the module's leader says, of those that it has a note on."""
     standing: Standing = Standing()
+    audited: tuple[Audited, ...] = ()
 
     @property
     def credit(self) -> float:
-        """Tokens, as the chain has taken them in."""
-        return math.fsum(one.credit for one in self.counted)
+        """Tokens, as the chain has taken them in, and those of works that were audited."""
+        return math.fsum(one.credit for one in self.counted) + self.audit_credit
+
+    @property
+    def audit_credit(self) -> float:
+        return math.fsum(one.credit for one in self.audited)
 
 
 async def show_me(text: str, home: Path, *, expected: str | None, is_whole: bool, clock: Clock) -> None:
@@ -187,13 +206,27 @@ def _module_account(
         waiting=tuple(sorted(waiting)),
         not_counted=tuple(sorted(left.keys() - waiting)),
         standing=tally.standings.of(me),
+        audited=tuple(
+            _audited(run, version, audit, judged_s.get(version))
+            for version, audit in tally.standings.earned(run.config.audited)
+            if audit.by == me
+        ),
     )
 
 
 def _counted(run: Run, version: ModuleVersion, share: Share, at_s: float | None) -> Counted:
-    credit = share_credit(share.tokens, tokens_full=run.tokens_full, levels=len(run.config.model.levels))
-    earned = Earned(credit=credit, at_s=at_s) if at_s is not None else None
+    credit, earned = _credit(run, share.tokens, at_s)
     return Counted(version=version.version, share=share, earned=earned, credit=credit)
+
+
+def _audited(run: Run, version: int, audit: Audit, at_s: float | None) -> Audited:
+    credit, earned = _credit(run, audit.tokens, at_s)
+    return Audited(version=version, audit=audit, earned=earned, credit=credit)
+
+
+def _credit(run: Run, tokens: int, at_s: float | None) -> tuple[float, Earned | None]:
+    credit = share_credit(tokens, tokens_full=run.tokens_full, levels=len(run.config.model.levels))
+    return credit, Earned(credit=credit, at_s=at_s) if at_s is not None else None
 
 
 async def _account(node: Observer, me: PeerId, home: Path) -> list[ModuleAccount]:
@@ -240,6 +273,10 @@ def _table(run: Run, modules: Sequence[ModuleAccount], *, is_whole: bool) -> Tab
             share = counted.share
             what = f"  version {counted.version}: {share.contribution[:12]} of {share.path}, weight {share.weight:.3f}"
             table.add_row(what, "", "", "", f"{counted.credit:,.0f}")
+        for audited in one.audited if is_whole else ():
+            table.add_row(
+                f"  version {audited.version}: audit of {audited.audit.work[:12]}", "", "", "", f"{audited.credit:,.0f}"
+            )
         for id_ in (*one.waiting, *one.not_counted) if is_whole else ():
             what = "waiting" if id_ in one.waiting and id_ not in one.reasons else "not counted"
             reason = f", {one.reasons[id_]}" if id_ in one.reasons else ""
@@ -264,10 +301,15 @@ def standings_explained(modules: Sequence[ModuleAccount], *, audited: int) -> li
 
 
 def _print_sum(modules: Sequence[ModuleAccount], run: Run, console: Console, *, now_s: float) -> None:
-    earned = [one.earned for module in modules for one in module.counted if one.earned is not None]
+    every = [one.earned for module in modules for one in module.counted]
+    every += [one.earned for module in modules for one in module.audited]
+    earned = [one for one in every if one is not None]
     total = math.fsum(module.credit for module in modules)
     recent = recent_credit(earned, now_s=now_s)
     console.print(f"credit {total:,.0f}, recently {recent:,.0f} a day (what was earned 7 days ago counts half)")
+    if count := sum(len(module.audited) for module in modules):
+        audits, credit = f"{count} audit{'s' if count > 1 else ''}", math.fsum(one.audit_credit for one in modules)
+        console.print(f"of it {credit:,.0f} for {audits}: works of others that this volunteer has repeated")
     console.print(
         f"Credit is in tokens that entered a published version, divided by the {len(run.config.model.levels)} levels of"
         " the grid, since a round is contributed once for each; --all shows every contribution."

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from dipaco_p2p.protocol.expulsion import OWNERS_MIN
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.standing import FORGERS_WAIT
 
@@ -174,6 +175,40 @@ def forgers_wait(outcome: Outcome) -> Iterator[Broken]:
                 if link.version <= until.get(each.peer, 0):
                     detail = f"counts {each.id[:8]}, whose author forged work"
                     yield Broken(2, f"version {link.version} of {module} {detail}")
+
+
+def audits_earn_once(outcome: Outcome) -> Iterator[Broken]:
+    """2: who repeated a work is named for it once in a chain, of work that this chain counts or finds forged."""
+    for module, chain in outcome.chains.items():
+        named = Counter(audit for link in chain for audit in link.audits)
+        for (work, peer), times in named.items():
+            if times > 1:
+                name = outcome.names.get(peer, peer)
+                yield Broken(2, f"{module} names {name} {times} times for repeating {work[:8]}")
+        authors: dict[str, str] = {}
+        for link in chain:
+            authors |= {each.work: each.peer for each in link.counts}
+            if len({work for work, _ in link.audits} - authors.keys()) > len(link.found):
+                yield Broken(2, f"version {link.version} of {module} names audits of work that does not count")
+            yield from (
+                Broken(2, f"version {link.version} of {module} names the author of {work[:8]} as its auditor")
+                for work, peer in link.audits
+                if authors.get(work) == peer
+            )
+
+
+def owners_expel_together(outcome: Outcome) -> Iterator[Broken]:
+    """2: only two thirds of five leaders of a module, or of more, expel a peer, and only one that it found a forger."""
+    for module, chain in outcome.chains.items():
+        for place, link in enumerate(chain):
+            before, name = chain[:place], outcome.names.get(link.expels, link.expels)
+            if not link.expels:
+                continue
+            owners = {earlier.leader for earlier in before}
+            if not link.voters <= owners or len(owners) < OWNERS_MIN or 3 * len(link.voters) < 2 * OWNERS_MIN:
+                yield Broken(2, f"{len(link.voters)} peers expel {name} from {module}, which {len(owners)} have led")
+            if not any(link.expels in earlier.found for earlier in before):
+                yield Broken(2, f"{name} is expelled from {module}, which has found nothing")
 
 
 def copies_count_once(outcome: Outcome) -> Iterator[Broken]:
@@ -389,6 +424,8 @@ SAFETY: tuple[Check, ...] = (
     harm_counts_nowhere,
     honest_work_passes,
     forgers_wait,
+    audits_earn_once,
+    owners_expel_together,
     copies_count_once,
     originals_count,
     strangers_lead_last,

@@ -32,6 +32,8 @@ class Counted:
     """Of it that count."""
     said: int = 0
     """Tokens of the contribution itself; 0 when it is not in the archive."""
+    work: str = ""
+    """The id of the whole round's work; empty where nothing is audited, or the contribution is not in the archive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,15 @@ class Link:
     """Whether it names appraisals."""
     forgers: frozenset[str] = frozenset()
     """Peers with a work of which two auditors or more, and all of them, came to something else, as it says."""
+    audits: tuple[tuple[str, str], ...] = ()
+    """Works and those who earn credit for repeating them."""
+    found: frozenset[str] = frozenset()
+    """Peers that it calls forgers."""
+    leader: str = ""
+    expels: str = ""
+    """Whom the module's owners ban in it; empty for nobody."""
+    voters: frozenset[str] = frozenset()
+    """Those owners."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

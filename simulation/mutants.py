@@ -25,9 +25,11 @@ from dipaco_p2p.owner.intake import Intake
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.owner.originals import Originals
+from dipaco_p2p.owner.trials import Trials
 from dipaco_p2p.program import files
-from dipaco_p2p.protocol import admission, gate, owners
+from dipaco_p2p.protocol import admission, expulsion, gate, owners
 from dipaco_p2p.protocol.admission import ADMITTED
+from dipaco_p2p.protocol.audits import Audited
 from dipaco_p2p.protocol.norms import Norms
 from dipaco_p2p.protocol.rounds import Round, RoundEvent, RoundState
 from dipaco_p2p.protocol.sightings import Sightings
@@ -269,6 +271,22 @@ def forgers_do_not_wait(patches: Patches) -> None:
 @mutant("a single auditor decides", faults=BRIBED)
 def a_single_auditor_decides(patches: Patches) -> None:
     patches.replace(gate, "_is_forged", lambda original: lambda work: gate._repetitions(work.appraisals)[1] > 0)
+
+
+@mutant("an audit is credited twice", faults=("slow", "join"))
+def an_audit_is_credited_twice(patches: Patches) -> None:
+    patches.replace(Audited, "auditors", _always(frozenset()))
+
+    @patches.wrap(Trials, "next_round")
+    def next_round(original: Any, self: Trials, *, is_made: bool) -> None:
+        told = [sealed for audit in self._audits.values() for sealed in audit.said.values()] if is_made else []
+        original(self, is_made=is_made)
+        self._evidence = [*self._evidence, *told]
+
+
+@mutant("a single owner expels", faults=("forging volunteer", "seed death"))
+def a_single_owner_expels(patches: Patches) -> None:
+    patches.replace_everywhere("needed", expulsion.needed, lambda owners: min(owners, 1))
 
 
 @mutant("steps go on from a state that no version names", faults=("join",))  # enough are there to judge all work

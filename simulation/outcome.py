@@ -131,6 +131,11 @@ def _link(version: ModuleVersion, archive: SeedArchive, *, unheard: frozenset[Pe
         is_rollback=version.rollback is not None,
         is_judged=version.appraisals is not None,
         forgers=_forgers(version, archive, unheard=unheard),
+        audits=tuple((audit.work, audit.by) for audit in version.audits),
+        found=frozenset(version.findings.forged if version.findings is not None else ()),
+        leader=version.author,
+        expels="" if version.expels is None else version.expels.peer,
+        voters=frozenset(() if version.expels is None else (vote.owner for vote in version.expels.votes)),
     )
 
 
@@ -157,8 +162,9 @@ def _counted(share: Share, archive: SeedArchive) -> Counted:
     try:
         document = archive.contribution(share.contribution).document
         base_digest, said = document.base_digest, document.tokens
+        work = document.work if share.work else ""
     except DipacoError:
-        base_digest, said = "", 0
+        base_digest, said, work = "", 0, ""
     return Counted(
         id=share.contribution,
         peer=share.peer,
@@ -167,6 +173,7 @@ def _counted(share: Share, archive: SeedArchive) -> Counted:
         base_digest=base_digest,
         tokens=share.tokens,
         said=said,
+        work=work,
     )
 
 

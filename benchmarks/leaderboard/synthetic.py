@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dipaco_p2p.canonical import digest
 from dipaco_p2p.protocol.signing import PeerId, peer_of, public_key_of
 from dipaco_p2p.protocol.standing import Findings, Standings
 from dipaco_p2p.ticket import SeedPlace, Ticket, write_ticket
 from dipaco_p2p.topology import ModuleId, PathId, Topology
 from leaderboard.model import (
+    AuditRow,
     CheckRow,
     ContributorRow,
     DecreeRow,
@@ -145,7 +147,7 @@ class _Maker:
             rows.append(self._version(stage, module, 0, parent, ""))
             for version in range(1, done + 1):
                 row = self._version(stage, module, version, self._digest(), parent)
-                rows.append(replace(row, findings=self._findings(row)))
+                rows.append(replace(row, findings=self._findings(row), audits=self._audits(row)))
                 parent = row.digest
         return rows
 
@@ -162,6 +164,7 @@ class _Maker:
                 "update_bytes": 0,
                 "clip_norm": None,
                 "findings": Findings(),
+                "audits": (),
                 "rollback": back,
             },
             by_number[version + 1]: {"parent": digest},
@@ -231,6 +234,16 @@ class _Maker:
             contradicted=(authors[0],),
             repeated=tuple(repeated),
         )
+
+    def _audits(self, row: VersionRow) -> tuple[AuditRow, ...]:
+        """Of a work of every third version, by somebody who has none in it."""
+        authors = {share.peer for share in row.shares}
+        auditors = [peer for peer in self._peers[1:] if peer not in authors]
+        if row.version % 3 or not auditors:
+            return ()
+        first, place = row.shares[0], row.version % len(auditors)
+        work = digest(first.contribution.encode())
+        return (AuditRow(work=work, peer=auditors[place], tokens=first.tokens, credit=first.credit),)
 
     def _standings(self, versions: Sequence[VersionRow]) -> PeersStandings:
         chains = {module: Standings() for module in self._grid.modules()}
@@ -342,8 +355,9 @@ class _Maker:
         repeated = Counter(peer for row in versions for peer in row.findings.repeated)
         forged = Counter(peer for row in versions for peer in row.findings.forged)
         standings = self._standings(versions)
+        audits = [audit for row in versions for audit in row.audits]
         rows = [
-            self._contributor(peer, found, losses, end_s)
+            self._contributor(peer, found, losses, end_s, audits=[audit for audit in audits if audit.peer == peer])
             | {"repeated": repeated[peer], "forged": forged[peer], "standings": standings.get(peer, ())}
             | dict(zip(("name", "team"), NAMES.get(place, ("", "")), strict=True))
             for place, (peer, found) in enumerate(shares.items())
@@ -352,13 +366,21 @@ class _Maker:
         return tuple(ContributorRow(rank=rank, **row) for rank, row in enumerate(rows, start=1))
 
     def _contributor(
-        self, peer: PeerId, found: Sequence[tuple[VersionRow, ShareRow]], losses: Sequence[LossRow], end_s: float
+        self,
+        peer: PeerId,
+        found: Sequence[tuple[VersionRow, ShareRow]],
+        losses: Sequence[LossRow],
+        end_s: float,
+        *,
+        audits: Sequence[AuditRow],
     ) -> dict[str, Any]:
         is_alive = self._chance.random() < 0.7
-        credit = math.fsum(share.credit for _, share in found)
+        credit, for_audits = math.fsum(share.credit for _, share in found), math.fsum(one.credit for one in audits)
         return {
             "peer": peer,
-            "credit": credit,
+            "credit": credit + for_audits,
+            "audits": len(audits),
+            "audit_credit": for_audits,
             "recent": credit * self._chance.uniform(0.2, 0.9),
             "tokens": sum(share.tokens for _, share in found),
             "contributions": len(found),

@@ -135,7 +135,8 @@ class Decreeing:
             raise ConfigError(f"the coordinator itself: `{order.act}` is about others", hint="name another peer")
         if order.act == BAN and peer in banned:
             raise ConfigError(f"...{short(peer)} is banned already: {banned[peer]}", hint=HOLDS_HINT)
-        if order.act == ADMIT and peer not in banned:
+        is_expelled = any(ledger.standings.expelled(peer) is not None for ledger in self._ledgers.values())
+        if order.act == ADMIT and peer not in banned and not is_expelled:
             raise ConfigError(f"...{short(peer)} is not banned", hint=HOLDS_HINT)
         if order.act == APPOINT and peer in banned:
             raise ConfigError(f"...{short(peer)} is banned: {banned[peer]}", hint="`dipaco-bootstrap admit` undoes it")
@@ -173,6 +174,7 @@ class Decreeing:
         for ledger in self._ledgers.values():
             for sealed in ledger.versions:
                 yield from (share.peer for share in sealed.document.shares)
+            yield from ledger.standings.waiting
 
     def _of_module(self, order: Order) -> dict[str, Any]:
         module = ModuleId.parse(order.module)

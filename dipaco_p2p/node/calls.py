@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ..canonical import is_digest
 from ..errors import ConfigError
-from ..protocol.decrees import Decree
+from ..protocol.decrees import DECREES_MAX, Decree
 from ..protocol.documents import (
     MIRRORS_MAX,
     BlobRef,
@@ -308,6 +308,26 @@ class GetChain(ChainRequest[Page[ModuleVersion]]):
     """The versions that follow `after`."""
 
     after: int = bounded(low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voted:
+    """The owner is for it: its signature, kind `vote` (protocol/expulsion.py)."""
+
+    signature: str
+
+
+@call("mirror.vote", refuses=(Reason.WRONG_MODULE, Reason.OTHER))
+class GetVote(ChainRequest[Voted]):
+    """An owner's vote against a forger, for the module's leader, while the coordinator is away."""
+
+    peer: PeerId
+    found: int = bounded(low=1)
+    """The version that finds it a forger."""
+    decrees: int = bounded(low=0, high=DECREES_MAX)
+
+    def __post_init__(self) -> None:
+        require_peers(self.peer)
 
 
 @call("mirror.open", refuses=(Reason.WRONG_MODULE,))

@@ -32,6 +32,7 @@ from ..protocol.signing import PeerId
 from ..protocol.verdicts import Verdicts
 from ..protocol.versions import Branch, Known
 from .chain import ModuleChain
+from .expelling import Expelling
 from .intake import Intake, Measured, receipt_for, require_claim
 from .replication import Replication
 from .rollback import due, undo
@@ -68,10 +69,10 @@ class Leader:
         self._changed = asyncio.Condition()
         self._arrived = asyncio.Event()  # a contribution was admitted, perhaps the last that the round waits for
         self.trials = Trials(chain, limit_s=self._deadline_s, on_over=self._arrived.set)
+        self._expelling = Expelling(chain)
         self._catch_up_s = 0.0
         self._seen_s = node.clock.now_s()
-        self._is_leading = self._was_frozen = False
-        self._published = 0
+        self._is_leading, self._was_frozen, self._published = False, False, 0
         """What trainers may see: a version is cosigned first, if anybody lives who can."""
 
     @property
@@ -124,7 +125,8 @@ class Leader:
             again = partial(repeat, clock=self._node.clock, every_s=TICK_S, is_wanted=self._goes_on)
             rounds = self._look_again, self._roll_back, self._tick, self._take_back
             tasks.create_task(again(*rounds, sooner=self._arrived))
-            tasks.create_task(again(self._catch_up))  # also when all is done: a mirror that joins has to be told
+            # Also when all is done: a mirror that joins has to be told.
+            tasks.create_task(again(self._catch_up, self._expelling.gather))
 
     def _goes_on(self) -> bool:
         """Whether we still lead. Once we do not, it is for good, even if the newest mandate names us again: one of the
@@ -436,6 +438,7 @@ class Leader:
             author=self._node.peer,
             is_fresh=self._is_fresh,
             verdicts=self._verdicts,
+            **self._expelling.shown(),
         )
 
     async def _or_stop(self, handing_in: Coroutine[Any, Any, None]) -> None:

@@ -15,20 +15,24 @@ from ..node.calls import (
     GetChain,
     GetMandate,
     GetOpen,
+    GetVote,
     KeepContribution,
     KeepVersion,
     Kept,
     TellFinal,
+    Voted,
 )
 from ..node.items import Page, items_reply
 from ..node.shardings import learn_attached
 from ..protocol.documents import Contribution, Custody, Grant, ModuleVersion
+from ..protocol.expulsion import Charge
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
 from ..protocol.versions import Branch
 from ..swarm.calls import Done
 from ..topology import ModuleId
 from .chain import Chains, ModuleChain
+from .expelling import vote_on
 from .module_calls import learn_mandate, module_of_run
 
 
@@ -46,6 +50,7 @@ class MirrorCalls:
         Commit.serve(swarm, self._on_commit)
         GetBranch.serve(swarm, self._on_branch)
         GetOpen.serve(swarm, self._on_open)
+        GetVote.serve(swarm, self._on_vote)
         KeepContribution.serve(swarm, self._on_contribution)
         KeepVersion.serve(swarm, self._on_version)
         TellFinal.serve(swarm, self._on_final)
@@ -68,6 +73,11 @@ class MirrorCalls:
     async def _on_open(self, sender: PeerId, request: GetOpen) -> Page[Contribution]:
         kept = (await self._seen(sender, request)).ledger.kept
         return items_reply(kept[name] for name in sorted(kept) if name > request.after)
+
+    async def _on_vote(self, sender: PeerId, request: GetVote) -> Voted:
+        chain, run = self._chain(request), self._node.run.id
+        charge = Charge(run=run, module=chain.module, peer=request.peer, found=request.found, decrees=request.decrees)
+        return Voted(signature=vote_on(chain, charge).signature)
 
     async def _on_commit(self, sender: PeerId, request: Commit) -> Done:
         document = request.contribution.document

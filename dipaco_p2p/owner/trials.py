@@ -117,7 +117,7 @@ class Trials:
     def require(self, contribution: Contribution) -> None:
         """Raise Refused for work in place of what was refused a moment ago: judges have better to do. Later it may be
         tried again, for they may have been wrong."""
-        if contribution.author in self._caught or self._standing(contribution.author).waits:
+        if contribution.author in self._caught or self._standing(contribution.author).is_out:
             # It is told of at once, so that others train the path meanwhile.
             entry = Entry(path=contribution.path, peer=contribution.author)
             self._refused[entry] = self._chain.ledger.head.version
@@ -448,7 +448,10 @@ class Trials:
             return None
         said = found.document
         meant = node.run.id, document.work, document.author, document.tokens, judge
-        return found if (said.run, said.work, said.of, said.tokens, said.author) == meant else None
+        # Nobody names itself an auditor: whose turn it is, the draw says.
+        is_asked_for = is_audit or said.repeated is None
+        is_meant = (said.run, said.work, said.of, said.tokens, said.author) == meant
+        return found if is_meant and is_asked_for else None
 
 
 def _key(document: Contribution) -> Key:

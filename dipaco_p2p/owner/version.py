@@ -26,11 +26,13 @@ from ..errors import IntegrityError
 from ..node.run import Run
 from ..node.store import Store
 from ..protocol.admission import judge_norm
-from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, Share
+from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, Share, is_signed
+from ..protocol.expulsion import Expulsion, Readmission, check_expulsion, check_readmission
 from ..protocol.norms import Norms
 from ..protocol.signing import PeerId
 from ..protocol.standing import Standings
 from ..protocol.verdicts import Verdicts, read_appraisals
+from ..protocol.versions import works_of
 from ..topology import ModuleId, PathId
 
 LATE_WEIGHT = 0.25
@@ -182,6 +184,8 @@ def make_version(
     author: PeerId,
     is_fresh: bool = False,
     verdicts: Verdicts | None = None,
+    expels: Expulsion | None = None,
+    readmits: Readmission | None = None,
 ) -> Made:
     """Average, outer step, quantised update. `state` holds the parent's parameters. Needs one contribution at least.
 
@@ -210,6 +214,9 @@ def make_version(
         raise StepNotFinite(f"no version {parent.version + 1} of {parent.module}: {error}") from None
     blobs = module_parts(after.params, run.layout(parent.module)), compressed_parts(update), state_parts(after)
     snapshot_ref, update_ref, state_ref = at_once(*(partial(BlobRef.of, *parts) for parts in blobs))
+    share = partial(_share, names_work=run.config.audited > 0)
+    shares = tuple(map(share, ordered, alphas, tokens, gradients.norms))
+    works = works_of(shares)
     version = ModuleVersion(
         run=run.id,
         module=parent.module,
@@ -219,14 +226,17 @@ def make_version(
         update=update_ref,
         state=state_ref,
         is_fresh=is_fresh,
-        shares=tuple(map(_share, ordered, alphas, tokens, gradients.norms)),
+        shares=shares,
         clip_norm=clip_norm,
         lr=settings.lr,
         momentum=settings.momentum,
         norm_rule=settings.norm_rule,
         weight=parent.weight + sum(tokens),
         appraisals=BlobRef.of(appraisals) if appraisals else None,
-        findings=None if verdicts is None else verdicts.findings,
+        findings=None if verdicts is None else verdicts.findings(works),
+        audits=() if verdicts is None else verdicts.audits(works),
+        expels=expels,
+        readmits=readmits,
         term=term,
         grant=grant,
         author=author,
@@ -271,7 +281,10 @@ def make_again(
         author=version.author,
         is_fresh=version.is_fresh,
         verdicts=verdicts,
+        expels=version.expels,
+        readmits=version.readmits,
     )
+    _check_owners_word(run, version, standings)
     if made.version != version:
         raise IntegrityError(f"version {version.version} of {version.module} does not follow from its contributions")
     places = Counter(share.path for share in version.shares)
@@ -287,6 +300,17 @@ def make_again(
             detail = f"counts {item.sealed.id[:8]}, which its judges found {reason}"
             raise IntegrityError(f"version {version.version} of {version.module} {detail}")
     return made
+
+
+def _check_owners_word(run: Run, version: ModuleVersion, standings: Standings) -> None:
+    """Raise IntegrityError unless it may expel and readmit whom it says."""
+    coordinator = run.manifest.author
+    if (expels := version.expels) is not None:
+        charge = expels.charge(run=run.id, module=version.module)
+        check_expulsion(expels, charge, standings, audited=run.config.audited, coordinator=coordinator)
+    if (readmits := version.readmits) is not None:
+        is_decreed = is_signed(Sealed(readmits.decree, readmits.signature))
+        check_readmission(readmits, standings, run=run.origin, coordinator=coordinator, is_signed=is_decreed)
 
 
 def averaged(run: Run, gradients: Gradients, alphas: Sequence[float], *, clip_norm: float | None) -> Floats:
@@ -327,7 +351,7 @@ def _alphas(
     return outer.weights(shares, tokens_full=run.tokens_full)
 
 
-def _share(item: Admitted, alpha: float, tokens: int, norm: float) -> Share:
+def _share(item: Admitted, alpha: float, tokens: int, norm: float, *, names_work: bool) -> Share:
     document = item.sealed.document
     return Share(
         contribution=item.sealed.id,
@@ -339,4 +363,5 @@ def _share(item: Admitted, alpha: float, tokens: int, norm: float) -> Share:
         norm=norm,
         loss=document.loss,
         state=document.state,
+        work=document.work if names_work else "",
     )

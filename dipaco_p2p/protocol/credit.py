@@ -5,6 +5,9 @@ more than that weighs nothing more in the average; divided by the levels of the 
 contributed once for each of its modules. So a path whose whole round entered all its modules earns its tokens once.
 Copies of the same work share its tokens, which is what their shares name (core/outer/copies.py).
 
+An audit takes the same steps again, and earns what the work does: its tokens, divided by the levels in each of its
+modules' chains. Which audits a chain names, and which of them earn, is in audits.py and standing.py.
+
 Recent credit is an average per day in which what was earned a half-life ago counts half. Who earns the same every day
 comes near that figure; who stops sees it halve with every half-life. That a recent average with a half-life suits
 volunteers is known from BOINC; here it is computed as its definition, a sum, so that it depends on no order.
@@ -22,7 +25,7 @@ HALF_LIFE_S = 7 * DAY_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earned:
-    """What one share earned."""
+    """What one share earned, or one audit."""
 
     credit: float
     at_s: float
@@ -30,7 +33,8 @@ class Earned:
 
 
 def share_credit(tokens: int, *, tokens_full: int, levels: int) -> float:
-    """What a share with `tokens` earns on a grid of `levels`, of which a full round has `tokens_full`."""
+    """What a share with `tokens`, or an audit of its work, earns on a grid of `levels`, of which a full round has
+    `tokens_full`."""
     assert tokens >= 0 and tokens_full >= 1 and levels >= 1, (tokens, tokens_full, levels)
     return min(tokens, tokens_full) / levels
 

@@ -19,7 +19,9 @@ from ..config import ADMISSIONS, LEVELS_MAX, SHARES_MAX, RunConfig
 from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import ModuleId, PathId
+from .audits import AUDITS_MAX, Audit
 from .decrees import Decree, Rollback
+from .expulsion import Expulsion, Readmission
 from .gate import Appraisal
 from .invitations import Invitation
 from .judgement import Check, Judgement
@@ -186,9 +188,11 @@ class Share:
     loss: float
     state: BlobRef | None = None
     """The path's inner state after it, as the contribution names it: `peer` had it."""
+    work: str = strict.added("")
+    """`Contribution.work`, by which audits name it; empty in a run without them."""
 
     def __post_init__(self) -> None:
-        require_digest(self.contribution)
+        require_digest(self.contribution, *([self.work] if self.work else []))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +257,12 @@ class ModuleVersion:
     """What judges and auditors said of works: of what it counts, of what it does not, and of earlier ones (gate.py)."""
     findings: Findings | None = strict.added(None)
     """What follows from that for their authors (standing.py)."""
+    audits: tuple[Audit, ...] = strict.added(())
+    """Who has repeated works, the same as most who did, and is named for it the first time; in order."""
+    expels: Expulsion | None = strict.added(None)
+    """A forger of whom nothing counts any more, as the module's owners have voted (expulsion.py)."""
+    readmits: Readmission | None = strict.added(None)
+    """The coordinator's decree that ends an earlier expulsion."""
     term: int = bounded(low=0, high=VALUES_MAX)
     grant: str
     """The id of the Grant under which the author led; empty for version 0."""
@@ -263,6 +273,8 @@ class ModuleVersion:
         require_digest(self.run, *([self.parent] if self.version else []))
         if len(self.shares) > SHARES_MAX:
             raise ConfigError(f"a version of {len(self.shares)} contributions, limit {SHARES_MAX}")
+        if len(self.audits) > AUDITS_MAX:
+            raise ConfigError(f"a version of {len(self.audits)} audits, limit {AUDITS_MAX}")
         if self.clip_norm is not None and self.clip_norm < 0:
             raise ConfigError(f"`clip_norm` is {self.clip_norm}")
         if self.version:

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -143,14 +143,28 @@ def is_undecided(appraisals: Iterable[Appraisal]) -> bool:
     return not (same > failed or failed >= AGREED)
 
 
-def findings(works: Mapping[str, Judged], reasons: Mapping[str, Reason]) -> Findings | None:
-    """What a version notes of these works, of which `reasons` are refused; None for nothing."""
+def findings(
+    works: Mapping[str, Judged], reasons: Mapping[str, Reason], *, repeatable: Collection[str]
+) -> Findings | None:
+    """What a version notes of these works, of which `reasons` are refused; None for nothing. Only of the `repeatable`
+    ones it notes that they were repeated: of what the chain counts, once."""
     found: dict[str, list[PeerId]] = defaultdict(list)
     for id_, work in works.items():
         found["contradicted"] += contradicted(work.appraisals)
-        if (kind := _kind(work, reasons.get(id_))) is not None:
+        kind = _kind(work, reasons.get(id_))
+        if kind is not None and (kind != "repeated" or id_ in repeatable):
             found[kind].append(work.author)
     return Findings.of(**found)
+
+
+def agreed(appraisals: Sequence[Appraisal]) -> list[PeerId]:
+    """The auditors that took the steps again, and came to what most who repeated the work did; none while they do not
+    agree."""
+    same, failed = _repetitions(appraisals)
+    if same == failed or is_undecided(appraisals):
+        return []
+    nothing_done = NOTHING_GIVEN, MADE_UP
+    return [peer for peer, one in _audits(appraisals) if one.is_same == (same > failed) and one not in nothing_done]
 
 
 def is_repeated(appraisals: Iterable[Appraisal]) -> bool:

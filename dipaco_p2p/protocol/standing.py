@@ -9,18 +9,22 @@ the chain derives the same `Standing` of a peer from them, so it outlives leader
 - A peer that withheld what an audit needs is on probation again.
 - A peer that **forged** work waits: for some versions none of its work counts. After that it is a newcomer again.
 - An auditor that most others contradict is not **heard** for some versions, neither as an auditor nor as a judge.
+
+Audits that were due earn credit (audits.py): those of an author's first works, and of later ones not many more than the
+draw would choose. Who was drawn is the leader's word, but how many is not.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, fields
 from itertools import islice
 
 from ..config import SHARES_MAX
 from ..errors import ConfigError
+from .audits import Audit, Audited, Work
 from .signing import PeerId
 
 FORGERS_WAIT = 8
@@ -33,10 +37,16 @@ PROBATION_WEIGHT = 0.25
 DOUBTED_WEIGHT = 0.5
 AUDITED_MIN = 0.02
 """The least chance of an audit."""
+WORKS_PER_AUDIT = 8
+"""Of the works of an author beyond its first ones audits of one in so many earn credit: the draw chooses one in fifty,
+and more of them at first."""
 FINDINGS_MAX = SHARES_MAX
 """Of one version, so that it fits its document."""
 
-WAITS, DOUBTED, UNHEARD, PROBATION = "waits", "doubted", "not heard", "on probation"
+OWNERS_OF = 32
+"""Versions whose leaders are a module's owners."""
+
+EXPELLED, WAITS, DOUBTED, UNHEARD, PROBATION = "expelled", "waits", "doubted", "not heard", "on probation"
 """What a standing is called that is less than full, the gravest first."""
 
 Peers = tuple[PeerId, ...]
@@ -82,6 +92,8 @@ class Standing:
     """Of its works that auditors could repeat, since it last forged or withheld."""
     waits: int = 0
     """Versions in which none of its work counts."""
+    is_expelled: bool = False
+    """By the module's owners (expulsion.py): none of its work counts until the coordinator admits it."""
     is_doubted: bool = False
     is_heard: bool = True
     """Whether its word on others' work counts."""
@@ -89,6 +101,11 @@ class Standing:
     @property
     def is_known(self) -> bool:
         return self.works > 0
+
+    @property
+    def is_out(self) -> bool:
+        """Whether none of its work counts now."""
+        return self.waits > 0 or self.is_expelled
 
     def is_on_probation(self, audited: int) -> bool:
         """Until auditors have repeated so many of its works."""
@@ -105,7 +122,9 @@ class Standing:
 
     def limits(self, audited: int) -> dict[str, str]:
         """Why it is less than full and how far, the gravest first; nothing for full standing."""
-        if self.waits:  # what else there is changes nothing meanwhile
+        if self.is_expelled:  # what else there is changes nothing meanwhile
+            return {EXPELLED: "nothing counts until the coordinator admits it"}
+        if self.waits:
             return {WAITS: f"nothing counts for {self.waits} version{'s' if self.waits > 1 else ''}"}
         found = {DOUBTED: "weighs half"} if self.is_doubted else {}
         if not self.is_heard:
@@ -118,9 +137,16 @@ class Standing:
         """The same in words."""
         return "; ".join(f"{kind}: {how}" for kind, how in self.limits(audited).items()) or "full"
 
-    def rank(self, audited: int) -> tuple[int, bool, bool, float, int]:
+    def rank(self, audited: int) -> tuple[bool, int, bool, bool, float, int]:
         """Sorts standings, the gravest one first."""
-        return -self.waits, not self.is_doubted, self.is_heard, self.weight(audited), self.repeated
+        return (
+            not self.is_expelled,
+            -self.waits,
+            not self.is_doubted,
+            self.is_heard,
+            self.weight(audited),
+            self.repeated,
+        )
 
 
 class Standings:
@@ -132,6 +158,11 @@ class Standings:
         """The versions that count its works."""
         self._found: dict[tuple[str, PeerId], list[int]] = defaultdict(list)
         """The versions with a finding of this kind."""
+        self._led: dict[PeerId, list[int]] = defaultdict(list)
+        """The versions that it has made."""
+        self._expelled: dict[PeerId, list[tuple[int, int | None]]] = defaultdict(list)
+        """The versions that expel it, with the decrees that their owners knew, and None for those that admit it."""
+        self.audited = Audited()
 
     @property
     def peers(self) -> frozenset[PeerId]:
@@ -141,28 +172,87 @@ class Standings:
 
     @property
     def waiting(self) -> list[PeerId]:
-        """Who forged work, and waits."""
+        """Who forged work, and waits or is expelled."""
         forgers = (peer for kind, peer in self._found if kind == "forged")
-        return sorted(peer for peer in forgers if self.of(peer).waits)
+        return sorted(peer for peer in forgers if self.of(peer).is_out)
+
+    def has_found(self, kind: str, peer: PeerId, version: int) -> bool:
+        """Whether this version has a finding of this kind about `peer`."""
+        return version in self._found.get((kind, peer), ())
+
+    def last_found(self, kind: str, peer: PeerId) -> int:
+        """The newest version with a finding of this kind about `peer`; 0 for none."""
+        versions = self._found.get((kind, peer))
+        return versions[-1] if versions else 0
+
+    def owners(self, audited: int, *, coordinator: PeerId) -> frozenset[PeerId]:
+        """Who led the last versions, is in full standing, and not the coordinator."""
+        lately = (peer for peer, versions in self._led.items() if versions and versions[-1] > self._head - OWNERS_OF)
+        return frozenset(peer for peer in lately if peer != coordinator and not self.of(peer).limits(audited))
+
+    def expelled(self, peer: PeerId) -> int | None:
+        """How many decrees the owners knew that expelled `peer`; None if it is not expelled."""
+        found = self._expelled.get(peer)
+        return found[-1][1] if found else None
 
     def has_worked(self, peer: PeerId) -> bool:
         """Whether any version counts work of `peer`."""
         return bool(self._worked.get(peer))
 
     def of(self, peer: PeerId) -> Standing:
-        forged, withheld = self._last("forged", peer), self._last("withheld", peer)
-        failed, contradicted = self._last("failed", peer), self._last("contradicted", peer)
+        forged, withheld = self.last_found("forged", peer), self.last_found("withheld", peer)
+        failed, contradicted = self.last_found("failed", peer), self.last_found("contradicted", peer)
         return Standing(
             works=_after(self._worked.get(peer, []), forged),
             repeated=_after(self._found.get(("repeated", peer), []), max(forged, withheld)),
             waits=max(0, forged + FORGERS_WAIT - self._head) if forged else 0,
+            is_expelled=self.expelled(peer) is not None,
             is_doubted=failed > 0 and self._head < failed + DOUBTED_FOR,
             is_heard=not contradicted or self._head >= contradicted + UNHEARD_FOR,
         )
 
-    def add(self, version: int, *, authors: Iterable[PeerId], findings: Findings | None) -> None:
-        """The next version, with the authors of what it counts."""
+    def earned(self, audited: int) -> list[tuple[int, Audit]]:
+        """The audits that earn credit, with the versions that name them, in the order of the chain. Of whoever most
+        others contradict none does of the versions in which it will not be heard, nor of as many before: nobody can
+        find out any more what it said without a look. So an audit may lose what it has earned."""
+        found, paid, works = [], Counter[PeerId](), set[str]()
+        for version, audit in self.audited.named:
+            author = self.audited.author(audit.work)
+            if author is not None and audit.work not in works:
+                if paid[author] >= self._audits_due(author, version, audited):
+                    continue
+                paid[author] += 1
+                works.add(audit.work)
+            if not self._is_contradicted(audit.by, version):
+                found.append((version, audit))
+        return found
+
+    @property
+    def next_version(self) -> int:
+        return self._head + 1
+
+    def add(
+        self,
+        version: int,
+        *,
+        authors: Iterable[PeerId],
+        findings: Findings | None,
+        works: Mapping[str, Work] | None = None,
+        audits: Iterable[Audit] = (),
+        leader: PeerId | None = None,
+        expels: tuple[PeerId, int] | None = None,
+        readmits: PeerId | None = None,
+    ) -> None:
+        """The next version, with the authors of what it counts, and their `works` by id where these are audited.
+        `expels` names a peer and the decrees that its owners knew."""
         self._head = version
+        if leader is not None:
+            self._led[leader].append(version)
+        if expels is not None:
+            self._expelled[expels[0]].append((version, expels[1]))
+        if readmits is not None:
+            self._expelled[readmits].append((version, None))
+        self.audited.add(version, audits, works=works or {})
         for peer in authors:
             self._worked[peer].append(version)
         for field in fields(Findings) if findings is not None else ():
@@ -172,8 +262,11 @@ class Standings:
     def drop_after(self, version: int) -> None:
         """The versions after this one are on the chain no more."""
         self._head = min(self._head, version)
-        for versions in (*self._worked.values(), *self._found.values()):
+        for versions in (*self._worked.values(), *self._found.values(), *self._led.values()):
             del versions[bisect_right(versions, version) :]
+        for peer, said in self._expelled.items():
+            self._expelled[peer] = [one for one in said if one[0] <= version]
+        self.audited.drop_after(version)
 
     def copy(self) -> Standings:
         """The same, to try something with."""
@@ -181,11 +274,22 @@ class Standings:
         other._head = self._head
         other._worked.update((peer, list(versions)) for peer, versions in self._worked.items())
         other._found.update((key, list(versions)) for key, versions in self._found.items())
+        other._led.update((peer, list(versions)) for peer, versions in self._led.items())
+        other._expelled.update((peer, list(said)) for peer, said in self._expelled.items())
+        other.audited = self.audited.copy()
         return other
 
-    def _last(self, kind: str, peer: PeerId) -> int:
-        versions = self._found.get((kind, peer))
-        return versions[-1] if versions else 0
+    def _audits_due(self, author: PeerId, version: int, audited: int) -> int:
+        """Works of this author whose auditors may have earned by then: its first ones, again after each version that
+        found it a forger, and a part of all."""
+        forged = {one for one in self._found.get(("forged", author), ()) if one < version}
+        worked = bisect_left(self._worked.get(author, []), version)
+        return audited * (1 + len(forged)) + worked // WORKS_PER_AUDIT
+
+    def _is_contradicted(self, peer: PeerId, version: int) -> bool:
+        found = self._found.get(("contradicted", peer), [])
+        place = bisect_left(found, version)
+        return place < len(found) and found[place] < version + UNHEARD_FOR
 
 
 def _after(versions: list[int], version: int) -> int:

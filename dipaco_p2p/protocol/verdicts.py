@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ..canonical import canonical_bytes, digest
 from ..errors import IntegrityError
 from . import gate
+from .audits import AUDITORS_MAX, AUDITS_MAX, Audit, Work
 from .documents import Contribution, Sealed, unseal
 from .gate import DRAW, Appraisal, Judged
 from .reasons import Reason
 from .signing import PeerId, public_key_of, verify
-from .standing import Standings
+from .standing import Findings, Standings
 
 APPRAISALS_MAX = 4096
 """Of one version."""
@@ -67,14 +68,45 @@ class Verdicts:
         for sealed in self._appraisals:
             if standings.of(sealed.document.author).is_heard or sealed.document.author == coordinator:
                 of_work[sealed.document.work].append(sealed.document)
-        works = {
+        works = self._works = {
             work: Judged(is_known=standings.of(found[0].of).is_known, appraisals=found)
             for work, found in of_work.items()
         }
         self._refused = gate.refused(works, coordinator=coordinator)
         self._repeated = {work for work, judged in works.items() if gate.is_repeated(judged.appraisals)}
         self._forgers = {works[work].author for work, why in self._refused.items() if why == Reason.NOT_REPEATED}
-        self.findings = gate.findings(works, self._refused)
+
+    def findings(self, counted: Mapping[str, Work]) -> Findings | None:
+        """What a version notes that counts these works, by id."""
+        repeatable = {
+            id_
+            for id_, work in self._recent(counted).items()
+            if id_ in self._works
+            and self._works[id_].author == work.author
+            and not self._standings.audited.auditors(id_)
+        }
+        return gate.findings(self._works, self._refused, repeatable=repeatable)
+
+    def audits(self, counted: Mapping[str, Work]) -> tuple[Audit, ...]:
+        """Which audits such a version names: of works that the chain counts, and of one refused work of each forger
+        that it knows. Nobody's are named again, and of too many those of the last works are left out."""
+        recent, forgers, found = self._recent(counted), set[PeerId](), list[Audit]()
+        for id_, judged in sorted(self._works.items()):
+            named, work = self._standings.audited.auditors(id_), recent.get(id_)
+            if work is None:
+                work = Work(author=judged.author, tokens=min(one.tokens for one in judged.appraisals))
+                is_forged = self._refused.get(id_) == Reason.NOT_REPEATED and judged.is_known and not named
+                if not is_forged or work.author in forgers:
+                    continue
+                forgers.add(work.author)
+            agreed = in_order(gate.agreed(judged.appraisals), id_)
+            new = [peer for peer in agreed if peer not in named and peer != work.author]
+            found += (Audit(work=id_, by=peer, tokens=work.tokens) for peer in new[: AUDITORS_MAX - len(named)])
+        return tuple(sorted(found)[:AUDITS_MAX])
+
+    def _recent(self, counted: Mapping[str, Work]) -> dict[str, Work]:
+        standings = self._standings
+        return standings.audited.recent(standings.next_version) | dict(counted)
 
     @property
     def blob(self) -> bytes:
@@ -83,7 +115,7 @@ class Verdicts:
 
     def reason(self, contribution: Contribution) -> Reason | None:
         """Why it does not count; None if it does."""
-        if contribution.author in self._forgers or self._standings.of(contribution.author).waits:
+        if contribution.author in self._forgers or self._standings.of(contribution.author).is_out:
             return Reason.NOT_REPEATED
         return self._refused.get(contribution.work)
 

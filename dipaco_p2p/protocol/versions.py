@@ -14,13 +14,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import IntegrityError
 from ..topology import ModuleId, PathId
+from .audits import Work
 from .decrees import ROLLBACK
-from .documents import Manifest, ModuleVersion, Sealed, decreed_by, document_id, is_signed
+from .documents import Manifest, ModuleVersion, Sealed, Share, decreed_by, document_id, is_signed
 from .signing import PeerId
 from .standing import Standings
 
@@ -93,8 +94,10 @@ def _check_rollback(version: ModuleVersion, name: str, manifest: Manifest) -> No
     decree = version.rollback.decree
     if version.update is not None or version.state is None or version.shares or version.is_fresh:
         raise IntegrityError(f"{name} is a rollback, and names an update, contributions, or no state")
-    if version.clip_norm is not None:
-        raise IntegrityError(f"{name} is a rollback, and names a norm to clip at")
+    if version.expels is not None or version.readmits is not None:
+        raise IntegrityError(f"{name} is a rollback, and expels or readmits somebody")
+    if version.clip_norm is not None or version.audits:
+        raise IntegrityError(f"{name} is a rollback, and names a norm to clip at, or audits")
     said = (decree.act, decree.stage, decree.module, decree.run)
     run = manifest.origin or version.run
     if said != (ROLLBACK, version.run, version.module, run) or not decree.after < version.version:
@@ -156,6 +159,7 @@ class Tally:
             if share.base_version < self.base_min:
                 raise IntegrityError(f"{share.contribution[:8]} began from what was rolled back of {version.module}")
             fresh.add(base)
+        self._check_audits(version)
         if version.rollback is not None:
             decree = version.rollback.decree
             if decree.number <= self.rolled_back_by or self.digest(decree.to) != version.digest:
@@ -167,10 +171,24 @@ class Tally:
             self.counted[share.contribution] = version.version
             self._bases[share.peer, share.path, share.base_version] = share.contribution
         authors = (share.peer for share in version.shares)
-        self.standings.add(version.version, authors=authors, findings=version.findings)
+        self.standings.add(
+            version.version,
+            authors=authors,
+            findings=version.findings,
+            works=works_of(version.shares),
+            audits=version.audits,
+            leader=version.author,
+            expels=None if version.expels is None else (version.expels.peer, version.expels.decrees),
+            readmits=None if version.readmits is None else version.readmits.decree.peer,
+        )
         self._digests |= {version.version - 1: version.parent, version.version: version.digest}
         if version.rollback is not None:
             self._rollbacks[version.version] = version.rollback.decree.number
+
+    def _check_audits(self, version: ModuleVersion) -> None:
+        forgers = len(set(version.findings.forged)) if version.findings is not None else 0
+        works = works_of(version.shares)
+        self.standings.audited.check(version.version, version.audits, works=works, forgers=forgers)
 
     def copy(self) -> Tally:
         """The same, to try something with."""
@@ -186,6 +204,11 @@ class Tally:
         self.standings.drop_after(version)
         self._digests = {number: digest for number, digest in self._digests.items() if number <= version}
         self._rollbacks = {number: decree for number, decree in self._rollbacks.items() if number <= version}
+
+
+def works_of(shares: Iterable[Share]) -> dict[str, Work]:
+    """What a version with these shares counts, by the id of the work, where they name it."""
+    return {share.work: Work(author=share.peer, tokens=share.tokens) for share in shares if share.work}
 
 
 def check_chain(versions: Sequence[Sealed[ModuleVersion]], manifest: Manifest, module: ModuleId) -> None:

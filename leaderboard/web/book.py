@@ -10,6 +10,7 @@ from typing import TypeVar
 from dipaco_p2p.protocol.decrees import BAN, FREEZE
 
 from ..model import (
+    AuditRow,
     CheckRow,
     ContributorRow,
     DecreeRow,
@@ -181,6 +182,10 @@ class Book:
     def credited(self, peer: str) -> tuple[Credited, ...]:
         """Every share that makes the figures of `peer` up, the newest first."""
         return tuple((row, share) for row in self.newest for share in row.shares if share.peer == peer)
+
+    def audits(self, peer: str) -> tuple[tuple[VersionRow, AuditRow], ...]:
+        """Those by `peer` that earn credit, the newest first."""
+        return tuple((row, one) for row in self.newest for one in row.audits if one.peer == peer and one.credit)
 
     def _address(self, stage: str, module: object, version: int) -> str:
         name = self.stage_name(stage)

@@ -199,6 +199,7 @@ class Site:
         if row is None:
             return None
         credited, losses = self._book.credited(peer), self._book.losses_of_peers.get(peer, ())
+        audits = self._book.audits(peer)
         return self._list(
             "contributor",
             credited,
@@ -206,6 +207,7 @@ class Site:
             f"contributors/{peer}",
             row=row,
             credit=sum(share.credit for _, share in credited),
+            audits=audits[:ROWS],
             losses=losses[:ROWS],
             losses_all=len(losses),
             nav="contributors",

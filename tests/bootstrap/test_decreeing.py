@@ -23,6 +23,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.decrees import REASON_CHARS_MAX
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.standing import Findings
 from dipaco_p2p.swarm.identity import write
 from dipaco_p2p.use.folder import RunFolder
 
@@ -72,6 +73,14 @@ async def test_each_act_is_signed_logged_and_listed(tmp_path: Path) -> None:
         assert f"further seed nodes: ...{signer(71).peer[-6:]}" in said[-1]
         assert said[-1].endswith(f"names hidden: ...{signer(71).peer[-6:]}")
         assert [sealed.document.author for sealed in decrees.log] == [COORDINATOR.peer] * len(orders)
+
+
+async def test_whom_a_modules_owners_have_expelled_the_coordinator_admits_unbanned(tmp_path: Path) -> None:
+    async with in_a_run(tmp_path) as (decreeing, decrees, _):
+        standings, peer = decreeing._ledgers[MODULE].standings, signer(91).peer
+        standings.add(standings.next_version, authors=[], findings=Findings(forged=(peer,)), expels=(peer, 0))
+        assert decreeing.issue(Order(act="admit", peer=f"...{peer[-6:]}"), at_s=1.0)["peer"] == peer
+        assert decrees.count == 1
 
 
 async def test_what_makes_no_sense_is_refused_and_nothing_is_written(tmp_path: Path) -> None:

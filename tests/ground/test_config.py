@@ -151,7 +151,7 @@ def test_no_module_is_shared_by_more_paths_than_a_version_can_count() -> None:
         LevelConfig(modules=21, blocks=1),
         LevelConfig(modules=21, blocks=1),
     ]
-    with pytest.raises(ConfigError, match="441 paths go through one module, limit 440"):
+    with pytest.raises(ConfigError, match="441 paths go through one module, limit 384"):
         RunConfig(model=ModelConfig(levels=tuple(wide)))
 
 

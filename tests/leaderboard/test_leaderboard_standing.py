@@ -6,15 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leaderboard_harness import LEADER, MODULE, NOW_S, STRANGER, WORKER, Bench
+import pytest
+from leaderboard_harness import LEADER, MIRROR, MODULE, NOW_S, STRANGER, WORKER, Bench
 
 from dipaco_p2p.config import JudgingConfig
+from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.documents import seal
 from dipaco_p2p.protocol.standing import Findings
 from leaderboard.model import ContributorRow, Snapshot
 from leaderboard.snapshot import Inputs, take_snapshot
 
 AUDITED = JudgingConfig(audited=2)
+AUDITORS = sorted((STRANGER.peer, MIRROR.peer))
 FORGED = Findings(forged=(STRANGER.peer,), failed=(WORKER.peer,))
 REPEATED = Findings(repeated=(WORKER.peer,))
 
@@ -51,6 +54,39 @@ def test_works_of_all_stages_are_counted_and_only_the_open_one_says_how_a_peer_s
     worker, forger = (of(snapshot, peer) for peer in (WORKER.peer, STRANGER.peer))
     assert (worker.repeated, worker.standing) == (2, "full")
     assert (forger.forged, forger.standings, forger.standing) == (1, (), "")
+
+
+def test_audits_are_part_of_the_credit_and_those_that_are_contradicted_are_not(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, judging=AUDITED)
+    versions, _ = bench.chain(3)
+    works = [sealed.document.shares[0] for sealed in versions]
+    audits = [tuple(Audit(work=share.work, by=peer, tokens=share.tokens) for share in works[:1]) for peer in AUDITORS]
+    named = (
+        replace(versions[0].document, audits=audits[0]),
+        replace(versions[1].document, audits=audits[1]),
+        replace(versions[2].document, findings=Findings(contradicted=(AUDITORS[0],))),
+    )
+    bench.take(*(seal(LEADER, document) for document in named[:2]))
+    assert bench.refused == {}
+    credit = bench.row(1).shares[0].credit
+    for peer in AUDITORS:
+        row = of(bench.snapshot(), peer)
+        assert (row.credit, row.audit_credit, row.audits, row.contributions) == (credit, credit, 1, 0)
+    assert bench.snapshot().credit_total == pytest.approx(4 * credit)
+    bench.take(*(seal(LEADER, document) for document in named))
+    assert [audit.credit for number in (1, 2) for audit in bench.row(number).audits] == [0.0, credit]
+    assert [row.peer for row in bench.snapshot().contributors if row.audits] == [AUDITORS[1]]
+    assert bench.snapshot().credit_total == pytest.approx(4 * credit)
+
+
+def test_a_leader_that_names_an_audit_again_is_refused(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, judging=AUDITED)
+    versions, _ = bench.chain(2)
+    [share] = versions[0].document.shares
+    audits = (Audit(work=share.work, by=AUDITORS[0], tokens=share.tokens),)
+    bench.take(*(seal(LEADER, replace(sealed.document, audits=audits)) for sealed in versions))
+    assert bench.stage.chains[MODULE].head.version == 1 and sum(bench.refused.values()) == 1
+    assert of(bench.snapshot(), AUDITORS[0]).audits == 1
 
 
 def test_where_nobody_audits_everybody_stands_in_full(tmp_path: Path) -> None:

@@ -88,11 +88,15 @@ def test_a_table_of_several_pages_has_each_row_once() -> None:
     assert first.headers["link"] == '<contributions.csv?page=2>; rel="next"'
 
 
-def test_credit_of_contributors_is_the_sum_over_the_contributions(client: TestClient) -> None:
-    shares, peers = all_rows(client, "contributions"), all_rows(client, "contributors")
+def test_credit_of_contributors_is_the_sum_over_contributions_and_audits(client: TestClient) -> None:
+    shares, audits = all_rows(client, "contributions"), all_rows(client, "audits")
+    peers = all_rows(client, "contributors")
     [overview] = all_rows(client, "overview")
     for row in peers:
-        assert row["credit"] == pytest.approx(sum(each["credit"] for each in shares if each["peer"] == row["peer"]))
+        credits = [sum(each["credit"] for each in rows if each["peer"] == row["peer"]) for rows in (shares, audits)]
+        assert row["credit"] == pytest.approx(sum(credits)) and row["audit_credit"] == pytest.approx(credits[1])
+        assert row["audits"] == sum(each["peer"] == row["peer"] for each in audits)
+    assert sum(row["audits"] for row in peers) == len(audits) > 0
     assert overview["credit_total"] == pytest.approx(sum(row["credit"] for row in peers))
 
 

@@ -108,6 +108,9 @@ def test_every_line_that_makes_up_the_credit_of_a_contributor_is_on_its_page(cli
     for version in SMALL.versions:
         for share in version.shares:
             assert (share.contribution[:8] in text) == (share.peer == row.peer)
+        for audit in version.audits:
+            assert (audit.work[:8] in text) == (audit.peer == row.peer)
+    assert row.audits == 1 and f"of it {row.audit_credit:,.0f} for 1 audit" in text
     assert f"{row.credit:,.0f}" in text and row.peer in text
 
 

@@ -19,7 +19,7 @@ from leaderboard.web.export import export_site
 from leaderboard.web.query import ROWS
 
 [FORGER] = [row for row in SMALL.contributors if row.forged]
-LATER = {"contributors": ["name", "team"]}
+LATER = {"contributors": ["name", "team", "audits", "audit_credit"], "versions": ["audits"]}
 """Columns that came after those for findings."""
 [FOUND] = [row for row in SMALL.versions if row.findings.forged]
 
@@ -91,7 +91,7 @@ def test_a_long_list_of_findings_is_cut_and_says_so() -> None:
 def test_what_each_standing_means_is_said_once_for_all(client: TestClient) -> None:
     page = client.get("/run").text
     [said] = re.findall(r'<section id="standing">(.*?)</section>', page, re.DOTALL)
-    assert re.findall(r"<dt>(.*?)</dt>", said) == ["full", "on probation", "not heard", "doubted", "waits"]
+    assert re.findall(r"<dt>(.*?)</dt>", said) == ["full", "on probation", "not heard", "doubted", "waits", "expelled"]
     assert f"For {DOUBTED_FOR} versions its work" in said and f"For {FORGERS_WAIT} versions none" in said
     for address in ("/contributors", f"/contributors/{FORGER.peer}", address_of(FOUND)):
         assert 'href="/run#standing"' in client.get(address).text

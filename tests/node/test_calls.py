@@ -18,6 +18,7 @@ from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.node import calls
 from dipaco_p2p.node.calls import CALLS
 from dipaco_p2p.node.items import CheckPage, Page
+from dipaco_p2p.protocol.decrees import DECREES_MAX
 from dipaco_p2p.protocol.documents import (
     BlobRef,
     Contribution,
@@ -240,6 +241,13 @@ CASES = {
             wrong={"work": ("zz", ID[:-1])},
         ),
         Case(
+            request=calls.GetVote(**OF_MODULE, peer=BOB.peer, found=3, decrees=2),
+            header=SHOWN | {"peer": BOB.peer, "found": 3, "decrees": 2},
+            reply=calls.Voted(signature="ab" * 64),
+            replied={"signature": "ab" * 64},
+            wrong={"peer": ("nobody", ""), "found": (0, -1), "decrees": (-1, DECREES_MAX + 1)},
+        ),
+        Case(
             request=calls.Take(module=MODULE, mandate=(GRANT,)),
             header={"module": "L0.M1", "mandate": [GRANT.to_dict()]},
         ),
@@ -326,7 +334,7 @@ def unsound(kind: Any, header: dict[str, Any], more: dict[str, tuple[Any, ...]])
 
 
 def test_every_call_has_a_case() -> None:
-    assert CASES.keys() == CALLS.keys() and len(CALLS) == 32
+    assert CASES.keys() == CALLS.keys() and len(CALLS) == 33
 
 
 @pytest.mark.parametrize("method", CASES)

@@ -5,89 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from judging_scene import GOOD, MODULE, OTHER_PATH, PATH, Scene, judged_config
+from audit_scene import OFF, SAME, Auditors, AuditScene
+from judging_scene import GOOD, MODULE, OTHER_PATH, PATH, judged_config
 from runtime_harness import TinyLeader, World, claim
 from virtual_time import eventually, play
 
-from bootstrap.archives.verify import verify_run
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.calls import GetDraw
 from dipaco_p2p.node.node import Member, ask
 from dipaco_p2p.owner import trials
+from dipaco_p2p.owner.judge import Judge
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.trials import Trials
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, Recipe, Sealed, seal
-from dipaco_p2p.protocol.gate import DRAW, NOTHING_GIVEN, Repetition
+from dipaco_p2p.protocol.documents import Contribution, Sealed, seal
+from dipaco_p2p.protocol.gate import DRAW, NOTHING_GIVEN, Appraisal
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.rounds import Entry
-from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.standing import FORGERS_WAIT, PROBATION_WEIGHT, Findings, Standing
 from dipaco_p2p.protocol.versions import Known
 from dipaco_p2p.topology import ModuleId
 from simulation.training import toy_gains
 
 OTHER_MODULE = ModuleId(2, 0)
-SAME, OFF = Repetition(cosine=1.0, ratio=1.0, moments=1.0), Repetition(cosine=0.5, ratio=1.0, moments=1.0)
-
-
-@dataclass
-class Auditors:
-    """What all of them come to, once they may."""
-
-    found: dict[PeerId, Repetition] = field(default_factory=dict)
-    """By author; the same as its own for others."""
-    may_end: asyncio.Event = field(default_factory=asyncio.Event)
-    asked: list[Contribution] = field(default_factory=list)
-    lazy_calls: int = 0
-    """So many of them say "the same" without a look."""
-
-    async def __call__(self, work: Contribution, *parts: Any) -> Repetition:
-        self.asked.append(work)
-        await self.may_end.wait()
-        if self.lazy_calls > 0:
-            self.lazy_calls -= 1
-            return SAME
-        return self.found.get(work.author, SAME)
-
-
-class AuditScene(Scene):
-    auditors: Auditors
-
-    async def work(self, author: Member, size: float, **how: Any) -> Sealed[Contribution]:
-        document = (await super().work(author, size, **how)).document
-        recipe = Recipe(round=document.base_version, place=0, replicas=1)
-        state = BlobRef.of(b"a state")
-        return seal(author.swarm.signer, replace(document, recipe=recipe, state=state))
-
-    async def forger(self, number: int = 60) -> Member:
-        """An author to whose work all auditors come to something else, at once."""
-        author = await self.author(number)
-        self.auditors.found[author.swarm.peer] = OFF
-        self.auditors.may_end.set()
-        return author
-
-    def findings(self, version: int) -> Findings | None:
-        return self.leader.chain.ledger.versions[version - 1].document.findings
-
-    def authors_of(self, version: int) -> set[str]:
-        return {share.peer for share in self.leader.chain.ledger.versions[version - 1].document.shares}
-
-    async def audited(self) -> None:
-        """An audit of a work that counts is over."""
-        await eventually(lambda: any(audit.found for audit in self.owner.trials._audits.values()))
-
-    async def verified(self) -> None:
-        """The archive has made every version again, and anybody can."""
-        world, head = self.world, self.owner.head.version
-        await eventually(lambda: world.seed.archive.ledgers[MODULE].head.version == head)
-        assert not [
-            one.problem for one in verify_run(self.run, world.seed.node.store, world.seed.archive) if one.problem
-        ]
 
 
 @pytest.fixture
@@ -139,6 +83,51 @@ def test_a_round_waits_for_the_audit_of_a_newcomer(audit_scene: Play) -> None:
         await on.version(1)
         assert on.findings(1) == Findings(repeated=(author.swarm.peer,))
 
+    audit_scene(act)
+
+
+def test_versions_name_the_auditors_of_what_they_count_and_of_what_ended_since_each_once(
+    audit_scene: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(on: AuditScene) -> None:
+        author, ledger = await on.author(60), on.leader.chain.ledger
+        await trusted(on, author)
+        [share], audits = on.owner.head.shares, on.owner.head.audits
+        assert {one.work for one in audits} == {share.work} and {one.tokens for one in audits} == {share.tokens}
+        assert len(audits) == 2 and not {one.by for one in audits} & {author.swarm.peer, on.leader.peer}
+        late = await on.push(author, GOOD)
+        await on.version(2)
+        assert on.owner.head.audits == ()
+        on.auditors.may_end.set()
+        await on.audited()
+        for number in (3, 4, 5):
+            await on.push(author, GOOD)
+            await on.version(number)
+        named = [(version, one.work) for version, one in ledger.standings.audited.named]
+        [share] = [one for one in ledger.versions[1].document.shares if one.contribution == late]
+        assert [version for version, work in named if work == share.work] == [3, 3]
+        assert len({(one.work, one.by) for _, one in ledger.standings.audited.named}) == len(named)
+        await on.verified()
+
+    monkeypatch.setattr(trials, "AGAIN", 1.0)
+    audit_scene(act)
+
+
+def test_nobody_names_itself_an_auditor(audit_scene: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: a judge that is only asked to measure says that it has repeated the work as well."""
+
+    async def eager(self: Judge, contribution: Contribution, *, is_audit: bool = False) -> Sealed[Appraisal]:
+        return seal(self._node.swarm.signer, replace((await measure(self, contribution)).document, repeated=SAME))
+
+    async def act(on: AuditScene) -> None:
+        sealed, judge = await on.work(await on.author(60), GOOD), on.world.leaders[1].peer
+        await on.push(await on.author(61), GOOD)
+        monkeypatch.setattr(Judge, "appraise", eager)
+        ask, until_s = on.owner.trials._appraised, on.leader.node.clock.now_s() + 60.0
+        assert await ask(judge, sealed, until_s) is None
+        assert await ask(judge, sealed, until_s, is_audit=True) is not None
+
+    measure = Judge.appraise
     audit_scene(act)
 
 

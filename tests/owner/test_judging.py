@@ -23,7 +23,10 @@ from dipaco_p2p.node.node import Member, ask
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.judge import Measure, drawn, mean_and_error, measured_gains
 from dipaco_p2p.owner.version import Admitted, make_again
+from dipaco_p2p.protocol.audits import Audit
+from dipaco_p2p.protocol.decrees import ADMIT, Decree
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, seal
+from dipaco_p2p.protocol.expulsion import Expulsion, Readmission, Vote
 from dipaco_p2p.protocol.gate import DRAW, GAIN_MAX, Appraisal
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import Signer
@@ -233,8 +236,8 @@ def test_a_version_that_counts_refused_work_is_made_again_by_nobody(tmp_path: Pa
         version, _ = version_of(run, leader, [(sealed, payload)], term=1)
         again = [Admitted(sealed, lambda: run.read_contribution(payload, MODULE))]
 
-        def make(standings: Standings, *, findings: Findings | None) -> object:
-            told = replace(version.document, appraisals=BlobRef.of(blob), findings=findings)
+        def make(standings: Standings, *, findings: Findings | None, **says: Any) -> object:
+            told = replace(version.document, appraisals=BlobRef.of(blob), findings=findings, **says)
             parent, state = genesis_version(run.manifest, MODULE), OuterState.fresh(initial()[0][1].copy())
             norms = run.norms(MODULE, [])
             return make_again(run, parent, state, again, told, norms=norms, standings=standings, appraisals=blob)
@@ -246,6 +249,16 @@ def test_a_version_that_counts_refused_work_is_made_again_by_nobody(tmp_path: Pa
         make(known, findings=None)  # it is all whom the chain knows: then the run has a problem, and not the peer
         with pytest.raises(IntegrityError, match="does not follow"):
             make(known, findings=Findings(forged=(author.peer,)))
+        with pytest.raises(IntegrityError, match="does not follow"):  # the judge has repeated nothing
+            make(known, findings=None, audits=(Audit(work=document.work, by=judge.peer, tokens=document.tokens),))
+        vote = Vote(owner=leader.peer, signature="ab" * 64)
+        with pytest.raises(IntegrityError, match="does not wait"):  # whom nobody has found a forger
+            make(known, findings=None, expels=Expulsion(peer=author.peer, found=1, votes=(vote,)))
+        decree = Decree(
+            run=run.origin, number=1, previous="", at_s=0.0, act=ADMIT, reason="", peer=author.peer, author=judge.peer
+        )
+        with pytest.raises(IntegrityError, match="readmission"):
+            make(known, findings=None, readmits=Readmission(decree=decree, signature="ab" * 64))
 
     scene(tmp_path, act)
 

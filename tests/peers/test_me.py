@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -17,6 +18,7 @@ from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.credit import share_credit
 from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.liveness import Heartbeat
@@ -26,6 +28,7 @@ from dipaco_p2p.topology import ModuleId
 from peers.me import (
     Chains,
     ModuleAccount,
+    _print_sum,
     _table,
     account,
     explained,
@@ -120,6 +123,23 @@ def test_the_standing_follows_from_what_each_chain_found(archive: tuple[Run, Cha
     found = {one.module: one.standing for one in account(run, {**chains, **changed}, [], {}, me)}
     assert found[first].waits == 7 and found[second] == replace(found[second], repeated=1, is_doubted=True)
     assert {found[module].describe(0) for module in list(chains)[2:]} == {"full"}
+
+
+def test_audits_of_others_work_are_part_of_the_credit(archive: tuple[Run, Chains]) -> None:
+    run, chains = archive
+    module, me = next(iter(chains)), signer(99).peer
+    first, second = chains[module]
+    share = replace(first.shares[0], work="ab" * 32)
+    audits = (Audit(work=share.work, by=me, tokens=share.tokens),)
+    changed = {**chains, module: [replace(first, shares=(share, *first.shares[1:])), replace(second, audits=audits)]}
+    config = replace(run.config, judging=JudgingConfig(audited=10))
+    trusting = SimpleNamespace(config=config, tokens_full=run.tokens_full)
+    found = {one.module: one for one in account(cast(Run, trusting), changed, [], {}, me)}[module]
+    worth = share_credit(share.tokens, tokens_full=run.tokens_full, levels=len(run.config.model.levels))
+    assert found.credit == found.audit_credit == worth and [one.version for one in found.audited] == [2]
+    shown = io.StringIO()
+    _print_sum([found], run, Console(width=200, file=shown), now_s=0.0)
+    assert f"of it {worth:,.0f} for 1 audit: works of others" in shown.getvalue()
 
 
 def test_the_table_says_the_standing_in_each_module(tmp_path: Path) -> None:

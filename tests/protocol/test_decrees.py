@@ -10,6 +10,7 @@ from version_harness import COORDINATOR, GENESIS, LEADER, MANIFEST, MODULE, blob
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.decrees import (
     ACTS,
     DECREES_MAX,
@@ -21,6 +22,7 @@ from dipaco_p2p.protocol.decrees import (
     decreed,
 )
 from dipaco_p2p.protocol.documents import DOCUMENT_BYTES_MAX, ModuleVersion, document_id, seal, unseal
+from dipaco_p2p.protocol.expulsion import Expulsion
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.versions import Tally, check_chain, check_successor
 from dipaco_p2p.strict import plain
@@ -178,6 +180,8 @@ def test_a_rollback_follows_as_any_version_and_brings_earlier_parameters_back() 
         ({"shares": shares("a")}, "contributions"),
         ({"is_fresh": True}, "contributions"),
         ({"clip_norm": 1.0}, "clip"),
+        ({"expels": Expulsion(peer=LEADER.peer, found=1, votes=())}, "expels"),
+        ({"audits": (Audit(work="ab" * 32, by=COORDINATOR.peer, tokens=1),)}, "audits"),
         ({"weight": 7}, "weighs"),
     ],
 )

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_run import signer
 from version_harness import COORDINATOR, LEADER, MANIFEST, MODULE, PATH, SHARDS, child
 
 from dipaco_p2p import strict
 from dipaco_p2p.canonical import canonical_bytes, digest
 from dipaco_p2p.config import SHARES_MAX
 from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.protocol.audits import AUDITS_MAX, Audit
+from dipaco_p2p.protocol.decrees import ADMIT, REASON_CHARS_MAX, Decree
 from dipaco_p2p.protocol.documents import (
     CUSTODY_MAX,
     DOCUMENT_BYTES_MAX,
@@ -39,6 +42,7 @@ from dipaco_p2p.protocol.documents import (
     seal,
     unseal,
 )
+from dipaco_p2p.protocol.expulsion import VOTES_MAX, Expulsion, Readmission, Vote
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.standing import FINDINGS_MAX, Findings
 from dipaco_p2p.topology import PathId
@@ -213,9 +217,30 @@ def test_a_version_of_all_places_fits_whatever_its_shares_say() -> None:
         norm=1.2345678901234567e-200,
         loss=-1.2345678901234567e-200,
         state=BlobRef(digest=digest(b"state"), size=VALUES_MAX),
+        work=digest(b"work"),
     )
+    audits = (Audit(work=share.work, by=ALICE.peer, tokens=VALUES_MAX),) * AUDITS_MAX
     findings = Findings.of(repeated=[ALICE.peer] * FINDINGS_MAX)
-    full = dataclasses.replace(VERSION, shares=(share,) * SHARES_MAX, findings=findings)
+    votes = tuple(sorted((Vote(owner=signer(n).peer, signature="ab" * 64) for n in range(VOTES_MAX)), key=str))
+    expels = Expulsion(peer=ALICE.peer, found=VALUES_MAX, decrees=1024, votes=votes)
+    decree = Decree(
+        run=RUN,
+        number=1024,
+        previous=RUN,
+        at_s=1.2345678901234567e9,
+        act=ADMIT,
+        reason="\U0001f600" * REASON_CHARS_MAX,
+        peer=BOB.peer,
+        author=ALICE.peer,
+    )
+    full = dataclasses.replace(
+        VERSION,
+        shares=(share,) * SHARES_MAX,
+        findings=findings,
+        audits=audits,
+        expels=expels,
+        readmits=Readmission(decree=decree, signature="ab" * 64),
+    )
     assert unseal(ModuleVersion, wire(full))
     body = wire(full)["document"]
     with pytest.raises(IntegrityError, match="limit"):

@@ -11,6 +11,7 @@ from tiny_run import signer
 
 from dipaco_p2p.canonical import canonical_bytes, digest
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.protocol.audits import Work
 from dipaco_p2p.protocol.documents import Contribution, Sealed, seal
 from dipaco_p2p.protocol.gate import (
     DRAW,
@@ -172,7 +173,7 @@ def test_a_round_is_judged_again_from_its_blob() -> None:
     said = [seal(judge, appraisal(BAD, judge=judge)) for judge in JUDGES]
     strange, known = verdicts_of(read_appraisals(encode_appraisals(said))), verdicts_of(said, known=True)
     assert (strange.reason(ITS), known.reason(ITS)) == (Reason.HARMFUL, None)  # it is all whom the chain knows
-    assert strange.findings == Findings(failed=(AUTHOR.peer,)) and known.findings is None
+    assert strange.findings({}) == Findings(failed=(AUTHOR.peer,)) and known.findings({}) is None
     assert strange.blob == known.blob == encode_appraisals(said)
 
 
@@ -289,7 +290,7 @@ def test_when_most_of_a_round_comes_out_different_machines_do_and_nobody_is_refu
 def test_a_version_notes_what_auditors_found(found: tuple[Repetition | None, ...], kind: str | None) -> None:
     works = zip(JUDGES, audited(*found).appraisals, strict=False)
     said = [seal(judge, appraisal) for judge, appraisal in works]
-    findings = verdicts_of(said, known=True).findings
+    findings = verdicts_of(said, known=True).findings({WORK: Work(author=AUTHOR.peer, tokens=100)})
     assert (findings and replace(findings, contradicted=())) == (Findings(**{kind: (AUTHOR.peer,)}) if kind else None)
     failed = [judge.peer for judge, one in zip(JUDGES, found, strict=False) if one not in (SAME, None)]
     assert auditors_against(AUTHOR.peer, said) == sorted(failed)
@@ -311,7 +312,7 @@ def test_who_is_contradicted_by_most_auditors_is_not_heard_later(
     found: tuple[Repetition | None, ...], wrong: tuple[int, ...]
 ) -> None:
     works = zip(JUDGES, audited(*found).appraisals, strict=False)
-    findings = verdicts_of([seal(judge, one) for judge, one in works], known=True).findings
+    findings = verdicts_of([seal(judge, one) for judge, one in works], known=True).findings({})
     assert (findings.contradicted if findings else ()) == tuple(JUDGES[place].peer for place in wrong)
 
 

@@ -68,6 +68,53 @@ def test_a_copy_and_its_original_count_no_more_than_one(tokens: tuple[int, int],
 
 
 @pytest.mark.parametrize(
+    ("audits", "found"),
+    [
+        (((("one", "x"),), (("two", "x"), ("one", "y"))), set()),
+        (((("one", "x"),), (("one", "x"),)), {2}),
+        (((), (("three", "x"),)), {2}),
+        (((("one", "id-anna"),), ()), {2}),
+        (((), (("one", "id-anna"),)), {2}),
+    ],
+    ids=["each once", "twice", "of no work", "its own", "its own, later"],
+)
+def test_who_repeats_a_work_is_named_once(audits: tuple[tuple[tuple[str, str], ...], ...], found: set[int]) -> None:
+    chain = (
+        link(1, counted("one", work="one"), audits=audits[0]),
+        link(2, counted("two", base=1, base_digest="digest-1", work="two"), audits=audits[1]),
+    )
+    assert promises(good(chains={MODULE: chain})) == found
+
+
+@pytest.mark.parametrize(
+    ("leaders", "voters", "found", "broken"),
+    [
+        ("abcde", "abcd", "z", set()),
+        ("abcde", "abc", "z", {2}),
+        ("abcda", "abcd", "z", {2}),
+        ("abcde", "abcf", "z", {2}),
+        ("abcde", "abcde", "y", {2}),
+    ],
+    ids=["four of five", "three of five", "four owners", "a stranger votes", "nothing was found"],
+)
+def test_owners_expel_together(leaders: str, voters: str, found: str, broken: set[int]) -> None:
+    links = [
+        link(number, counted(f"{number}", base=number - 1, base_digest=f"digest-{number - 1}"), leader=leader)
+        for number, leader in enumerate(leaders, 1)
+    ]
+    links[0] = replace(links[0], counts=(counted("1"),), found=frozenset(found))
+    last = counted("6", base=5, base_digest="digest-5")
+    chain = (*links, link(6, last, leader="a", expels="z", voters=frozenset(voters)))
+    assert promises(good(chains={MODULE: chain}, events=(), rounds=6)) == broken
+
+
+def test_who_finds_a_forger_is_named_for_work_that_does_not_count() -> None:
+    for found in (frozenset[str](), frozenset({"z"})):
+        second = link(2, counted("two", base=1, base_digest="digest-1"), audits=(("forged", "x"),), found=found)
+        assert promises(good(chains={MODULE: (link(1, counted("one")), second)})) == (set() if found else {2})
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"base": 3, "base_digest": ""},

@@ -7,7 +7,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby, pairwise
 
@@ -189,7 +189,7 @@ class Cell:
 
     row: ModuleRow
     kind: str
-    """`newest`, `behind` (by one round), `late` (by more), or `alone`: nobody leads it."""
+    """`newest`, `behind` (by one round), `late` (by more), or `alone`: it goes on, and nobody leads it."""
     x: float
     y: float
     width: float
@@ -225,9 +225,13 @@ def grid(book: Book) -> Grid | None:
     levels = [list(rows) for _, rows in groupby(book.snapshot.modules, key=lambda row: row.module.level)]
     if not levels or max(map(len, levels)) > MODULES_MAX:
         return None
-    newest = max(row.version for row in book.snapshot.modules)
+    newest, is_over = max(row.version for row in book.snapshot.modules), book.snapshot.state == "complete"
     width = min(WIDTH, max(NARROW, (CELL_WIDTH_MAX + CELL_ROOM) * max(map(len, levels))))
-    cells = {cell.row.module: cell for place, rows in enumerate(levels) for cell in _cells(rows, place, newest, width)}
+    cells = {
+        cell.row.module: cell if cell.row.leader or is_over else replace(cell, kind="alone")
+        for place, rows in enumerate(levels)
+        for cell in _cells(rows, place, newest, width)
+    }
     lines: dict[tuple[ModuleId, ModuleId], bool] = {}
     for row in book.snapshot.paths:
         for pair in pairwise(row.path.modules()):
@@ -254,7 +258,7 @@ def _cells(rows: Sequence[ModuleRow], place: int, newest: int, picture: int) -> 
     room = picture / len(rows)
     width = min(room - CELL_ROOM, CELL_WIDTH_MAX)
     for number, row in enumerate(rows):
-        kind = "alone" if row.leader is None else ("newest", "behind", "late")[min(newest - row.version, 2)]
+        kind = ("newest", "behind", "late")[min(newest - row.version, 2)]
         x = room * (number + 0.5) - width / 2
         yield Cell(row=row, kind=kind, x=round(x, 1), y=1 + place * LEVEL_HEIGHT, width=round(width, 1))
 

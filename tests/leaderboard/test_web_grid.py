@@ -44,6 +44,11 @@ def test_a_module_is_coloured_by_how_far_it_is_behind_and_by_who_leads_it() -> N
     assert found == {"L0.M0": "behind", "L0.M1": "newest", "L1.M0": "late", "L1.M1": "alone"}
 
 
+def test_in_a_run_that_is_complete_nobody_needs_to_lead() -> None:
+    rows = with_grid(2, changed={ModuleId(1, 1): {"leader": None}})
+    assert set(kinds(replace(rows, state="complete")).values()) == {"newest"}
+
+
 @pytest.mark.parametrize(("width", "levels"), [(1, 1), (2, 2), (16, 2), (5, 3), (MODULES_MAX, 2)])
 def test_no_cell_overlaps_another_or_leaves_the_picture(width: int, levels: int) -> None:
     one = replace(SMALL, modules=SMALL.modules[:1], paths=())

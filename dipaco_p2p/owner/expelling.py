@@ -16,20 +16,18 @@ from ..errors import DipacoError, IntegrityError, Refused
 from ..node.calls import GetVote
 from ..node.node import ask
 from ..protocol.decrees import ADMIT
-from ..protocol.documents import Sealed, is_signed
 from ..protocol.expulsion import (
     Charge,
     Expulsion,
     Readmission,
     Vote,
     check_charge,
-    check_expulsion,
-    check_readmission,
     needed,
 )
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
 from .chain import ModuleChain
+from .version import check_expels, check_readmits
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +87,7 @@ class Expelling:
         expels, readmits = self._expulsion, self._readmission()
         try:
             if expels is not None:
-                charge, coordinator = expels.charge(run=run.id, module=ledger.module), run.manifest.author
-                check_expulsion(expels, charge, ledger.standings, audited=run.config.audited, coordinator=coordinator)
+                check_expels(run, ledger.module, expels, ledger.standings)
         except IntegrityError as error:  # the chain went on meanwhile
             log.info("%s: ...%s is not expelled: %s", ledger.module, short(expels.peer) if expels else "", error)
             expels = self._expulsion = None
@@ -104,8 +101,7 @@ class Expelling:
             peer = sealed.document.peer
             if sealed.document.act == ADMIT and peer is not None and standings.expelled(peer) is not None:
                 try:
-                    coordinator, is_decreed = run.manifest.author, is_signed(Sealed(shown.decree, shown.signature))
-                    check_readmission(shown, standings, run=run.origin, coordinator=coordinator, is_signed=is_decreed)
+                    check_readmits(run, shown, standings)
                 except IntegrityError:  # the owners knew it
                     continue
                 return shown

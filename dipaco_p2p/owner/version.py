@@ -284,7 +284,10 @@ def make_again(
         expels=version.expels,
         readmits=version.readmits,
     )
-    _check_owners_word(run, version, standings)
+    if version.expels is not None:
+        check_expels(run, version.module, version.expels, standings)
+    if version.readmits is not None:
+        check_readmits(run, version.readmits, standings)
     if made.version != version:
         raise IntegrityError(f"version {version.version} of {version.module} does not follow from its contributions")
     places = Counter(share.path for share in version.shares)
@@ -302,15 +305,16 @@ def make_again(
     return made
 
 
-def _check_owners_word(run: Run, version: ModuleVersion, standings: Standings) -> None:
-    """Raise IntegrityError unless it may expel and readmit whom it says."""
-    coordinator = run.manifest.author
-    if (expels := version.expels) is not None:
-        charge = expels.charge(run=run.id, module=version.module)
-        check_expulsion(expels, charge, standings, audited=run.config.audited, coordinator=coordinator)
-    if (readmits := version.readmits) is not None:
-        is_decreed = is_signed(Sealed(readmits.decree, readmits.signature))
-        check_readmission(readmits, standings, run=run.origin, coordinator=coordinator, is_signed=is_decreed)
+def check_expels(run: Run, module: ModuleId, expels: Expulsion, standings: Standings) -> None:
+    """Raise IntegrityError unless the next version of `module` may show it; `standings` are those up to its parent."""
+    charge = expels.charge(run=run.id, module=module)
+    check_expulsion(expels, charge, standings, audited=run.config.audited, coordinator=run.manifest.author)
+
+
+def check_readmits(run: Run, readmits: Readmission, standings: Standings) -> None:
+    """The same of a readmission."""
+    is_decreed = is_signed(Sealed(readmits.decree, readmits.signature))
+    check_readmission(readmits, standings, run=run.origin, coordinator=run.manifest.author, is_signed=is_decreed)
 
 
 def averaged(run: Run, gradients: Gradients, alphas: Sequence[float], *, clip_norm: float | None) -> Floats:

@@ -17,7 +17,6 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import termios
 import time
@@ -31,9 +30,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from benchmarks.processes import REPO
+from benchmarks.processes import REPO, end_with_parent
 from benchmarks.report import run_benchmark
 from bootstrap.demo import DemoConfig, run_text
+from bootstrap.processes import command_of
 from dipaco_p2p.errors import DipacoError
 
 COLUMNS, LINES = 100, 30
@@ -51,7 +51,9 @@ COLOURS = {name: 30 + number for number, name in enumerate(
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="The folder for volunteer.cast and volunteer.svg.")] = Path("docs/pictures"),
+    out: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="The folder for volunteer.cast and volunteer.svg.")
+    ] = Path("docs/pictures"),
 ) -> None:
     """Record a volunteer from `join` to the end of its run; takes two to five minutes."""
     with tempfile.TemporaryDirectory(prefix="dipaco-recording-") as name:
@@ -69,19 +71,16 @@ def main(
     print(f"{len(frames)} frames; {out / f'{NAME}.cast'} and {out / f'{NAME}.svg'} are written")
 
 
-def program(module: str, *arguments: str) -> list[str]:
-    """What starts one of ours."""
-    return [sys.executable, "-c", f"from {module} import main; main()", *arguments]
-
-
 @contextmanager
 def coordinator(folder: Path) -> Iterator[str]:
     """A small run that is open; what to join it with."""
     config = DemoConfig(peers=1, grid="1x2", rounds=3, steps=30, kills=0, corpus="found", seed=0, bytes_max=2_000_000)
     (folder / "run.toml").write_text(run_text(config), encoding="utf-8")
-    command = program("bootstrap.cli", "start", str(folder / "run.toml"), "--dir", str(folder / "run"))
+    command = command_of("bootstrap.cli", "start", str(folder / "run.toml"), "--dir", str(folder / "run"))
     with (folder / "coordinator.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=REPO, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, cwd=REPO, start_new_session=True, preexec_fn=end_with_parent
+        )
     try:
         until_s, address = time.monotonic() + START_S, folder / "run" / "address.json"
         while not address.exists():
@@ -102,8 +101,10 @@ def recorded(ticket: str, home: Path) -> Iterator[tuple[float, Frame]]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     environment = os.environ | {"TERM": "xterm-256color", "DIPACO_ENGINE": "fast", "DIPACO_HOME": str(home)}
-    command = program("peers.cli", "join", ticket, "--listen", "/ip4/127.0.0.1/tcp/0")
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment, cwd=REPO)
+    command = command_of("peers.cli", "join", ticket, "--listen", "/ip4/127.0.0.1/tcp/0")
+    process = subprocess.Popen(
+        command, stdout=theirs, stderr=theirs, env=environment, cwd=REPO, preexec_fn=end_with_parent
+    )
     os.close(theirs)
     screen = pyte.Screen(COLUMNS, LINES)
     stream, began_s, was_paused = pyte.ByteStream(screen), time.monotonic(), False
@@ -132,7 +133,7 @@ def recorded(ticket: str, home: Path) -> Iterator[tuple[float, Frame]]:
 
 
 def _control(word: str, environment: dict[str, str]) -> None:
-    subprocess.Popen(program("peers.cli", word), env=environment, cwd=REPO, stdout=subprocess.DEVNULL)
+    subprocess.Popen(command_of("peers.cli", word), env=environment, cwd=REPO, stdout=subprocess.DEVNULL)
 
 
 def _read(ours: int, stream: Any) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,9 @@ import openai
 import torch
 import typer
 
+from benchmarks.processes import end_with_parent
 from benchmarks.report import JsonFile, median_ratio, run_benchmark, seconds_of, show, spread, table, write_json
+from bootstrap.processes import command_of
 from bootstrap.use.export import export_path
 from dipaco_p2p.core.model.transformer import PathModel, path_model
 from dipaco_p2p.use.served import open_served
@@ -86,9 +87,11 @@ async def _path_of(folder: Path) -> tuple[str, PathModel, Any]:
 @contextmanager
 def serving(folder: Path, streams: int) -> Iterator[str]:
     """The program, and the address of its API."""
-    program = "from peers.cli import main; main()"
-    command = [sys.executable, "-c", program, "serve", str(folder), "--port", "0", "--streams", str(streams)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"DIPACO_KEY": ""}) as process:
+    command = command_of("peers.cli", "serve", str(folder), "--port", "0", "--streams", str(streams))
+    environment = os.environ | {"DIPACO_KEY": ""}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=end_with_parent
+    ) as process:
         try:
             assert process.stdout is not None
             yield process.stdout.readline().removeprefix(SAID).partition(",")[0].strip()

@@ -26,6 +26,11 @@ END_TIMEOUT_S = 40.0
 PR_SET_PDEATHSIG = 1
 
 
+def command_of(program: str, *arguments: str) -> list[str]:
+    """What runs `program`, a module with a `main`."""
+    return [sys.executable, "-c", f"from {program} import main; main()", *arguments]
+
+
 @dataclass(slots=True)
 class Child:
     """One program in a process of its own."""
@@ -80,7 +85,7 @@ class Children:
         is not quiet says on our own error stream what goes wrong, or how far it is. `settings` go into its
         environment."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-c", f"from {program} import main; main()", *arguments]
+        command = command_of(program, *arguments)
         with log.open("ab") as file:
             process = await asyncio.create_subprocess_exec(
                 *command,

@@ -104,8 +104,10 @@ def torch_device(name: str) -> str:
     """The device to train on; raises EnvironmentUnfit when a GPU was asked for and there is none."""
     import torch
 
+    from dipaco_p2p.core.model.engine import spare_device
+
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return spare_device()
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -57,7 +57,7 @@ class RunFolder:
         return None
 
     def require(self) -> tuple[Run, Store]:
-        """As `newest`; raises ConfigError when there is none."""
+        """As `newest`; raises ConfigError if no stage is prepared."""
         if not self.root.is_dir():
             raise ConfigError(f"`{self.root}` holds no run", hint="give the folder that `start --dir` was given")
         found = self.newest()

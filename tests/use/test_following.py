@@ -34,7 +34,7 @@ async def newest(run: ServedRun) -> int:
 
 
 class Seeded(Reading):
-    """A swarm of one seed node, which reads its archive anew for each question, and notes what it was asked after."""
+    """A swarm of one seed node. It reads its archive again for each question, and keeps a list of the questions."""
 
     async def open(self) -> SwarmPlace:
         run, store = self.served.run, self.served.store

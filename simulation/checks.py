@@ -288,7 +288,7 @@ def terms_are_remembered(outcome: Outcome) -> Iterator[Broken]:
         spoils = [other for ev in ("disk lost", "bit rot") for other in outcome.of(ev) if other.who == event.who]
         spoiled_s = min((other.t_s for other in spoils if other.t_s >= event.t_s), default=float("inf"))
         for look in outcome.looks:
-            known = look.terms.get((event.who, module), 0) if look.terms else term
+            known = term if look.terms is None else look.terms.get((event.who, module), 0)
             if event.t_s < look.t_s < spoiled_s and known < term:
                 yield Broken(3, f"{event.who} forgot term {term} of {module}, which it led, before {look.t_s:.0f} s")
                 break

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S, claims_key
+from dipaco_p2p.protocol.signing import PeerId
 
 from .actors import Environment, Machine, VolunteerMachine
 from .hostile import HOSTILE_ACTS, Stranger
+from .observe import heads
 
 Fault = Callable[[Environment, random.Random], Awaitable[None]]
 
@@ -169,6 +171,30 @@ async def partition(world: Environment, chance: random.Random) -> None:
     world.network.partition([{machine.peer for machine in machines[:cut]}])
     await asyncio.sleep(chance.uniform(0.5, 6.0) * world.plan.ttl_s)  # long enough that both sides make versions
     world.network.heal()
+
+
+@fault("parted owners")
+async def parted_owners(world: Environment, chance: random.Random) -> None:
+    """As soon as a volunteer leads with a mirror that is one too, these two are with some on one side, the seed and all
+    others on the other: both sides make versions, and one counts what the other has never seen. Once in a run."""
+    if any(event.ev == "parted" for event in world.events):
+        return
+    world.note("", "parted")
+    while not (pairs := list(_led_by_two(world))):
+        await asyncio.sleep(RETRY_S)
+    side = {*chance.choice(pairs), *(each.peer for each in world.volunteers if chance.random() < 0.4)}
+    world.network.partition([side])
+    await asyncio.sleep(chance.uniform(2.0, 5.0) * world.plan.config.rounds.deadline_s)
+    world.network.heal()
+
+
+def _led_by_two(world: Environment) -> Iterator[tuple[PeerId, PeerId]]:
+    """Each volunteer that leads a module, with each mirror that is a volunteer."""
+    up = {volunteer.peer for volunteer in world.volunteers if volunteer.is_running}
+    for module in world.run.topology.modules():
+        for peer, head in heads(world, module).items():
+            if peer in up and not head.resigned:
+                yield from ((peer, mirror) for mirror in head.mirrors if mirror in up)
 
 
 @fault("one-way cut")

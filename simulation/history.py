@@ -79,8 +79,8 @@ class Look:
     """The newest version of each module on the coordinator's disk."""
     kept: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Ids of the contributions on each machine's disk, whether the machine runs or not."""
-    terms: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """The newest term on the disk of each machine, by machine and module."""
+    terms: Mapping[tuple[str, str], int] | None = None
+    """The newest term on the disk of each machine, by machine and module; None where nobody looked at disks."""
     outlived: frozenset[str] = frozenset()
     """Keys of records that somebody still shows long after their signed expiry."""
 

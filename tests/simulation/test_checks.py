@@ -236,6 +236,7 @@ def test_who_has_led_a_term_remembers_it() -> None:
     assert broken(with_looks(led, terms={(ANNA, MODULE): 3, (BERT, MODULE): 1})) == []
     assert promises(with_looks(led, terms={(ANNA, MODULE): 2})) == {3}
     assert promises(with_looks(led, terms={(BERT, MODULE): 3})) == {3}
+    assert promises(with_looks(led, terms={})) == {3}  # as where no program writes any
 
 
 def test_only_the_leader_of_the_newest_term_is_obeyed() -> None:

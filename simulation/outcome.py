@@ -133,6 +133,7 @@ def _link(version: ModuleVersion, archive: SeedArchive, *, unheard: frozenset[Pe
         forgers=_forgers(version, archive, unheard=unheard),
         audits=tuple((audit.work, audit.by) for audit in version.audits),
         found=frozenset(version.findings.forged if version.findings is not None else ()),
+        findings=tuple(version.findings.named() if version.findings is not None else ()),
         leader=version.author,
         expels="" if version.expels is None else version.expels.peer,
         voters=frozenset(() if version.expels is None else (vote.owner for vote in version.expels.votes)),

@@ -96,8 +96,8 @@ def _check_rollback(version: ModuleVersion, name: str, manifest: Manifest) -> No
         raise IntegrityError(f"{name} is a rollback, and names an update, contributions, or no state")
     if version.expels is not None or version.readmits is not None:
         raise IntegrityError(f"{name} is a rollback, and expels or readmits somebody")
-    if version.clip_norm is not None or version.audits:
-        raise IntegrityError(f"{name} is a rollback, and names a norm to clip at, or audits")
+    if version.clip_norm is not None or version.audits or version.findings is not None:
+        raise IntegrityError(f"{name} is a rollback, and names a norm to clip at, audits, or findings")
     said = (decree.act, decree.stage, decree.module, decree.run)
     run = manifest.origin or version.run
     if said != (ROLLBACK, version.run, version.module, run) or not decree.after < version.version:
@@ -160,6 +160,7 @@ class Tally:
                 raise IntegrityError(f"{share.contribution[:8]} began from what was rolled back of {version.module}")
             fresh.add(base)
         self._check_audits(version)
+        self.standings.check(version.findings)
         if version.rollback is not None:
             decree = version.rollback.decree
             if decree.number <= self.rolled_back_by or self.digest(decree.to) != version.digest:

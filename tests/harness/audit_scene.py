@@ -56,7 +56,9 @@ class AuditScene(Scene):
         return author
 
     def findings(self, version: int) -> Findings | None:
-        return self.leader.chain.ledger.versions[version - 1].document.findings
+        """Without the works that they are about."""
+        found = self.leader.chain.ledger.versions[version - 1].document.findings
+        return found and replace(found, works=())
 
     def authors_of(self, version: int) -> set[str]:
         return {share.peer for share in self.leader.chain.ledger.versions[version - 1].document.shares}

@@ -207,6 +207,14 @@ def findings_count_once(outcome: Outcome) -> Iterator[Broken]:
                 yield Broken(2, f"{module} calls {name} {kind} {times} times for work {work[:8]}")
 
 
+def steps_have_a_measure(outcome: Outcome) -> Iterator[Broken]:
+    """2: no author moves a module further than others, from the first version on."""
+    for module, chain in outcome.chains.items():
+        for link in chain:
+            if link.is_unmeasured:
+                yield Broken(2, f"version {link.version} of {module} counts work of any length")
+
+
 def owners_expel_together(outcome: Outcome) -> Iterator[Broken]:
     """2: only two thirds of five leaders of a module, or of more, expel a peer, and only one that it found a forger."""
     for module, chain in outcome.chains.items():
@@ -436,6 +444,7 @@ SAFETY: tuple[Check, ...] = (
     forgers_wait,
     audits_earn_once,
     findings_count_once,
+    steps_have_a_measure,
     owners_expel_together,
     copies_count_once,
     originals_count,

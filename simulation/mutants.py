@@ -228,6 +228,9 @@ def norm_check_skipped(patches: Patches) -> None:
     patches.replace(Norms, "clip_norm", _always(None))
 
 
+replacing("first steps of any length count", (recompute.Gradients, "first_clip_norm", _always(None)), faults=("join",))
+
+
 @mutant("work counts without a claim", faults=HOSTILE)
 def work_without_a_claim(patches: Patches) -> None:
     patches.replace_everywhere("require_claim", intake.require_claim, _done)
@@ -450,11 +453,8 @@ def merge_drops(patches: Patches) -> None:
             ledger.drop(contribution)
 
 
-replacing(
-    "old term's leader obeyed",
-    (ModuleChain, "_require_leader", _nothing),
-    faults=("freeze", "partition", "one-way cut"),
-)
+OBEYED = "freeze", "partition", "one-way cut"
+replacing("old term's leader obeyed", (ModuleChain, "_require_leader", _nothing), faults=OBEYED)
 
 
 @mutant("newcomer displaces leader", faults=("join",))

@@ -71,6 +71,6 @@ class AuditScene(Scene):
         """The archive has made every version again, and anybody can."""
         world, head = self.world, self.owner.head.version
         await eventually(lambda: world.seed.archive.ledgers[MODULE].head.version == head)
-        assert not [
-            one.problem for one in verify_run(self.run, world.seed.node.store, world.seed.archive) if one.problem
-        ]
+        reports = verify_run(self.run, world.seed.node.store, world.seed.archive)
+        problems = [one.problem for one in reports if one.problem]
+        assert not problems, problems

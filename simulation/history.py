@@ -56,7 +56,7 @@ class Link:
     found: frozenset[str] = frozenset()
     """Peers that it calls forgers."""
     is_unmeasured: bool = False
-    """Whether it scales nothing down, though three authors did a whole round's steps from its parent."""
+    """Whether it scales nothing down, though two authors did a whole round's steps from its parent."""
     findings: tuple[tuple[str, str, str], ...] = ()
     """All that it notes: kind, peer and work."""
     leader: str = ""

@@ -118,7 +118,7 @@ def _others(world: World, chains: dict[str, tuple[Link, ...]]) -> Iterator[str]:
 def _is_unmeasured(version: ModuleVersion, tokens_full: int) -> bool:
     base = version.version - 1
     whole = [share for share in version.shares if (share.base_version, share.tokens) == (base, tokens_full)]
-    return version.clip_norm is None and len({share.peer for share in whole}) >= 3
+    return version.clip_norm is None and len({share.peer for share in whole}) >= 2
 
 
 def _links(versions: Sequence[Sealed[ModuleVersion]], archive: SeedArchive, tokens_full: int) -> Iterator[Link]:

@@ -37,10 +37,10 @@ NORM_SHARE_MIN = 0.001
 """A slow machine may do one step where others do five hundred."""
 CLIP_MULTIPLE = 3.0
 FIRST_MULTIPLE = 1.25
-"""While nothing is usual, over the lower median of a version's authors. Honest ones begin at the same point with the
-same steps: theirs differed by 6 % at most."""
-FIRST_AUTHORS_MIN = 3
-"""Of two nobody can say who is the longer one."""
+"""While nothing is usual, over the lower median of a version's authors: of two that is the lesser one, for a step too
+short costs a round, and one too long is carried on by outer momentum. Honest ones begin at the same point with the same
+steps: theirs differed by 6 % on an idle machine, and by half where modules came at different times."""
+FIRST_AUTHORS_MIN = 2
 NORM_VERSIONS = 8
 """How many versions back say what is usual."""
 NORM_SAMPLES_MIN = 3

@@ -66,8 +66,9 @@ def test_without_a_history_the_optimiser_is_the_measure() -> None:
     ("lengths", "clip"),
     [
         ({}, None),
-        ({1: [1.0], 2: [3.0]}, None),  # which of the two is too long?
-        ({1: [1.0, 9.0], 2: [3.0]}, None),  # nor does a second path make an author two
+        ({1: [1.0, 9.0]}, None),  # a second path makes no author two
+        ({1: [1.0], 2: [3.0]}, 1.0),
+        ({1: [1.0, 9.0], 2: [3.0]}, 1.0),
         ({1: [1.0], 2: [1.04], 3: [1.02]}, 1.02),
         ({1: [1.0], 2: [1.04], 3: [1.02], 4: [3.0]}, 1.02),  # attack: three times the step
         ({1: [1.0], 2: [1.04], 3: [1.02], 4: [1e-7]}, 1.0),  # attack: to scale others' down to nothing

@@ -212,6 +212,32 @@ def works_of(shares: Iterable[Share]) -> dict[str, Work]:
     return {share.work: Work(author=share.peer, tokens=share.tokens) for share in shares if share.work}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """What a chain has counted of one peer, and what it would take to undo it."""
+
+    to: int
+    """The last version before the first that counts its work, of those that later ones are built on."""
+    others: int
+    """Contributions of others that count in these since, and would be undone as well."""
+
+
+def damage_by(peer: PeerId, versions: Sequence[ModuleVersion]) -> Damage | None:
+    """None if nothing that the newest of these `versions`, those of one chain from 1 on, is built on counts its work:
+    what a rollback has undone does no more harm."""
+    number, built_on = len(versions), list[ModuleVersion]()
+    while number > 0:
+        version = versions[number - 1]
+        if version.rollback is None:
+            built_on.append(version)
+        number = number - 1 if version.rollback is None else version.rollback.decree.to
+    first = min((each.version for each in built_on if any(share.peer == peer for share in each.shares)), default=0)
+    if not first:
+        return None
+    others = sum(share.peer != peer for each in built_on if each.version >= first for share in each.shares)
+    return Damage(to=first - 1, others=others)
+
+
 def check_chain(versions: Sequence[Sealed[ModuleVersion]], manifest: Manifest, module: ModuleId) -> None:
     """Raise IntegrityError unless these follow the genesis of `module` one by one and count nothing twice."""
     parent = genesis_version(manifest, module)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -22,7 +22,7 @@ from dipaco_p2p.protocol import gate
 from dipaco_p2p.protocol.gate import Appraisal, Judged, Repetition
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.protocol.standing import Standings
+from dipaco_p2p.protocol.standing import Findings, Standings
 
 SAME, OFF = Repetition(cosine=1.0, ratio=1.0, moments=1.0), Repetition(cosine=0.5, ratio=1.0, moments=1.0)
 COORDINATOR = PeerId("coordinator")
@@ -73,7 +73,7 @@ def play(swarm: Swarm, seed: int) -> Course:
         honest += len(works.keys() - friends) if liars else 0
         refused += len(found - friends)
         authors = [PeerId(author) for author in works.keys() - found]
-        standings.add(version, authors=authors, findings=gate.findings(works, reasons, repeatable=works))
+        standings.add(version, authors=authors, findings=_findings(works, reasons, version))
         if len(caught) == len(friends):
             break
     rounds = [*sorted(caught.values()), *[ROUNDS_MAX] * (len(friends) - len(caught))]
@@ -106,6 +106,14 @@ def _works(
                     said.append(_appraisal(author, auditor, OFF if is_off else SAME))
         works[author] = Judged(is_known=standing.is_known, appraisals=said)
     return works
+
+
+def _findings(works: Mapping[str, Judged], reasons: Mapping[str, Reason], version: int) -> Findings | None:
+    """What this version notes; each version's works are others."""
+    names = {author: digest(f"{version} {author}".encode()) for author in works}
+    named = {names[author]: work for author, work in works.items()}
+    why = {names[author]: reason for author, reason in reasons.items()}
+    return gate.findings(named, why, repeatable=named, is_noted=lambda finding: False)
 
 
 def _appraisal(author: PeerId, auditor: PeerId, repeated: Repetition) -> Appraisal:

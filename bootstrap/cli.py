@@ -28,6 +28,7 @@ RECOVERY_CODES = """Exit codes: 0 done; 2 a wrong flag, folder or file; 4 nobody
 
 Why = Annotated[str, typer.Option("--reason", help="Shown to the volunteers: one line of up to 200 characters.")]
 Peer = Annotated[str, typer.Argument(help="The peer's id, or the end of it, as `peers` shows it.")]
+Undo = Annotated[bool, typer.Option("--undo", help="Take each module back to before the first work of the peer.")]
 RunFilePath = Annotated[Path, typer.Argument(help="A run file, as `init` writes one.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")]
 OfVersion = Annotated[int | None, typer.Option(min=0, help="The version of every module. Default: the newest of each.")]
@@ -264,13 +265,13 @@ add_commands(app)
 
 
 @app.command(epilog=DECREE_CODES)
-def ban(peer: Peer, reason: Why, folder: Folder = None) -> None:
+def ban(peer: Peer, reason: Why, folder: Folder = None, undo: Undo = False) -> None:
     """Refuse a peer from now on: its words and contributions no longer count. Its receipts stay valid.
 
     Its program ends with exit code 7 and the reason. The ban is signed, and known to all within seconds.
     Example: dipaco-bootstrap ban ...8VhWqZ my-run --reason "contributions of noise"
     """
-    _decree(folder, act="ban", peer=peer, reason=reason)
+    _decree(folder, act="ban", peer=peer, reason=reason, undo=undo)
 
 
 @app.command(epilog=DECREE_CODES)

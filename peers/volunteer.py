@@ -256,6 +256,7 @@ class Volunteer:
                 event = await self._claiming.should_move(assignment.path, assignment.standing)
                 if event is not None:
                     return event
+                assignment.heard(self._node.watch.rounds)
                 doubted_s = await self._doubt(assignment, doubted_s)
                 await done_or_later(waiting, self._node.clock, self._look_every_s)
             if waiting.done():

@@ -197,6 +197,24 @@ def audits_earn_once(outcome: Outcome) -> Iterator[Broken]:
             )
 
 
+def findings_count_once(outcome: Outcome) -> Iterator[Broken]:
+    """2: what was found of a work stands once in a chain, and is told of a work."""
+    for module, chain in outcome.chains.items():
+        named = Counter(finding for link in chain for finding in link.findings)
+        for (kind, peer, work), times in named.items():
+            if times > 1 or not work:
+                name = outcome.names.get(peer, peer)
+                yield Broken(2, f"{module} calls {name} {kind} {times} times for work {work[:8]}")
+
+
+def steps_have_a_measure(outcome: Outcome) -> Iterator[Broken]:
+    """2: no author moves a module further than others, from the first version on."""
+    for module, chain in outcome.chains.items():
+        for link in chain:
+            if link.is_unmeasured:
+                yield Broken(2, f"version {link.version} of {module} counts work of any length")
+
+
 def owners_expel_together(outcome: Outcome) -> Iterator[Broken]:
     """2: only two thirds of five leaders of a module, or of more, expel a peer, and only one that it found a forger."""
     for module, chain in outcome.chains.items():
@@ -425,6 +443,8 @@ SAFETY: tuple[Check, ...] = (
     honest_work_passes,
     forgers_wait,
     audits_earn_once,
+    findings_count_once,
+    steps_have_a_measure,
     owners_expel_together,
     copies_count_once,
     originals_count,

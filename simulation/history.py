@@ -55,6 +55,10 @@ class Link:
     """Works and those who earn credit for repeating them."""
     found: frozenset[str] = frozenset()
     """Peers that it calls forgers."""
+    is_unmeasured: bool = False
+    """Whether it scales nothing down, though two authors did a whole round's steps from its parent."""
+    findings: tuple[tuple[str, str, str], ...] = ()
+    """All that it notes: kind, peer and work."""
     leader: str = ""
     expels: str = ""
     """Whom the module's owners ban in it; empty for nobody."""

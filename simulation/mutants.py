@@ -228,6 +228,9 @@ def norm_check_skipped(patches: Patches) -> None:
     patches.replace(Norms, "clip_norm", _always(None))
 
 
+replacing("first steps of any length count", (recompute.Gradients, "first_clip_norm", _always(None)), faults=("join",))
+
+
 @mutant("work counts without a claim", faults=HOSTILE)
 def work_without_a_claim(patches: Patches) -> None:
     patches.replace_everywhere("require_claim", intake.require_claim, _done)
@@ -276,12 +279,24 @@ def a_single_auditor_decides(patches: Patches) -> None:
 @mutant("an audit is credited twice", faults=("slow", "join"))
 def an_audit_is_credited_twice(patches: Patches) -> None:
     patches.replace(Audited, "auditors", _always(frozenset()))
+    _say_again(patches)
+
+
+def _say_again(patches: Patches) -> None:
+    """Leaders name in each version what the one before it told of audits."""
 
     @patches.wrap(Trials, "next_round")
     def next_round(original: Any, self: Trials, *, is_made: bool) -> None:
         told = [sealed for audit in self._audits.values() for sealed in audit.said.values()] if is_made else []
         original(self, is_made=is_made)
         self._evidence = [*self._evidence, *told]
+
+
+@mutant("a finding counts twice", faults=("slow", "join"))
+def a_finding_counts_twice(patches: Patches) -> None:
+    patches.replace(Standings, "is_noted", _always(False))
+    patches.replace(Standings, "check", _nothing)
+    _say_again(patches)
 
 
 @mutant("a single owner expels", faults=("forging volunteer", "seed death"))
@@ -438,11 +453,8 @@ def merge_drops(patches: Patches) -> None:
             ledger.drop(contribution)
 
 
-replacing(
-    "old term's leader obeyed",
-    (ModuleChain, "_require_leader", _nothing),
-    faults=("freeze", "partition", "one-way cut"),
-)
+OBEYED = "freeze", "partition", "one-way cut"
+replacing("old term's leader obeyed", (ModuleChain, "_require_leader", _nothing), faults=OBEYED)
 
 
 @mutant("newcomer displaces leader", faults=("join",))

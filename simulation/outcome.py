@@ -86,7 +86,10 @@ def _archive(world: World) -> tuple[dict[str, tuple[Link, ...]], tuple[str, ...]
     except DipacoError as error:
         empty: dict[str, tuple[Link, ...]] = {str(module): () for module in world.run.topology.modules()}
         return empty, (f"the archive cannot be opened: {error}",), ()
-    chains = {str(module): tuple(_links(ledger.versions, archive)) for module, ledger in archive.ledgers.items()}
+    chains = {
+        str(module): tuple(_links(ledger.versions, archive, run.tokens_full))
+        for module, ledger in archive.ledgers.items()
+    }
     unsound = [
         f"version {sealed.document.version} of {module}"
         for module, ledger in archive.ledgers.items()
@@ -112,15 +115,21 @@ def _others(world: World, chains: dict[str, tuple[Link, ...]]) -> Iterator[str]:
                     break
 
 
-def _links(versions: Sequence[Sealed[ModuleVersion]], archive: SeedArchive) -> Iterator[Link]:
+def _is_unmeasured(version: ModuleVersion, tokens_full: int) -> bool:
+    base = version.version - 1
+    whole = [share for share in version.shares if (share.base_version, share.tokens) == (base, tokens_full)]
+    return version.clip_norm is None and len({share.peer for share in whole}) >= 2
+
+
+def _links(versions: Sequence[Sealed[ModuleVersion]], archive: SeedArchive, tokens_full: int) -> Iterator[Link]:
     unheard: set[PeerId] = set()
     for sealed in versions:
-        yield _link(sealed.document, archive, unheard=frozenset(unheard))
+        yield _link(sealed.document, archive, tokens_full, unheard=frozenset(unheard))
         if sealed.document.findings is not None:
             unheard.update(sealed.document.findings.contradicted)
 
 
-def _link(version: ModuleVersion, archive: SeedArchive, *, unheard: frozenset[PeerId]) -> Link:
+def _link(version: ModuleVersion, archive: SeedArchive, tokens_full: int, *, unheard: frozenset[PeerId]) -> Link:
     counts = tuple(_counted(share, archive) for share in version.shares)
     return Link(
         version=version.version,
@@ -133,6 +142,8 @@ def _link(version: ModuleVersion, archive: SeedArchive, *, unheard: frozenset[Pe
         forgers=_forgers(version, archive, unheard=unheard),
         audits=tuple((audit.work, audit.by) for audit in version.audits),
         found=frozenset(version.findings.forged if version.findings is not None else ()),
+        is_unmeasured=_is_unmeasured(version, tokens_full),
+        findings=tuple(version.findings.named() if version.findings is not None else ()),
         leader=version.author,
         expels="" if version.expels is None else version.expels.peer,
         voters=frozenset(() if version.expels is None else (vote.owner for vote in version.expels.votes)),

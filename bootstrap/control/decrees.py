@@ -35,6 +35,7 @@ from dipaco_p2p.protocol.decrees import (
 )
 from dipaco_p2p.protocol.documents import Sealed
 from dipaco_p2p.protocol.signing import PeerId, Signer, public_key_of, short
+from dipaco_p2p.protocol.versions import Damage, damage_by
 from dipaco_p2p.swarm.identity import load_or_create
 from dipaco_p2p.topology import ModuleId
 from dipaco_p2p.use.folder import RunFolder
@@ -59,6 +60,8 @@ class Order:
     """A peer's id, or how it ends."""
     module: str = ""
     version: int = 0
+    undo: bool = False
+    """Of a ban: whether every module goes back to the last version before the first that counts the peer's work."""
 
 
 class Decreeing:
@@ -88,7 +91,25 @@ class Decreeing:
             raise ConfigError(f"the run is frozen already: {self._decrees.state.frozen}", hint=HOLDS_HINT)
         elif order.act == UNFREEZE and not self._decrees.is_frozen:
             raise ConfigError("the run is not frozen", hint=HOLDS_HINT)
-        return self._row(self._decrees.issue(self._signer, order.act, at_s=at_s, reason=order.reason, **values))
+        if order.undo and order.act != BAN:
+            raise ConfigError(f"`{order.act}` undoes no work", hint="`rollback` takes one module back")
+
+        def signed(act: str, **what: Any) -> dict[str, Any]:
+            return self._row(self._decrees.issue(self._signer, act, at_s=at_s, reason=order.reason, **what))
+
+        row = signed(order.act, **values)
+        for module, damage in self._damage(values["peer"]) if order.undo else ():
+            head = self._ledgers[module].head.version
+            undone = signed(ROLLBACK, stage=self._run.id, module=module, to=damage.to, after=head)
+            row.setdefault("undone", []).append(undone | {"others": damage.others})
+        return row
+
+    def _damage(self, peer: PeerId) -> Iterator[tuple[ModuleId, Damage]]:
+        """Where versions that count work of `peer` can still be undone."""
+        for module, ledger in sorted(self._ledgers.items()):
+            damage = damage_by(peer, [sealed.document for sealed in ledger.versions])
+            if damage is not None and ledger.head.version < self._run.config.rounds.rounds:
+                yield module, damage
 
     def listed(self) -> dict[str, Any]:
         """All of them, and what holds."""
@@ -133,7 +154,7 @@ class Decreeing:
         banned, seeds, nameless = state.banned, state.seeds, state.nameless
         if peer == self._run.manifest.author:
             raise ConfigError(f"the coordinator itself: `{order.act}` is about others", hint="name another peer")
-        if order.act == BAN and peer in banned:
+        if order.act == BAN and peer in banned and not order.undo:
             raise ConfigError(f"...{short(peer)} is banned already: {banned[peer]}", hint=HOLDS_HINT)
         is_expelled = any(ledger.standings.expelled(peer) is not None for ledger in self._ledgers.values())
         if order.act == ADMIT and peer not in banned and not is_expelled:
@@ -213,16 +234,18 @@ LOCKED_HINT = "its coordinator may be starting or ending: try again"
 def decree(given: Path | None, order: Order) -> None:
     """Have it signed, and say so."""
     folder = chosen_folder(given)
-    request = Request(ask=order.act, reason=order.reason, peer=order.peer, module=order.module, version=order.version)
+    request = Request(
+        ask=order.act, reason=order.reason, peer=order.peer, module=order.module, version=order.version, undo=order.undo
+    )
     try:
         row = ask(folder, request, timeout_s=TIMEOUT_S).body
-        print(told(row), flush=True)
+        print(told_all(row), flush=True)
     except NotRunning:
         _require_run(folder)
         with folder_lock(folder, hint=LOCKED_HINT):
             require_caught_up(folder)
             row = offline(folder).issue(order, at_s=time.time())
-        print(told(row), "the coordinator is not running: peers hear of it when it starts again", sep="\n")
+        print(told_all(row), "the coordinator is not running: peers hear of it when it starts again", sep="\n")
 
 
 def show(given: Path | None, *, is_json: bool) -> None:
@@ -261,6 +284,12 @@ def told(row: dict[str, Any]) -> str:
         done = "not carried out yet" if row["version"] is None else f"done by version {row['version']}"
         about += f" {row['module']} from {row['after']} to {row['to']} ({done})"
     return f"decree {row['number']}: {about}" + (f": {printable(row['reason'])}" if row["reason"] else "")
+
+
+def told_all(row: dict[str, Any]) -> str:
+    """The same with what was undone, and what that costs others."""
+    undone = (f"{told(each)}; {each['others']} contributions of others go with it" for each in row.get("undone", ()))
+    return "\n".join([told(row), *undone])
 
 
 def _when(at_s: float) -> str:

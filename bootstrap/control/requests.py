@@ -38,6 +38,7 @@ class Request:
     peer: str = ""
     module: str = ""
     version: int = 0
+    undo: bool = False
 
 
 Verb = Callable[[Request], dict[str, Any] | Awaitable[dict[str, Any]]]

@@ -182,6 +182,7 @@ class Seed:
             peer=request.peer,
             module=request.module,
             version=request.version,
+            undo=request.undo,
         )
         require_caught_up(self._folder.root)
         row = self._decreeing().issue(order, at_s=self._clock.now_s())

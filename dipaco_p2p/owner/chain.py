@@ -36,12 +36,12 @@ from .kept_appraisals import Appraiser, copy_kept, measure_nothing, names_of, re
 from .originals import Originals
 from .outer_state import KeptState
 from .rollback import undo_again
+from .timing import Timing
 from .version import Admitted, Made, PayloadLost, made_and_kept, make_again, stored
 
 log = logging.getLogger(__name__)
 
-RECOVER_TRIES = 3
-RETRY_S = 0.5
+RECOVER_TRIES, RETRY_S = 3, 0.5
 
 
 class Chains:
@@ -101,6 +101,7 @@ class ModuleChain:
         self.ledger = Ledger(self.node.run, self.node.store, module) if ledger is None else ledger
         self.state = KeptState(self.node)
         self.originals = Originals(self.node.run, module)
+        self.timing = Timing(self.node, module)
         self.lost: set[str] = set()
         """Contributions that are here, and that the chain which goes on may lack."""
         self.chains = chains
@@ -202,6 +203,7 @@ class ModuleChain:
         if self.node.store.size(document.payload.digest) != document.payload.size:
             raise Refused(f"upload blob {document.payload.digest[:8]} first", reason=Reason.PAYLOAD_MISSING)
         self.add(sealed)
+        self.timing.arrived(document)
         reach("mirror: contribution on disk, not acknowledged")
 
     async def keep_version(self, sender: PeerId, sealed: Sealed[ModuleVersion]) -> str:
@@ -216,14 +218,14 @@ class ModuleChain:
                 if ledger.head.digest != version.parent or ledger.head.version + 1 != version.version:
                     await self._follow(RemoteLedger(self.node, sender, self.module), until=version.version - 1)
                 await self._take(sealed, source=sender)
+                self.timing.opened(version.version)
             signature = cosign(self.node.swarm.signer, sealed)
             ledger.cosign(version.version, {self.node.peer: signature})
             self.settle()
             return signature
 
     async def recover(self, contributions: Collection[str]) -> set[str]:
-        """Look for contributions that are not here, or whose payload is lost here: others of the group kept them, too.
-        What nobody gave."""
+        """Look for contributions that we lack, or whose payload: others of the group kept them. What nobody gave."""
         lacking = {id_ for id_ in contributions if not self._keeps(id_)}
         for peer in sorted(self.node.watch.heartbeats) if lacking else ():
             if peer == self.node.peer or not lacking:
@@ -443,13 +445,11 @@ class ModuleChain:
                 await self._adopt_final(RemoteLedger(self.node, seed, self.module))
 
     def _vouched(self, versions: list[Sealed[ModuleVersion]]) -> list[Sealed[ModuleVersion]]:
-        """Those of a chain that somebody besides their maker has made again, who was entitled to: the others have to be
-        made again here."""
+        """Those of a chain that an entitled peer besides their maker has made again: others are made again here."""
         return up_to_last(versions, self.node.mandates.is_vouched)
 
     def _leave(self, version: int) -> None:
-        """Leave our branch after `version`. What the coordinator has signed is never left: then it is theirs that has
-        to end."""
+        """Leave our branch after `version`; what the coordinator has signed is never left: then theirs has to end."""
         ledger = self.ledger
         if version < ledger.final:
             raise Refused(f"version {ledger.final} of {self.module} here is final", reason=Reason.STALE_BASE)
@@ -496,5 +496,5 @@ class ModuleChain:
 
 
 def _blobs(sealed: Sealed[ModuleVersion]) -> list[str]:
-    version = sealed.document
-    return [ref.digest for ref in (version.snapshot, version.update, version.state) if ref is not None]
+    named = sealed.document.snapshot, sealed.document.update, sealed.document.state
+    return [ref.digest for ref in named if ref is not None]

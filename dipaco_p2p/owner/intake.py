@@ -29,6 +29,7 @@ from ..protocol.rounds import Arrivals, Entry
 from ..protocol.signing import PeerId, Signer
 from ..topology import PathId
 from .originals import Originals
+from .timing import Timing
 from .version import Admitted, read_payload, stored
 
 NOTHING = Decreed()
@@ -185,13 +186,11 @@ async def require_claim(
     node: Member,
     intake: Intake,
     contribution: Contribution,
-    arrivals: Arrivals,
-    deadline_s: float,
+    timing: Timing,
     refused: Collection[Entry],
 ) -> None:
     """Raise Refused unless its author trains the path, as far as we have seen. Asked last, since it may take a look at
-    the DHT. `arrivals` are those of this leader; `deadline_s` is how long the open round waits; nobody has to yield to
-    those whose work was `refused`."""
+    the DHT. `timing` is what this leader has seen; nobody has to yield to those whose work was `refused`."""
     author, path = contribution.author, contribution.path
     if author == node.peer:
         return
@@ -199,8 +198,8 @@ async def require_claim(
     order = ranking(path, node.watch.claims[path])
     order = [peer for peer in order if Entry(path=path, peer=peer) not in refused]
     before = order[: order.index(author)] if author in order else order
-    hold = intake.hold(contribution, since_s=since_s, before=before, arrivals=arrivals)
-    verdict = judge_claim(contribution, hold, now_s=node.clock.now_s(), deadline_s=deadline_s)
+    hold = intake.hold(contribution, since_s=since_s, before=before, arrivals=timing.arrivals)
+    verdict = judge_claim(contribution, hold, now_s=node.clock.now_s(), deadline_s=timing.deadline_s())
     if verdict.reason is not None:
         raise Refused(verdict.detail, reason=verdict.reason)
 

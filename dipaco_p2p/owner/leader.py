@@ -27,7 +27,7 @@ from ..program.tasks import changed_or_later, repeat
 from ..protocol.documents import Contribution, Custody, Grant, ModuleVersion, Receipt, Sealed, seal
 from ..protocol.grants import Mandate
 from ..protocol.reasons import Reason
-from ..protocol.rounds import Arrivals, Entry, OpenRound, Round
+from ..protocol.rounds import Entry, OpenRound, Round
 from ..protocol.signing import PeerId
 from ..protocol.verdicts import Verdicts
 from ..protocol.versions import Branch, Known
@@ -64,11 +64,10 @@ class Leader:
         self._verdicts: Verdicts | None = None
         """What judges said of the work in the round that closes."""
         self._round = self._new_round()
-        self._arrivals = Arrivals(paths=len(node.run.topology.paths_through(self.module)))
         self._lock = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._arrived = asyncio.Event()  # a contribution was admitted, perhaps the last that the round waits for
-        self.trials = Trials(chain, limit_s=self._deadline_s, on_over=self._arrived.set)
+        self.trials = Trials(chain, limit_s=chain.timing.deadline_s, on_over=self._arrived.set)
         self._expelling = Expelling(chain)
         self._catch_up_s = 0.0
         self._seen_s = node.clock.now_s()
@@ -178,8 +177,7 @@ class Leader:
             with self._intake.arriving(sealed):
                 custody = await self._receive(sender, sealed, is_promised=is_promised)
             if not is_forwarded:
-                path, author, base = sealed.document.path, sealed.document.author, sealed.document.base_version
-                self._arrivals = self._arrivals.arrived(path, author, base=base, now_s=self._node.clock.now_s())
+                self._chain.timing.arrived(sealed.document)
         else:
             self._chain.bring_back(sealed)
         reach("owner: admitted, receipt not signed")
@@ -211,7 +209,8 @@ class Leader:
             self._round,
             self._ledger.versions,
             published=self._published,
-            deadline_s=self._deadline_s(),
+            deadline_s=self._chain.timing.deadline_s(),
+            replicas_s=self._chain.timing.replicas_s(),
             refused=self.trials.refused_lately(),
         )
 
@@ -233,8 +232,8 @@ class Leader:
             raise Refused("upload the payload first", reason=Reason.PAYLOAD_MISSING) from None
         self._intake.judge(sender, sealed, norm=measured.norm)
         if not is_promised:
-            deadline_s, refused = self._deadline_s(), self.trials.refused_lately()
-            await require_claim(self._node, self._intake, sealed.document, self._arrivals, deadline_s, refused)
+            timing, refused = self._chain.timing, self.trials.refused_lately()
+            await require_claim(self._node, self._intake, sealed.document, timing, refused)
         self._intake.require_original(sealed, measured, has_receipt=is_promised)
         custody = await self._keep(sealed, measured.payload)
         async with self._lock:
@@ -274,13 +273,11 @@ class Leader:
             await self._node.watch.read_heads(self.module)
             self._is_leading &= self._node.mandates.newest(self.module) == self._mandate
 
-    def _deadline_s(self) -> float:
-        return self._arrivals.deadline_s(self._node.run.config.rounds, self._node.run.config.liveness)
-
     def _ticked(self, now_s: float) -> Round:
         node, config = self._node, self._node.run.config.rounds
-        deadline_s, uploads_s = self._deadline_s(), node.uploads.progress_s
-        ticked = self._round.tick(node.watch.claims, config, now_s=now_s, deadline_s=deadline_s, uploads_s=uploads_s)
+        timing, uploads_s = self._chain.timing, node.uploads.progress_s
+        waits_s = {"deadline_s": timing.deadline_s(), "replicas_s": timing.replicas_s()}
+        ticked = self._round.tick(node.watch.claims, config, now_s=now_s, uploads_s=uploads_s, **waits_s)
         has_judges_to_hear = ticked.is_closed and not self.trials.is_over(self._intake.admitted)
         return self._round if has_judges_to_hear else ticked
 
@@ -289,7 +286,7 @@ class Leader:
         was_frozen, self._was_frozen = self._was_frozen, self._node.decrees.is_frozen
         if was_frozen and not self._was_frozen:
             self._round = self._round.resumed(now_s=now_s)
-            self._arrivals = self._arrivals.opened(self.head.version, now_s=now_s)
+            self._chain.timing.opened(self.head.version)
         return self._was_frozen
 
     async def _tick(self) -> None:
@@ -423,7 +420,7 @@ class Leader:
         reach("owner: version cosigned, not announced")
         await self._announce()
         reach("owner: version announced")
-        self._arrivals = self._arrivals.opened(self.head.version, now_s=self._node.clock.now_s())
+        self._chain.timing.opened(self.head.version)
 
     def _make(self) -> Made:
         assert self._state is not None

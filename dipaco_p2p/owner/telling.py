@@ -17,6 +17,7 @@ def told_round(
     *,
     published: int,
     deadline_s: float,
+    replicas_s: float | None,
     refused: Iterable[Entry] = (),
 ) -> OpenRound:
     """What is in, of the version that trainers may see, and what that one and those before it counted. If it is not
@@ -32,7 +33,7 @@ def told_round(
         counted=tuple(_entries(sealed.document.shares) for sealed in told),
         sending=tuple(node.uploads.arriving(UPLOAD_SILENCE_S)),
         deadline_s=deadline_s,
-        left_s=open_.left_s(node.watch.claims, rounds, now_s=now_s, deadline_s=deadline_s),
+        left_s=open_.left_s(node.watch.claims, rounds, now_s=now_s, deadline_s=deadline_s, replicas_s=replicas_s),
         refused=tuple(refused),
     )
 

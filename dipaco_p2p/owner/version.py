@@ -28,7 +28,7 @@ from ..node.store import Store
 from ..protocol.admission import judge_norm
 from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, Share, is_signed
 from ..protocol.expulsion import Expulsion, Readmission, check_expulsion, check_readmission
-from ..protocol.norms import Norms
+from ..protocol.norms import Norms, first_clip_norm
 from ..protocol.signing import PeerId
 from ..protocol.standing import Standings
 from ..protocol.verdicts import Verdicts, read_appraisals
@@ -116,6 +116,18 @@ class Gradients:
             self._ahead[place] = found
         return found
 
+    def first_clip_norm(self, *, base: int, tokens_full: int) -> float | None:
+        """As long as nothing is usual (protocol/norms.py); whatever nobody has looked at yet is read for it."""
+        for place in range(len(self)):
+            if math.isnan(self.norms[place]):
+                self.ahead(place)
+        documents = [item.sealed.document for item in self.items]
+        return first_clip_norm(
+            (document.author, norm)
+            for document, norm in zip(documents, self.norms, strict=True)
+            if document.base_version == base and document.tokens >= tokens_full
+        )
+
     def alike(self, *, size: int) -> list[list[int]]:
         """For each the places of those that are the same work on its path, its own among them. Only paths with replicas
         are read for it; each gradient is of `size` values."""
@@ -189,6 +201,7 @@ def make_version(
 ) -> Made:
     """Average, outer step, quantised update. `state` holds the parent's parameters. Needs one contribution at least.
 
+    `clip_norm` is the one that is usual, None while nothing is: then they are measured by each other.
     `grant` is the id of the grant of `term` to `author`; without `verdicts` all work weighs the same.
     Raises StepNotFinite, and what reading a contribution raises.
     """
@@ -196,6 +209,8 @@ def make_version(
     ordered = gradients.items
     assert ordered, "a module without contributors gets no step"
     near = gradients.alike(size=run.layout(parent.module).size)
+    if clip_norm is None:
+        clip_norm = gradients.first_clip_norm(base=parent.version, tokens_full=run.tokens_full)
     # What a copy takes from the work that it repeats rounds down: no more counts than was done.
     tokens = [max(1, int(each)) for each in copies.counted([item.sealed.document.tokens for item in ordered], near)]
     alphas = _alphas(run, ordered, near, parent=parent.version, verdicts=verdicts)

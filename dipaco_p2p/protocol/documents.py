@@ -108,7 +108,7 @@ class Rejection:
             raise ConfigError("a `reason` is one short word")
 
 
-DOCUMENT_BYTES_MAX = 224 * 1024
+DOCUMENT_BYTES_MAX = 240 * 1024
 """Of one document as canonical JSON. A version with SHARES_MAX contributions fits, whatever they say."""
 
 MIRRORS_MAX = 8

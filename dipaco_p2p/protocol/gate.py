@@ -31,14 +31,14 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ..strict import added, bounded
 from .reasons import Reason
 from .signing import VALUES_MAX, PeerId, require_digest
-from .standing import Findings
+from .standing import Finding, Findings
 
 DRAW = "draw"
 """The kind under which leaders and judges sign a work's id: nobody can tell beforehand what comes of it."""
@@ -116,6 +116,8 @@ class Judged:
     is_known: bool
     """Whether the chain counts earlier work of its author."""
     appraisals: Sequence[Appraisal]
+    is_counted: bool = False
+    """Whether an earlier version counts it: then its losses decide nothing any more, and audits may still end."""
 
     @property
     def author(self) -> PeerId:
@@ -125,9 +127,10 @@ class Judged:
 
 def refused(works: Mapping[str, Judged], *, coordinator: PeerId) -> dict[str, Reason]:
     """Which of a round's works, by id, do not count, and why. Same appraisals, same verdict, on any machine."""
-    usual = usual_rate(works.values())
-    found = {id_: reason for id_, work in works.items() if (reason := _fault(work, usual, coordinator)) is not None}
-    known = {id_ for id_, work in works.items() if work.is_known and work.appraisals}
+    new = {id_: work for id_, work in works.items() if not work.is_counted}
+    usual = usual_rate(new.values())
+    found = {id_: reason for id_, work in new.items() if (reason := _fault(work, usual, coordinator)) is not None}
+    known = {id_ for id_, work in new.items() if work.is_known and work.appraisals}
     if 2 * len(known & found.keys()) > len(known):
         found = {id_: reason for id_, reason in found.items() if id_ not in known}
     forged = [id_ for id_, work in works.items() if _is_forged(work)]
@@ -144,16 +147,23 @@ def is_undecided(appraisals: Iterable[Appraisal]) -> bool:
 
 
 def findings(
-    works: Mapping[str, Judged], reasons: Mapping[str, Reason], *, repeatable: Collection[str]
+    works: Mapping[str, Judged],
+    reasons: Mapping[str, Reason],
+    *,
+    repeatable: Collection[str],
+    is_noted: Callable[[Finding], bool],
 ) -> Findings | None:
-    """What a version notes of these works, of which `reasons` are refused; None for nothing. Only of the `repeatable`
-    ones it notes that they were repeated: of what the chain counts, once."""
-    found: dict[str, list[PeerId]] = defaultdict(list)
+    """What a version notes of these works, of which `reasons` are refused, and what no earlier one says (`is_noted`);
+    None for nothing. Only of the `repeatable` ones it notes that they were repeated: of what the chain counts."""
+    found: dict[str, list[tuple[PeerId, str]]] = defaultdict(list)
     for id_, work in works.items():
-        found["contradicted"] += contradicted(work.appraisals)
+        said = [("contradicted", peer) for peer in contradicted(work.appraisals)]
         kind = _kind(work, reasons.get(id_))
         if kind is not None and (kind != "repeated" or id_ in repeatable):
-            found[kind].append(work.author)
+            said.append((kind, work.author))
+        for kind, peer in said:
+            if not is_noted((kind, peer, id_)):
+                found[kind].append((peer, id_))
     return Findings.of(**found)
 
 

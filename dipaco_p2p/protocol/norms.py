@@ -10,6 +10,8 @@ same verdict, also after a takeover or a restart.
 - A contribution may count up to NORM_MULTIPLE_MAX times the usual norm; one that is longer than CLIP_MULTIPLE times it
   is scaled down to that. It may count from NORM_SHARE_MIN of the usual norm on: smaller ones harm nobody at once, but
   they would become the measure, and honest work would be scaled down to nothing.
+- *While nothing is usual*, the contributions of one version are each other's measure. Nobody can audit the first round:
+  else it took three times the step of whoever hands that in, and outer momentum carried it on for rounds.
 
 Everything is sums and products of floats in a fixed order, so all machines get the same bits. A cosine may differ in
 its last bits from machine to machine, so a polynomial replaces the schedule's.
@@ -21,18 +23,24 @@ import functools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..config import InnerConfig
 from ..topology import PathId
 from .documents import ModuleVersion
+from .signing import PeerId
 
 NORM_MULTIPLE_MAX = 10.0
 """Honest norms stay within 3 times the usual one."""
 NORM_SHARE_MIN = 0.001
 """A slow machine may do one step where others do five hundred."""
 CLIP_MULTIPLE = 3.0
+FIRST_MULTIPLE = 1.25
+"""While nothing is usual, over the lower median of a version's authors: of two that is the lesser one, for a step too
+short costs a round, and one too long is carried on by outer momentum. Honest ones begin at the same point with the same
+steps: theirs differed by 6 % on an idle machine, and by half where modules came at different times."""
+FIRST_AUTHORS_MIN = 2
 NORM_VERSIONS = 8
 """How many versions back say what is usual."""
 NORM_SAMPLES_MIN = 3
@@ -54,6 +62,18 @@ def _rate(inner: InnerConfig, step: int, total_steps: int) -> float:
     progress = min((step - inner.warmup_steps) / max(total_steps - inner.warmup_steps, 1), 1.0)
     falling = 1.0 - progress * progress * (3.0 - 2.0 * progress)
     return inner.lr * (inner.lr_min_ratio + (1.0 - inner.lr_min_ratio) * falling)
+
+
+def first_clip_norm(norms: Iterable[tuple[PeerId, float]]) -> float | None:
+    """The norm that longer contributions to a version are scaled down to while nothing is usual, from the authors and
+    norms of those that did a whole round's steps from its parent; None for too few authors. Each has one say, its
+    least: one author with many paths does not move it."""
+    least: dict[PeerId, float] = {}
+    for peer, norm in norms:
+        least[peer] = min(norm, least.get(peer, norm))
+    if len(least) < FIRST_AUTHORS_MIN:
+        return None
+    return FIRST_MULTIPLE * statistics.median_low(least.values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,8 @@ round. What does not come is given up:
   deadline is as many times longer as there are waves, paths for each volunteer.
 - Claims cost nothing, so without a quorum of the claimed *paths* a longer deadline does the same: peers that claim
   and never contribute can slow a round, but not stop it.
+- Once all paths are in, only further claimants of them are waited for, and nobody need notice a death and take a path
+  over: they have the deadline without the time for that. Else an idle claim beside others cost a whole deadline.
 - Work that was refused when the round could close does not make its path come: once, the path has a deadline more.
 - Then a grace, in which nearly finished uploads still arrive. While bytes of a claimant's upload keep coming it goes
   on, at most for one more deadline: a slow uplink has done its work already.
@@ -151,15 +153,20 @@ class Round:
         *,
         now_s: float,
         deadline_s: float | None = None,
+        replicas_s: float | None = None,
         uploads_s: Mapping[PeerId, float] | None = None,
     ) -> Round:
         """Let time pass; `claims` are those of the whole grid.
 
-        `deadline_s` is the one that was learnt (`Arrivals.deadline_s`), never above the run file's, which None means.
+        `deadline_s` is the one that was learnt (`Arrivals.deadline_s`), never above the run file's, which None means;
+        `replicas_s` the one for claimants whose path others have brought (`Arrivals.replicas_s`), None for the same.
         `uploads_s` says when bytes of an unfinished upload last came, by sender.
         """
         deadline_s = config.deadline_s if deadline_s is None else min(deadline_s, config.deadline_s)
-        event = self._event(claims, config, now_s=now_s, deadline_s=deadline_s, uploads_s=uploads_s or {})
+        wait_s = self._wait_s(claims, config, deadline_s=deadline_s, replicas_s=replicas_s)
+        event = self._event(
+            claims, config, now_s=now_s, wait_s=wait_s, deadline_s=deadline_s, uploads_s=uploads_s or {}
+        )
         if event is None:
             return self
         state = follow(ROUND_TRANSITIONS, self.state, event)
@@ -201,12 +208,29 @@ class Round:
         waves = math.ceil(len(claims) / max(len(volunteers), 1)) if is_coming_round else 1
         return waves if self.has_quorum(claims, config) else max(PATIENCE, waves)
 
-    def left_s(self, claims: PathClaims, config: RoundsConfig, *, now_s: float, deadline_s: float) -> float:
+    def _wait_s(
+        self, claims: PathClaims, config: RoundsConfig, *, deadline_s: float, replicas_s: float | None
+    ) -> float:
+        """How long after the last path that came it waits for what is missing."""
+        if self.expected <= self.paths:
+            return deadline_s if replicas_s is None else min(deadline_s, replicas_s)
+        return self.patience(claims, config) * deadline_s
+
+    def left_s(
+        self,
+        claims: PathClaims,
+        config: RoundsConfig,
+        *,
+        now_s: float,
+        deadline_s: float,
+        replicas_s: float | None = None,
+    ) -> float:
         """How long it waits from now on, if nothing more comes; a whole deadline before anything has come."""
         if self.state is RoundState.OPEN:
             return deadline_s
         is_waiting = self.state is RoundState.COLLECTING
-        grace_s = self.last_s + self.patience(claims, config) * deadline_s if is_waiting else self.grace_from_s
+        wait_s = self._wait_s(claims, config, deadline_s=deadline_s, replicas_s=replicas_s)
+        grace_s = self.last_s + wait_s if is_waiting else self.grace_from_s
         return max(0.0, grace_s + config.grace_s - now_s)
 
     def _event(
@@ -215,6 +239,7 @@ class Round:
         config: RoundsConfig,
         *,
         now_s: float,
+        wait_s: float,
         deadline_s: float,
         uploads_s: Mapping[PeerId, float],
     ) -> RoundEvent | None:
@@ -223,7 +248,7 @@ class Round:
         if self.is_complete(claims):
             return RoundEvent.COMPLETE
         if self.state is RoundState.COLLECTING:
-            is_due = now_s - self.last_s >= self.patience(claims, config) * deadline_s
+            is_due = now_s - self.last_s >= wait_s
             return RoundEvent.DEADLINE if is_due else None
         is_arriving = now_s < self.grace_from_s + deadline_s and self._is_arriving(claims, uploads_s, now_s)
         is_over = now_s >= self.grace_from_s + config.grace_s and not is_arriving
@@ -376,6 +401,12 @@ class Arrivals:
         if brought_s is None or typical_s is None:
             return None
         return brought_s + min(typical_s, rounds.deadline_s) / FASTER_MAX
+
+    def replicas_s(self) -> float | None:
+        """How long the open round waits for further claimants of its paths once all of these are in; None while that is
+        not known. A machine half as fast as the others is in by then."""
+        typical_s = self.typical_s()
+        return None if typical_s is None else MULTIPLE * typical_s
 
     def deadline_s(self, rounds: RoundsConfig, liveness: LivenessConfig) -> float:
         """How long the open round waits after the last path that came: `Round.tick` takes it."""

@@ -1,7 +1,9 @@
 """What a module's chain says of the peers whose work it counts, and what follows for their next work.
 
 A version names what judges and auditors found of works (gate.py): `Findings`, one peer for each work. Everybody who has
-the chain derives the same `Standing` of a peer from them, so it outlives leaders, and nobody has to be believed.
+the chain derives the same `Standing` of a peer from them, so it outlives leaders, and nobody has to be believed. Each
+finding names its work, and counts once in a chain: else a leader that names old appraisals again prolonged a standing
+for as long as it liked. A graver one about the same work may follow, since auditors may end late; a milder one never.
 
 - **Probation**: until auditors have repeated its first works, a peer's work weighs a quarter, unless it was itself
   repeated before it counted.
@@ -18,14 +20,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, fields
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
 
-from ..config import SHARES_MAX
-from ..errors import ConfigError
+from ..errors import ConfigError, IntegrityError
 from .audits import Audit, Audited, Work
-from .signing import PeerId
+from .signing import PeerId, require_digest, short
 
 FORGERS_WAIT = 8
 """Versions in which no work of a peer counts after one that finds it forged work."""
@@ -40,7 +41,7 @@ AUDITED_MIN = 0.02
 WORKS_PER_AUDIT = 8
 """Of the works of an author beyond its first ones audits of one in so many earn credit: the draw chooses one in fifty,
 and more of them at first."""
-FINDINGS_MAX = SHARES_MAX
+FINDINGS_MAX = 256
 """Of one version, so that it fits its document."""
 
 OWNERS_OF = 32
@@ -50,6 +51,12 @@ EXPELLED, WAITS, DOUBTED, UNHEARD, PROBATION = "expelled", "waits", "doubted", "
 """What a standing is called that is less than full, the gravest first."""
 
 Peers = tuple[PeerId, ...]
+Finding = tuple[str, PeerId, str]
+"""Its kind, the peer, and the id of the work that it is about."""
+KINDS = "forged", "withheld", "failed", "contradicted", "repeated"
+"""Of findings, the gravest first."""
+OF_AUTHORS = "forged", "withheld", "failed", "repeated"
+"""Those about the work's author: of one work none follows one that is as grave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,20 +73,30 @@ class Findings:
     """Auditors who came to something else than most others; the only ones who are not the work's author."""
     repeated: Peers = ()
     """Auditors came to the same."""
+    works: tuple[str, ...] = ()
+    """Of each of these, one kind after the other, the work that it is about."""
 
     def __post_init__(self) -> None:
-        named = astuple(self)
+        named = [getattr(self, kind) for kind in KINDS]
         if sum(map(len, named)) > FINDINGS_MAX or any(list(peers) != sorted(peers) for peers in named):
             raise ConfigError(f"findings are at most {FINDINGS_MAX} peers, each kind in order")
+        if self.works and len(self.works) != sum(map(len, named)):
+            raise ConfigError("findings name a work for each peer")
+        require_digest(*self.works)
 
     @classmethod
-    def of(cls, **found: Iterable[PeerId]) -> Findings | None:
-        """None for nothing; of too many the last ones are left out, the gravest never."""
-        left, kept = FINDINGS_MAX, {}
-        for field in fields(cls):
-            kept[field.name] = tuple(islice(sorted(found.get(field.name, ())), left))
-            left -= len(kept[field.name])
-        return cls(**kept) if left < FINDINGS_MAX else None
+    def of(cls, **found: Iterable[tuple[PeerId, str]]) -> Findings | None:
+        """From peers with the ids of works. None for nothing; of too many the last ones are left out, the gravest
+        never."""
+        by_kind = ((kind, peer, work) for kind in KINDS for peer, work in sorted(found.get(kind, ())))
+        named = list(islice(by_kind, FINDINGS_MAX))
+        peers = {kind: tuple(peer for each, peer, _ in named if each == kind) for kind in KINDS}
+        return cls(**peers, works=tuple(work for _, _, work in named)) if named else None
+
+    def named(self) -> Iterator[Finding]:
+        """Each kind, peer and work; the work is empty if they name none."""
+        works = chain(self.works, repeat(""))
+        return ((kind, peer, next(works)) for kind in KINDS for peer in getattr(self, kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +175,8 @@ class Standings:
         """The versions that count its works."""
         self._found: dict[tuple[str, PeerId], list[int]] = defaultdict(list)
         """The versions with a finding of this kind."""
+        self._noted: dict[Finding, int] = {}
+        """The version that says so first."""
         self._led: dict[PeerId, list[int]] = defaultdict(list)
         """The versions that it has made."""
         self._expelled: dict[PeerId, list[tuple[int, int | None]]] = defaultdict(list)
@@ -179,6 +198,23 @@ class Standings:
     def has_found(self, kind: str, peer: PeerId, version: int) -> bool:
         """Whether this version has a finding of this kind about `peer`."""
         return version in self._found.get((kind, peer), ())
+
+    def is_noted(self, finding: Finding) -> bool:
+        """Whether the chain says so already, or something as grave about the same work."""
+        kind, peer, work = finding
+        graver = OF_AUTHORS[: OF_AUTHORS.index(kind) + 1] if kind in OF_AUTHORS else (kind,)
+        return any((each, peer, work) in self._noted for each in graver)
+
+    def check(self, findings: Findings | None) -> None:
+        """Raise IntegrityError if the next version says something again of a work, or does not say of which."""
+        named = list(findings.named()) if findings is not None else []
+        for kind, peer, work in named:
+            if not work:
+                raise IntegrityError(f"a finding about ...{short(peer)} that names no work")
+            if self.is_noted((kind, peer, work)):
+                raise IntegrityError(f"a finding about work {work[:8]} that an earlier version has")
+        if len(set(named)) < len(named):
+            raise IntegrityError("a finding that is named twice")
 
     def last_found(self, kind: str, peer: PeerId) -> int:
         """The newest version with a finding of this kind about `peer`; 0 for none."""
@@ -255,15 +291,17 @@ class Standings:
         self.audited.add(version, audits, works=works or {})
         for peer in authors:
             self._worked[peer].append(version)
-        for field in fields(Findings) if findings is not None else ():
-            for peer in getattr(findings, field.name):
-                self._found[field.name, peer].append(version)
+        for finding in findings.named() if findings is not None else ():
+            self._found[finding[:2]].append(version)
+            if finding[2]:
+                self._noted.setdefault(finding, version)
 
     def drop_after(self, version: int) -> None:
         """The versions after this one are on the chain no more."""
         self._head = min(self._head, version)
         for versions in (*self._worked.values(), *self._found.values(), *self._led.values()):
             del versions[bisect_right(versions, version) :]
+        self._noted = {finding: noted for finding, noted in self._noted.items() if noted <= version}
         for peer, said in self._expelled.items():
             self._expelled[peer] = [one for one in said if one[0] <= version]
         self.audited.drop_after(version)
@@ -276,6 +314,7 @@ class Standings:
         other._found.update((key, list(versions)) for key, versions in self._found.items())
         other._led.update((peer, list(versions)) for peer, versions in self._led.items())
         other._expelled.update((peer, list(said)) for peer, said in self._expelled.items())
+        other._noted = dict(self._noted)
         other.audited = self.audited.copy()
         return other
 

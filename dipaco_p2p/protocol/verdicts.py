@@ -69,23 +69,27 @@ class Verdicts:
             if standings.of(sealed.document.author).is_heard or sealed.document.author == coordinator:
                 of_work[sealed.document.work].append(sealed.document)
         works = self._works = {
-            work: Judged(is_known=standings.of(found[0].of).is_known, appraisals=found)
+            work: Judged(
+                is_known=standings.of(found[0].of).is_known,
+                appraisals=found,
+                is_counted=standings.audited.author(work) is not None,
+            )
             for work, found in of_work.items()
         }
         self._refused = gate.refused(works, coordinator=coordinator)
         self._repeated = {work for work, judged in works.items() if gate.is_repeated(judged.appraisals)}
-        self._forgers = {works[work].author for work, why in self._refused.items() if why == Reason.NOT_REPEATED}
+        forged = [(works[id_].author, id_) for id_, why in self._refused.items() if why == Reason.NOT_REPEATED]
+        self._forgers = {peer for peer, id_ in forged if not standings.is_noted(("forged", peer, id_))}
 
     def findings(self, counted: Mapping[str, Work]) -> Findings | None:
         """What a version notes that counts these works, by id."""
         repeatable = {
             id_
             for id_, work in self._recent(counted).items()
-            if id_ in self._works
-            and self._works[id_].author == work.author
-            and not self._standings.audited.auditors(id_)
+            if id_ in self._works and self._works[id_].author == work.author
         }
-        return gate.findings(self._works, self._refused, repeatable=repeatable)
+        is_noted = self._standings.is_noted
+        return gate.findings(self._works, self._refused, repeatable=repeatable, is_noted=is_noted)
 
     def audits(self, counted: Mapping[str, Work]) -> tuple[Audit, ...]:
         """Which audits such a version names: of works that the chain counts, and of one refused work of each forger

@@ -96,8 +96,8 @@ def _check_rollback(version: ModuleVersion, name: str, manifest: Manifest) -> No
         raise IntegrityError(f"{name} is a rollback, and names an update, contributions, or no state")
     if version.expels is not None or version.readmits is not None:
         raise IntegrityError(f"{name} is a rollback, and expels or readmits somebody")
-    if version.clip_norm is not None or version.audits:
-        raise IntegrityError(f"{name} is a rollback, and names a norm to clip at, or audits")
+    if version.clip_norm is not None or version.audits or version.findings is not None:
+        raise IntegrityError(f"{name} is a rollback, and names a norm to clip at, audits, or findings")
     said = (decree.act, decree.stage, decree.module, decree.run)
     run = manifest.origin or version.run
     if said != (ROLLBACK, version.run, version.module, run) or not decree.after < version.version:
@@ -160,6 +160,7 @@ class Tally:
                 raise IntegrityError(f"{share.contribution[:8]} began from what was rolled back of {version.module}")
             fresh.add(base)
         self._check_audits(version)
+        self.standings.check(version.findings)
         if version.rollback is not None:
             decree = version.rollback.decree
             if decree.number <= self.rolled_back_by or self.digest(decree.to) != version.digest:
@@ -209,6 +210,32 @@ class Tally:
 def works_of(shares: Iterable[Share]) -> dict[str, Work]:
     """What a version with these shares counts, by the id of the work, where they name it."""
     return {share.work: Work(author=share.peer, tokens=share.tokens) for share in shares if share.work}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """What a chain has counted of one peer, and what it would take to undo it."""
+
+    to: int
+    """The last version before the first that counts its work, of those that later ones are built on."""
+    others: int
+    """Contributions of others that count in these since, and would be undone as well."""
+
+
+def damage_by(peer: PeerId, versions: Sequence[ModuleVersion]) -> Damage | None:
+    """None if nothing that the newest of these `versions`, those of one chain from 1 on, is built on counts its work:
+    what a rollback has undone does no more harm."""
+    number, built_on = len(versions), list[ModuleVersion]()
+    while number > 0:
+        version = versions[number - 1]
+        if version.rollback is None:
+            built_on.append(version)
+        number = number - 1 if version.rollback is None else version.rollback.decree.to
+    first = min((each.version for each in built_on if any(share.peer == peer for share in each.shares)), default=0)
+    if not first:
+        return None
+    others = sum(share.peer != peer for each in built_on if each.version >= first for share in each.shares)
+    return Damage(to=first - 1, others=others)
 
 
 def check_chain(versions: Sequence[Sealed[ModuleVersion]], manifest: Manifest, module: ModuleId) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.protocol.credit import DAY_S, HALF_LIFE_S
 from dipaco_p2p.protocol.judgement import TOLERANCE_NATS
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.protocol.standing import DOUBTED_FOR, FORGERS_WAIT, UNHEARD_FOR
+from dipaco_p2p.protocol.standing import DOUBTED_FOR, FORGERS_WAIT, KINDS, UNHEARD_FOR
 from dipaco_p2p.ticket import WORD, WORD_CHARS_MAX, read_ticket
 
 from ..model import Mark, Snapshot, VersionRow
@@ -291,7 +291,7 @@ def is_stale(snapshot: Snapshot, now_s: float) -> bool:
 
 def found_of(row: VersionRow) -> list[tuple[str, list[tuple[PeerId, int]], int]]:
     """The kinds of findings of a version: of whom, with how many works, and how many more peers there are."""
-    counts = {field.name: Counter(getattr(row.findings, field.name)) for field in fields(row.findings)}
+    counts = {kind: Counter(getattr(row.findings, kind)) for kind in KINDS}
     return [(kind, of.most_common(ROWS), max(0, len(of) - ROWS)) for kind, of in counts.items() if of]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -66,6 +66,8 @@ class Assignment:
         self._rounds = rounds
         self._done: dict[ModuleId, int] = {}
         """The newest version of each module from which the path has contributed, as far as that concerns us."""
+        self._others: dict[ModuleId, int] = {}
+        """What is done by others on the path alone: if it is refused, it is ours."""
         self._left: dict[ModuleId, int] = {}
         """Rounds that are left to others on the path, with whom we begin the next one."""
         self._left_until_s = 0.0
@@ -157,6 +159,8 @@ class Assignment:
             is_left = from_round > found.version
             if is_ours or is_others or is_left:
                 self._done[reader.module] = found.version
+            if is_others and not is_ours:
+                self._others[reader.module] = found.version
             if is_left and not found.has(self.path):
                 self._left[reader.module] = found.version
         if self.standing.is_due:
@@ -182,6 +186,17 @@ class Assignment:
         for reader in self._readers:
             found = rounds.get(reader.module)
             if found is not None and found.version == reader.version.version and not found.has(self.path):
+                self._done.pop(reader.module, None)
+
+    def heard(self, rounds: Mapping[ModuleId, OpenRound]) -> None:
+        """Learn from the open `rounds` where others' work, for which ours was left out, is not in any more since it was
+        refused: the path is to be trained for these modules, or they wait a deadline for nobody."""
+        for reader in self._readers:
+            found, left_out = rounds.get(reader.module), self._others.get(reader.module)
+            if found is None or not found.version == reader.version.version == left_out or found.has(self.path):
+                continue
+            if any(entry.path == self.path for entry in found.refused):
+                del self._others[reader.module]
                 self._done.pop(reader.module, None)
 
     async def wait_due(self, on_change: Callable[[list[ModuleId]], None]) -> None:

@@ -13,7 +13,7 @@ from heavy_imports import probe
 from tiny_run import SEED_NUMBER, signer
 from view_harness import run
 
-from bootstrap.control.decrees import Decreeing, Order, decrees_in, lines, offline
+from bootstrap.control.decrees import Decreeing, Order, decrees_in, lines, offline, told_all
 from bootstrap.folder import write_stage
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import ConfigError, IntegrityError
@@ -73,6 +73,23 @@ async def test_each_act_is_signed_logged_and_listed(tmp_path: Path) -> None:
         assert f"further seed nodes: ...{signer(71).peer[-6:]}" in said[-1]
         assert said[-1].endswith(f"names hidden: ...{signer(71).peer[-6:]}")
         assert [sealed.document.author for sealed in decrees.log] == [COORDINATOR.peer] * len(orders)
+
+
+async def test_a_ban_may_undo_what_versions_count_of_the_peer(tmp_path: Path) -> None:
+    async with in_a_run(tmp_path) as (decreeing, decrees, author):
+        row = decreeing.issue(Order(act="ban", peer=author, reason="forged", undo=True), at_s=1.0)
+        assert row["act"] == "ban"
+        assert [(one["module"], one["to"], one["after"], one["others"]) for one in row["undone"]] == [
+            (str(MODULE), 0, 3, 0)
+        ]
+        said = told_all(row).splitlines()
+        assert len(said) == 2 and f"rollback {MODULE} from 3 to 0" in said[1] and "0 contributions of others" in said[1]
+        assert [sealed.document.act for sealed in decrees.log] == ["ban", "rollback"]
+        stranger = decreeing.issue(Order(act="ban", peer=signer(71).peer, reason="forged", undo=True), at_s=2.0)
+        assert "undone" not in stranger and decrees.count == 3  # no version counts anything of it
+        with pytest.raises(ConfigError, match="undoes no work"):
+            decreeing.issue(Order(act="freeze", reason="x", undo=True), at_s=3.0)
+        assert decrees.count == 3
 
 
 async def test_whom_a_modules_owners_have_expelled_the_coordinator_admits_unbanned(tmp_path: Path) -> None:

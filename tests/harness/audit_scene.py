@@ -56,7 +56,9 @@ class AuditScene(Scene):
         return author
 
     def findings(self, version: int) -> Findings | None:
-        return self.leader.chain.ledger.versions[version - 1].document.findings
+        """Without the works that they are about."""
+        found = self.leader.chain.ledger.versions[version - 1].document.findings
+        return found and replace(found, works=())
 
     def authors_of(self, version: int) -> set[str]:
         return {share.peer for share in self.leader.chain.ledger.versions[version - 1].document.shares}
@@ -69,6 +71,6 @@ class AuditScene(Scene):
         """The archive has made every version again, and anybody can."""
         world, head = self.world, self.owner.head.version
         await eventually(lambda: world.seed.archive.ledgers[MODULE].head.version == head)
-        assert not [
-            one.problem for one in verify_run(self.run, world.seed.node.store, world.seed.archive) if one.problem
-        ]
+        reports = verify_run(self.run, world.seed.node.store, world.seed.archive)
+        problems = [one.problem for one in reports if one.problem]
+        assert not problems, problems

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from leaderboard_harness import LEADER, MIRROR, MODULE, NOW_S, STRANGER, WORKER, Bench
 
+from dipaco_p2p.canonical import digest
 from dipaco_p2p.config import JudgingConfig
 from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.documents import seal
@@ -18,8 +19,9 @@ from leaderboard.snapshot import Inputs, take_snapshot
 
 AUDITED = JudgingConfig(audited=2)
 AUDITORS = sorted((STRANGER.peer, MIRROR.peer))
-FORGED = Findings(forged=(STRANGER.peer,), failed=(WORKER.peer,))
-REPEATED = Findings(repeated=(WORKER.peer,))
+FIRST, SECOND = digest(b"a work"), digest(b"another work")
+FORGED = Findings.of(forged=[(STRANGER.peer, FIRST)], failed=[(WORKER.peer, SECOND)])
+REPEATED = Findings.of(repeated=[(WORKER.peer, FIRST)])
 
 
 def told(folder: Path, *found: Findings | None, **how: Any) -> Bench:
@@ -64,7 +66,7 @@ def test_audits_are_part_of_the_credit_and_those_that_are_contradicted_are_not(t
     named = (
         replace(versions[0].document, audits=audits[0]),
         replace(versions[1].document, audits=audits[1]),
-        replace(versions[2].document, findings=Findings(contradicted=(AUDITORS[0],))),
+        replace(versions[2].document, findings=Findings.of(contradicted=[(AUDITORS[0], FIRST)])),
     )
     bench.take(*(seal(LEADER, document) for document in named[:2]))
     assert bench.refused == {}

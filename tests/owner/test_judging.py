@@ -243,7 +243,7 @@ def test_a_version_that_counts_refused_work_is_made_again_by_nobody(tmp_path: Pa
             return make_again(run, parent, state, again, told, norms=norms, standings=standings, appraisals=blob)
 
         with pytest.raises(IntegrityError, match="harmful"):
-            make(Standings(), findings=Findings(failed=(author.peer,)))
+            make(Standings(), findings=Findings.of(failed=[(author.peer, document.work)]))
         known = Standings()
         known.add(1, authors=[author.peer], findings=None)
         make(known, findings=None)  # it is all whom the chain knows: then the run has a problem, and not the peer

@@ -93,6 +93,21 @@ def test_replicas_share_the_weight_of_their_path(run: Run) -> None:
     assert all(by_path[path] == pytest.approx(size / sum(sizes.values())) for path, size in sizes.items())
 
 
+def test_the_first_version_takes_no_longer_step_of_one_author_than_of_others(run: Run) -> None:
+    """Attack: three times what the steps came to. It passes the loss gate, and nobody can audit the first round."""
+    honest = admitted(run, count=4)
+    payload = gradient_bytes(run, MODULE, seed=4, size=3e-3)
+    document = replace(honest[3].sealed.document, payload=BlobRef.of(payload))
+    long = Admitted(seal(signer(4), document), partial(run.read_contribution, payload, MODULE))
+    lengths = sorted(item.read().norm() for item in honest)
+    assert long.read().norm() > 2.5 * lengths[-1]
+    version = made_of(run, [*honest[:3], long]).version
+    assert version.clip_norm == pytest.approx(1.25 * lengths[1], rel=0.05)
+    for others in (honest[:1], honest[:2]):
+        assert made_of(run, [*others, long]).version.clip_norm == pytest.approx(1.25 * lengths[0], rel=0.05)
+    assert made_of(run, [long]).version.clip_norm is None
+
+
 def test_a_version_of_nothing_is_a_programmers_error(run: Run) -> None:
     with pytest.raises(AssertionError):
         made_of(run, [])

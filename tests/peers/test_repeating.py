@@ -40,7 +40,17 @@ def refusals(world: World) -> list[str]:
 
 
 @pytest.mark.parametrize("uplink", ["int4", "int8", "top128"])
-def test_honest_work_is_repeated_and_comes_out_the_same(tmp_path: Path, uplink: str) -> None:
+def test_honest_work_is_repeated_and_comes_out_the_same(
+    tmp_path: Path, uplink: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, fetched = Repeater._state, list[bool]()
+
+    async def noted(self: Repeater, work: Contribution, ref: BlobRef) -> bytes | None:
+        fetched.append(ref == work.state)
+        return await original(self, work, ref)
+
+    monkeypatch.setattr(Repeater, "_state", noted)
+
     async def scenario() -> None:
         async with World(tmp_path, config=audited_config(uplink=uplink)) as world:
             world.join_all()
@@ -50,6 +60,7 @@ def test_honest_work_is_repeated_and_comes_out_the_same(tmp_path: Path, uplink: 
             assert all(one["cosine"] > 0.999 and abs(one["ratio"] - 1) < 0.01 for one in found), "but for bfloat16"
             assert {round(one["moments"], 6) for one in found} == {1.0}
             assert Reason.NOT_REPEATED not in refusals(world)
+            assert fetched and not any(fetched), "of like machines the state after the steps is not fetched"
 
     play(scenario)
 

@@ -23,6 +23,7 @@ from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.outer.compress import compress
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.follower import Follower
+from dipaco_p2p.protocol.rounds import Entry, OpenRound
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.path.assignment import Assignment, Work
 from peers.path.claiming import first_round
@@ -218,6 +219,35 @@ async def test_a_path_is_not_trained_while_a_module_of_it_is_fetched_anew(tmp_pa
         assert assignment.is_ready
         readers[1]._start_over()
         assert assignment.standing.is_due and not assignment.is_ready
+
+
+async def test_work_that_was_left_out_for_others_is_done_once_theirs_is_refused(tmp_path: Path) -> None:
+    """A forger's work was in one module when its path was taken over, and refused there afterwards: the path was pushed
+    to the others alone, and that module waited a deadline for nobody."""
+    async with world_of_one_path(tmp_path) as world:
+        node, path = world.peer(61), PathId((0, 0, 0))
+        readers = [Follower(node, module) for module in path.modules()]
+        await asyncio.gather(*(reader.sync() for reader in readers))
+        assignment = Assignment(cast(PathTrainer, SimpleNamespace(path=path)), readers, rounds=30)
+        first, *others = path.modules()
+        forged = Entry(path=path, peer=world.peer(62).swarm.peer)
+        rounds = {
+            module: OpenRound(version=0, entries=(forged,) if module == first else ()) for module in path.modules()
+        }
+        me = node.swarm.peer
+        assignment.begin(rounds, me=me, is_alone=True, from_round=0, left_until_s=0.0)
+        assert assignment.missing == set(others)
+        assignment.contributed(assignment.bases)
+        assert not assignment.missing
+        assignment.heard({first: OpenRound(version=0)})  # not in any more, for whatever reason: that is for `doubt`
+        assert not assignment.missing
+        assignment.heard({first: OpenRound(version=0, refused=(forged,))})
+        assert assignment.missing == {first}
+        assignment.contributed(assignment.bases)
+        assignment.heard(
+            {first: OpenRound(version=0, refused=(forged,))}
+        )  # once: what it hands in then may not be told yet
+        assert not assignment.missing
 
 
 @pytest.mark.parametrize(("progress", "others", "first"), [(0, 0, 0), (0, 3, 0), (4, 0, 4), (4, 1, 5)])

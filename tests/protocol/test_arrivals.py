@@ -49,6 +49,11 @@ def test_it_waits_a_multiple_of_what_a_path_takes_and_for_a_path_to_be_taken_ove
     assert deadline_s(after(1, dict.fromkeys(PATHS[:2], 50.0))) == MULTIPLE * 50.0 + FLOOR_S
 
 
+def test_for_further_claimants_of_a_path_nobody_need_notice_a_death() -> None:
+    assert Arrivals(paths=4).replicas_s() is None
+    assert after(1, dict.fromkeys(PATHS, 50.0)).replicas_s() == MULTIPLE * 50.0
+
+
 def test_it_follows_the_machines_and_forgets() -> None:
     fast = after(9, dict.fromkeys(PATHS, 20.0))
     slow = after(ROUNDS_REMEMBERED, dict.fromkeys(PATHS, 80.0), before=fast, first=9)

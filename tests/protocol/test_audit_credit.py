@@ -245,7 +245,7 @@ def test_the_first_works_after_a_forgery_pay_their_auditors_again() -> None:
     for name in ("a", "b", "c"):
         chain.add(name, by_all(work(name), SAME))
     assert chain.earned() == {AUDITORS[0].peer: AUDITED * TOKENS}
-    chain.add(share("d", of=OTHER, base=3), findings=Findings(forged=(AUTHOR.peer,) * 3))
+    chain.add(share("d", of=OTHER, base=3), findings=Findings.of(forged=[(AUTHOR.peer, work(name)) for name in "xyz"]))
     for name in ("e", "f", "g"):
         chain.add(name, by_all(work(name), SAME))
     assert chain.earned() == {AUDITORS[0].peer: 2 * AUDITED * TOKENS}
@@ -261,7 +261,7 @@ def test_who_did_not_look_loses_what_it_earned_since_nobody_could_tell() -> None
         chain.add(share(f"{number}", of=OTHER, base=chain.head.version))
     found = [said(work("b"), lazy, SAME), *(said(work("b"), auditor, OFF) for auditor in honest)]
     chain.add(share("c", of=OTHER, base=chain.head.version), found)
-    assert chain.head.findings == Findings(forged=(AUTHOR.peer,), contradicted=(lazy.peer,))
+    assert chain.head.findings == Findings.of(forged=[(AUTHOR.peer, work("b"))], contradicted=[(lazy.peer, work("b"))])
     assert chain.earned() == {auditor.peer: TOKENS for auditor in honest}
 
 
@@ -270,7 +270,7 @@ def test_what_it_earned_long_before_it_keeps() -> None:
     chain.add("a", by_all(work("a"), SAME))
     for number in range(UNHEARD_FOR - 1):
         chain.add(share(f"{number}", of=OTHER, base=chain.head.version))
-    chain.add("z", findings=Findings(contradicted=(AUDITORS[0].peer,)))
+    chain.add("z", findings=Findings.of(contradicted=[(AUDITORS[0].peer, work("a"))]))
     assert chain.earned() == {AUDITORS[0].peer: TOKENS}
 
 

@@ -24,7 +24,7 @@ from dipaco_p2p.protocol.decrees import (
 from dipaco_p2p.protocol.documents import DOCUMENT_BYTES_MAX, ModuleVersion, document_id, seal, unseal
 from dipaco_p2p.protocol.expulsion import Expulsion
 from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.protocol.versions import Tally, check_chain, check_successor
+from dipaco_p2p.protocol.versions import Damage, Tally, check_chain, check_successor, damage_by
 from dipaco_p2p.strict import plain
 
 RUN = document_id(MANIFEST)
@@ -170,6 +170,25 @@ def test_a_rollback_follows_as_any_version_and_brings_earlier_parameters_back() 
         third = undoing(SECOND, back)
         check_chain(chain(FIRST, SECOND, third), MANIFEST, MODULE)
         assert (third.digest, third.weight) == (back.digest, SECOND.weight)
+
+
+def test_what_a_chain_is_built_on_says_how_far_back_a_peers_work_goes() -> None:
+    def counts(parent: ModuleVersion, *names: str) -> ModuleVersion:
+        return child(parent, shares=shares(*names, base=parent.version))
+
+    bad, good = PeerId("peer bad"), PeerId("peer good")
+    first = counts(GENESIS, "good")
+    second = counts(first, "bad", "good")
+    third = counts(second, "bad", "good", "better")
+    fourth = undoing(third, first)
+    fifth = counts(fourth, "good")
+    assert damage_by(bad, [first]) is None
+    assert damage_by(bad, [first, second, third]) == Damage(to=1, others=3)
+    assert damage_by(good, [first, second, third]) == Damage(to=0, others=3)
+    assert damage_by(bad, [first, second, third, fourth, fifth]) is None  # undone, as if it had never been
+    assert damage_by(good, [first, second, third, fourth, fifth]) == Damage(to=0, others=0)
+    sixth = counts(fifth, "bad")
+    assert damage_by(bad, [first, second, third, fourth, fifth, sixth]) == Damage(to=5, others=0)
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_a_version_of_all_places_fits_whatever_its_shares_say() -> None:
         work=digest(b"work"),
     )
     audits = (Audit(work=share.work, by=ALICE.peer, tokens=VALUES_MAX),) * AUDITS_MAX
-    findings = Findings.of(repeated=[ALICE.peer] * FINDINGS_MAX)
+    findings = Findings.of(repeated=[(ALICE.peer, share.work)] * FINDINGS_MAX)
     votes = tuple(sorted((Vote(owner=signer(n).peer, signature="ab" * 64) for n in range(VOTES_MAX)), key=str))
     expels = Expulsion(peer=ALICE.peer, found=VALUES_MAX, decrees=1024, votes=votes)
     decree = Decree(

@@ -173,7 +173,7 @@ def test_a_round_is_judged_again_from_its_blob() -> None:
     said = [seal(judge, appraisal(BAD, judge=judge)) for judge in JUDGES]
     strange, known = verdicts_of(read_appraisals(encode_appraisals(said))), verdicts_of(said, known=True)
     assert (strange.reason(ITS), known.reason(ITS)) == (Reason.HARMFUL, None)  # it is all whom the chain knows
-    assert strange.findings({}) == Findings(failed=(AUTHOR.peer,)) and known.findings({}) is None
+    assert strange.findings({}) == Findings.of(failed=[(AUTHOR.peer, WORK)]) and known.findings({}) is None
     assert strange.blob == known.blob == encode_appraisals(said)
 
 
@@ -291,7 +291,8 @@ def test_a_version_notes_what_auditors_found(found: tuple[Repetition | None, ...
     works = zip(JUDGES, audited(*found).appraisals, strict=False)
     said = [seal(judge, appraisal) for judge, appraisal in works]
     findings = verdicts_of(said, known=True).findings({WORK: Work(author=AUTHOR.peer, tokens=100)})
-    assert (findings and replace(findings, contradicted=())) == (Findings(**{kind: (AUTHOR.peer,)}) if kind else None)
+    of_author = findings and replace(findings, contradicted=(), works=())
+    assert of_author == (Findings(**{kind: (AUTHOR.peer,)}) if kind else None)
     failed = [judge.peer for judge, one in zip(JUDGES, found, strict=False) if one not in (SAME, None)]
     assert auditors_against(AUTHOR.peer, said) == sorted(failed)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from tiny_run import signer
 from version_harness import child, share
 
 from dipaco_p2p.config import InnerConfig
@@ -15,11 +16,13 @@ from dipaco_p2p.protocol.admission import judge_norm
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.norms import (
     CLIP_MULTIPLE,
+    FIRST_MULTIPLE,
     LR_MULTIPLE_MAX,
     NORM_MULTIPLE_MAX,
     NORM_SHARE_MIN,
     NORM_VERSIONS,
     Norms,
+    first_clip_norm,
     lr_sum,
 )
 from dipaco_p2p.protocol.reasons import Reason
@@ -57,6 +60,25 @@ def test_without_a_history_the_optimiser_is_the_measure() -> None:
     assert measure().clip_norm(0) is None
     assert is_refused(measure(), MOST * 1.001) and not is_refused(measure(), MOST * 0.999)
     assert not is_refused(measure(), 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "clip"),
+    [
+        ({}, None),
+        ({1: [1.0, 9.0]}, None),  # a second path makes no author two
+        ({1: [1.0], 2: [3.0]}, 1.0),
+        ({1: [1.0, 9.0], 2: [3.0]}, 1.0),
+        ({1: [1.0], 2: [1.04], 3: [1.02]}, 1.02),
+        ({1: [1.0], 2: [1.04], 3: [1.02], 4: [3.0]}, 1.02),  # attack: three times the step
+        ({1: [1.0], 2: [1.04], 3: [1.02], 4: [1e-7]}, 1.0),  # attack: to scale others' down to nothing
+        ({1: [1.0], 2: [1.04], 3: [1.02], 4: [3.0] * 50}, 1.02),  # attack: many paths
+        ({1: [1.0], 2: [1.04], 3: [1.02], 4: [1e-7] * 50}, 1.0),
+    ],
+)
+def test_while_nothing_is_usual_authors_measure_each_other(lengths: dict[int, list[float]], clip: float | None) -> None:
+    of = [(signer(number).peer, norm) for number, norms in lengths.items() for norm in norms]
+    assert first_clip_norm(of) == (None if clip is None else pytest.approx(FIRST_MULTIPLE * clip))
 
 
 def test_what_is_usual_bounds_norms_in_both_directions_and_says_what_is_clipped() -> None:

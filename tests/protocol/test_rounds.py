@@ -91,6 +91,22 @@ def test_every_replica_of_a_path_is_waited_for() -> None:
         assert closed == (number == 3)
 
 
+@pytest.mark.parametrize(("replicas_s", "due_s"), [(None, 120.0), (5.0, 5.0), (500.0, 120.0)])
+def test_further_claimants_have_their_own_time_once_all_paths_are_in(replicas_s: float | None, due_s: float) -> None:
+    """Attack: an idle claim beside others' cost each round a whole deadline."""
+    beside = claims(A, A, grid={A})
+    round_ = Round(number=NUMBER, expected=frozenset({A})).contributed(A, peer(A), now_s=START_S)
+    for after_s, state in ((due_s - 0.1, RoundState.COLLECTING), (due_s, RoundState.GRACE)):
+        assert round_.tick(beside, CONFIG, now_s=START_S + after_s, replicas_s=replicas_s).state is state
+    left_s = round_.left_s(beside, CONFIG, now_s=START_S, deadline_s=120.0, replicas_s=replicas_s)
+    assert left_s == due_s + CONFIG.grace_s
+
+
+def test_a_path_that_is_missing_has_the_whole_deadline() -> None:
+    waiting = collected(A, B, C).tick(claims(*ALL), CONFIG, now_s=START_S + 60.0, replicas_s=5.0)
+    assert waiting.state is RoundState.COLLECTING
+
+
 def test_a_claimant_that_begins_with_a_later_round_is_not_waited_for() -> None:
     newcomer = {**claims(*ALL), A: {**claims(A)[A], peer(A, 1): Claim(path=A, since_s=9.0, round=NUMBER + 1)}}
     assert state_after(collected(A, B, C, D), 0.0, newcomer) is RoundState.CLOSED

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_run import signer
 
+from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.protocol.standing import (
     DOUBTED_FOR,
@@ -21,6 +22,8 @@ from dipaco_p2p.protocol.standing import (
 
 PEER, OTHER = sorted(signer(number).peer for number in (1, 2))
 
+WORKS = sorted(digest(name.encode()) for name in "abc")
+
 
 def standings(*versions: Findings | None) -> Standings:
     """Of a chain whose every version counts a work of PEER."""
@@ -31,7 +34,7 @@ def standings(*versions: Findings | None) -> Standings:
 
 
 def found(**kinds: int) -> Findings | None:
-    return Findings.of(**{kind: [PEER] * count for kind, count in kinds.items()})
+    return Findings(**{kind: (PEER,) * count for kind, count in kinds.items()})
 
 
 def test_a_newcomer_is_on_probation_until_its_first_works_were_repeated() -> None:
@@ -137,10 +140,13 @@ def test_versions_that_are_given_up_leave_nothing_behind(kinds: list[str], kept:
 
 def test_findings_have_an_order_and_a_limit_and_the_gravest_are_never_left_out() -> None:
     assert Findings.of(repeated=[]) is None
-    both = Findings.of(repeated=[OTHER, PEER, OTHER])
+    both = Findings.of(repeated=[(OTHER, WORKS[1]), (PEER, WORKS[0]), (OTHER, WORKS[0])])
     assert both is not None and both.repeated == (PEER, OTHER, OTHER)
-    crowd = Findings.of(repeated=[PEER] * FINDINGS_MAX, forged=[OTHER])
+    assert both.works == (WORKS[0], *sorted(WORKS[:2]))
+    crowd = Findings.of(repeated=[(PEER, WORKS[0])] * FINDINGS_MAX, forged=[(OTHER, WORKS[1])])
     assert crowd is not None and crowd.forged == (OTHER,) and len(crowd.repeated) == FINDINGS_MAX - 1
     for wrong in ({"failed": (OTHER, PEER)}, {"failed": (PEER,) * (FINDINGS_MAX + 1)}):
         with pytest.raises(ConfigError, match="in order"):
             Findings(**wrong)
+    with pytest.raises(ConfigError, match="a work for each"):
+        Findings(failed=(PEER,), works=tuple(WORKS[:2]))

@@ -87,6 +87,19 @@ def test_who_repeats_a_work_is_named_once(audits: tuple[tuple[tuple[str, str], .
 
 
 @pytest.mark.parametrize(
+    ("second", "broken"),
+    [(("failed", "x", "two"), set()), (("failed", "x", "one"), {2}), (("forged", "x", ""), {2})],
+    ids=["of each work", "again", "of no work"],
+)
+def test_what_was_found_of_a_work_stands_once(second: tuple[str, str, str], broken: set[int]) -> None:
+    chain = (
+        link(1, counted("one"), findings=(("failed", "x", "one"),)),
+        link(2, counted("two", base=1, base_digest="digest-1"), findings=(second,)),
+    )
+    assert promises(good(chains={MODULE: chain})) == broken
+
+
+@pytest.mark.parametrize(
     ("leaders", "voters", "found", "broken"),
     [
         ("abcde", "abcd", "z", set()),

@@ -120,7 +120,7 @@ async def arrive(entry: Entry, config: PeerConfig, friends: KnownPeers, *, tell:
             await swarm.close()
             continue
         if config.relay and reach is Reach.YES:
-            await swarm.offer_relay(RelayLimits(mbit=config.relay_mbit))
+            swarm.offer_relay(RelayLimits(mbit=config.relay_mbit))
         return Arrival(swarm=swarm, opened=opened, reach=reach)
 
 

@@ -1,10 +1,10 @@
 """Circuits through relays, by libp2p's circuit relay v2: asking a relay for a slot, and being a relay.
 
-The daemon that hivemind ships can relay, but cannot be told for whom, counts nothing, and asks for a slot only after
-three minutes unless it knows four relays. It opens and takes streams of any protocol, though, and so both ends that
-concern us are here; the daemons at the ends of a circuit do the rest: they dial, encrypt, and try to punch a hole. What
-a relay grants has no limit on the wire (libp2p keeps all but a few protocols off a limited one); ours are those of
-relay_slots.py.
+The daemon that hivemind ships can relay, but cannot be told for whom nor not to, counts nothing, and asks for a slot
+only after three minutes unless it knows four relays. It opens and takes streams of any protocol, though, and so both
+ends that concern us are here; the daemons at the ends of a circuit do the rest: they dial, encrypt, and try to punch a
+hole. What a relay grants has no limit on the wire (libp2p keeps all but a few protocols off a limited one); ours are
+those of relay_slots.py.
 
 Source: libp2p specs, relay/circuit-v2.md: RESERVE and CONNECT on a stream of HOP, CONNECT on one of STOP, each answered
 by STATUS; messages are protobuf, after their length as a varint.

@@ -101,7 +101,7 @@ async def open_libp2p(
         swarm.line = line or swarm.line
         await swarm.start(client_mode=client_mode, behind_nat=behind_nat)
         if relay is not None:
-            await swarm.offer_relay(relay)
+            swarm.offer_relay(relay)
         if dialled:
             await swarm.join(dialled)
     except BaseException:
@@ -116,8 +116,8 @@ class Libp2pSwarm:
     def __init__(self, p2p: P2P, signer: Signer, *, clock: Clock, ttl_max_s: float, frame_timeout_s: float) -> None:
         self.peer, self.signer = signer.peer, signer
         self.line = Line()
-        self.relay: Relay | None = None
-        """What others are dialled through; None if we offer that to nobody."""
+        self.relay = Relay(Slots(clock, RelayLimits(slots=0)), self._open_stream)
+        """What others are dialled through; with slots for nobody unless we offer it."""
         self.reservations: Reservations | None = None
         """Of a peer behind a NAT: its slots at relays."""
         self._addresses: tuple[str, ...] = ()
@@ -140,13 +140,12 @@ class Libp2pSwarm:
 
     @property
     def offers_relay(self) -> bool:
-        return self.relay is not None
+        return self.relay.slots.limits.slots > 0
 
     def note_peers(
         self, *, members: Collection[PeerId], banned: Collection[PeerId], relays: Mapping[PeerId, Sequence[str]]
     ) -> None:
-        if self.relay is not None:
-            self.relay.slots.note(members, banned)
+        self.relay.slots.note(members, banned)
         if self.reservations is not None:
             self.reservations.note(relays)
 
@@ -159,13 +158,13 @@ class Libp2pSwarm:
         _quieten(self._p2p)
         with long_backlog():
             await self._p2p.add_binary_stream_handler(PROTOCOL, self._on_stream)
+            await self._p2p.add_binary_stream_handler(HOP, self._on_hop)  # in place of the daemon's
         if behind_nat and not client_mode:
             self.reservations = Reservations(self.peer, self._daemon, ways=self.ways, clock=self._clock)
 
-    async def offer_relay(self, limits: RelayLimits) -> None:
+    def offer_relay(self, limits: RelayLimits) -> None:
         """Be a relay from now on."""
-        self.relay = Relay(Slots(self._clock, limits), self._daemon.open_plain)
-        await self._p2p.add_binary_stream_handler(HOP, self.relay.answer)
+        self.relay = Relay(Slots(self._clock, limits), self._open_stream)
 
     async def join(self, dialled: dict[str, Address]) -> None:
         """Join through whichever of `dialled` answer; raises as `open_libp2p`."""
@@ -267,9 +266,10 @@ class Libp2pSwarm:
         if self._node is None:
             return
         node, self._node = self._node, None
-        for part in (self._server, self.relay, self.reservations):
-            if part is not None:
-                await part.close()
+        await self._server.close()
+        await self.relay.close()
+        if self.reservations is not None:
+            await self.reservations.close()
         with contextlib.suppress(TimeoutError, OSError, P2PDaemonError, IncompleteReadError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await node.shutdown()
@@ -304,12 +304,12 @@ class Libp2pSwarm:
                 await self._daemon.connect(peer, places)
         try:
             async with asyncio.timeout(dial_s if places else None):
-                return await self._daemon.open_stream(peer)
+                return await self._daemon.open_way(peer)
         except (TimeoutError, P2PDaemonError):
             if not places:
                 raise
         await self._daemon.connect(peer, places)
-        return await self._daemon.open_stream(peer)
+        return await self._daemon.open_way(peer)
 
     async def _join_through(self, address: Address) -> None:
         assert self._node is not None
@@ -326,6 +326,12 @@ class Libp2pSwarm:
         key = self._guard.name_of(key_hash)
         if key is not None:
             self._records.admit(key, entries)
+
+    async def _open_stream(self, peer: PeerId, protocol: str) -> tuple[StreamReader, StreamWriter]:
+        return await self._daemon.open_stream(peer, protocol)
+
+    async def _on_hop(self, info: Any, reader: StreamReader, writer: StreamWriter) -> None:
+        await self.relay.answer(info, reader, writer)
 
     async def _on_stream(self, info: Any, reader: StreamReader, writer: StreamWriter) -> None:
         place = str(info.addr)
@@ -353,17 +359,17 @@ class _Daemon:
         _, writer, _ = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=raw))
         writer.close()
 
-    async def open_stream(self, peer: PeerId, protocol: str = PROTOCOL) -> _Stream:
+    async def open_stream(self, peer: PeerId, protocol: str = PROTOCOL) -> tuple[StreamReader, StreamWriter]:
         """A stream to `peer`; raises P2PDaemonError."""
+        reader, writer, _ = await self.open_way(peer, protocol)
+        return reader, writer
+
+    async def open_way(self, peer: PeerId, protocol: str = PROTOCOL) -> _Stream:
+        """The same, and where it leads."""
         raw = p2pd_pb2.StreamOpenRequest(
             peer=PeerID.from_base58(peer).to_bytes(), proto=[protocol], timeout=int(DIAL_TIMEOUT_S)
         )
         return await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=raw))
-
-    async def open_plain(self, peer: PeerId, protocol: str) -> tuple[StreamReader, StreamWriter]:
-        """As `open_stream`, without where it leads."""
-        reader, writer, _ = await self.open_stream(peer, protocol)
-        return reader, writer
 
     async def _ask(self, request: Any) -> _Stream:
         reader, writer = await self._connector.open_connection()
@@ -379,10 +385,20 @@ class _Daemon:
         return reader, writer, str(Multiaddr(leads_to)) if leads_to else ""
 
 
+class _P2P(P2P):  # type: ignore[misc]
+    """Starts the daemon without its service for strangers of 4 GiB a circuit, which hivemind does not switch off. What
+    stays, whatever `use_relay` says, serves 128 KiB; our own handler takes its place."""
+
+    @staticmethod
+    def _make_process_args(*words: Any, **options: Any) -> list[str]:
+        arguments: list[str] = P2P._make_process_args(*words, relayService=False, **options)
+        return arguments
+
+
 async def _start_daemon(identity_path: Path, listen: str, client_mode: bool, *, behind_nat: bool) -> P2P:
     try:
         with daemons_apart():
-            return await P2P.create(
+            return await _P2P.create(
                 identity_path=str(identity_path),
                 check_if_identity_free=False,  # It reads RSA keys only.
                 host_maddrs=[listen],
@@ -391,7 +407,7 @@ async def _start_daemon(identity_path: Path, listen: str, client_mode: bool, *, 
                 nat_port_map=False,
                 auto_nat=behind_nat,  # It is what switches hole punching on.
                 force_reachability="private" if behind_nat else None,
-                use_relay=False,  # As a relay: dialling through others', and being dialled, need no permission.
+                use_relay=False,
                 use_auto_relay=False,
                 startup_timeout=STARTUP_TIMEOUT_S,
                 persistent_conn_max_msg_size=MESSAGE_BYTES_MAX,

@@ -41,7 +41,7 @@ class Dials(Protocol):
     async def connect(self, peer: PeerId, places: Sequence[str]) -> None:
         """Raises P2PDaemonError."""
 
-    async def open_plain(self, peer: PeerId, protocol: str) -> tuple[StreamReader, StreamWriter]:
+    async def open_stream(self, peer: PeerId, protocol: str) -> tuple[StreamReader, StreamWriter]:
         """Raises P2PDaemonError."""
 
 
@@ -137,7 +137,7 @@ class Reservations:
                         await self._daemon.connect(relay, given)
             except (TimeoutError, OSError, P2PDaemonError):
                 raise Unreachable(f"{short(relay)} is not there") from None
-            until_s = await ask_slot(self._daemon.open_plain, relay)
+            until_s = await ask_slot(self._daemon.open_stream, relay)
         except DipacoError as error:
             rest_s = min(2 * self._rests.get(relay, (REST_S[0] / 2, 0.0))[0], REST_S[1])
             self._rests[relay] = (rest_s, self._clock.now_s() + rest_s)

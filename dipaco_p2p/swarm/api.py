@@ -52,6 +52,15 @@ class SwarmStatistics:
     bytes_received: int = 0
     bytes_relayed: int = 0
     """Of both, those of calls that went through a relay."""
+    peers_direct: int = 0
+    peers_relayed: int = 0
+    """Those who called us or were called lately, by the way of the last call."""
+    relay_slots: int = 0
+    """Of us as a relay: slots that are held now."""
+    relay_circuits: int = 0
+    """Open now."""
+    relay_bytes: int = 0
+    """Passed on for others."""
     calls_made: int = 0
     calls_failed: int = 0
     calls_served: int = 0

@@ -54,6 +54,7 @@ DIAL_TIMEOUT_S = 10.0
 DHT_TIMEOUT_S = 10.0
 STARTUP_TIMEOUT_S = 20.0
 CLOSE_TIMEOUT_S = 3.0
+PEERS_REMEMBERED = 256
 _HINT = "check that it is running and that the address is current"
 _log = logging.getLogger(__name__)
 
@@ -121,6 +122,8 @@ class Libp2pSwarm:
         self.reservations: Reservations | None = None
         """Of a peer behind a NAT: its slots at relays."""
         self._addresses: tuple[str, ...] = ()
+        self._is_relayed: dict[PeerId, bool] = {}
+        """Of peers with whom we had a call, whether the last one went through a relay."""
         self._clock = clock
         self._p2p = p2p
         self._daemon = _Daemon(p2p)
@@ -276,7 +279,15 @@ class Libp2pSwarm:
         await _stop_daemon(self._p2p)
 
     def statistics(self) -> SwarmStatistics:
-        return SwarmStatistics(**self._counts)
+        slots, relayed = self.relay.slots, sum(self._is_relayed.values())
+        return SwarmStatistics(
+            **self._counts,
+            peers_direct=len(self._is_relayed) - relayed,
+            peers_relayed=relayed,
+            relay_slots=slots.taken,
+            relay_circuits=slots.open_circuits,
+            relay_bytes=slots.counts.bytes,
+        )
 
     async def _exchange(
         self, peer: PeerId, request: frames.Frame, addresses: Sequence[str], *, dial_s: float
@@ -284,7 +295,7 @@ class Libp2pSwarm:
         if peer == self.peer:  # libp2p does not dial itself.
             return await self._server.answer_self(self.peer, request)
         reader, writer, place = await self._dial(peer, addresses, dial_s=dial_s)
-        is_relayed = is_circuit(place)
+        is_relayed = self._note_way(peer, place)
         try:
             self._counts["bytes_sent"] += (sent := frames.size_bytes(request))
             self._counts["bytes_relayed"] += sent * is_relayed
@@ -336,7 +347,15 @@ class Libp2pSwarm:
     async def _on_stream(self, info: Any, reader: StreamReader, writer: StreamWriter) -> None:
         place = str(info.addr)
         caller = Caller(PeerId(info.peer_id.to_base58()), host_of(place))
-        await self._server.answer(caller, reader, writer, is_relayed=is_circuit(place))
+        await self._server.answer(caller, reader, writer, is_relayed=self._note_way(caller.peer, place))
+
+    def _note_way(self, peer: PeerId, place: str) -> bool:
+        """Whether a connection that leads there goes through a relay."""
+        self._is_relayed.pop(peer, None)  # the one that was heard of last comes to the end
+        self._is_relayed[peer] = is_circuit(place)
+        while len(self._is_relayed) > PEERS_REMEMBERED:
+            del self._is_relayed[next(iter(self._is_relayed))]
+        return self._is_relayed[peer]
 
 
 _Stream = tuple[StreamReader, StreamWriter, str]

@@ -74,7 +74,7 @@ class StreamServer:
     async def _answer(self, caller: Caller, reader: StreamReader, writer: StreamWriter, is_relayed: bool) -> None:
         try:
             await self._answer_or_refuse(caller, reader, writer, is_relayed)
-            await _wait_hang_up(reader)
+            await wait_hang_up(reader)
         except (TimeoutError, ConnectionError, IncompleteReadError):
             self._counts["calls_broken"] += 1
         finally:
@@ -131,7 +131,7 @@ async def _send_or_stop(writer: StreamWriter, frame: Frame) -> None:
         await send(writer, frame)
 
 
-async def _wait_hang_up(reader: StreamReader) -> None:
+async def wait_hang_up(reader: StreamReader) -> None:
     """Let the caller close first, within bounds: when we do, the daemon may reset the stream, and a reply that it has
     not handed over yet is lost. One who is still sending is heard out, too."""
     with contextlib.suppress(TimeoutError, ConnectionError):

@@ -30,7 +30,7 @@ from dipaco_p2p.swarm.hivemind.circuits import (
     write_message,
 )
 from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm, open_libp2p
-from dipaco_p2p.swarm.hivemind.reservations import Reservations
+from dipaco_p2p.swarm.hivemind.reservations import LOST_S, Reservations
 from dipaco_p2p.swarm.relay_slots import RelayLimits, Slots
 
 pytestmark = pytest.mark.libp2p
@@ -275,6 +275,23 @@ async def test_slots_are_renewed_at_half_their_life_and_two_are_enough(relays: R
     await relays.clock.advance(2.0)
     await relays.kept.look()
     assert relays.asked == ["a", "b"] * 2 and len(relays.kept.addresses) == 2
+
+
+async def test_a_relay_that_restarts_is_asked_at_once_and_meanwhile_the_address_stays_announced(relays: Relays) -> None:
+    relays.up, relays.kept._relays = {"a": 100.0}, {PeerId("a"): ()}
+    await relays.kept.look()
+    before = relays.kept.addresses
+    relays.up = {}
+    await relays.clock.advance(1.0)
+    await relays.kept.look()
+    assert relays.asked == ["a", "a"] and relays.kept.held == [] and relays.kept.addresses == before
+    await relays.clock.advance(LOST_S)
+    await relays.kept.look()
+    assert relays.kept.addresses == ()
+    relays.up = {"a": 100.0}
+    await relays.clock.advance(5.0)
+    await relays.kept.look()
+    assert relays.kept.addresses == before
 
 
 async def test_a_relay_that_is_away_rests_longer_and_longer(relays: Relays) -> None:

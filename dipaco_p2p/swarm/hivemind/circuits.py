@@ -31,6 +31,7 @@ from ...protocol.signing import PeerId, short
 from ..addresses import CIRCUIT, host_of, is_circuit
 from ..frames import Caller
 from ..relay_slots import Circuit, Slots
+from ..streams import wait_hang_up
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
 STOP = "/libp2p/circuit/relay/0.2.0/stop"
@@ -174,6 +175,7 @@ class Relay:
                 await write_message(writer, HopMessage(type=STATUS, status=DENIED))
             else:
                 await self._answer(caller, reader, writer)
+            await wait_hang_up(reader)
         except (TimeoutError, OSError, IncompleteReadError, DecodeError, P2PDaemonError) as error:
             _log.debug("relaying for %s: %r", short(caller.peer), error)
         finally:

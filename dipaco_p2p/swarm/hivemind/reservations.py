@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ LOOK_S = 1.0
 REST_S = (2.0, 60.0)
 """How long a relay that failed is left alone: at first, and at most."""
 CONNECT_S = 10.0
+LOST_S = 15.0
+"""How long what we announced last stays announced without a slot: a relay that restarts has one again within seconds,
+and who announces nothing has its modules taken over."""
 ADDRESSES_PER_RELAY = 2
 SLOT_S_MAX = 3600.0
 """Nobody's word that a slot lasts longer is believed."""
@@ -66,13 +70,18 @@ class Reservations:
         self._held: dict[PeerId, Held] = {}
         self._rests: dict[PeerId, tuple[float, float]] = {}
         """Of relays that failed: how long they rest, and until when."""
+        self._announced: tuple[str, ...] = ()
+        self._had_s = -math.inf
+        """When there was a slot last."""
         self._task: asyncio.Task[None] | None = None
         self._is_reachable = asyncio.Event()
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where others can dial us now."""
-        return tuple(address for held in self._held.values() for address in held.addresses)
+        """Where others can dial us now, or could until a moment ago."""
+        if not self._held and self._clock.now_s() - self._had_s >= LOST_S:
+            return ()
+        return self._announced
 
     @property
     def held(self) -> list[PeerId]:
@@ -126,7 +135,12 @@ class Reservations:
             if relay != self._me and relay not in self._held and self._rests.get(relay, (0.0, 0.0))[1] <= now_s
         ]
         await asyncio.gather(*map(self._ask, [*due, *free[: max(0, KEPT - len(self._held))]]))
-        (self._is_reachable.set if self._held else self._is_reachable.clear)()
+        if self._held:
+            self._announced = tuple(address for held in self._held.values() for address in held.addresses)
+            self._had_s = self._clock.now_s()
+            self._is_reachable.set()
+        else:
+            self._is_reachable.clear()
 
     async def _ask(self, relay: PeerId) -> None:
         given = _direct(places_of(relay, self._relays.get(relay, ())))

@@ -129,7 +129,7 @@ def live(
         _until(lambda: all(versions().get(module, 0) >= version for module in MODULES), f"version {version}", out)
 
     coordinator = begin()
-    happened = []
+    happened, relayed_bytes = [], 0
     try:
         _until(lambda: (folder / "address.json").exists(), "the run's ticket", out)
         ticket = json.loads((folder / "address.json").read_text())["ticket"]
@@ -148,6 +148,7 @@ def live(
             assert box is not None
             box.restart()
             happened.append(f"router of {boxed} restarted: {_timed(lambda: reach(max(versions().values()) + 1))}")
+            relayed_bytes += ask(folder, OfCoordinator(ask="status"), timeout_s=10).body["relay_bytes"]
             coordinator.kill()
             killed_s = time.time()
             coordinator = begin()
@@ -157,6 +158,8 @@ def live(
             happened.append(f"relay killed, back after {back_s:.0f} s: {words}")
         told = {name: _status(one) for name, one in volunteers.items()}
         reach(rounds)
+        living = [one for one in volunteers.values() if one.process.poll() is None or one.process.returncode == 0]
+        _until(lambda: all(one.process.poll() == 0 for one in living), "end of the volunteers", out)
         took_s = time.time() - began_s
         seen = ask(folder, OfCoordinator(ask="status"), timeout_s=10).body
         used, memory = spent(coordinator.process.pid), memory_bytes(coordinator.process.pid, "VmRSS")
@@ -178,7 +181,7 @@ def live(
     facts = {
         "seconds": round(took_s, 1),
         "led by the seed": ", ".join(module for module, leader in leads.items() if leader == "seed") or "nothing",
-        "relayed by the seed, MB": round(seen["relay_bytes"] / MB, 2),
+        "relayed by the seed, MB": round((relayed_bytes + seen["relay_bytes"]) / MB, 2),
         "the seed's program and daemon, processor seconds": f"{used.programs_s:.1f}, {used.daemons_s:.1f}",
         "the seed's program, MB": round(memory / MB),
         "events": happened,

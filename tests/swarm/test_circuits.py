@@ -255,6 +255,8 @@ class Relays:
         self.asked.append(relay)
         if relay not in self.up:
             raise Unreachable("away")
+        if not self.up[relay]:
+            raise Refused("no slot", reason=Reason.FULL)
         return self.clock.now_s() + self.up[relay]
 
 
@@ -294,14 +296,17 @@ async def test_a_relay_that_restarts_is_asked_at_once_and_meanwhile_the_address_
     assert relays.kept.addresses == before
 
 
-async def test_a_relay_that_is_away_rests_longer_and_longer(relays: Relays) -> None:
-    relays.kept._relays = {PeerId("a"): ()}
+@pytest.mark.parametrize(("up", "asked", "rest_s"), [({}, 62, 5.0), ({"a": 0.0}, 10, 60.0)])
+async def test_a_relay_that_is_away_is_asked_soon_again_and_one_without_a_slot_later(
+    relays: Relays, up: dict[str, float], asked: int, rest_s: float
+) -> None:
+    relays.up, relays.kept._relays = up, {PeerId("a"): ()}
     for _ in range(300):
         await relays.kept.look()
         await relays.clock.advance(1.0)
-    assert len(relays.asked) < 12
+    assert asked - 2 <= len(relays.asked) <= asked + 2
     relays.up = {"a": 100.0}
-    await relays.clock.advance(60.0)
+    await relays.clock.advance(rest_s)
     await relays.kept.look()
     assert relays.kept.held == ["a"]
 

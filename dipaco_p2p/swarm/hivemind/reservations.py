@@ -24,8 +24,12 @@ from .circuits import ask_slot
 
 KEPT = 2
 LOOK_S = 1.0
-REST_S = (2.0, 60.0)
-"""How long a relay that failed is left alone: at first, and at most."""
+REST_S = 1.0
+"""How long a relay that failed is left alone at first; each time it is twice as long, but for"""
+AWAY_REST_S = 5.0
+"""one that does not answer at most this, since it may be restarting,"""
+REFUSED_REST_S = 60.0
+"""and for one that has no slot for us this."""
 CONNECT_S = 10.0
 LOST_S = 15.0
 """How long what we announced last stays announced without a slot: a relay that restarts has one again within seconds,
@@ -153,7 +157,8 @@ class Reservations:
                 raise Unreachable(f"{short(relay)} is not there") from None
             until_s = await ask_slot(self._daemon.open_stream, relay)
         except DipacoError as error:
-            rest_s = min(2 * self._rests.get(relay, (REST_S[0] / 2, 0.0))[0], REST_S[1])
+            most_s = AWAY_REST_S if isinstance(error, Unreachable) else REFUSED_REST_S
+            rest_s = min(2 * self._rests.get(relay, (REST_S / 2, 0.0))[0], most_s)
             self._rests[relay] = (rest_s, self._clock.now_s() + rest_s)
             _log.info("no slot: %s", error)
             return

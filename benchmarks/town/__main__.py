@@ -1,9 +1,9 @@
-"""`python -m benchmarks.town run | pairs | relay`: what a run costs among homes behind routers. Root, on Linux.
+"""`python -m benchmarks.town run | pairs | moves | relay`: what a run costs among homes behind routers. Root, on Linux.
 
 `run` starts the public programs in a town of network namespaces: a seed node with a public address, and homes. A leader
 is killed, a router restarts, the relay is killed and comes back, and the run is checked afterwards. `pairs` dials from
-home to home in fresh towns with four public peers, and counts who comes to a direct connection. `relay` gives one relay
-many slots, and pushes bytes through it.
+home to home in fresh towns with four public peers, and counts who comes to a direct connection. `moves` carries a
+laptop into another home. `relay` gives one relay many slots, and pushes bytes through it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,7 +56,7 @@ def run(
     show(
         table(
             f"{rounds} rounds, 2x2, a seed node {'that relays' if relaying else 'without a relay'}",
-            ("volunteer", "joined, s", "dialled", "leads", "receipts", "by relay, MB", "of all, MB"),
+            ("volunteer", "joined, s", "dialled", "leads", "made", "receipts", "by relay, MB", "of all, MB"),
             [tuple(map(str, row)) for row in found["volunteers"]],
         ),
         *(f"{name}: {value}" for name, value in found["facts"].items()),
@@ -99,6 +99,47 @@ def pairs(
 
 
 @app.command(epilog=CODES)
+def moves(
+    times: Annotated[int, typer.Option(min=1, help="How often it is carried elsewhere.")] = 3,
+    figures: JsonFile = None,
+) -> None:
+    """A laptop that is carried into another home: after how long another home reaches it again."""
+    from dipaco_p2p.errors import DipacoError
+    from dipaco_p2p.swarm.relay_slots import RelayLimits
+
+    from .nodes import Node
+
+    with _ready(), tempfile.TemporaryDirectory() as name, town() as place:
+        folder = Path(name)
+        seed = Node(folder, "seed", place.public(), relay=RelayLimits(), listen="/ip4/0.0.0.0/tcp/4001").started()
+        nodes, taken_s = [seed], []
+        try:
+            inside: dict[str, Any] = {"listen": "/ip4/0.0.0.0/tcp/0", "behind_nat": True}
+            inside["seeds"] = [_outside(seed.facts["addresses"], seed.machine)]
+            for who in ("laptop", "other"):
+                nodes.append(Node(folder, who, place.home(), **inside).started())
+                nodes[-1].facts |= nodes[-1].ask("reserve")
+            laptop, other = nodes[1:]
+            to = {"peer": laptop.facts["peer"], "addresses": laptop.facts["addresses"], "within_s": 0.0}
+            other.ask("dial", **to)
+            for _ in range(times):
+                assert laptop.machine is not None
+                began_s, is_back = time.monotonic(), False
+                place.move(laptop.machine)
+                while not is_back:
+                    seed.ask("note", peers=[node.facts["peer"] for node in nodes])
+                    with suppress(DipacoError):
+                        other.ask("dial", **to)
+                        is_back = True
+                taken_s.append(time.monotonic() - began_s)
+        finally:
+            for node in reversed(nodes):
+                node.end()
+    show("reached again after " + ", ".join(f"{seconds:.1f}" for seconds in taken_s) + " s")
+    write_json(figures, {"taken_s": taken_s})
+
+
+@app.command(epilog=CODES)
 def relay(
     slots: Annotated[int, typer.Option(min=1, max=128, help="Peers that keep a slot, each with a daemon.")] = 100,
     megabytes: Annotated[int, typer.Option(min=4, help="To push through one circuit.")] = 200,
@@ -120,6 +161,8 @@ def relay(
         try:
             crowd.started()
             dialler.started()
+            middle.ask("note", peers=crowd.facts["peers"])
+            crowd.facts |= crowd.ask("reserve")
             full, used = _memory(middle.pid), spent(middle.pid)
             time.sleep(idle_s)
             idle = spent(middle.pid).since(used)
@@ -171,7 +214,10 @@ def _dialled(folder: Path, place: Town, kinds: list[Nat]) -> Iterator[dict[str, 
         inside: dict[str, Any] = {"seeds": seeds, "listen": "/ip4/0.0.0.0/tcp/0", "behind_nat": True}
         homes = [Node(folder, f"home{n}", place.home(kind), **inside) for n, kind in enumerate(kinds)]
         nodes += homes
-        slots_s = [home.started().facts["slot_s"] for home in homes]
+        slots_s = []
+        for home in homes:
+            home.started().facts |= home.ask("reserve")
+            slots_s.append(home.facts["slot_s"])
         direct, called_s = [], []
         for step in range(1, len(homes)):
             asked = list(zip(range(len(homes) - step), range(step, len(homes)), strict=True))

@@ -158,12 +158,12 @@ def live(
             happened.append(f"relay killed, back after {back_s:.0f} s: {words}")
         told = {name: _status(one) for name, one in volunteers.items()}
         reach(rounds)
+        leads = _leaders({"seed": coordinator, **volunteers})
         living = [one for one in volunteers.values() if one.process.poll() is None or one.process.returncode == 0]
         _until(lambda: all(one.process.poll() == 0 for one in living), "end of the volunteers", out)
         took_s = time.time() - began_s
         seen = ask(folder, OfCoordinator(ask="status"), timeout_s=10).body
         used, memory = spent(coordinator.process.pid), memory_bytes(coordinator.process.pid, "VmRSS")
-        leads = _leaders({"seed": coordinator, **volunteers})
     finally:
         for one in (*volunteers.values(), coordinator):
             one.end()
@@ -174,13 +174,14 @@ def live(
         led = ", ".join(module for module, leader in leads.items() if leader == name) or "-"
         by_relay, in_all = status.get("bytes_relayed", 0), status.get("bytes_up", 0) + status.get("bytes_down", 0)
         joined_s = one.events("joined")[0].t_s - one.began_s
-        receipts = len(one.events("receipt"))
+        receipts, made = len(one.events("receipt")), len(one.events("version"))
         moved = f"{by_relay / MB:.2f}", f"{in_all / MB:.2f}"
         moved = f"{by_relay / MB:.2f}", f"{in_all / MB:.2f}"
-        rows.append((name, f"{joined_s:.1f}", status.get("reached", "killed"), led, receipts, *moved))
+        rows.append((name, f"{joined_s:.1f}", status.get("reached", "killed"), led, made, receipts, *moved))
     facts = {
         "seconds": round(took_s, 1),
         "led by the seed": ", ".join(module for module, leader in leads.items() if leader == "seed") or "nothing",
+        "versions made by the seed": len(coordinator.events("version")),
         "relayed by the seed, MB": round((relayed_bytes + seen["relay_bytes"]) / MB, 2),
         "the seed's program and daemon, processor seconds": f"{used.programs_s:.1f}, {used.daemons_s:.1f}",
         "the seed's program, MB": round(memory / MB),

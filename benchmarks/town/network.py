@@ -180,6 +180,19 @@ class Town:
         ip("-n", machine.namespace, "route", "add", "default", "via", f"{subnet}.1")
         return machine
 
+    def move(self, machine: Machine) -> None:
+        """Carry a machine into another home, as one carries a laptop: another router, another address."""
+        assert machine.box is not None
+        ip("netns", "delete", machine.box.name)
+        subnet, public = f"192.168.{100 + len(self.boxes)}", f"{PUBLIC}.2.{len(self.boxes) + 1}"
+        ip("-n", machine.namespace, "address", "flush", "dev", "switch")
+        machine.address = f"{subnet}.2"
+        ip("-n", machine.namespace, "address", "add", f"{machine.address}/24", "dev", "switch")
+        machine.box = Box(self, self._box(), public, Nat.PRESERVING, self.backbone, machine.namespace, subnet, None)
+        machine.box.start()
+        self.boxes.append(machine.box)
+        ip("-n", machine.namespace, "route", "add", "default", "via", f"{subnet}.1")
+
     def namespaces(self) -> Iterator[str]:
         yield from (machine.namespace for machine in self.machines)
         yield from (box.name for box in self.boxes)

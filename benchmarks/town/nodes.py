@@ -24,10 +24,10 @@ from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.addresses import is_circuit, read_address
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm, open_libp2p
-from dipaco_p2p.swarm.relay_slots import RelayLimits
 
-ANSWER_S = 120.0
-CALL_S = 60.0
+ANSWER_S = 400.0
+OPENED_AT_ONCE = 8
+CALL_S = 10.0
 NAMESPACES = Path("/run/netns")
 _fork = multiprocessing.get_context("fork")
 
@@ -91,13 +91,23 @@ def _live(pipe: Connection, key: Path, machine: Machine | None, seeds: Sequence[
 
 async def _serve(pipe: Connection, key: Path, seeds: Sequence[str], options: dict[str, Any]) -> None:
     count = options.pop("count", 1)
-    opened = [await _open(key.with_suffix(f".{number}"), seeds, dict(options)) for number in range(count)]
+    gate = asyncio.Semaphore(OPENED_AT_ONCE)
+
+    async def open_one(number: int) -> tuple[Libp2pSwarm, dict[str, Any]]:
+        async with gate:
+            return await _open(key.with_suffix(f".{number}"), seeds, dict(options))
+
+    opened = await asyncio.gather(*map(open_one, range(count)))
     swarm, facts = opened[0]
-    pipe.send(facts)
+    pipe.send({**facts, "peers": [one.peer for one, _ in opened]})
     loop = asyncio.get_running_loop()
     while (request := await loop.run_in_executor(None, pipe.recv))["do"] != "end":
         try:
-            pipe.send(await _do(swarm, request))
+            if request["do"] == "reserve":
+                found = await asyncio.gather(*(_reserve(one, seeds[0]) for one, _ in opened))
+                pipe.send(found[0] | {"slots": sum(each["has_slot"] for each in found)})
+            else:
+                pipe.send(await _do(swarm, request))
         except DipacoError as error:
             pipe.send({"error": str(error)})
     await asyncio.gather(*(one.close() for one, _ in opened))
@@ -114,13 +124,17 @@ async def _open(key: Path, seeds: Sequence[str], options: dict[str, Any]) -> tup
     facts: dict[str, Any] = {"peer": swarm.peer, "opened_s": time.monotonic() - began_s}
     if seeds:
         await swarm.join({address: read_address(address) for address in seeds})
-    if swarm.reservations is not None:
-        asked_s = time.monotonic()
-        swarm.reservations.begin({read_address(seeds[0]).peer: [seeds[0]]})
-        facts["has_slot"] = await swarm.reservations.wait_reachable(30)
-        facts["slot_s"] = time.monotonic() - asked_s
     facts["addresses"] = list(swarm.addresses)
     return swarm, facts
+
+
+async def _reserve(swarm: Libp2pSwarm, seed: str) -> dict[str, Any]:
+    """Ask the relay at `seed` for a slot."""
+    assert swarm.reservations is not None
+    asked_s = time.monotonic()
+    swarm.reservations.begin({read_address(seed).peer: [seed]})
+    has_slot = await swarm.reservations.wait_reachable(60)
+    return {"has_slot": has_slot, "slot_s": time.monotonic() - asked_s, "addresses": list(swarm.addresses)}
 
 
 async def _do(swarm: Libp2pSwarm, request: dict[str, Any]) -> Any:
@@ -141,4 +155,6 @@ async def _do(swarm: Libp2pSwarm, request: dict[str, Any]) -> Any:
         for _ in range(request["times"]):
             await swarm.call(peer, "echo", {}, body, timeout_s=CALL_S, addresses=request["addresses"])
         return {"seconds": time.monotonic() - began_s}
-    return {"statistics": swarm.statistics(), "relay": RelayLimits()}
+    if request["do"] == "note":
+        swarm.note_peers(members=request["peers"], banned=(), relays={})
+    return {"statistics": swarm.statistics()}

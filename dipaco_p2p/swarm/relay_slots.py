@@ -54,6 +54,8 @@ class Slot:
     """A peer that can be dialled through this relay."""
 
     host: str
+    place: str
+    """Where its connection comes from."""
     until_s: float
     is_guest: bool
 
@@ -115,7 +117,7 @@ class Slots:
     def open_circuits(self) -> int:
         return len(self._circuits)
 
-    def reserve(self, caller: Caller) -> float:
+    def reserve(self, caller: Caller, place: str = "") -> float:
         """Give `caller` a slot, or renew its own; when it ends. Raises Refused."""
         slots, now_s = self._live(), self.clock.now_s()
         until_s = self._until_s(caller.peer, now_s)
@@ -127,8 +129,16 @@ class Slots:
         guests = sum(slot.is_guest for slot in others)
         if is_guest and (guests >= self.limits.slots // 4 or sum(s.is_guest for s in at_host) >= GUESTS_PER_HOST):
             self._refuse("no slot is free for a newcomer", Reason.BUSY)
-        self._slots[caller.peer] = Slot(host=caller.host, until_s=until_s, is_guest=is_guest)
+        self._slots[caller.peer] = Slot(host=caller.host, place=place, until_s=until_s, is_guest=is_guest)
         return until_s
+
+    def left_behind(self, peer: PeerId, place: str) -> list[Circuit]:
+        """The circuits of a peer that has a slot and asks from another `place` now: it has changed networks, and what
+        went over its old connection gets nowhere, though nobody has hung up."""
+        slot = self._live().get(peer)
+        if slot is None or slot.place == place:
+            return []
+        return [circuit for circuit in self._circuits if peer in (circuit.target, circuit.source.peer)]
 
     def open(self, source: Caller, target: PeerId) -> Circuit:
         """A circuit from `source` to `target`, to be closed by `close`. Raises Refused."""

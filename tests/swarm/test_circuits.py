@@ -30,7 +30,7 @@ from dipaco_p2p.swarm.hivemind.circuits import (
     write_message,
 )
 from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm, open_libp2p
-from dipaco_p2p.swarm.hivemind.reservations import LOST_S, Reservations
+from dipaco_p2p.swarm.hivemind.reservations import LOST_S, RENEW_S, Reservations
 from dipaco_p2p.swarm.relay_slots import RelayLimits, Slots
 
 pytestmark = pytest.mark.libp2p
@@ -170,7 +170,7 @@ class Slow(Relay):
 class Lying(Relay):
     """Says yes to every question for a slot, and remembers none."""
 
-    async def _answer(self, caller: Any, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _answer(self, caller: Any, place: str, reader: StreamReader, writer: StreamWriter) -> None:
         question = await read_message(HopMessage, reader)
         granted = HopMessage(type=circuits.STATUS, status=circuits.OK, reservation={"expire": 2**62})
         denied = HopMessage(type=circuits.STATUS, status=circuits.NO_SLOT)
@@ -241,6 +241,9 @@ class Relays:
         self.up: dict[str, float] = {}
         """For how long each relay that lives grants a slot."""
         self.asked: list[str] = []
+        self.hung_up: list[str] = []
+        self.dead: set[str] = set()
+        """Connected, as far as the daemon knows, and silent."""
         self.kept = Reservations(PeerId("me"), self, ways=self.ways, clock=self.clock)
 
     async def ways(self) -> Mapping[PeerId, Sequence[str]]:
@@ -248,12 +251,15 @@ class Relays:
 
     async def connect(self, peer: PeerId, places: Sequence[str]) -> None: ...
 
+    async def disconnect(self, peer: PeerId) -> None:
+        self.hung_up.append(peer)
+
     async def open_stream(self, peer: PeerId, protocol: str) -> Any:
         raise AssertionError("replaced")
 
     async def ask(self, open_stream: Any, relay: PeerId) -> float:
         self.asked.append(relay)
-        if relay not in self.up:
+        if relay not in self.up or relay in self.dead:
             raise Unreachable("away")
         if not self.up[relay]:
             raise Refused("no slot", reason=Reason.FULL)
@@ -268,15 +274,30 @@ def relays(monkeypatch: pytest.MonkeyPatch) -> Relays:
     return made
 
 
-async def test_slots_are_renewed_at_half_their_life_and_two_are_enough(relays: Relays) -> None:
-    relays.up = dict.fromkeys("abcd", 100.0)
+@pytest.mark.parametrize(("life_s", "renewed_s"), [(20.0, 10.0), (100.0, RENEW_S)])
+async def test_slots_are_renewed_in_time_and_two_are_enough(relays: Relays, life_s: float, renewed_s: float) -> None:
+    relays.up = dict.fromkeys("abcd", life_s)
     await relays.kept.look()
-    await relays.clock.advance(49.0)
+    await relays.clock.advance(renewed_s - 1.0)
     await relays.kept.look()
     assert relays.asked == ["a", "b"]
-    await relays.clock.advance(2.0)
+    await relays.clock.advance(1.0)
     await relays.kept.look()
     assert relays.asked == ["a", "b"] * 2 and len(relays.kept.addresses) == 2
+
+
+async def test_a_connection_that_is_dead_and_does_not_know_it_is_closed_and_dialled_anew(relays: Relays) -> None:
+    relays.up, relays.kept._relays = {"a": 100.0}, {PeerId("a"): ()}
+    await relays.kept.look()
+    relays.dead = {"a"}
+    for _ in range(int(RENEW_S) + 4):
+        await relays.kept.look()
+        await relays.clock.advance(1.0)
+    assert relays.hung_up == ["a"] and relays.kept.held == []
+    relays.dead = set()
+    await relays.clock.advance(5.0)
+    await relays.kept.look()
+    assert relays.kept.held == ["a"] and relays.hung_up == ["a"]
 
 
 async def test_a_relay_that_restarts_is_asked_at_once_and_meanwhile_the_address_stays_announced(relays: Relays) -> None:

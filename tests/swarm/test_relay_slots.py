@@ -180,3 +180,18 @@ async def test_a_circuit_ends_after_its_bytes_or_its_time_or_with_a_guests_slot(
     await clock.advance(GUEST_S)
     assert not slots.carry(of_guest, 1)
     assert slots.counts.bytes == 1003
+
+
+def test_what_a_peer_leaves_behind_when_it_changes_networks_are_its_own_circuits() -> None:
+    slots, _ = opened(1, 2)
+    for number in (1, 2):
+        slots.reserve(caller(number), f"/ip4/198.51.0.{number}/tcp/5000")
+    to, of, others = (
+        slots.open(caller(2), peer(1)),
+        slots.open(caller(1), peer(2)),
+        slots.open(caller(3), peer(2)),
+    )
+    assert slots.left_behind(peer(1), "/ip4/198.51.0.1/tcp/5000") == []
+    assert set(slots.left_behind(peer(1), "/ip4/203.0.113.9/tcp/5000")) == {to, of}
+    assert others not in slots.left_behind(peer(1), "/ip4/203.0.113.9/tcp/5000")
+    assert slots.left_behind(peer(9), "/ip4/203.0.113.9/tcp/5000") == []

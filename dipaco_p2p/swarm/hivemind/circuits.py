@@ -151,6 +151,8 @@ class Relay:
         self._open_stream = open_stream
         self._ways = slots.line(), slots.line()
         """From those who dial, and to them."""
+        self._ways_of: dict[Circuit, asyncio.Task[None]] = {}
+        """One direction of each circuit: when it ends, so does the other."""
         self._asking = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -174,14 +176,14 @@ class Relay:
             if is_circuit(place) or self._asking >= HANDSHAKES_MAX:  # relays are not chained
                 await write_message(writer, HopMessage(type=STATUS, status=DENIED))
             else:
-                await self._answer(caller, reader, writer)
+                await self._answer(caller, place, reader, writer)
             await wait_hang_up(reader)
         except (TimeoutError, OSError, IncompleteReadError, DecodeError, P2PDaemonError) as error:
             _log.debug("relaying for %s: %r", short(caller.peer), error)
         finally:
             writer.close()
 
-    async def _answer(self, caller: Caller, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _answer(self, caller: Caller, place: str, reader: StreamReader, writer: StreamWriter) -> None:
         self._asking += 1
         circuit = None
         try:
@@ -189,7 +191,10 @@ class Relay:
                 question = await read_message(HopMessage, reader)
             try:
                 if question.type == RESERVE:
-                    reservation = {"expire": int(self.slots.reserve(caller))}
+                    for left in self.slots.left_behind(caller.peer, place):
+                        if left in self._ways_of:
+                            self._ways_of[left].cancel()
+                    reservation = {"expire": int(self.slots.reserve(caller, place))}
                     await write_message(writer, HopMessage(type=STATUS, status=OK, reservation=reservation))
                     return
                 target = PeerId(PeerID(question.peer.id).to_base58())
@@ -231,9 +236,11 @@ class Relay:
             asyncio.create_task(self._pass(circuit, here[0], there[1], way=0)),
             asyncio.create_task(self._pass(circuit, there[0], here[1], way=1)),
         ]
+        self._ways_of[circuit] = ways[0]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            del self._ways_of[circuit]
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)

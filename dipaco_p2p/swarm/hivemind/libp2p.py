@@ -378,6 +378,12 @@ class _Daemon:
         _, writer, _ = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=raw))
         writer.close()
 
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close all connections with `peer`; raises P2PDaemonError."""
+        raw = p2pd_pb2.DisconnectRequest(peer=PeerID.from_base58(peer).to_bytes())
+        _, writer, _ = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=raw))
+        writer.close()
+
     async def open_stream(self, peer: PeerId, protocol: str = PROTOCOL) -> tuple[StreamReader, StreamWriter]:
         """A stream to `peer`; raises P2PDaemonError."""
         reader, writer, _ = await self.open_way(peer, protocol)

@@ -1,15 +1,19 @@
 """The slots at relays that a peer behind a NAT keeps, so that others can dial it.
 
-Looked after once a second: a slot is renewed at half its life, and one whose relay hung up is asked for again at once,
-there or at the next relay. A relay that has none for us is left alone for a while. Two are kept, so that one may die.
+Looked after once a second: a slot is renewed every 15 s, and one whose relay hung up is asked for again at once, there
+or at the next relay. A relay that has none for us is left alone for a while. Two are kept, so that one may die. A
+laptop that changes networks keeps connections that are dead and do not know it: a relay that is silent twice is dialled
+anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from asyncio import StreamReader, StreamWriter
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,6 +35,8 @@ AWAY_REST_S = 5.0
 REFUSED_REST_S = 60.0
 """and for one that has no slot for us this."""
 CONNECT_S = 10.0
+RENEW_S = 15.0
+SILENT_MAX = 2
 LOST_S = 15.0
 """How long what we announced last stays announced without a slot: a relay that restarts has one again within seconds,
 and who announces nothing has its modules taken over."""
@@ -47,6 +53,9 @@ class Dials(Protocol):
     """What of the daemon is used here."""
 
     async def connect(self, peer: PeerId, places: Sequence[str]) -> None:
+        """Raises P2PDaemonError."""
+
+    async def disconnect(self, peer: PeerId) -> None:
         """Raises P2PDaemonError."""
 
     async def open_stream(self, peer: PeerId, protocol: str) -> tuple[StreamReader, StreamWriter]:
@@ -74,6 +83,8 @@ class Reservations:
         self._held: dict[PeerId, Held] = {}
         self._rests: dict[PeerId, tuple[float, float]] = {}
         """Of relays that failed: how long they rest, and until when."""
+        self._silent: Counter[PeerId] = Counter()
+        """How often a relay with a slot of ours has not answered."""
         self._announced: tuple[str, ...] = ()
         self._had_s = -math.inf
         """When there was a slot last."""
@@ -161,16 +172,28 @@ class Reservations:
             rest_s = min(2 * self._rests.get(relay, (REST_S / 2, 0.0))[0], most_s)
             self._rests[relay] = (rest_s, self._clock.now_s() + rest_s)
             _log.info("no slot: %s", error)
+            await self._note_silent(relay)
             return
         self._rests.pop(relay, None)
+        del self._silent[relay]
         now_s = self._clock.now_s()
         until_s = min(until_s, now_s + SLOT_S_MAX)
         # What we reach it at comes first: behind a forwarded port it does not know its own address.
         places = dict.fromkeys([*_direct((await self._ways()).get(relay, ())), *given])
         addresses = [circuit_through(Address(peer=relay, place=place), self._me) for place in places]
         self._held[relay] = Held(
-            renew_s=(now_s + until_s) / 2, until_s=until_s, addresses=tuple(addresses[:ADDRESSES_PER_RELAY])
+            renew_s=min((now_s + until_s) / 2, now_s + RENEW_S),
+            until_s=until_s,
+            addresses=tuple(addresses[:ADDRESSES_PER_RELAY]),
         )
+
+    async def _note_silent(self, relay: PeerId) -> None:
+        """Hang up on a relay whose connection seems dead, so that it is dialled anew."""
+        self._silent[relay] += relay in self._held
+        if self._silent[relay] >= SILENT_MAX:
+            del self._silent[relay], self._held[relay]
+            with contextlib.suppress(OSError, P2PDaemonError):
+                await self._daemon.disconnect(relay)
 
 
 def _direct(places: Sequence[str]) -> list[str]:

@@ -46,6 +46,7 @@ from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.program.curves import read_targets
 from dipaco_p2p.strict import bounded
 from dipaco_p2p.swarm.blobs.bandwidth import Line
+from dipaco_p2p.swarm.relay_slots import RelayLimits
 from leaderboard.places import DEFAULT_PORT as DEFAULT_PAGE_PORT
 from leaderboard.places import check_base
 
@@ -109,12 +110,20 @@ class NodeConfig:
     """The most that blobs may take of the uplink, in Mbit/s; 0 is all of it."""
     down_mbit: float = bounded(0.0, low=0.0)
     """The same of the downlink."""
+    relay: bool = True
+    """Whether volunteers behind routers are dialled through the seed node, and can so lead modules."""
+    relay_mbit: float = bounded(0.0, low=0.0)
+    """What that may take of the line each way, in Mbit/s; 0 is all of it."""
     metrics: str = ""
     """Where Prometheus finds its metrics: a port of this machine alone, or host:port; empty: nowhere."""
     log: tuple[str, ...] = ()
     """Where curves of the rounds are written: tensorboard:DIR, wandb, wandb:PROJECT or csv:FILE."""
     directory: str = ""
     """Empty: the platform's folder for program data."""
+
+    def relay_limits(self) -> RelayLimits | None:
+        """What the seed node relays; None: nothing."""
+        return RelayLimits(mbit=self.relay_mbit or None) if self.relay else None
 
     def line(self) -> Line:
         """Raises ConfigError for a limit that is too low."""

@@ -368,3 +368,5 @@ class Snapshot:
     """The line that volunteers join with, if whoever runs this said it."""
     decrees: tuple[DecreeRow, ...] = ()
     """Of all stages, the oldest first."""
+    peers_relayed: int = 0
+    """Of those alive, how many are dialled through relays."""

@@ -182,7 +182,7 @@ def _of_folder(folder: Path) -> Snapshot:
             with contextlib.closing(Database.open(file)) as stored:
                 snapshot = with_documents(stored, folder, now_s=now_s)
     assert snapshot is not None
-    return replace(snapshot, peers_alive=0, peers_training=0)
+    return replace(snapshot, peers_alive=0, peers_training=0, peers_relayed=0)
 
 
 STAGES = ("warmup", "grid")

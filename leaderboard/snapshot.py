@@ -54,6 +54,8 @@ class Live:
 
     volunteers: Mapping[PeerId, str] = field(default_factory=dict)
     """Those alive, and what they do; seed nodes are not among them."""
+    relayed: frozenset[PeerId] = frozenset()
+    """Those of them that are dialled through relays."""
     claims: PathClaims = field(default_factory=dict)
     """Who trains a path, and since when."""
     leads: Mapping[ModuleId, tuple[PeerId, Head]] = field(default_factory=dict)
@@ -75,6 +77,7 @@ def read_live(watch: Watch, before: Live, *, now_s: float) -> Live:
     seen_s = _newest({**before.last_seen_s, **dict.fromkeys(watch.heartbeats, now_s)})
     return Live(
         volunteers=volunteers,
+        relayed=frozenset(peer for peer in volunteers if watch.heartbeats[peer].is_relayed),
         claims={path: dict(found) for path, found in watch.claims.items()},
         leads={
             module: (leader, heads[leader])
@@ -130,6 +133,7 @@ def take_snapshot(inputs: Inputs, *, now_s: float, rows: Sequence[StageRows] | N
         state=_state(stage, paths, decrees),
         peers_alive=len(live.volunteers),
         peers_training=len(taking_part(live.claims)),
+        peers_relayed=len(live.relayed),
         paths_covered=sum(bool(row.peers) for row in paths),
         credit_total=math.fsum(row.credit for row in versions),
         refused=dict(inputs.refused),

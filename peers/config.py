@@ -35,6 +35,10 @@ class PeerConfig:
     listen: str = "/ip4/0.0.0.0/tcp/0"
     is_listening: bool = True
     """Whether others may dial this peer; one that does not listen leads no module."""
+    relay: bool = False
+    """Whether peers behind routers are dialled through this one, if it can be reached."""
+    relay_mbit: float = 20.0
+    """What that may take of the line, each way."""
     up_mbit: float | None = None
     down_mbit: float | None = None
     """What blobs may take of the line; None is all of it."""
@@ -66,6 +70,8 @@ class PeerConfig:
             eight_bit=training.eight_bit,
             listen=preferences.network.listen,
             is_listening=preferences.network.listening,
+            relay=preferences.network.relay,
+            relay_mbit=preferences.network.relay_mbit,
             up_mbit=limits.up_mbit,
             down_mbit=limits.down_mbit,
             grace_s=peer.grace,

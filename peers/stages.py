@@ -238,7 +238,7 @@ class StageRunner:
             scope,
             clock,
             store,
-            heartbeat=Heartbeat(owns=bool(scope.addresses), name=self._config.name, team=self._config.team),
+            heartbeat=Heartbeat(owns=True, name=self._config.name, team=self._config.team),
             history=history,
             upload_bytes_max=max(map(run.payload_bytes_max, run.topology.modules())),
             decrees=decrees,
@@ -311,7 +311,9 @@ class StageRunner:
         while True:
             await node.clock.sleep(every_s)
             watch = node.watch
-            met = [best_address(beat.addresses) for beat in watch.heartbeats.values() if beat.addresses]
+            # Only through these can a run be joined: who is behind a relay keeps nothing of the DHT.
+            direct = [beat.addresses for beat in watch.heartbeats.values() if beat.addresses and not beat.is_relayed]
+            met = list(map(best_address, direct))
             self._entrance.meet(node.run, sorted(met))
             if not watch.seeds():
                 with contextlib.suppress(DipacoError):

@@ -77,6 +77,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
         ("round", _round(report)),
         ("perplexity", _judged(report)),
         ("volunteers", f"{report['volunteers_alive']} alive, {report['volunteers_training']} train"),
+        ("reached", _reached(report)),
         ("paths", f"{report['paths_covered']} of {report['paths']} have a volunteer"),
         ("modules", f"{report['modules_led']} of {report['modules']} have a leader"),
         ("speed", f"{report['tokens_per_s']:,.0f} tokens/s"),
@@ -91,10 +92,27 @@ def rows(report: Report) -> list[tuple[str, str]]:
 SCREEN = Screen(title="dipaco-bootstrap", rows=rows)
 
 
+def _reached(report: Report) -> str:
+    """How volunteers are dialled; of a coordinator that was started before there were relays nothing is known."""
+    if "volunteers_relayed" not in report:
+        return UNKNOWN
+    direct, relayed = report["volunteers_direct"], report["volunteers_relayed"]
+    words = f"{direct} directly, {relayed} through relays, {report['volunteers_alive'] - direct - relayed} not"
+    if report["relay_slots"] or report["relay_bytes"]:
+        words += f"; {report['relay_slots']} through this machine, {size(report['relay_bytes'])} passed on"
+    return words
+
+
 def _round(report: Report) -> str:
     if report["round"] is None:
         return UNKNOWN
     return f"{report['round']} of {report['rounds']}, for {duration(report['round_age_s'])}"
+
+
+def _is_reachable(row: Report) -> str:
+    if row.get("is_relayed"):
+        return "by relay"
+    return "yes" if row["is_reachable"] else "no"
 
 
 def _judged(report: Report) -> str:
@@ -114,7 +132,7 @@ PEERS = (
     Column(head="doing", cell=lambda row: row["doing"]),
     Column(head="tokens/s", cell=lambda row: f"{row['tokens_per_s']:,.0f}", is_number=True),
     Column(head="heard", cell=lambda row: ago(row["heartbeat_age_s"]), is_number=True),
-    Column(head="reachable", cell=lambda row: "yes" if row["is_reachable"] else "no"),
+    Column(head="reachable", cell=lambda row: _is_reachable(row)),
     Column(head="leads", cell=lambda row: ", ".join(row["leads"]) or UNKNOWN),
     # The last one: letters may be wider than others, and of scripts that are read the other way. A coordinator that was
     # started before there were names tells none.

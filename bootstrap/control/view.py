@@ -162,6 +162,11 @@ def _swarm(seen: Seen | None) -> dict[str, Any]:
         "paths_covered": len(covered),
         "bytes_up": 0 if seen is None else seen.line.bytes_sent,
         "bytes_down": 0 if seen is None else seen.line.bytes_received,
+        "volunteers_direct": sum(bool(beat.addresses) and not beat.is_relayed for beat in volunteers),
+        "volunteers_relayed": sum(beat.is_relayed for beat in volunteers),
+        "relay_slots": 0 if seen is None else seen.line.relay_slots,
+        "relay_circuits": 0 if seen is None else seen.line.relay_circuits,
+        "relay_bytes": 0 if seen is None else seen.line.relay_bytes,
     }
 
 
@@ -204,6 +209,7 @@ def _peer(seen: Seen, peer: PeerId, path: PathId | None, leads: list[str]) -> di
         "tokens_per_s": round(_pace(beat), 1),
         "heartbeat_age_s": None if beaten_s is None else round(seen.now_s - beaten_s, 1),
         "is_reachable": bool(beat.addresses),
+        "is_relayed": beat.is_relayed,
         "leads": leads,
         "name": name,
         "team": team,
@@ -328,6 +334,10 @@ GAUGES = (
     ("judged_perplexity", "judged_perplexity", "Validation perplexity of that round."),
     ("contributions_open", "contributions_open", "Contributions in the archive that no version counts yet."),
     ("versions_archived", "versions_archived", "Versions of all modules of the open stage in the archive."),
+    ("volunteers_direct", "volunteers_direct", "Volunteers that are dialled directly."),
+    ("volunteers_relayed", "volunteers_relayed", "Volunteers that are dialled through relays."),
+    ("relay_slots", "relay_slots", "Volunteers that have a slot at this machine's relay."),
+    ("relay_circuits", "relay_circuits", "Connections that this machine passes on."),
     ("disk_used_bytes", "disk_used_bytes", "What the run's folder takes."),
     ("disk_free_bytes", "disk_free_bytes", "What is free on its disk."),
 )
@@ -335,6 +345,7 @@ COUNTERS = (
     ("contributions_counted", "contributions_counted_total", "Contributions that versions of the open stage count."),
     ("bytes_up", "sent_bytes_total", "Bytes of calls that left this machine."),
     ("bytes_down", "received_bytes_total", "Bytes of calls that came to this machine."),
+    ("relay_bytes", "relayed_bytes_total", "Bytes that this machine passed on between volunteers."),
 )
 OF_A_MODULE = (
     ("newest", "module_newest_version", "The newest version that the module's leader or the archive has."),

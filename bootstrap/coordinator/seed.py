@@ -89,6 +89,7 @@ async def _serve(
         listen=f"/ip4/{file.node.host}/tcp/{file.node.port}",
         clock=SystemClock(),
         line=file.node.line(),
+        relay=file.node.relay_limits(),
     )
     page = PublicPage(file.leaderboard, folder.root, verbose=verbose)
     try:

@@ -127,7 +127,8 @@ class Met:
     def note(self, watch: Watch) -> None:
         """Seed nodes first: they stay."""
         others = sorted(watch.heartbeats.items(), key=lambda item: (item[1].role != "seed", item[0]))
-        found = [best_address(b.addresses) for p, b in others if b.addresses and p != self._me][:ADDRESSES_MAX]
+        direct = [(p, b.addresses) for p, b in others if b.addresses and not b.is_relayed]
+        found = [best_address(addresses) for p, addresses in direct if p != self._me][:ADDRESSES_MAX]
         if found and found != self._known:
             try:
                 write_atomically(self._path, json.dumps(found).encode())

@@ -39,6 +39,7 @@ from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.blobs.bandwidth import Line
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 from dipaco_p2p.swarm.identity import KEY_NAME
+from dipaco_p2p.swarm.relay_slots import RelayLimits
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
@@ -198,7 +199,7 @@ async def keep_seed(text: str, root: Path, *, listen: str, line: Line, verbose: 
     entry = read_entry(text)
     with folder_lock(root, hint="end it, or choose another --dir"):
         log_to(root / "seed.log", verbose=verbose)
-        swarm = await open_libp2p(root / KEY_NAME, listen=listen, clock=SystemClock(), line=line)
+        swarm = await open_libp2p(root / KEY_NAME, listen=listen, clock=SystemClock(), line=line, relay=RelayLimits())
         standby = Standby(swarm, RunFolder(root), SystemClock())
         stopped = asyncio.Event()
         try:

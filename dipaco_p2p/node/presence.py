@@ -36,10 +36,15 @@ class Presence:
         """When the claim was last said."""
         self._heads: dict[ModuleId, Head] = {}
         self.heartbeat = heartbeat
+        self._would_own = heartbeat.owns
+        """Whether we lead modules while we can be dialled; behind a NAT that may come and go with the relays."""
 
     async def say(self, **changes: Any) -> None:
         """Change the heartbeat and put it out now."""
-        self.heartbeat = replace(self.heartbeat, addresses=self._swarm.addresses[:8], **changes)
+        self._would_own = changes.pop("owns", self._would_own)
+        addresses, relays = self._swarm.addresses[:8], self._swarm.offers_relay
+        owns = self._would_own and bool(addresses)
+        self.heartbeat = replace(self.heartbeat, addresses=addresses, owns=owns, relays=relays, **changes)
         await self._put(peers_key(self._run.id), self.heartbeat)
 
     def note(self, **changes: Any) -> None:

@@ -7,6 +7,7 @@ rounds when these are needed. Everything here is a hint; what is signed, and bel
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 from collections.abc import Collection, Coroutine, Iterable, Sequence
@@ -128,6 +129,8 @@ class Watch:
         for peer in self.heartbeats:
             until_s, before = records[peer].expires_s, known.get(peer)
             self._beaten[peer] = before if before is not None and before[0] == until_s else (until_s, now_s)
+        relays = {peer: self.addresses(peer) for peer in self.relays()}
+        self._swarm.note_peers(members=self.heartbeats, banned=self._decrees.state.banned, relays=relays)
         self._ask_decrees()
 
     async def read_claims(self, paths: Iterable[PathId] | None = None) -> None:
@@ -250,6 +253,15 @@ class Watch:
         author, appointed = self._run.manifest.author, self._decrees.state.seeds
         found = sorted(peer for peer, beat in self.heartbeats.items() if beat.role == "seed")
         return sorted((peer for peer in found if peer == author or peer in appointed), key=lambda peer: peer != author)
+
+    def relays(self) -> list[PeerId]:
+        """Whom peers behind a NAT are dialled through: seed nodes first, then others, for each of us in another order,
+        so that no relay has them all."""
+        seeds = [peer for peer in self.seeds() if self.heartbeats[peer].relays]
+        offered = {peer for peer, beat in self.heartbeats.items() if beat.relays and not beat.is_relayed}
+        me = self._swarm.peer
+        others = sorted(offered.difference(seeds), key=lambda peer: hashlib.sha256(f"{me}|{peer}".encode()).digest())
+        return [*seeds, *others]
 
     def coordinators(self) -> list[PeerId]:
         """The one seed node that signs for the run, while it lives: the others grant nothing, and must not keep anybody

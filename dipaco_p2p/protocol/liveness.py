@@ -50,6 +50,13 @@ class Heartbeat:
     most 32 visible characters."""
     team: str = added("")
     """Whom it says to work with; likewise."""
+    relays: bool = added(False)
+    """Whether peers behind a NAT can be dialled through this one."""
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether this peer is dialled through relays."""
+        return bool(self.addresses) and all("/p2p-circuit/" in address for address in self.addresses)
 
     def __post_init__(self) -> None:
         if len(self.addresses) > ADDRESSES_MAX or any(len(text) > TEXT_MAX * 2 for text in self.addresses):

@@ -7,6 +7,7 @@
   when one asks. It is never named as a mirror, since its archive keeps everything anyway.
 - Strangers come last, mirrors before others: whoever leads can stop a module for a while, and has to earn it. While the
   seed node lives it grants them nothing (bootstrap/coordinator/terms.py).
+- Among equals those that can be dialled directly come before those behind relays, which carry a module's bytes twice.
 - Every peer computes the same from the same view; who really leads is settled by the term (grants.py).
 
 Source: rendezvous (highest random weight) hashing, Thaler and Ravishankar 1998.
@@ -45,7 +46,7 @@ def successors(
     if incumbent in volunteers:
         return [incumbent]
     order = rank(module, volunteers)
-    order.sort(key=lambda peer: (peer not in workers, peer not in group))
+    order.sort(key=lambda peer: (peer not in workers, heartbeats[peer].is_relayed, peer not in group))
     able = [peer for peer, beat in heartbeats.items() if beat.owns and peer not in volunteers]
     seeds = [incumbent] if incumbent in able else rank(module, able)
     known = len(volunteers.intersection(workers))
@@ -63,7 +64,8 @@ def mirrors(
     """The mirrors of a group of `owners` led by `leader`: those of `present` that live, then the next in rank."""
     volunteers = _volunteers(heartbeats) - {leader}
     kept = [peer for peer in present if peer in volunteers]
-    return (*kept, *rank(module, volunteers - set(kept)))[: owners - 1]
+    others = sorted(rank(module, volunteers - set(kept)), key=lambda peer: heartbeats[peer].is_relayed)
+    return (*kept, *others)[: owners - 1]
 
 
 def absent(grant: Grant | None, *, coordinator: PeerId) -> Sequence[PeerId]:

@@ -1,4 +1,10 @@
-"""Multiaddrs of peers, as far as this project uses them: TCP, directly, with the peer's id at the end."""
+"""Multiaddrs of peers, as far as this project uses them: TCP with the peer's id at the end, or through a relay.
+
+    /ip4/203.0.113.7/tcp/31337/p2p/PEER
+    /ip4/203.0.113.7/tcp/31337/p2p/RELAY/p2p-circuit/p2p/PEER
+
+People type direct ones, and tickets hold only these. Peers announce both kinds.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +18,7 @@ from ..protocol.signing import PeerId, public_key_of
 
 ADDRESS_CHARS_MAX = 400
 ADDRESSES_MAX = 16
+CIRCUIT = "/p2p-circuit"
 GIVEN_MAX = 4
 """Addresses of one peer in a ticket: machines have some that lead nowhere."""
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*\.?")
@@ -58,16 +65,32 @@ def read_place(text: str) -> tuple[str, int]:
     raise ConfigError(message, hint="a place to listen on looks like /ip4/0.0.0.0/tcp/31337")
 
 
+def is_circuit(place: str) -> bool:
+    """Whether an address or a place leads through a relay."""
+    return f"{CIRCUIT}/" in place or place.endswith(CIRCUIT)
+
+
+def circuit_through(relay: Address, peer: PeerId) -> str:
+    """The address of `peer` at this relay."""
+    return f"{relay.place}/p2p/{relay.peer}{CIRCUIT}/p2p/{peer}"
+
+
 def places_of(peer: PeerId, addresses: Sequence[str]) -> list[str]:
-    """Where `peer` says it can be dialled; others wrote this, so what is malformed or another's is left out."""
+    """Where `peer` says it can be dialled, directly or through relays; others wrote this, so what is malformed or
+    another's is left out."""
     places = []
     for text in addresses[:ADDRESSES_MAX]:
+        relay, is_relayed, _ = text.partition(f"{CIRCUIT}/p2p/")
         try:
-            address = read_address(text)
+            if is_relayed:
+                read_address(relay)
+            else:
+                read_address(text)
         except ConfigError:
             continue
-        if address.peer == peer:
-            places.append(address.place)
+        place, _, named = text.rpartition("/p2p/")
+        if named == peer:
+            places.append(place)
     return places
 
 
@@ -77,9 +100,10 @@ def best_address(addresses: Sequence[str]) -> str:
 
 
 def worth_giving(addresses: Sequence[str], *, most: int = GIVEN_MAX) -> list[str]:
-    """Those to put into a ticket: the ones that leave this machine, or if there is none, the first."""
-    outside = [address for address in addresses if not _is_loopback(address)]
-    return outside[:most] or list(addresses[:1])
+    """Those to put into a ticket: direct ones that leave this machine, or if there is none, the first."""
+    direct = [address for address in addresses if not is_circuit(address)]
+    outside = [address for address in direct if not _is_loopback(address)]
+    return outside[:most] or direct[:1]
 
 
 def host_of(place: str) -> str:

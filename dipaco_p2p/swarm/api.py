@@ -6,7 +6,7 @@ contract test suite runs on both. The remote peer of a call is authenticated by 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -50,6 +50,17 @@ class SwarmStatistics:
 
     bytes_sent: int = 0
     bytes_received: int = 0
+    bytes_relayed: int = 0
+    """Of both, those of calls that went through a relay."""
+    peers_direct: int = 0
+    peers_relayed: int = 0
+    """Those who called us or were called lately, by the way of the last call."""
+    relay_slots: int = 0
+    """Of us as a relay: slots that are held now."""
+    relay_circuits: int = 0
+    """Open now."""
+    relay_bytes: int = 0
+    """Passed on for others."""
     calls_made: int = 0
     calls_failed: int = 0
     calls_served: int = 0
@@ -77,6 +88,16 @@ class Swarm(Protocol):
     @property
     def line(self) -> Line:
         """What blobs may take of this machine's line: of all that is moved over this swarm together."""
+
+    @property
+    def offers_relay(self) -> bool:
+        """Whether peers behind a NAT can be dialled through us."""
+
+    def note_peers(
+        self, *, members: Collection[PeerId], banned: Collection[PeerId], relays: Mapping[PeerId, Sequence[str]]
+    ) -> None:
+        """Who takes part now, who may not, and who relays, with addresses, the first choice first: a relay serves
+        members, and a peer behind a NAT is dialled through those."""
 
     async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
         """Sign `body` and keep it under `key`, in our name, for `ttl_s`; whether at least one node stored it."""

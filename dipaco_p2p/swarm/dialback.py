@@ -47,6 +47,8 @@ class Reach(StrEnum):
     """What others say of us."""
 
     YES = "yes"
+    RELAYED = "relayed"
+    """Through a relay, or a hole that it helped to punch."""
     NO = "no"
     UNKNOWN = "unknown"
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Collection, Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..clock import Clock
@@ -196,6 +196,15 @@ class MemorySwarm:
     @property
     def addresses(self) -> tuple[str, ...]:
         return (ADDRESS_PREFIX + self.peer,)
+
+    @property
+    def offers_relay(self) -> bool:
+        return False  # everybody can be dialled
+
+    def note_peers(
+        self, *, members: Collection[PeerId], banned: Collection[PeerId], relays: Mapping[PeerId, Sequence[str]]
+    ) -> None:
+        pass
 
     async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
         record = self.records.sign(self._signer, key, body, ttl_s=ttl_s)

@@ -7,7 +7,7 @@ closes the scope: it answers nobody, as if it had left, and serves again when it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,6 +50,15 @@ class ScopedSwarm:
     @property
     def line(self) -> Line:
         return self._swarm.line
+
+    @property
+    def offers_relay(self) -> bool:
+        return self._swarm.offers_relay
+
+    def note_peers(
+        self, *, members: Collection[PeerId], banned: Collection[PeerId], relays: Mapping[PeerId, Sequence[str]]
+    ) -> None:
+        self._swarm.note_peers(members=members, banned=banned, relays=relays)
 
     async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
         return await self._swarm.put(key, body, ttl_s=ttl_s)

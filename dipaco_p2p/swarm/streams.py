@@ -47,9 +47,11 @@ class StreamServer:
         self._dispatcher, self._counts, self._timeout_s = dispatcher, counts, timeout_s
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def answer(self, caller: Caller, reader: StreamReader, writer: StreamWriter) -> None:
+    async def answer(
+        self, caller: Caller, reader: StreamReader, writer: StreamWriter, *, is_relayed: bool = False
+    ) -> None:
         """Serve one call and close; whatever `caller` sends, or fails to send in time, harms nobody else."""
-        await asyncio.wait({self._start(self._answer(caller, reader, writer))})
+        await asyncio.wait({self._start(self._answer(caller, reader, writer, is_relayed))})
 
     async def answer_self(self, us: PeerId, request: Frame) -> Frame:
         """Serve a call of our own; like one from elsewhere, it goes on when the caller stops waiting for it."""
@@ -69,37 +71,42 @@ class StreamServer:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _answer(self, caller: Caller, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _answer(self, caller: Caller, reader: StreamReader, writer: StreamWriter, is_relayed: bool) -> None:
         try:
-            await self._answer_or_refuse(caller, reader, writer)
-            await _wait_hang_up(reader)
+            await self._answer_or_refuse(caller, reader, writer, is_relayed)
+            await wait_hang_up(reader)
         except (TimeoutError, ConnectionError, IncompleteReadError):
             self._counts["calls_broken"] += 1
         finally:
             writer.close()
 
-    async def _answer_or_refuse(self, caller: Caller, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _answer_or_refuse(
+        self, caller: Caller, reader: StreamReader, writer: StreamWriter, is_relayed: bool
+    ) -> None:
         try:
             public_key_of(caller.peer)  # A foreign kind of key could not sign anything for us.
             with self._dispatcher.entered(caller) as entrance:
-                await self._answer_entered(entrance, reader, writer)
+                await self._answer_entered(entrance, reader, writer, is_relayed)
         except (Refused, IntegrityError) as error:
             refused = error if isinstance(error, Refused) else Refused(str(error), reason=Reason.MALFORMED)
             with contextlib.suppress(TimeoutError, ConnectionError):
                 async with asyncio.timeout(HANG_UP_S_MAX):
                     await send(writer, self._dispatcher.refuse(refused))
 
-    async def _answer_entered(self, entrance: Entrance, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _answer_entered(
+        self, entrance: Entrance, reader: StreamReader, writer: StreamWriter, is_relayed: bool
+    ) -> None:
         async with self._dispatcher.heads.turn(entrance.caller), asyncio.timeout(self._timeout_s):
             head = await frames.read_head(reader.readexactly)
         async with self._dispatcher.turn(entrance, head.header, head.body_bytes):
             async with asyncio.timeout(self._timeout_s):
                 request = await head.frame(reader.readexactly)
-            self._counts["bytes_received"] += frames.size_bytes(request)
+            self._counts["bytes_received"] += (received := frames.size_bytes(request))
             reply = await self._dispatcher.answer(entrance.caller.peer, request)
             async with asyncio.timeout(self._timeout_s):
                 await send(writer, reply)
-            self._counts["bytes_sent"] += frames.size_bytes(reply)
+            self._counts["bytes_sent"] += (sent := frames.size_bytes(reply))
+            self._counts["bytes_relayed"] += (received + sent) * is_relayed
 
 
 def why_broken(error: Exception, timeout_s: float) -> str:
@@ -124,7 +131,7 @@ async def _send_or_stop(writer: StreamWriter, frame: Frame) -> None:
         await send(writer, frame)
 
 
-async def _wait_hang_up(reader: StreamReader) -> None:
+async def wait_hang_up(reader: StreamReader) -> None:
     """Let the caller close first, within bounds: when we do, the daemon may reset the stream, and a reply that it has
     not handed over yet is lost. One who is still sending is heard out, too."""
     with contextlib.suppress(TimeoutError, ConnectionError):

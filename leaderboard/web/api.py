@@ -142,6 +142,7 @@ _TABLES = (
                 null=True,
             ),
             _text("frozen_reason", "Why.", lambda row: row.freeze.reason if row.freeze else None, null=True),
+            _whole("peers_relayed", "Of those alive, dialled through relays.", lambda row: row.snapshot.peers_relayed),
         ),
         lambda book: [book],
     ),

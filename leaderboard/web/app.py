@@ -310,6 +310,7 @@ def metrics(book: Book) -> Iterator[Metric]:
     yield one("swarm_heard_timestamp_seconds", "When the swarm last answered, Unix time.", snapshot.heard_s)
     yield one("peers_alive", "Peers that said lately that they are alive.", snapshot.peers_alive)
     yield one("peers_training", "Peers that train.", snapshot.peers_training)
+    yield one("peers_relayed", "Live peers that are dialled through relays.", snapshot.peers_relayed)
     yield one("paths", "Paths of the open stage.", stage.paths)
     yield one("paths_covered", "Paths that a live peer claims.", snapshot.paths_covered)
     yield one("rounds", "Rounds of the open stage.", stage.rounds)

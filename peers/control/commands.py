@@ -48,10 +48,34 @@ def rows(report: Report) -> list[tuple[str, str]]:
         "path": work["path"],
         "modules": ", ".join(versions) or UNKNOWN,
         **work,
-        "line": f"{size(report['bytes_up'])} up, {size(report['bytes_down'])} down since the start",
+        "reached": _reached(report),
+        "line": f"{size(report['bytes_up'])} up, {size(report['bytes_down'])} down since the start{_relayed(report)}",
         "program": f"version {report['version']}, process {report['pid']}, for {duration(report['running_s'])}",
     }
     return list(found.items())
+
+
+REACHED = {
+    "directly": "directly",
+    "relay": "through a relay, or a hole in both routers",
+    "none": "by nobody: it leads no module",
+}
+
+
+def _reached(report: Report) -> str:
+    """How others dial it; unknown of a volunteer that was started before there were relays."""
+    words = REACHED.get(report.get("reached") or "", UNKNOWN)
+    direct, relayed = report.get("peers_direct", 0), report.get("peers_relayed", 0)
+    if direct or relayed:
+        words += f"; spoke with {direct} peers directly, {relayed} through a relay"
+    if report.get("relay_slots") or report.get("relay_bytes"):
+        words += f"; relays for {report['relay_slots']}, {size(report['relay_bytes'])} so far"
+    return words
+
+
+def _relayed(report: Report) -> str:
+    relayed = report.get("bytes_relayed", 0)
+    return f", {size(relayed)} of it through relays" if relayed else ""
 
 
 def _peer(report: Report) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +16,7 @@ from dipaco_p2p.errors import Unreachable
 from dipaco_p2p.program.control.messages import Program
 from dipaco_p2p.protocol.liveness import shown_names
 from dipaco_p2p.strict import bounded, plain
+from dipaco_p2p.swarm.addresses import is_circuit
 
 from ..config import PeerConfig
 from ..status import Status
@@ -112,7 +113,20 @@ def _swarm(node: Member | None, status: Status) -> dict[str, Any]:
         ],
         "bytes_up": 0 if found is None else found.bytes_sent,
         "bytes_down": 0 if found is None else found.bytes_received,
+        "bytes_relayed": 0 if found is None else found.bytes_relayed,
+        "reached": None if node is None else _reached(node.swarm.addresses),
+        "peers_direct": 0 if found is None else found.peers_direct,
+        "peers_relayed": 0 if found is None else found.peers_relayed,
+        "relay_slots": 0 if found is None else found.relay_slots,
+        "relay_bytes": 0 if found is None else found.relay_bytes,
     }
+
+
+def _reached(addresses: Sequence[str]) -> str:
+    """How others dial us: `directly`, through a `relay`, or not at all (`none`)."""
+    if not addresses:
+        return "none"
+    return "relay" if all(map(is_circuit, addresses)) else "directly"
 
 
 USER = "user"

@@ -46,7 +46,7 @@ from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from ..config import PeerConfig
 from ..control.home import peer_of
 from ..invitations import WORDS, check_admitted, kept
-from ..joining.arrival import open_swarm
+from ..joining.arrival import find_relay, open_swarm, port_of
 from ..joining.choice import ANOTHER, Choice
 from ..joining.preview import this_machine
 from .machine import (
@@ -92,7 +92,12 @@ async def _network(choice: Choice | None, config: PeerConfig) -> tuple[Run | Non
         return None, [clock, failure("ticket", str(error), error.hint, code=error.exit_code)]
     try:
         async with _visitor(config) as swarm:
-            stage, findings = await _visit(swarm, entry, config, is_synchronised=is_synchronised)
+            stage, findings, reach = await _visit(swarm, entry, config, is_synchronised=is_synchronised)
+            port = port_of(swarm) if config.is_listening else None
+        if reach is Reach.NO and config.is_listening:
+            reach = await probe_relay(entry, config)
+        if stage is not None:
+            findings.insert(-1, judge_reach(reach, port=port))  # before the line, which it may be the reason for
     except EnvironmentUnfit as error:  # the port is told of already, but for one that was taken just now
         return None, [failure("network", str(error), error.hint)]
     if stage is None and choice.source:
@@ -102,20 +107,19 @@ async def _network(choice: Choice | None, config: PeerConfig) -> tuple[Run | Non
 
 async def _visit(
     swarm: Libp2pSwarm, entry: Entry, config: PeerConfig, *, is_synchronised: bool | None
-) -> tuple[Run | None, list[Finding]]:
+) -> tuple[Run | None, list[Finding], Reach]:
     seeds = await probe_seeds(swarm, entry)
     findings = [judge_clock(seeds, is_synchronised=is_synchronised), *judge_seeds(seeds)]
     open_seed = next((seed for seed in seeds if seed.run is not None), None)
     if open_seed is None or open_seed.run is None:
-        return None, findings
+        return None, findings, Reach.UNKNOWN
     stage = open_seed.run
-    port = read_place(read_address(swarm.addresses[0]).place)[1] if swarm.addresses else None
     findings.append(judge_admission(stage, config.home))
-    findings.append(judge_reach(await probe_reach(swarm, seeds), port=port))
+    reach = await probe_reach(swarm, seeds)
     speed = await probe_speed(swarm, open_seed, stage)
     needs, deadline_s = needs_of(stage, stage.topology.path(0)), stage.config.rounds.deadline_s
     findings.append(judge_speed(speed, needs, deadline_s=deadline_s))
-    return stage, findings
+    return stage, findings, reach
 
 
 def _leftovers(*, is_fixing: bool) -> Finding:
@@ -124,10 +128,10 @@ def _leftovers(*, is_fixing: bool) -> Finding:
 
 
 @asynccontextmanager
-async def _visitor(config: PeerConfig) -> AsyncIterator[Libp2pSwarm]:
+async def _visitor(config: PeerConfig, *, behind_nat: bool = False) -> AsyncIterator[Libp2pSwarm]:
     """A place in the network under a name that is forgotten afterwards: a volunteer of this home may be at work."""
     with tempfile.TemporaryDirectory(prefix="dipaco-") as folder:
-        swarm = await open_swarm(replace(config, home=Path(folder)), is_listening=config.is_listening)
+        swarm = await open_swarm(replace(config, home=Path(folder)), behind_nat=behind_nat)
         try:
             yield swarm
         finally:
@@ -239,9 +243,13 @@ def judge_reach(reach: Reach, *, port: int | None) -> Finding:
         return fine("reach", "does not listen: trains, leads no module")
     if reach is Reach.YES:
         return fine("reach", "can be reached from outside, and may lead modules")
+    remedy = "open a TCP port of your router and name it with --listen; docs/routers.md says how"
+    if reach is Reach.RELAYED:
+        words = f"nobody reaches port {port} from outside, but a relay has a slot: may lead modules through it"
+        return fine("reach", f"{words}; others first try a hole in both routers. To spare the relay, {remedy}")
     if reach is Reach.NO:
-        remedy = "to lead modules, open a TCP port and name it with --listen; training works without"
-        return warning("reach", f"nobody reaches port {port} from outside: goes on as a client", remedy)
+        words = f"nobody reaches port {port} from outside, and no relay has a slot: goes on as a client"
+        return warning("reach", words, f"to lead modules, {remedy}; training works without")
     return fine("reach", "no seed could say; join asks again")
 
 
@@ -290,6 +298,13 @@ async def probe_reach(swarm: Swarm, seeds: list[SeedFacts]) -> Reach:
     """What the seeds that answer say when they dial us back."""
     answering = {read_address(seed.address).peer: [seed.address] for seed in seeds if seed.problem is None}
     return await ask_reach(swarm, list(answering.items())[:3])
+
+
+async def probe_relay(entry: Entry, config: PeerConfig) -> Reach:
+    """Whether a seed has a slot for us, as for somebody who comes for the first time."""
+    async with _visitor(config, behind_nat=True) as swarm:
+        found = [read_address(address) for address in entry.addresses]
+        return await find_relay(swarm, [(one.peer, [f"{one.place}/p2p/{one.peer}"]) for one in found])
 
 
 async def probe_speed(swarm: Swarm, seed: SeedFacts, run: Run) -> SpeedFacts:

@@ -1,7 +1,8 @@
 """From an entry to an open swarm of the right run: whoever opens first, and whether others can reach this machine.
 
-A machine that nobody can dial goes on as a client by itself: it trains, and leads no module. So it announces nothing
-that others would try in vain. The peers met last time are a way back into a run whose seed nodes are all away:
+A machine that nobody can dial asks for slots at relays, and is dialled through these. Without any it goes on as a
+client: it trains, and leads no module until a relay has a slot. So it announces nothing that others would try in vain.
+The peers met last time are a way back into a run whose seed nodes are all away:
 
     acquaintances.json     {run of the ticket, or typed address: {"run": id of its first stage, "addresses": [...]}}
 
@@ -28,6 +29,7 @@ from dipaco_p2p.swarm.blobs.bandwidth import Line
 from dipaco_p2p.swarm.dialback import Reach, ask_reach
 from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm, open_libp2p
 from dipaco_p2p.swarm.identity import KEY_NAME
+from dipaco_p2p.swarm.relay_slots import RelayLimits
 
 from ..config import PeerConfig
 
@@ -79,6 +81,8 @@ def _run_of(entry: object) -> object:
 
 WITNESSES_MAX = 3
 """Peers that are asked to dial us back."""
+SLOT_S = 8.0
+"""How long a start waits for a slot at a relay; it is looked for on and on afterwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,34 +95,42 @@ class Arrival:
 
 
 async def arrive(entry: Entry, config: PeerConfig, friends: KnownPeers, *, tell: Callable[[str], None]) -> Arrival:
-    """Open the swarm and knock; `tell` is told in one line if nobody can reach us. Raises as `open_libp2p`, `knock`."""
-    is_listening = config.is_listening
+    """Open the swarm and knock; `tell` is told in one line if nobody can dial us. Raises as `open_libp2p`, `knock`."""
+    behind_nat, port = False, 0
     while True:
-        swarm = await open_swarm(config, is_listening=is_listening)
+        swarm = await open_swarm(config, behind_nat=behind_nat)
+        port = port or port_of(swarm)
         try:
             run, others = friends.of(entry.key)
             opened = await knock(
                 swarm, doors(entry, friends=others, known_run=run), SystemClock(), enter=entering(swarm)
             )
-            reach = await ask_reach(swarm, witnesses(opened, entry))
+            reach = await (find_relay if behind_nat else ask_reach)(swarm, witnesses(opened, entry))
         except BaseException as error:
             await swarm.close()
-            if is_listening and isinstance(error, EnvironmentUnfit) and "dial this machine back" in str(error):
-                is_listening = _say_client(tell, swarm)
+            is_known = config.is_listening and not behind_nat and isinstance(error, EnvironmentUnfit)
+            if is_known and "dial this machine back" in str(error):
+                behind_nat = True
                 continue
             raise
-        if not is_listening or reach is not Reach.NO:
-            return Arrival(swarm=swarm, opened=opened, reach=reach)
-        is_listening = _say_client(tell, swarm)
-        await swarm.close()
+        if behind_nat:
+            tell(nat_line(reach, port))
+        elif config.is_listening and reach is Reach.NO:
+            behind_nat = True
+            await swarm.close()
+            continue
+        if config.relay and reach is Reach.YES:
+            swarm.offer_relay(RelayLimits(mbit=config.relay_mbit))
+        return Arrival(swarm=swarm, opened=opened, reach=reach)
 
 
-async def open_swarm(config: PeerConfig, *, is_listening: bool) -> Libp2pSwarm:
+async def open_swarm(config: PeerConfig, *, behind_nat: bool = False) -> Libp2pSwarm:
     """This volunteer's place in the network, in nobody's DHT yet; raises as `open_libp2p`."""
     return await open_libp2p(
         config.home / KEY_NAME,
         listen=config.listen,
-        client_mode=not is_listening,
+        client_mode=not config.is_listening,
+        behind_nat=behind_nat,
         clock=SystemClock(),
         line=Line(up_mbit=config.up_mbit, down_mbit=config.down_mbit),
     )
@@ -141,15 +153,27 @@ def witnesses(opened: Opened, entry: Entry) -> list[tuple[PeerId, Sequence[str]]
     return list(found.items())[:WITNESSES_MAX]
 
 
-def unreachable_line(addresses: Sequence[str]) -> str:
-    """What a volunteer reads that nobody can dial."""
-    _, port = read_place(read_address(addresses[0]).place)
+async def find_relay(swarm: Libp2pSwarm, relays: Sequence[tuple[PeerId, Sequence[str]]]) -> Reach:
+    """Look for slots at these relays and others from now on: RELAYED if there is one soon, else NO."""
+    assert swarm.reservations is not None
+    swarm.reservations.begin(dict(relays))
+    return Reach.RELAYED if await swarm.reservations.wait_reachable(SLOT_S) else Reach.NO
+
+
+def port_of(swarm: Libp2pSwarm) -> int:
+    """Where it listens; 0 if it does not."""
+    return read_place(read_address(swarm.addresses[0]).place)[1] if swarm.addresses else 0
+
+
+def nat_line(reach: Reach, port: int) -> str:
+    """What a volunteer reads that nobody can dial directly."""
+    better = "open a TCP port and name it with --listen /ip4/0.0.0.0/tcp/PORT"
+    if reach is Reach.RELAYED:
+        return (
+            f"nobody can reach this machine from outside (port {port}): others dial it through a relay, or a hole that"
+            f" both routers let through, and it may lead modules; to spare the relay, {better}"
+        )
     return (
-        f"nobody can reach this machine from outside (port {port}): it goes on as a client, and trains without leading"
-        " a module; to lead, open a TCP port and name it with --listen /ip4/0.0.0.0/tcp/PORT"
+        f"nobody can reach this machine from outside (port {port}), and no relay has a slot for it: it goes on as a"
+        f" client, and trains without leading a module until one has; to lead, {better}"
     )
-
-
-def _say_client(tell: Callable[[str], None], swarm: Libp2pSwarm) -> bool:
-    tell(unreachable_line(swarm.addresses))
-    return False

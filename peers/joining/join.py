@@ -14,7 +14,7 @@ from dipaco_p2p.program.console import LogFormat, log_to, on_signals
 from dipaco_p2p.program.control.server import listening
 from dipaco_p2p.program.curves import Curves
 from dipaco_p2p.program.files import folder_lock
-from dipaco_p2p.swarm.addresses import read_address
+from dipaco_p2p.swarm.addresses import read_address, worth_giving
 
 from ..config import PeerConfig, check_engine, torch_device
 from ..control.control import Control, Request
@@ -93,7 +93,7 @@ async def _join(
         tell("\n".join(preview.lines()))
         remember(config.home, choice.text, run=preview.run.origin)
         meet(opened.stages[-1], friends.of(entry.key)[1])
-        if swarm.addresses:  # others can join through us, should the coordinator's address not answer
+        if worth_giving(swarm.addresses):  # others can join through us, should the coordinator's address not answer
             tell_address(config.home, swarm, opened.stages[-1])
         entrance = Entrance(host=opened.host, dial=dial, meet=meet, invitations=invitations)
         runner = StageRunner(swarm, config, SystemClock(), entrance=entrance, device=device, parts=parts)

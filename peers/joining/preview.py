@@ -120,7 +120,7 @@ async def take_preview(arrival: Arrival, config: PeerConfig, *, device: str, wit
         run=run,
         peer=arrival.swarm.peer,
         home=config.home,
-        reach=reach_words(arrival.reach, is_listening=bool(arrival.swarm.addresses)),
+        reach=reach_words(arrival.reach, is_listening=config.is_listening),
         machine=this_machine(device, config),
         needs=needs_of(run, path or run.topology.path(0)),
         up_mbit=config.up_mbit,
@@ -164,6 +164,8 @@ def this_machine(device: str, config: PeerConfig) -> Machine:
 
 def reach_words(reach: Reach, *, is_listening: bool) -> str:
     """Whether others can dial this machine, for people."""
-    if not is_listening:
+    if not is_listening or reach is Reach.NO:
         return "nobody dials it: trains, leads no module"
+    if reach is Reach.RELAYED:
+        return "dialled through a relay"
     return "can be reached from outside" if reach is Reach.YES else "whether it can be reached is not known"

@@ -74,8 +74,10 @@ class NetworkKeys:
 
     listen: str = key("/ip4/0.0.0.0/tcp/0", "Where other peers may reach this one.")
     listening: bool = key(
-        True, "Listen at all. Without it, as behind NAT or a firewall, a peer trains and leads no module."
+        True, "Listen at all. Without it nobody dials this peer, not even through a relay: it trains, leads no module."
     )
+    relay: bool = key(False, "Let peers behind routers be dialled through this one, if it can be reached itself.")
+    relay_mbit: float = key(20.0, "What relaying may take of the line each way, in Mbit/s.", low=0.1, high=100_000.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,7 +135,8 @@ def test_the_dashboard_asks_for_metrics_that_there_are_and_shows_nearly_all(text
     asked = asked_for("\n".join(queries(board)))
     assert asked <= names(text)
     assert {name.removeprefix("dipaco_coordinator_") for name in names(text) - asked} == {
-        "seeds_alive", "modules", "judged_loss_nats", "versions_archived",
+        "seeds_alive", "modules", "judged_loss_nats", "versions_archived", "volunteers_direct", "volunteers_relayed",
+        "relay_slots", "relay_circuits", "relayed_bytes_total",
     }  # fmt: skip
     assert len({each["id"] for each in board["panels"]}) == len(board["panels"]) > 10
     for panel in board["panels"]:

@@ -26,7 +26,8 @@ from dipaco_p2p.program.control.client import not_running
 STATUS_KEYS = [
     "schema", "version", "pid", "folder", "running_s", "state", "run", "run_id", "stage", "round", "rounds",
     "round_age_s", "judged_round", "judged_loss", "judged_perplexity", "volunteers_alive", "volunteers_training",
-    "seeds_alive", "tokens_per_s", "paths", "paths_covered", "bytes_up", "bytes_down", "modules", "modules_led",
+    "seeds_alive", "tokens_per_s", "paths", "paths_covered", "bytes_up", "bytes_down", "volunteers_direct",
+    "volunteers_relayed", "relay_slots", "relay_circuits", "relay_bytes", "modules", "modules_led",
     "versions_archived", "contributions_counted", "contributions_open", "disk_used_bytes", "disk_free_bytes",
 ]  # fmt: skip
 
@@ -71,6 +72,11 @@ def test_status_as_json_is_the_documented_document(running: Path, seen: Seen) ->
         "paths_covered": 1,
         "bytes_up": 1_234_567,
         "bytes_down": 89,
+        "volunteers_direct": 1,
+        "volunteers_relayed": 0,
+        "relay_slots": 0,
+        "relay_circuits": 0,
+        "relay_bytes": 0,
         "modules": 5,
         "modules_led": 1,
         "versions_archived": 0,
@@ -92,6 +98,7 @@ def test_peers_as_json_name_the_volunteer_before_the_seed(running: Path, seen: S
         "tokens_per_s": 1234.6,
         "heartbeat_age_s": 2.0,
         "is_reachable": True,
+        "is_relayed": False,
         "leads": ["L1.M0"],
         "name": "",
         "team": "",

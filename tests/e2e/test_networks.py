@@ -138,12 +138,13 @@ def test_a_run_completes_over_a_connection_that_is_slow_and_reset_three_times(
     assert breaches(coordinator.home, volunteer) == []
 
 
-def test_a_volunteer_that_nobody_can_dial_is_told_so_and_goes_on_as_a_client(
+def test_a_volunteer_that_nobody_can_dial_is_told_so_and_goes_on_as_a_client_without_a_relay(
     programs: Programs, corpus: Path, net: Network
 ) -> None:
     """It listens where only its own machine can dial it, as behind a router that forwards nothing."""
     seed, inside = net.host(LEFT), net.host(RIGHT)
     run_file = write_run(programs.folder / "nat.toml", corpus, rounds=100_000, min_paths=1, host=seed.address)
+    run_file.write_text(run_file.read_text().replace("[node]", "[node]\nrelay = false"))
     coordinator = programs.coordinator(run_file, programs.folder / "coordinator", namespace=seed.namespace)
     ticket = coordinator.wait_address()["ticket"]
     listen = ("--listen", "/ip4/127.0.0.1/tcp/0")

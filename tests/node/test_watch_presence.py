@@ -17,10 +17,11 @@ from virtual_time import end, eventually
 from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.protocol.documents import Grant, seal
-from dipaco_p2p.protocol.liveness import Claim, Head
+from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat
 from dipaco_p2p.protocol.owners import rank
 from dipaco_p2p.protocol.records import claims_key, heads_key, peers_key
 from dipaco_p2p.protocol.rounds import Standing
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
@@ -59,6 +60,33 @@ async def test_what_is_said_is_seen(tmp_path: Path) -> None:
         assert other.watch.claims[PATH][one.peer].round == 2
         assert other.watch.leader(MODULE) == one.peer
         assert world.seed.node.peer in other.watch.seeds() and one.peer not in other.watch.seeds()
+
+
+async def test_relays_are_the_seeds_and_then_who_offers_it_at_an_address_of_its_own(tmp_path: Path) -> None:
+    direct, behind = "/ip4/203.0.113.7/tcp/1/p2p/A", "/ip4/203.0.113.7/tcp/1/p2p/R/p2p-circuit/p2p/A"
+    async with between_two(tmp_path) as (world, one, other):
+        seed, watch = world.seed.node.peer, other.watch
+        await watch.refresh()
+        beats = {PeerId("a"): (direct, True), PeerId("b"): (direct, False), PeerId("c"): (behind, True)}
+        watch.heartbeats |= {who: Heartbeat(addresses=(at,), relays=does) for who, (at, does) in beats.items()}
+        assert watch.relays() == ["a"], "the seed of this test does not relay"
+        watch.heartbeats[seed] = replace(watch.heartbeats[seed], relays=True)
+        assert watch.relays() == [seed, "a"]
+
+
+async def test_who_cannot_be_dialled_any_more_owns_nothing_until_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with between_two(tmp_path) as (_, one, other):
+        places = one.swarm.addresses
+        found = [places]
+        monkeypatch.setattr(type(one.swarm), "addresses", property(lambda swarm: found[-1]))
+        await one.presence.say(owns=True)
+        for now in (places, (), places):
+            found.append(now)
+            await one.presence.say()
+            await other.watch.refresh()
+            assert other.watch.heartbeats[one.peer].owns == bool(now)
 
 
 async def test_a_heartbeat_is_as_old_as_the_newest_that_came(tmp_path: Path) -> None:

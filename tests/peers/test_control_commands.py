@@ -39,7 +39,8 @@ KEYS = {
     "schema", "version", "pid", "home", "running_s", "state", "pauses", "run", "run_id", "stage", "peer", "doing",
     "waits_for", "path", "round", "rounds", "rounds_after", "step", "steps", "is_cut", "loss", "tokens_per_s", "eta_s",
     "receipts", "last_receipt", "leads", "frozen", "modules", "peers_alive", "peers_training", "paths_covered", "paths",
-    "bytes_up", "bytes_down", "name", "team", "name_hidden",
+    "bytes_up", "bytes_down", "name", "team", "name_hidden", "bytes_relayed", "reached", "peers_direct",
+    "peers_relayed", "relay_slots", "relay_bytes",
 }  # fmt: skip
 PATH = PathId.parse("P0-1")
 
@@ -83,7 +84,8 @@ def runner_at_work() -> HandMadeTour:
     status.receipts, status.last_receipt = 6, "L0.M0 round 2 from ...aBcDeF"
     status.peers_alive, status.peers_training, status.paths_covered, status.paths = 4, 3, 2, 2
     run = SimpleNamespace(origin="0123abcd" * 8, manifest=SimpleNamespace(stage="grid"))
-    swarm = SimpleNamespace(statistics=lambda: SwarmStatistics(bytes_sent=1_234_567, bytes_received=89))
+    told = SwarmStatistics(bytes_sent=1_234_567, bytes_received=89, bytes_relayed=1000, peers_direct=2, peers_relayed=1)
+    swarm = SimpleNamespace(statistics=lambda: told, addresses=("/ip4/203.0.113.7/tcp/4001/p2p/R/p2p-circuit/p2p/me",))
     node = SimpleNamespace(
         run=run,
         swarm=swarm,
@@ -136,6 +138,9 @@ def test_status_as_json_has_the_same_keys_always_and_its_schema(running: Running
     ]
     assert (found["path"], found["leads"], found["loss"]) == ("P0-1", ["L1.M1"], 4.25)
     assert (found["bytes_up"], found["bytes_down"], found["state"]) == (1_234_567, 89, "running")
+    assert (found["reached"], found["bytes_relayed"], found["peers_direct"], found["peers_relayed"]) == (
+        *("relay", 1000, 2, 1),
+    )
     running.control.runner = None
     empty = json.loads(run("status", "--json", "--home", running.home))
     assert empty.keys() == KEYS and empty["state"] == "starting"
@@ -154,7 +159,8 @@ def test_status_off_a_terminal_is_plain_lines(running: Running) -> None:
         "round: 3 of 9, step 20 of 40",
         "loss: 4.250 nats per token",
         "last receipt: L0.M0 round 2 from ...aBcDeF",
-        "line: 1.2 MB up, 89 B down since the start",
+        "reached: through a relay, or a hole in both routers; spoke with 2 peers directly, 1 through a relay",
+        "line: 1.2 MB up, 89 B down since the start, 1.0 kB of it through relays",
         "time left: 1 h 01 min",
     ):
         assert line in said.splitlines(), said

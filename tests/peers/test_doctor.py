@@ -248,6 +248,7 @@ def test_who_cannot_be_reached_is_told_what_that_costs_and_how_to_change_it() ->
     is_level(judge_reach(Reach.YES, port=1), Level.OK)
     is_level(judge_reach(Reach.UNKNOWN, port=1), Level.OK)
     is_level(judge_reach(Reach.NO, port=31337), Level.WARN, "31337", "client", "open a TCP port")
+    is_level(judge_reach(Reach.RELAYED, port=31337), Level.OK, "31337", "a relay has a slot", "open a TCP port")
     is_level(judge_reach(Reach.NO, port=None), Level.OK, "leads no module")
 
 

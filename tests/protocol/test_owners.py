@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,18 @@ def test_the_order_of_the_view_does_not_matter(peers: list[PeerId]) -> None:
     assert mirrors(MODULES[0], view, leader=PEERS[0], present=(), owners=3) == mirrors(
         MODULES[0], known, leader=PEERS[0], present=(), owners=3
     )
+
+
+@pytest.mark.parametrize("module", MODULES[:8])
+def test_who_is_dialled_directly_comes_before_who_is_dialled_through_a_relay_among_equals(module: ModuleId) -> None:
+    direct, relayed, workers = PEERS[:6], PEERS[6:], PEERS[3:9]
+    view = dict.fromkeys(direct, replace(OWNER, addresses=("/ip4/203.0.113.7/tcp/1/p2p/A",)))
+    view |= dict.fromkeys(relayed, replace(OWNER, addresses=("/ip4/203.0.113.7/tcp/1/p2p/R/p2p-circuit/p2p/A",)))
+    order = list(successors(module, view, incumbent=None, group=PEERS[8:], workers=workers))
+    assert [{*order[0:3]}, {*order[3:6]}, {*order[6:9]}] == [{*PEERS[3:6]}, {*PEERS[6:9]}, {*PEERS[0:3]}]
+    assert first(module, view, incumbent=PEERS[11], workers=workers) == PEERS[11], "who leads is not displaced"
+    assert set(mirrors(module, view, leader=PEERS[0], present=(PEERS[11],), owners=4)) > {PEERS[11]}
+    assert not set(mirrors(module, view, leader=PEERS[0], present=(), owners=6)) & set(relayed)
 
 
 @pytest.mark.parametrize("gone", PEERS)

@@ -104,6 +104,7 @@ LAYERS = {
 # Files and folders that may use a library which their layer may not.
 ALSO = {
     "dipaco_p2p/swarm/hivemind/": frozenset({"hivemind"}),
+    "dipaco_p2p/swarm/hivemind/circuits.py": frozenset({"google"}),
     "dipaco_p2p/swarm/hivemind/libp2p.py": frozenset({"torch"}),
     "dipaco_p2p/program/control/show.py": frozenset({"rich"}),
     "dipaco_p2p/program/control/options.py": frozenset({"typer"}),

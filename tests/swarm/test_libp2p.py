@@ -86,7 +86,7 @@ async def test_the_daemon_offers_no_upnp_relay_or_quic_and_sees_no_ctrl_c(net: A
     # Other tests of the session may have programs running: ours is the daemon.
     lines = {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in child_pids(os.getpid())}
     [(pid, words)] = [(pid, words) for pid, words in lines.items() if words[0].endswith("p2pd")]
-    assert {"-natPortMap=0", "-relay=0", "-autoRelay=0", "-autonat=0"} <= set(words)
+    assert {"-natPortMap=0", "-relay=0", "-relayService=0", "-autoRelay=0", "-autonat=0"} <= set(words)
     assert all("/tcp/" in address and address.endswith(swarm.peer) for address in swarm.addresses)
     assert os.getsid(pid) == pid != os.getsid(0), "Ctrl-C in our terminal must not reach it"
     assert asyncio.subprocess.create_subprocess_exec is ordinary

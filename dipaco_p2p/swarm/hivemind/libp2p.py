@@ -1,8 +1,9 @@
 """The real swarm: libp2p streams and a Kademlia DHT.
 
 hivemind's `P2P` and `DHTNode` run in the program's own event loop, not in the process that `hivemind.DHT` forks, so
-that nothing outlives the program but for a second (the daemon ends when its parent does). TCP only; no UPnP; no
-relaying for strangers. Every wait has a limit of our own. Traps in hivemind 1.1.12 that are designed around (those of
+that nothing outlives the program but for a second (the daemon ends when its parent does). TCP only; no UPnP. A peer
+behind a NAT keeps slots at relays (reservations.py), and who offers it is one (circuits.py). Every wait has a limit of
+our own. Traps in hivemind 1.1.12 that are designed around (those of
 its DHT: dht.py): one seed with a wrong clock aborts a join (`_join_through`), a failed dial leaks its connection to the
 daemon (`_Daemon`), and an answer to a call that was just given up ends the reading of all others (`_Pending`).
 """
@@ -14,7 +15,7 @@ import contextlib
 import logging
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +35,26 @@ from ...errors import EnvironmentUnfit, Unreachable
 from ...protocol.records import TTL_MAX_S, Record
 from ...protocol.signing import PeerId, Signer, short
 from .. import frames, identity, streams
-from ..addresses import Address, host_of, places_of, read_address, read_place
+from ..addresses import Address, host_of, is_circuit, places_of, read_address, read_place
 from ..api import FRAME_TIMEOUT_S, Handler, Reply, SwarmStatistics
 from ..blobs.bandwidth import Line
 from ..calls import DialBackMe
 from ..dialback import DialBack, greets
 from ..frames import Caller, Dispatcher
 from ..record_cache import RecordCache
+from ..relay_slots import RelayLimits, Slots
+from .circuits import HOP, Relay, place_bytes
 from .daemon import cannot_join, daemons_apart, long_backlog, sweep_stale_sockets, wait_port_free
 from .dht import MESSAGE_BYTES_MAX, RPC_TIMEOUT_S, create_node, hash_key, install
 from .guard import RecordGuard
+from .reservations import Reservations
 
 PROTOCOL = "/dipaco-p2p/call/1"
 DIAL_TIMEOUT_S = 10.0
 DHT_TIMEOUT_S = 10.0
 STARTUP_TIMEOUT_S = 20.0
 CLOSE_TIMEOUT_S = 3.0
+PEERS_REMEMBERED = 256
 _HINT = "check that it is running and that the address is current"
 _log = logging.getLogger(__name__)
 
@@ -73,11 +78,14 @@ async def open_libp2p(
     clock: Clock,
     frame_timeout_s: float = FRAME_TIMEOUT_S,
     line: Line | None = None,
+    behind_nat: bool = False,
+    relay: RelayLimits | None = None,
 ) -> Libp2pSwarm:
     """Start a daemon and join the DHT of `initial_peers`; with none, begin a new one.
 
-    One answering peer is enough. A peer in `client_mode` does not listen and stores nothing for others.
-    `line` limits what blobs take of this machine's line.
+    One answering peer is enough. A peer in `client_mode` does not listen and stores nothing for others. One that is
+    `behind_nat` stores nothing either, and is dialled through relays, if it finds any, and through holes that both ends
+    punch. With `relay` others are dialled through this peer. `line` limits what blobs take of this machine's line.
     Raises ConfigError (a malformed address), Unreachable (none of the peers answers), EnvironmentUnfit (a taken
     port, a wrong clock, an unsafe key file), IntegrityError (a malformed key file).
     """
@@ -88,11 +96,13 @@ async def open_libp2p(
     sweep_stale_sockets()
     if not client_mode:
         await wait_port_free(host, port)
-    p2p = await _start_daemon(identity_path, listen, client_mode)
+    p2p = await _start_daemon(identity_path, listen, client_mode, behind_nat=behind_nat)
     try:
         swarm = Libp2pSwarm(p2p, signer, clock=clock, ttl_max_s=ttl_max_s, frame_timeout_s=frame_timeout_s)
         swarm.line = line or swarm.line
-        await swarm.start(client_mode=client_mode)
+        await swarm.start(client_mode=client_mode, behind_nat=behind_nat)
+        if relay is not None:
+            swarm.offer_relay(relay)
         if dialled:
             await swarm.join(dialled)
     except BaseException:
@@ -106,8 +116,15 @@ class Libp2pSwarm:
 
     def __init__(self, p2p: P2P, signer: Signer, *, clock: Clock, ttl_max_s: float, frame_timeout_s: float) -> None:
         self.peer, self.signer = signer.peer, signer
-        self.addresses: tuple[str, ...] = ()
         self.line = Line()
+        self.relay = Relay(Slots(clock, RelayLimits(slots=0)), self._open_stream)
+        """What others are dialled through; with slots for nobody unless we offer it."""
+        self.reservations: Reservations | None = None
+        """Of a peer behind a NAT: its slots at relays."""
+        self._addresses: tuple[str, ...] = ()
+        self._is_relayed: dict[PeerId, bool] = {}
+        """Of peers with whom we had a call, whether the last one went through a relay."""
+        self._clock = clock
         self._p2p = p2p
         self._daemon = _Daemon(p2p)
         self._counts: Counter[str] = Counter()
@@ -119,15 +136,38 @@ class Libp2pSwarm:
         self._node: DHTNode | None = None
         DialBackMe.serve(self, DialBack(clock, places=self.places, greets=greets).answer)
 
-    async def start(self, *, client_mode: bool) -> None:
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """As `Swarm.addresses`; behind a NAT those at the relays where we have a slot now."""
+        return self._addresses if self.reservations is None else self.reservations.addresses
+
+    @property
+    def offers_relay(self) -> bool:
+        return self.relay.slots.limits.slots > 0
+
+    def note_peers(
+        self, *, members: Collection[PeerId], banned: Collection[PeerId], relays: Mapping[PeerId, Sequence[str]]
+    ) -> None:
+        self.relay.slots.note(members, banned)
+        if self.reservations is not None:
+            self.reservations.note(relays)
+
+    async def start(self, *, client_mode: bool, behind_nat: bool) -> None:
         """Bring up our node of the DHT and answer calls."""
-        self._client_mode = client_mode
-        if not client_mode:
-            self.addresses = tuple(str(address) for address in await self._p2p.get_visible_maddrs())
-        self._node = await create_node(self._p2p, self._guard, client_mode=client_mode, on_found=self._on_found)
+        self._client_mode = client_mode or behind_nat
+        if not self._client_mode:
+            self._addresses = tuple(str(address) for address in await self._p2p.get_visible_maddrs())
+        self._node = await create_node(self._p2p, self._guard, client_mode=self._client_mode, on_found=self._on_found)
         _quieten(self._p2p)
         with long_backlog():
             await self._p2p.add_binary_stream_handler(PROTOCOL, self._on_stream)
+            await self._p2p.add_binary_stream_handler(HOP, self._on_hop)  # in place of the daemon's
+        if behind_nat and not client_mode:
+            self.reservations = Reservations(self.peer, self._daemon, ways=self.ways, clock=self._clock)
+
+    def offer_relay(self, limits: RelayLimits) -> None:
+        """Be a relay from now on."""
+        self.relay = Relay(Slots(self._clock, limits), self._open_stream)
 
     async def join(self, dialled: dict[str, Address]) -> None:
         """Join through whichever of `dialled` answer; raises as `open_libp2p`."""
@@ -203,8 +243,14 @@ class Libp2pSwarm:
 
     async def places(self, peer: PeerId) -> list[str]:
         """Where our connections with `peer` lead to, as the transport sees it: multiaddrs without the peer."""
-        infos = await self._p2p.list_peers()
-        return [str(place) for info in infos if info.peer_id.to_base58() == peer for place in info.addrs]
+        return (await self.ways()).get(peer, [])
+
+    async def ways(self) -> dict[PeerId, list[str]]:
+        """Where the connections with each peer lead to, as in `places`."""
+        found: dict[PeerId, list[str]] = {}
+        for info in await self._p2p.list_peers():
+            found.setdefault(PeerId(info.peer_id.to_base58()), []).extend(map(str, info.addrs))
+        return found
 
     async def clock_ahead_s(self, peer: PeerId) -> tuple[float, float]:
         """How far the clock of `peer` is ahead of ours, and the time that its answer took. Raises Unreachable."""
@@ -224,41 +270,57 @@ class Libp2pSwarm:
             return
         node, self._node = self._node, None
         await self._server.close()
+        await self.relay.close()
+        if self.reservations is not None:
+            await self.reservations.close()
         with contextlib.suppress(TimeoutError, OSError, P2PDaemonError, IncompleteReadError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await node.shutdown()
         await _stop_daemon(self._p2p)
 
     def statistics(self) -> SwarmStatistics:
-        return SwarmStatistics(**self._counts)
+        slots, relayed = self.relay.slots, sum(self._is_relayed.values())
+        return SwarmStatistics(
+            **self._counts,
+            peers_direct=len(self._is_relayed) - relayed,
+            peers_relayed=relayed,
+            relay_slots=slots.taken,
+            relay_circuits=slots.open_circuits,
+            relay_bytes=slots.counts.bytes,
+        )
 
     async def _exchange(
         self, peer: PeerId, request: frames.Frame, addresses: Sequence[str], *, dial_s: float
     ) -> frames.Frame:
         if peer == self.peer:  # libp2p does not dial itself.
             return await self._server.answer_self(self.peer, request)
-        reader, writer = await self._dial(peer, addresses, dial_s=dial_s)
+        reader, writer, place = await self._dial(peer, addresses, dial_s=dial_s)
+        is_relayed = self._note_way(peer, place)
         try:
-            self._counts["bytes_sent"] += frames.size_bytes(request)
+            self._counts["bytes_sent"] += (sent := frames.size_bytes(request))
+            self._counts["bytes_relayed"] += sent * is_relayed
             reply = await streams.exchange(reader, writer, request)
-            self._counts["bytes_received"] += frames.size_bytes(reply)
+            self._counts["bytes_received"] += (received := frames.size_bytes(reply))
+            self._counts["bytes_relayed"] += received * is_relayed
             return reply
         finally:
             writer.close()
 
-    async def _dial(
-        self, peer: PeerId, addresses: Sequence[str], *, dial_s: float
-    ) -> tuple[StreamReader, StreamWriter]:
-        """A stream to `peer`: by what the daemon knows of it, else by the `addresses` that it announced."""
+    async def _dial(self, peer: PeerId, addresses: Sequence[str], *, dial_s: float) -> _Stream:
+        """A stream to `peer`: by what the daemon knows of it, else by the `addresses` that it announced. Of a peer
+        behind a NAT the daemon may know where it cannot be reached, and try that for long: its relays come first."""
         places = places_of(peer, addresses)
+        if any(map(is_circuit, places)):
+            with contextlib.suppress(P2PDaemonError):  # a connection that there is remains as good as a new one
+                await self._daemon.connect(peer, places)
         try:
             async with asyncio.timeout(dial_s if places else None):
-                return await self._daemon.open_stream(peer)
+                return await self._daemon.open_way(peer)
         except (TimeoutError, P2PDaemonError):
             if not places:
                 raise
         await self._daemon.connect(peer, places)
-        return await self._daemon.open_stream(peer)
+        return await self._daemon.open_way(peer)
 
     async def _join_through(self, address: Address) -> None:
         assert self._node is not None
@@ -276,9 +338,28 @@ class Libp2pSwarm:
         if key is not None:
             self._records.admit(key, entries)
 
+    async def _open_stream(self, peer: PeerId, protocol: str) -> tuple[StreamReader, StreamWriter]:
+        return await self._daemon.open_stream(peer, protocol)
+
+    async def _on_hop(self, info: Any, reader: StreamReader, writer: StreamWriter) -> None:
+        await self.relay.answer(info, reader, writer)
+
     async def _on_stream(self, info: Any, reader: StreamReader, writer: StreamWriter) -> None:
-        caller = Caller(PeerId(info.peer_id.to_base58()), host_of(str(info.addr)))
-        await self._server.answer(caller, reader, writer)
+        place = str(info.addr)
+        caller = Caller(PeerId(info.peer_id.to_base58()), host_of(place))
+        await self._server.answer(caller, reader, writer, is_relayed=self._note_way(caller.peer, place))
+
+    def _note_way(self, peer: PeerId, place: str) -> bool:
+        """Whether a connection that leads there goes through a relay."""
+        self._is_relayed.pop(peer, None)  # the one that was heard of last comes to the end
+        self._is_relayed[peer] = is_circuit(place)
+        while len(self._is_relayed) > PEERS_REMEMBERED:
+            del self._is_relayed[next(iter(self._is_relayed))]
+        return self._is_relayed[peer]
+
+
+_Stream = tuple[StreamReader, StreamWriter, str]
+"""Both ends, and where the connection that it goes over leads to."""
 
 
 class _Daemon:
@@ -291,20 +372,31 @@ class _Daemon:
         """Dial `peer` at `places`; raises P2PDaemonError."""
         raw = p2pd_pb2.ConnectRequest(
             peer=PeerID.from_base58(peer).to_bytes(),
-            addrs=[Multiaddr(place).to_bytes() for place in places],
+            addrs=list(map(place_bytes, places)),
             timeout=int(DIAL_TIMEOUT_S),
         )
-        _, writer = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=raw))
+        _, writer, _ = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=raw))
         writer.close()
 
-    async def open_stream(self, peer: PeerId) -> tuple[StreamReader, StreamWriter]:
-        """A stream of our protocol to `peer`; raises P2PDaemonError."""
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close all connections with `peer`; raises P2PDaemonError."""
+        raw = p2pd_pb2.DisconnectRequest(peer=PeerID.from_base58(peer).to_bytes())
+        _, writer, _ = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=raw))
+        writer.close()
+
+    async def open_stream(self, peer: PeerId, protocol: str = PROTOCOL) -> tuple[StreamReader, StreamWriter]:
+        """A stream to `peer`; raises P2PDaemonError."""
+        reader, writer, _ = await self.open_way(peer, protocol)
+        return reader, writer
+
+    async def open_way(self, peer: PeerId, protocol: str = PROTOCOL) -> _Stream:
+        """The same, and where it leads."""
         raw = p2pd_pb2.StreamOpenRequest(
-            peer=PeerID.from_base58(peer).to_bytes(), proto=[PROTOCOL], timeout=int(DIAL_TIMEOUT_S)
+            peer=PeerID.from_base58(peer).to_bytes(), proto=[protocol], timeout=int(DIAL_TIMEOUT_S)
         )
         return await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=raw))
 
-    async def _ask(self, request: Any) -> tuple[StreamReader, StreamWriter]:
+    async def _ask(self, request: Any) -> _Stream:
         reader, writer = await self._connector.open_connection()
         try:
             await write_pbmsg(writer, request)
@@ -314,20 +406,32 @@ class _Daemon:
         except BaseException:
             writer.close()
             raise
-        return reader, writer
+        leads_to = response.streamInfo.addr
+        return reader, writer, str(Multiaddr(leads_to)) if leads_to else ""
 
 
-async def _start_daemon(identity_path: Path, listen: str, client_mode: bool) -> P2P:
+class _P2P(P2P):  # type: ignore[misc]
+    """Starts the daemon without its service for strangers of 4 GiB a circuit, which hivemind does not switch off. What
+    stays, whatever `use_relay` says, serves 128 KiB; our own handler takes its place."""
+
+    @staticmethod
+    def _make_process_args(*words: Any, **options: Any) -> list[str]:
+        arguments: list[str] = P2P._make_process_args(*words, relayService=False, **options)
+        return arguments
+
+
+async def _start_daemon(identity_path: Path, listen: str, client_mode: bool, *, behind_nat: bool) -> P2P:
     try:
         with daemons_apart():
-            return await P2P.create(
+            return await _P2P.create(
                 identity_path=str(identity_path),
                 check_if_identity_free=False,  # It reads RSA keys only.
                 host_maddrs=[listen],
                 no_listen=client_mode,
-                dht_mode="client" if client_mode else "server",
+                dht_mode="client" if client_mode or behind_nat else "server",
                 nat_port_map=False,
-                auto_nat=False,
+                auto_nat=behind_nat,  # It is what switches hole punching on.
+                force_reachability="private" if behind_nat else None,
                 use_relay=False,
                 use_auto_relay=False,
                 startup_timeout=STARTUP_TIMEOUT_S,

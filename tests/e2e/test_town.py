@@ -1,0 +1,117 @@
+"""A run among homes behind routers: no volunteer can be dialled, and each is reached through the seed node's relay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e_harness import Program, Programs, breaches, eventually, free_port, versions_of, write_run
+
+from benchmarks.town.network import Machine, Nat, Town, missing, town
+
+pytestmark = [
+    pytest.mark.libp2p,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing()), reason=missing() or "all is there"),
+]
+MODULES = ("L0.M0", "L0.M1", "L1.M0", "L1.M1")
+TTL_S = 5.0
+"""As in test_networks.py."""
+
+
+@pytest.fixture
+def place() -> Iterator[Town]:
+    with town() as made:
+        yield made
+
+
+@pytest.fixture
+def programs(tmp_path: Path, place: Town) -> Iterator[Programs]:
+    """As everywhere, but ended before the network goes."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    started = Programs(folder)
+    yield started
+    started.end_all()
+
+
+class Run:
+    """A 2x2 run without an end, whose seed node is public and stays at its port."""
+
+    def __init__(self, programs: Programs, corpus: Path, seed: Machine) -> None:
+        self._programs, self._seed = programs, seed
+        self._file = programs.folder / "town.toml"
+        port = free_port()
+        write_run(self._file, corpus, rounds=100_000, min_paths=2, host=seed.address, port=port, heartbeat_ttl_s=TTL_S)
+        self._file.write_text(self._file.read_text().replace("modules = 1\n", "modules = 2\n"))
+        self.coordinator = self.start()
+        self.ticket = self.coordinator.wait_address()["ticket"]
+
+    def start(self) -> Program:
+        """For the first time, or again."""
+        folder = self._programs.folder / "coordinator"
+        self.coordinator = self._programs.coordinator(self._file, folder, namespace=self._seed.namespace)
+        return self.coordinator
+
+    def join(self, name: str, home: Machine) -> Program:
+        return self._programs.volunteer(self.ticket, name, namespace=home.namespace)
+
+    def wait_versions(self, more: int, *volunteers: Program) -> None:
+        """Until the archive has so many more of every module."""
+        before = versions_of(self.coordinator)
+        eventually(
+            lambda: all(versions_of(self.coordinator).get(m, 0) >= before.get(m, 0) + more for m in MODULES),
+            within_s=60,
+            what=lambda: f"{before} {versions_of(self.coordinator)} {said(self.coordinator, *volunteers)}",
+        )
+
+
+def leaders(**programs: Program) -> dict[str, str]:
+    """Who was the last to begin to lead each module."""
+    events = [(event["term"], event["module"], name) for name, one in programs.items() for event in one.events("leads")]
+    return {module: name for _, module, name in sorted(events)}
+
+
+def said(*programs: Program) -> str:
+    return "\n".join(program.complaint[-600:] for program in programs)
+
+
+def test_homes_behind_routers_lead_every_module_and_outlive_a_leader_a_router_and_the_relay(
+    programs: Programs, corpus: Path, place: Town
+) -> None:
+    run = Run(programs, corpus, place.public())
+    machines = {kind.value: place.home(kind) for kind in (Nat.PRESERVING, Nat.SYMMETRIC, Nat.DOUBLE)}
+    homes = {name: run.join(name, machine) for name, machine in machines.items()}
+    for home in homes.values():
+        home.wait_event("receipt")
+        assert "others dial it through a relay" in home.complaint, home.complaint
+    everybody = {"seed": run.coordinator, **homes}
+    eventually(
+        lambda: len(led := leaders(**everybody)) == len(MODULES) and set(led.values()) <= set(homes),
+        within_s=60,
+        what=lambda: f"{leaders(**everybody)} {said(*everybody.values())}",
+    )
+    run.wait_versions(1, *homes.values())
+
+    victim = leaders(**everybody)["L1.M0"]
+    homes[victim].kill()
+    left = {name: home for name, home in homes.items() if name != victim}
+    run.wait_versions(1, *left.values())
+    assert leaders(**everybody)["L1.M0"] in left, "no home took the module over"
+
+    router, other = left
+    box = machines[router].box
+    assert box is not None
+    box.restart()
+    before = len(left[router].events("receipt"))
+    eventually(lambda: len(left[router].events("receipt")) > before, within_s=60, what=lambda: said(*left.values()))
+    run.wait_versions(1, *left.values())
+
+    run.coordinator.kill()
+    run.start().wait_address()
+    run.wait_versions(1, *left.values())
+    assert left[other].process.poll() is None and left[router].process.poll() is None
+    for program in (*left.values(), run.coordinator):
+        assert program.end() == 0, program.complaint
+    assert breaches(run.coordinator.home, *homes.values()) == []

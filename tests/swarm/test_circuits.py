@@ -1,0 +1,349 @@
+"""Through a relay with real daemons: slots, calls, bytes; relays that drop, delay, cut and lie."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dipaco_p2p.clock import SystemClock
+from dipaco_p2p.errors import Refused, Unreachable
+from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.swarm.addresses import is_circuit, read_address
+from dipaco_p2p.swarm.api import Reply
+from dipaco_p2p.swarm.calls import DialBackMe
+from dipaco_p2p.swarm.hivemind import circuits
+from dipaco_p2p.swarm.hivemind.circuits import (
+    HOP,
+    HopMessage,
+    Relay,
+    ask_slot,
+    place_bytes,
+    read_message,
+    write_message,
+)
+from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm, open_libp2p
+from dipaco_p2p.swarm.hivemind.reservations import LOST_S, RENEW_S, Reservations
+from dipaco_p2p.swarm.relay_slots import RelayLimits, Slots
+
+pytestmark = pytest.mark.libp2p
+MIB = 1024 * 1024
+
+
+class Net:
+    """Swarms of one test; the first is the one that others join through."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.swarms: list[Libp2pSwarm] = []
+
+    async def relay(self, limits: RelayLimits | None = None) -> Libp2pSwarm:
+        return await self._open(relay=limits or RelayLimits())
+
+    async def home(self, *relays: Libp2pSwarm) -> Libp2pSwarm:
+        """A peer that others reach through these relays; on loopback nothing else keeps them from it."""
+        home = await self._open(behind_nat=True)
+        await home.join({relays[0].addresses[0]: read_address(relays[0].addresses[0])})
+        assert home.reservations is not None
+        home.reservations.begin({relay.peer: relay.addresses for relay in relays})
+        return home
+
+    async def client(self, relay: Libp2pSwarm) -> Libp2pSwarm:
+        client = await self._open(client_mode=True)
+        await client.join({relay.addresses[0]: read_address(relay.addresses[0])})
+        return client
+
+    async def close(self) -> None:
+        for swarm in reversed(self.swarms):
+            await swarm.close()
+
+    async def _open(self, **options: Any) -> Libp2pSwarm:
+        path = self._folder / f"{len(self.swarms)}.key"
+        self.swarms.append(await open_libp2p(path, clock=SystemClock(), **options))
+        self.swarms[-1].serve("echo", echo)
+        return self.swarms[-1]
+
+
+async def echo(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+    return Reply({"from": sender}, body)
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Net:
+    return Net(tmp_path)
+
+
+async def reachable(home: Libp2pSwarm) -> tuple[str, ...]:
+    assert home.reservations is not None and await home.reservations.wait_reachable(10)
+    return home.addresses
+
+
+async def test_a_peer_without_an_address_of_its_own_is_called_through_a_relay(net: Net) -> None:
+    relay = await net.relay()
+    home, client = await net.home(relay), await net.client(relay)
+    addresses = await reachable(home)
+    assert addresses and all(map(is_circuit, addresses)) and addresses[0].endswith(home.peer)
+    body = b"x" * MIB
+    reply = await client.call(home.peer, "echo", {}, body, timeout_s=10, addresses=addresses)
+    assert (reply.header["from"], reply.body) == (client.peer, body), "authenticated through the relay too"
+    for swarm in (home, client):
+        found = swarm.statistics()
+        assert found.bytes_relayed == found.bytes_sent + found.bytes_received > 2 * MIB
+    assert relay.statistics().bytes_relayed == 0
+    assert relay.relay.slots.counts.bytes > 2 * MIB and relay.relay.slots.open_circuits == 1
+
+
+async def test_who_has_no_slot_cannot_be_called_and_dialling_back_goes_to_nobody_through_a_relay(net: Net) -> None:
+    relay = await net.relay()
+    home, client = await net.home(relay), await net.client(relay)
+    [address, *_] = await reachable(home)
+    nobody = address.replace(home.peer, Signer(bytes([9]) * 32).peer)
+    with pytest.raises(Unreachable):
+        await client.call(PeerId(nobody.rpartition("/")[2]), "echo", {}, timeout_s=5, addresses=[nobody])
+    await client.call(home.peer, "echo", {}, timeout_s=10, addresses=[address])
+    with pytest.raises(Refused) as refused:  # the home sees the client through the relay alone
+        await DialBackMe(port=31337).call(client, home.peer, timeout_s=10, addresses=[address])
+    assert refused.value.reason == Reason.UNREACHABLE
+
+
+async def test_a_slot_is_sought_elsewhere_when_its_relay_goes_and_again_there_when_it_comes_back(
+    net: Net, tmp_path: Path
+) -> None:
+    first = await net.relay()
+    second = await net._open(relay=RelayLimits())
+    await second.join({first.addresses[0]: read_address(first.addresses[0])})
+    third = await net._open(relay=RelayLimits())
+    home = await net.home(first, second, third)
+    await reachable(home)
+    assert home.reservations is not None
+    held = set(home.reservations.held)
+    assert held == {first.peer, second.peer}, "two are kept"
+    await second.close()
+    await until(lambda: home.reservations is not None and set(home.reservations.held) == {first.peer, third.peer})
+    client = await net.client(first)
+    assert await client.call(home.peer, "echo", {}, timeout_s=10, addresses=home.addresses)
+
+
+async def until(holds: Any, within_s: float = 20.0) -> None:
+    end_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < end_s, "it did not come to hold in time"
+        await asyncio.sleep(0.05)
+
+
+# -- hostile relays
+
+
+class Dropping(Relay):
+    """Grants slots and takes circuits, and carries nothing."""
+
+    async def pass_on(self, circuit: Any, here: Any, there: Any) -> None:
+        await asyncio.sleep(60)
+
+
+class Cutting(Relay):
+    """Ends each circuit after 128 KiB, as the daemon's own does."""
+
+    async def pass_on(self, circuit: Any, here: Any, there: Any) -> None:
+        circuit.bytes_left = 128 * 1024
+        await super().pass_on(circuit, here, there)
+
+
+class Slow(Relay):
+    """Takes its time with every chunk."""
+
+    async def _pass(self, circuit: Any, reader: StreamReader, writer: StreamWriter, *, way: int) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(circuits.CHUNK_BYTES):
+                await asyncio.sleep(0.2)
+                writer.write(data)
+                await writer.drain()
+
+
+class Lying(Relay):
+    """Says yes to every question for a slot, and remembers none."""
+
+    async def _answer(self, caller: Any, place: str, reader: StreamReader, writer: StreamWriter) -> None:
+        question = await read_message(HopMessage, reader)
+        granted = HopMessage(type=circuits.STATUS, status=circuits.OK, reservation={"expire": 2**62})
+        denied = HopMessage(type=circuits.STATUS, status=circuits.NO_SLOT)
+        await write_message(writer, granted if question.type == circuits.RESERVE else denied)
+
+
+@pytest.mark.parametrize("kind", [Dropping, Lying, Cutting, Slow])
+async def test_a_hostile_relay_costs_time_and_the_other_one_carries_on(
+    net: Net, kind: type[Relay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = await net.relay()
+    monkeypatch.setattr("dipaco_p2p.swarm.hivemind.libp2p.Relay", kind)
+    hostile = await net._open(relay=RelayLimits())
+    home, client = await net.home(hostile, honest), await net.client(honest)
+    await until(lambda: home.reservations is not None and len(home.reservations.held) == 2)
+    body, calls = b"x" * (256 * 1024), 0
+    deadline_s = time.monotonic() + 60
+    while True:  # as callers do: another try after a while
+        assert time.monotonic() < deadline_s, "the honest relay was never used"
+        with contextlib.suppress(Unreachable):
+            calls += 1
+            reply = await client.call(home.peer, "echo", {}, body, timeout_s=10, addresses=home.addresses)
+            break
+    assert reply.body == body and calls <= 4
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff\xff\xff", b"\x80\x80\x01", b"\x02\x08", b"\x00", b"\x05hello", b"\x04\x08\x07\x28\x64"]
+)
+async def test_nonsense_to_a_relay_is_refused_and_harms_nobody(net: Net, data: bytes) -> None:
+    relay = await net.relay()
+    client = await net.client(relay)
+    reader, writer = await client._daemon.open_stream(relay.peer, HOP)
+    writer.write(data)
+    writer.write_eof()
+    await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    assert relay.relay.slots.taken == 0
+    assert await ask_slot(client._daemon.open_stream, relay.peer) > time.time()
+
+
+async def test_a_peer_that_asks_for_a_thousand_slots_has_one(net: Net) -> None:
+    relay = await net.relay()
+    client = await net.client(relay)
+    for _ in range(20):
+        await asyncio.gather(*(ask_slot(client._daemon.open_stream, relay.peer) for _ in range(50)))
+    assert relay.relay.slots.taken == 1
+
+
+async def test_who_does_not_offer_it_relays_nothing_though_its_daemon_would(net: Net) -> None:
+    first = await net._open()
+    client = await net.client(first)
+    for asked, asker in ((first, client), (client, first)):
+        with pytest.raises(Refused, match="has no slot for us"):
+            await ask_slot(asker._daemon.open_stream, asked.peer)
+
+
+# -- without daemons
+
+
+class Relays:
+    """What the keeper of reservations sees and does, on a clock of its own."""
+
+    def __init__(self) -> None:
+        from dipaco_p2p.clock import ManualClock
+
+        self.clock = ManualClock(1000.0)
+        self.up: dict[str, float] = {}
+        """For how long each relay that lives grants a slot."""
+        self.asked: list[str] = []
+        self.hung_up: list[str] = []
+        self.dead: set[str] = set()
+        """Connected, as far as the daemon knows, and silent."""
+        self.kept = Reservations(PeerId("me"), self, ways=self.ways, clock=self.clock)
+
+    async def ways(self) -> Mapping[PeerId, Sequence[str]]:
+        return {PeerId(name): ["/ip4/45.0.0.1/tcp/4001"] for name in self.up}
+
+    async def connect(self, peer: PeerId, places: Sequence[str]) -> None: ...
+
+    async def disconnect(self, peer: PeerId) -> None:
+        self.hung_up.append(peer)
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> Any:
+        raise AssertionError("replaced")
+
+    async def ask(self, open_stream: Any, relay: PeerId) -> float:
+        self.asked.append(relay)
+        if relay not in self.up or relay in self.dead:
+            raise Unreachable("away")
+        if not self.up[relay]:
+            raise Refused("no slot", reason=Reason.FULL)
+        return self.clock.now_s() + self.up[relay]
+
+
+@pytest.fixture
+def relays(monkeypatch: pytest.MonkeyPatch) -> Relays:
+    made = Relays()
+    monkeypatch.setattr("dipaco_p2p.swarm.hivemind.reservations.ask_slot", made.ask)
+    made.kept._relays = {PeerId(name): () for name in "abcd"}
+    return made
+
+
+@pytest.mark.parametrize(("life_s", "renewed_s"), [(20.0, 10.0), (100.0, RENEW_S)])
+async def test_slots_are_renewed_in_time_and_two_are_enough(relays: Relays, life_s: float, renewed_s: float) -> None:
+    relays.up = dict.fromkeys("abcd", life_s)
+    await relays.kept.look()
+    await relays.clock.advance(renewed_s - 1.0)
+    await relays.kept.look()
+    assert relays.asked == ["a", "b"]
+    await relays.clock.advance(1.0)
+    await relays.kept.look()
+    assert relays.asked == ["a", "b"] * 2 and len(relays.kept.addresses) == 2
+
+
+async def test_a_connection_that_is_dead_and_does_not_know_it_is_closed_and_dialled_anew(relays: Relays) -> None:
+    relays.up, relays.kept._relays = {"a": 100.0}, {PeerId("a"): ()}
+    await relays.kept.look()
+    relays.dead = {"a"}
+    for _ in range(int(RENEW_S) + 4):
+        await relays.kept.look()
+        await relays.clock.advance(1.0)
+    assert relays.hung_up == ["a"] and relays.kept.held == []
+    relays.dead = set()
+    await relays.clock.advance(5.0)
+    await relays.kept.look()
+    assert relays.kept.held == ["a"] and relays.hung_up == ["a"]
+
+
+async def test_a_relay_that_restarts_is_asked_at_once_and_meanwhile_the_address_stays_announced(relays: Relays) -> None:
+    relays.up, relays.kept._relays = {"a": 100.0}, {PeerId("a"): ()}
+    await relays.kept.look()
+    before = relays.kept.addresses
+    relays.up = {}
+    await relays.clock.advance(1.0)
+    await relays.kept.look()
+    assert relays.asked == ["a", "a"] and relays.kept.held == [] and relays.kept.addresses == before
+    await relays.clock.advance(LOST_S)
+    await relays.kept.look()
+    assert relays.kept.addresses == ()
+    relays.up = {"a": 100.0}
+    await relays.clock.advance(5.0)
+    await relays.kept.look()
+    assert relays.kept.addresses == before
+
+
+@pytest.mark.parametrize(("up", "asked", "rest_s"), [({}, 62, 5.0), ({"a": 0.0}, 10, 60.0)])
+async def test_a_relay_that_is_away_is_asked_soon_again_and_one_without_a_slot_later(
+    relays: Relays, up: dict[str, float], asked: int, rest_s: float
+) -> None:
+    relays.up, relays.kept._relays = up, {PeerId("a"): ()}
+    for _ in range(300):
+        await relays.kept.look()
+        await relays.clock.advance(1.0)
+    assert asked - 2 <= len(relays.asked) <= asked + 2
+    relays.up = {"a": 100.0}
+    await relays.clock.advance(rest_s)
+    await relays.kept.look()
+    assert relays.kept.held == ["a"]
+
+
+async def test_a_slot_that_is_said_to_last_for_ever_is_renewed_all_the_same(relays: Relays) -> None:
+    relays.up = {"a": 1e12}
+    relays.kept._relays = {PeerId("a"): ()}
+    await relays.kept.look()
+    await relays.clock.advance(1801.0)
+    await relays.kept.look()
+    assert relays.asked == ["a", "a"]
+
+
+def test_a_place_at_a_relay_is_written_as_the_daemon_reads_it() -> None:
+    from hivemind.utils.multiaddr import Multiaddr
+
+    place = f"/ip4/45.0.0.1/tcp/4001/p2p/{Signer(bytes(32)).peer}/p2p-circuit"
+    assert str(Multiaddr(place_bytes(place))) == place
+    assert Slots(SystemClock()).taken == 0

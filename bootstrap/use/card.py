@@ -118,8 +118,8 @@ def _front(card: Card) -> Iterator[str]:
 
 def _about(card: Card) -> Iterator[str]:
     topology, model = card.run.topology, card.run.config.model
-    yield "A" if card.is_whole else "One path of a"
-    yield f"DiPaCo language model ({card.run.name}), trained by volunteers over a peer-to-peer network."
+    what = "A" if card.is_whole else "One path of a"
+    yield f"{what} DiPaCo language model ({card.run.name}), trained by volunteers over a peer-to-peer network."
     yield f"The model is a grid of {topology} modules with {topology.path_count} paths;"
     if card.is_whole:
         yield f"each of the {len(card.paths)} that were trained is here as a checkpoint of its own,"

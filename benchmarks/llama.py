@@ -103,7 +103,9 @@ def compare(
     import llama_cpp
 
     context = model.config.context
-    there: Any = llama_cpp.Llama(str(file), n_ctx=context, n_threads=1, logits_all=True, verbose=False)
+    exact = llama_cpp.GGML_TYPE_F32  # what it has read it keeps in float16 otherwise
+    options: Any = {"n_ctx": context, "n_threads": 1, "logits_all": True, "type_k": exact, "type_v": exact}
+    there: Any = llama_cpp.Llama(str(file), verbose=False, **options)
     tried = [*SENTENCES, *(tokenizer.decode(row) for row in held_out.tolist()), *random_texts(texts)]
     other = [
         text for text in tried if there.tokenize(text.encode(), add_bos=False, special=False) != tokenizer.encode(text)

@@ -48,7 +48,7 @@ def another_reader(model: PathModel, tokenizer: Tokenizer, *, shift: float) -> t
                 yield text[-1]
 
     found = types.ModuleType("llama_cpp")
-    found.Llama = Llama  # type: ignore[attr-defined]
+    found.Llama, found.GGML_TYPE_F32 = Llama, 0  # type: ignore[attr-defined]
     return found
 
 

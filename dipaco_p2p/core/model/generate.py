@@ -160,8 +160,9 @@ def _read(readings: Sequence[Reading], tokens_BT: Sequence[Sequence[int]]) -> Te
     assert tokens_BT[0] and max(place.stop for place in places) <= config.context, (places, config.context)
     hidden_BTD: Tensor = decoder.embed_tokens(torch.tensor([list(tokens) for tokens in tokens_BT], device=device))
     tables = rope_tables(config.context, config.width // config.heads, config.rope_theta, device)
-    # Twice, for queries and keys; the same for all heads.
-    cos, sin = (torch.stack([table[place] for place in places]).repeat(2, 1, 1)[:, None] for table in tables)
+    cos, sin = (table[places[0]] for table in tables)
+    if len(places) > 1:  # of each text its own places, twice, for queries and keys; the same for all heads
+        cos, sin = (torch.stack([table[place] for place in places]).repeat(2, 1, 1)[:, None] for table in tables)
     for number, layer in enumerate(decoder.layers):
         kept = [reading.kept[number] for reading in readings]
         hidden_BTD = _read_layer(layer, hidden_BTD, kept, places, (cos, sin))

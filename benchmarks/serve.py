@@ -24,7 +24,7 @@ import typer
 from benchmarks.processes import end_with_parent
 from benchmarks.report import JsonFile, median_ratio, run_benchmark, seconds_of, show, spread, table, write_json
 from bootstrap.processes import command_of
-from bootstrap.use.export import export_path
+from bootstrap.use.export import Wish, export_run
 from dipaco_p2p.core.model.transformer import PathModel, path_model
 from dipaco_p2p.use.served import open_served
 from dipaco_p2p.use.tokenizer import END_ID
@@ -80,7 +80,7 @@ async def _path_of(folder: Path) -> tuple[str, PathModel, Any]:
     async with open_served(str(folder)) as served:
         path = served.run.topology.path(0)
         flats = await served.flats(await served.path_versions(path))
-        await export_path(served, path, Path(checkpoint.name) / "path")
+        await export_run(served, Wish(path=str(path)), Path(checkpoint.name) / "path")
         return str(path), path_model(served.run.config.model, flats), checkpoint
 
 

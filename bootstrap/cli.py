@@ -11,7 +11,9 @@ from dipaco_p2p.program.console import LogFormat
 from dipaco_p2p.program.control.options import Json, Version, end, end_program
 from leaderboard.cli import app as leaderboard_app
 
-from .control.cli import Folder, add_commands
+from .control import cli as control_cli
+from .control.cli import Folder
+from .use import cli as use_cli
 
 EPILOG = """Exit codes: 0 done; 1 the demo's promises do not all hold; 2 a wrong flag, run file or corpus;
 4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version; 8 damaged data;
@@ -31,8 +33,6 @@ Peer = Annotated[str, typer.Argument(help="The peer's id, or the end of it, as `
 Undo = Annotated[bool, typer.Option("--undo", help="Take each module back to before the first work of the peer.")]
 RunFilePath = Annotated[Path, typer.Argument(help="A run file, as `init` writes one.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")]
-OfVersion = Annotated[int | None, typer.Option(min=0, help="The version of every module. Default: the newest of each.")]
-RunId = Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")]
 RunFolderOption = Annotated[
     Path | None,
     typer.Option("--dir", help="Where the run is or would be kept. Default: as `start` would choose."),
@@ -166,68 +166,6 @@ def verify(
     end_program(main)
 
 
-@app.command(
-    epilog="Example: dipaco-bootstrap generate my-run 'It was a dark and stormy night' --every 64\n\n" + EPILOG
-)
-def generate(
-    source: Annotated[str, typer.Argument(help="The folder of a run, its ticket, or an address of it.")],
-    prompt: Annotated[str | None, typer.Argument(help="Default: the standard input.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 200,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token every time.")] = 0.8,
-    top_k: Annotated[
-        int, typer.Option(min=0, help="Choose among this many of the likeliest tokens; 0: among all.")
-    ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 0,
-    path: Annotated[str, typer.Option(help="Take this path, as P0-1-1, instead of routing.")] = "",
-    every: Annotated[int, typer.Option(help="Route again every N tokens, a multiple of 16; 0 routes once.")] = 0,
-    version: OfVersion = None,
-    best: Annotated[bool, typer.Option("--best", help="Each path at its best round on held-out text.")] = False,
-    run: RunId = None,
-) -> None:
-    """Route a prompt and let one path write on; only that path is read, never the whole model.
-
-    A prompt of fewer than 32 tokens is routed by those it has. The path that writes is named on the error stream.
-    """
-
-    async def main() -> None:
-        from .use.generate import Request, generate_from, read_prompt
-
-        request = Request(
-            prompt=read_prompt(prompt),
-            tokens_max=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            seed=seed,
-            path=path,
-            version=version,
-            best=best,
-            every=every,
-        )
-        await generate_from(source, request, expected=run)
-
-    end_program(main)
-
-
-@app.command(epilog="Example: dipaco-bootstrap export my-run --path P0-1-0 --to my-path\n\n" + EPILOG)
-def export(
-    source: Annotated[str, typer.Argument(help="The folder of a run, its ticket, or an address of it.")],
-    path: Annotated[str, typer.Option(help="The path to take, as P0-1-1.")],
-    to: Annotated[Path, typer.Option(help="A folder that is new or empty.")],
-    version: OfVersion = None,
-    best: Annotated[bool, typer.Option("--best", help="The path at its best round on held-out text.")] = False,
-    run: RunId = None,
-) -> None:
-    """Write one path as a Hugging Face checkpoint, with tokenizer, model card and lineage, and the router beside it."""
-
-    async def main() -> None:
-        from .use.export import export_from
-
-        exported = await export_from(source, path=path, to=to, version=version, best=best, expected=run)
-        print(f"wrote {exported} to {to}")
-
-    end_program(main)
-
-
 @app.command(epilog="Example: dipaco-bootstrap demo --rounds 4 --dir demo\n\n" + EPILOG)
 def demo(
     peers: Annotated[int, typer.Option(min=1, max=16, help="Volunteers at the start.")] = 4,
@@ -258,7 +196,8 @@ def demo(
     end_program(main)
 
 
-add_commands(app)
+use_cli.add_commands(app, epilog=EPILOG)
+control_cli.add_commands(app)
 
 
 # -- decrees

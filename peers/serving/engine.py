@@ -3,7 +3,7 @@
 Rule 1: a text keeps the versions that it began with, while what begins later has newer ones.
 Rule 2: modules are in memory once, however many paths and texts use them. Beyond the limit the least recently used of
 those that no text is using go; whoever needs more waits until texts have ended. A text counts with what it has read.
-Rule 3: one thread computes, one token of each text in turn.
+Rule 3: one thread computes, one token of each text in turn; texts of one path whose turn has come take it together.
 Rule 4: a run whose first stage has no round behind it has no model yet: its weights are random.
 """
 
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from dipaco_p2p.config import PREFIX_TOKENS
 from dipaco_p2p.core.arrays import Array
-from dipaco_p2p.core.model.generate import Reading, Sampler, following, prompt_features, text_features
+from dipaco_p2p.core.model.generate import Reading, Sampler, Writing, prompt_features, text_features, write_next
 from dipaco_p2p.core.model.transformer import PathModel
 from dipaco_p2p.core.routing.router import Router
 from dipaco_p2p.errors import ConfigError, DipacoError, WrongRun
@@ -49,6 +49,7 @@ ROWS = 64
 
 R = TypeVar("R")
 Tensors = dict[str, Tensor]
+Versions = tuple[ModuleVersion, ...]
 
 
 class NotReady(Exception):
@@ -75,7 +76,7 @@ class Snapshot:
     def run(self) -> Run:
         return self.served.run
 
-    def of(self, path: PathId) -> tuple[ModuleVersion, ...]:
+    def of(self, path: PathId) -> Versions:
         return tuple(self.versions[module] for module in path.modules())
 
     @property
@@ -109,7 +110,7 @@ class Turn:
     """From here on `path` writes, made of `versions`."""
 
     path: PathId
-    versions: tuple[ModuleVersion, ...]
+    versions: Versions
     scores: tuple[tuple[PathId, float], ...] = ()
     """Those of the router for all trained paths, the greatest first; empty where nothing was routed."""
 
@@ -126,6 +127,14 @@ class Written:
     """The likeliest tokens there, with the logarithms of theirs."""
 
 
+class _Step(NamedTuple):
+    """A text that waits for its next token."""
+
+    writing: Writing
+    top: int | None
+    done: asyncio.Future[Written]
+
+
 class Engine:
     """Writes with what `place` has; `follow` must have looked there before."""
 
@@ -134,6 +143,9 @@ class Engine:
         self._shelf = _Shelf(memory_bytes)
         self._device = device
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="serving")
+        self._waiting: dict[tuple[str, ...], list[_Step]] = {}
+        self._turns = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._now: Snapshot | None = None
         self._problem = "the newest versions are still on their way"
 
@@ -178,14 +190,35 @@ class Engine:
                 if is_first and asked.has_echo:
                     for written in await self._do(partial(_echo, reading, asked)):
                         yield written
-                steps, is_first = following(reading, text, sampler=sampler), False
+                writing, is_first = Writing(reading, text, sampler=sampler), False
+                modules = tuple(version.digest for version in turn.versions)
                 for _ in range(min(left, asked.every or left)):
-                    token, logits = await self._do(partial(next, steps))
-                    yield _written(token, logits, asked.top)
-                    if token == END_ID:
+                    written = await self._next(modules, writing, asked.top)
+                    yield written
+                    if written.token == END_ID:
                         return
-                    text.append(token)
+                    text.append(written.token)
                     left -= 1
+
+    async def _next(self, model: tuple[str, ...], writing: Writing, top: int | None) -> Written:
+        """The next token of a text. While it waits for its turn, others of the same modules join it."""
+        step = _Step(writing, top, asyncio.get_running_loop().create_future())
+        steps = self._waiting.setdefault(model, [])
+        steps.append(step)
+        if len(steps) == 1:
+            # A task, for whoever came first may hang up before the others have theirs.
+            task = asyncio.create_task(self._together(model))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await step.done
+
+    async def _together(self, model: tuple[str, ...]) -> None:
+        async with self._turns:
+            steps = self._waiting.pop(model)
+            found = await self._do(partial(_write_each, steps))
+        for step, written in zip(steps, found, strict=True):
+            if not step.done.done():
+                step.done.set_result(written)
 
     async def _turn(self, now: Snapshot, asked: Asked, text: list[int]) -> Turn:
         """Which path goes on with `text`."""
@@ -277,6 +310,12 @@ def _echo(reading: Reading, asked: Asked) -> list[Written]:
         rows = reading.read_each(asked.tokens[start : start + len(part)])
         told += [_written(token, row, asked.top, is_prompt=True) for token, row in zip(part, rows, strict=True)]
     return told
+
+
+def _write_each(steps: Sequence[_Step]) -> list[Written]:
+    """The next token of each of these texts, which are of the same modules."""
+    found = write_next([step.writing for step in steps])
+    return [_written(token, logits, step.top) for step, (token, logits) in zip(steps, found, strict=True)]
 
 
 def _written(token: int, logits: Array, top: int | None, *, is_prompt: bool = False) -> Written:

@@ -33,7 +33,7 @@ from virtual_time import eventually
 from bootstrap.archives import evaluator
 from bootstrap.archives.early_stopping import jump
 from bootstrap.coordinator.stage import SeedStage
-from bootstrap.use.export import export_path
+from bootstrap.use.export import Wish, export_run
 from bootstrap.use.generate import Request
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.core.routing.router import decode_router
@@ -110,12 +110,12 @@ def test_each_path_that_is_switched_to_is_at_its_own_best_round(served: Served) 
 
 @pytest.mark.parametrize("path", ["P0-0-0", "P0-1-1"])
 def test_an_export_holds_the_best_round_and_says_why(served: Served, tmp_path: Path, path: str) -> None:
-    asyncio.run(export_path(served.open(), PathId.parse(path), tmp_path / "out", best=True))
+    asyncio.run(export_run(served.open(), Wish(path=path, best=True), tmp_path / "out"))
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     for name, value in served.model(PathId.parse(path), BEST[path]).state_dict().items():
         np.testing.assert_array_equal(tensors[name], value.numpy())
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"- round: {BEST[path]} of {ROUNDS}, this path's best on held-out text" in card
+    assert f"- round: {BEST[path]} of {ROUNDS}, the best of {path} on held-out text" in card
     assert f"sequences that are routed to it: {HOLDOUT[path][BEST[path]] + 0.5:.4f} nats" in card
     assert f"validation of the whole grid at version {BEST[path]}," in card
     token_router = decode_router((tmp_path / "out" / "token_router.safetensors").read_bytes())
@@ -123,7 +123,7 @@ def test_an_export_holds_the_best_round_and_says_why(served: Served, tmp_path: P
 
 
 def test_without_early_stopping_the_card_does_not_speak_of_it(served: Served, tmp_path: Path) -> None:
-    asyncio.run(export_path(served.open(), PathId((0, 0, 0)), tmp_path / "out"))
+    asyncio.run(export_run(served.open(), Wish(path="P0-0-0"), tmp_path / "out"))
     card = (tmp_path / "out" / "README.md").read_text()
     assert "early stopping" not in card and "sequences that are routed to it: 5.5000 nats" in card
 
@@ -299,9 +299,9 @@ async def test_a_round_that_cannot_be_judged_does_not_keep_later_ones_from_it(
 
 async def test_a_live_export_says_the_round_and_its_loss(served: Served, tmp_path: Path) -> None:
     async with beside_a_seed(served, tmp_path / "reader") as swarm:
-        await export_path(await swarm.read(), PathId((0, 0, 1)), tmp_path / "out", best=True)
+        await export_run(await swarm.read(), Wish(path="P0-0-1", best=True), tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "- round: 1 of 3, this path's best on held-out text" in card
+    assert "- round: 1 of 3, the best of P0-0-1 on held-out text" in card
     assert "sequences that are routed to it: 4.5000 nats" in card
 
 

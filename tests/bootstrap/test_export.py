@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.numpy import load_file
 from serving_harness import (
     CONTEXT,
@@ -21,6 +24,7 @@ from serving_harness import (
     UNTIED,
     Served,
     make_served,
+    publish,
     random_router,
     run_cli,
     write,
@@ -28,15 +32,17 @@ from serving_harness import (
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from bootstrap.use import export
-from bootstrap.use.export import export_path
+from bootstrap.use.card import Words
+from bootstrap.use.export import Wish, export_run
 from bootstrap.use.generate import Request
 from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
-from dipaco_p2p.topology import PathId
+from dipaco_p2p.topology import ModuleId, PathId
 from dipaco_p2p.use.tokenizer import Tokenizer
 
 MODELS = {"tied": TIED, "untied": UNTIED, "private": PRIVATE, "flat": FLAT}
 PATH = {"tied": PathId((0, 1, 1)), "untied": PathId((1, 0)), "private": PathId((1, 0, 2)), "flat": PathId((3,))}
+WORDS = Words(licence="cc-by-4.0", languages=("en", "no"), data="org/corpus")
 EVALUATION = {"version": ROUNDS, "loss": 3.25, "perplexity": 25.79, "paths": {"P0-1-1": {"loss": 3.1875}}}
 
 
@@ -48,7 +54,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if request.param == "tied":
         (served.store.folder / "evaluations.jsonl").write_text(json.dumps(EVALUATION) + "\n")
     path = PATH[request.param]
-    asyncio.run(export_path(served.open(), path, folder / "out"))
+    asyncio.run(export_run(served.open(), Wish(path=str(path), has_gguf=True, words=WORDS), folder / "out"))
     return served, path, folder / "out"
 
 
@@ -89,7 +95,9 @@ def test_transformers_generates_the_same_greedy_text(exported: tuple[Served, Pat
 def test_the_card_names_where_everything_comes_from(exported: tuple[Served, PathId, Path]) -> None:
     served, path, folder = exported
     card = (folder / "README.md").read_text()
-    assert card.startswith("---\nlibrary_name: transformers\n")
+    front = yaml.safe_load(card.split("---")[1])
+    assert (front["license"], front["language"], front["datasets"]) == ("cc-by-4.0", ["en", "no"], ["org/corpus"])
+    assert front["library_name"] == "transformers" and "gguf" in front["tags"]
     for fact in (served.run.id, served.run.manifest.author, served.run.manifest.tokenizer.digest, f"path {path}"):
         assert fact in card
     for version in asyncio.run(served.open().path_versions(path)):
@@ -127,7 +135,7 @@ def served(tmp_path: Path) -> Served:
 
 
 def test_an_older_version_can_be_exported(served: Served, tmp_path: Path) -> None:
-    asyncio.run(export_path(served.open(), PATH["tied"], tmp_path / "out", version=1))
+    asyncio.run(export_run(served.open(), Wish(path="P0-1-1", version=1), tmp_path / "out"))
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     for name, value in served.model(PATH["tied"], 1).state_dict().items():
         np.testing.assert_array_equal(tensors[name], value.numpy())
@@ -140,13 +148,13 @@ def test_a_folder_with_something_in_it_is_refused_and_left_alone(served: Served,
     (tmp_path / "file").write_text("mine")
     for name in ("out", "file"):
         with pytest.raises(ConfigError, match="is there and not an empty folder"):
-            asyncio.run(export_path(served.open(), PATH["tied"], tmp_path / name))
+            asyncio.run(export_run(served.open(), Wish(path="P0-1-1"), tmp_path / name))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
 
 
 def test_an_empty_folder_is_filled(served: Served, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    asyncio.run(export_path(served.open(), PATH["tied"], tmp_path / "out"))
+    asyncio.run(export_run(served.open(), Wish(path="P0-1-1"), tmp_path / "out"))
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
@@ -161,7 +169,7 @@ def test_a_full_disk_leaves_nothing(served: Served, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(export, "write_atomically", fill)
     before = set(tmp_path.iterdir())
     with pytest.raises(EnvironmentUnfit):
-        asyncio.run(export_path(served.open(), PATH["tied"], tmp_path / "out"))
+        asyncio.run(export_run(served.open(), Wish(path="P0-1-1"), tmp_path / "out"))
     assert set(tmp_path.iterdir()) == before
 
 
@@ -189,3 +197,69 @@ def test_what_cannot_be_exported_is_one_line(
     code, _, errors = run_cli(*arguments, *change)
     assert code == 2 and errors.startswith("error: ") and words in errors.splitlines()[0]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Served, Path]:
+    """A run, and the folder of all its paths."""
+    folder = tmp_path_factory.mktemp("whole")
+    served = make_served(folder / "run")
+    asyncio.run(export_run(served.open(), Wish(has_gguf=True), folder / "out"))
+    return served, folder / "out"
+
+
+@torch.no_grad()
+def test_a_mixture_has_every_path_and_the_model_that_routers_look_at(whole: tuple[Served, Path]) -> None:
+    served, folder = whole
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, 260, (2, CONTEXT)))
+    models = {str(path): served.model(path) for path in served.run.topology.paths()} | {"features": served.frozen()}
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == set(models)
+    for name, model in models.items():
+        found = AutoModelForCausalLM.from_pretrained(folder / name)(tokens).logits
+        torch.testing.assert_close(found, model(tokens), atol=1e-4, rtol=0)
+        assert (folder / name / "model.gguf").exists() == (name != "features")
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, "the end", "a rest of the path of the text, a b c d e f g h i j k l m n"])
+def test_the_program_in_the_card_routes_as_the_run_does(
+    whole: tuple[Served, Path], monkeypatch: pytest.MonkeyPatch, prompt: str
+) -> None:
+    served, folder = whole
+    [program] = re.findall("```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(folder)
+    found: dict[str, Any] = {}
+    exec(program.replace("Once upon a time", prompt), found)
+    said = write(served, Request(prompt=prompt, tokens_max=1)).said
+    assert said[-1].startswith(f"{found['path']}:")
+
+
+def test_a_mixture_has_only_the_paths_that_were_trained(tmp_path: Path) -> None:
+    served = make_served(tmp_path / "run", model=PRIVATE, versions=0)
+    publish(served, ModuleId(0, 1), 1)
+    said = f"wrote P1-0-2, P1-1-3 to {tmp_path / 'out'}\n"
+    assert run_cli("export", str(served.root), "--to", str(tmp_path / "out")) == (0, said, "")
+    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_dir()} == {"P1-0-2", "P1-1-3", "features"}
+    assert json.loads((tmp_path / "out" / "router.json").read_text())["trained"] == ["P1-0-2", "P1-1-3"]
+
+
+def test_a_mixture_s_card_has_a_line_for_each_path(tmp_path: Path) -> None:
+    served = make_served(tmp_path / "run")
+    served.write_evaluations({str(path): [3.0, 2.0, 2.5, 2.25] for path in served.run.topology.paths()})
+    arguments = ("--licence", "mit", "--language", "en", "--data", "minutes of a club")
+    assert run_cli("export", str(served.root), "--to", str(tmp_path / "out"), "--best", *arguments)[0] == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    for path in served.run.topology.paths():
+        assert f"- validation of {path}, on the sequences that are routed to it: 2.5000 nats" in card
+        assert f"- round: 1 of 3, the best of {path} on held-out text" in card
+    for fact in ("license: mit", "- licence of the weights: mit", "- language: en", "run: minutes of a club"):
+        assert fact in card
+    assert "datasets:" not in card and "router.json" in card
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--licence", "Do what you like"), ("--language", "English"), ("--data", "x" * 301), ("--data", "two\nlines")],
+)
+def test_words_that_the_hub_would_not_take_are_refused(served: Served, tmp_path: Path, flag: str, value: str) -> None:
+    code, _, errors = run_cli("export", str(served.root), "--to", str(tmp_path / "out"), flag, value)
+    assert code == 2 and errors.startswith(f"error: `{flag}") and not (tmp_path / "out").exists()

@@ -28,7 +28,7 @@ from serving_harness import (
     written,
 )
 
-from bootstrap.use.export import export_path
+from bootstrap.use.export import Wish, export_run
 from bootstrap.use.generate import Request
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, WrongRun
 from dipaco_p2p.node.items import items_reply
@@ -141,8 +141,8 @@ async def test_only_one_path_is_fetched(served: Served, tmp_path: Path) -> None:
 
 async def test_a_path_is_exported_from_a_swarm(served: Served, tmp_path: Path) -> None:
     swarm = Swarm(served, tmp_path)
-    await export_path(await swarm.read(await swarm.add_seed()), PATH, tmp_path / "from-swarm")
-    await export_path(served.open(), PATH, tmp_path / "from-folder")
+    await export_run(await swarm.read(await swarm.add_seed()), Wish(path=str(PATH)), tmp_path / "from-swarm")
+    await export_run(served.open(), Wish(path=str(PATH)), tmp_path / "from-folder")
     one, other = (
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("from-swarm", "from-folder")
     )
@@ -216,7 +216,7 @@ def test_its_one_path_writes(warming: Served, best: bool, version: int) -> None:
 
 
 def test_its_one_path_is_exported_without_a_router(warming: Served, tmp_path: Path) -> None:
-    asyncio.run(export_path(warming.open(), ONLY_PATH, tmp_path / "out", best=True))
+    asyncio.run(export_run(warming.open(), Wish(path=str(ONLY_PATH), best=True), tmp_path / "out"))
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     for name, value in warming.model(ONLY_PATH, 2).state_dict().items():
         np.testing.assert_array_equal(tensors[name], value.numpy())

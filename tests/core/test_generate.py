@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -14,11 +13,12 @@ from dipaco_p2p.config import PREFIX_TOKENS, LevelConfig
 from dipaco_p2p.core.model.generate import (
     Reading,
     Sampler,
-    following,
+    Writing,
     generate,
     prompt_features,
     text_features,
     visible,
+    write_next,
 )
 from dipaco_p2p.core.model.transformer import PathModel
 from dipaco_p2p.core.routing.features import document_features, features
@@ -61,15 +61,29 @@ def test_a_text_goes_on_from_what_was_read_of_it():
     model = path_model(TIED)
     reading = Reading(model)
     reading.read_each(TEXT[:39])
-    found = itertools.islice(following(reading, TEXT[:40], sampler=Sampler(temperature=0)), 60)
-    tokens, logits = zip(*found, strict=True)
+    writing = Writing(reading, TEXT[:40], sampler=Sampler(temperature=0))
+    tokens, logits = zip(*(write_next([writing])[0] for _ in range(60)), strict=True)
     assert list(tokens) == greedy(model, TEXT[:40], 60)
     np.testing.assert_allclose(logits[0], plain_logits(model, TEXT[:40]), atol=2e-5)
 
 
+@pytest.mark.parametrize("config", [TIED, UNTIED], ids=["tied", "untied"])
+def test_texts_that_are_read_together_are_what_each_is_alone(config):
+    """Of several lengths; each of them reads half a context again at another time."""
+    model = path_model(config)
+    writings = [
+        Writing(Reading(model), TEXT[:count], sampler=Sampler(temperature=0)) for count in (1, 2, 30, 50, 63, 64)
+    ]
+    found = [write_next(writings) for _ in range(80)]
+    for number, count in enumerate((1, 2, 30, 50, 63, 64)):
+        tokens, logits = zip(*(written[number] for written in found), strict=True)
+        assert list(tokens) == greedy(model, TEXT[:count], 80)
+        np.testing.assert_allclose(logits[0], plain_logits(model, TEXT[:count]), atol=2e-5)
+
+
 def test_what_was_read_takes_the_memory_that_it_says():
     reading = Reading(path_model(UNTIED))
-    assert reading._kept.nbytes == Reading.bytes_max(UNTIED) > 0
+    assert reading.kept.nbytes == Reading.bytes_max(UNTIED) > 0
 
 
 def greedy(model: PathModel, tokens: list[int], count: int) -> list[int]:

@@ -12,8 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from serving_harness import CONTEXT, PRIVATE, PROMPT, ROUNDS, TIED, TOKENIZER, WARMUP, Served, make_served, publish
+from serving_harness import (
+    CONTEXT,
+    PRIVATE,
+    PROMPT,
+    ROUNDS,
+    TIED,
+    TOKENIZER,
+    WARMUP,
+    Served,
+    make_served,
+    publish,
+    random_router,
+)
 
+from dipaco_p2p.config import ModelConfig
 from dipaco_p2p.core.model.generate import Reading
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.topology import ModuleId, PathId
@@ -27,6 +40,9 @@ TOKENS = tuple(Tokenizer(TOKENIZER).encode(PROMPT))
 GREEDY = Asked(tokens=TOKENS, count=20, temperature=0)
 PLENTY = 1 << 30
 TRUNK = ModuleId(0, 0)
+SIXTEEN = dataclasses.replace(
+    TIED, levels=(TIED.levels[0], *(dataclasses.replace(level, modules=4) for level in TIED.levels[1:]))
+)
 
 
 @pytest.fixture(scope="module")
@@ -189,9 +205,14 @@ def sizes(served: Served) -> tuple[int, int]:
     return path, Reading.bytes_max(served.run.config.model)
 
 
-async def test_all_paths_are_served_in_the_memory_of_one(tmp_path: Path, opened: Opener) -> None:
-    served = make_served(tmp_path, model=PRIVATE, has_token_router=False)
+@pytest.mark.parametrize(("model", "paths"), [(PRIVATE, 4), (SIXTEEN, 16)], ids=["4 paths", "16 paths"])
+async def test_all_paths_are_served_in_the_memory_of_one(
+    tmp_path: Path, opened: Opener, model: ModelConfig, paths: int
+) -> None:
+    router = random_router(model.width, seed=1, path_count=paths)
+    served = make_served(tmp_path, model=model, router=router, has_token_router=False)
     engine = await opened(served, limit := sum(sizes(served)))
+    assert len(engine.now.paths) == paths
     for _ in range(2):
         for path in served.run.topology.paths():
             asked, used = dataclasses.replace(GREEDY, path=path), 0
@@ -242,6 +263,22 @@ async def test_the_least_recently_used_goes_first(
     assert not read
     await text_of(engine, dataclasses.replace(GREEDY, path=second))
     assert read
+
+
+async def test_whoever_hangs_up_leaves_the_others_of_its_path_their_tokens(served: Served, opened: Opener) -> None:
+    engine = await opened(served)
+    asked = dataclasses.replace(GREEDY, path=PathId((0, 1, 1)))
+    leaving = [asyncio.create_task(text_of(engine, asked)) for _ in range(3)]
+    staying = [asyncio.create_task(text_of(engine, asked)) for _ in range(3)]
+    async with aclosing(engine.write(asked)) as events:
+        for _ in range(8):
+            await anext(events)
+        for task in leaving:
+            task.cancel()
+    expected = greedy(served, PathId((0, 1, 1)), TOKENS, 20)
+    assert [tokens for _, tokens in await asyncio.gather(*staying)] == [expected] * 3
+    await asyncio.wait(leaving)
+    assert all(task.cancelled() for task in leaving)
 
 
 async def test_a_text_waits_for_memory_until_another_has_ended(tmp_path: Path, opened: Opener) -> None:

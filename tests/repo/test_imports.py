@@ -103,6 +103,8 @@ LAYERS = {
 }
 # Files and folders that may use a library which their layer may not.
 ALSO = {
+    "bootstrap/use/gguf_file.py": frozenset({"gguf"}),
+    "bootstrap/use/hub.py": frozenset({"huggingface_hub"}),
     "dipaco_p2p/swarm/hivemind/": frozenset({"hivemind"}),
     "dipaco_p2p/swarm/hivemind/circuits.py": frozenset({"google"}),
     "dipaco_p2p/swarm/hivemind/libp2p.py": frozenset({"torch"}),

@@ -6,12 +6,12 @@ Rule 2: keys and values of tokens that were read are kept, and change nothing bu
 Rule 3: a text shorter than the 32 tokens that routing looks at is routed by the mean over the tokens that there are.
 Source: DiPaCo (arXiv 2403.10616) sections 2.4 and 2.4.3.
 
-B batch (always 1 here), T new tokens, S all tokens read, D width, H heads, K width of a head, V vocabulary.
+B batch: texts of one path that are read together, T new tokens of each, S all tokens read of one, D width, H heads,
+K width of a head, V vocabulary.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
@@ -69,25 +69,52 @@ def generate(
 
     Stops early only there. The parameters of `model` must stay as they are meanwhile.
     """
-    for token, _ in itertools.islice(following(Reading(model), tokens, sampler=sampler), count):
+    writing = Writing(Reading(model), tokens, sampler=sampler)
+    for _ in range(count):
+        [(token, _)] = write_next([writing])
         yield token
         if token == end:
             return
 
 
-def following(reading: Reading, tokens: Sequence[int], *, sampler: Sampler) -> Iterator[tuple[int, Floats]]:
-    """Tokens that follow `tokens`, each with the logits (V,) that it was picked from, without end.
+class Writing:
+    """A text that a path goes on with.
 
     `reading` has read nothing yet, or the first few of `tokens` where all of these fit into a context.
     """
-    assert tokens, "there is nothing to follow"
-    text, start, model = list(tokens), 0, reading.model
-    while True:
-        if start != (start := visible(len(text), model.config.context)):
-            reading = Reading(model)
-        logits = reading.read(text[start + reading.count :])
-        text.append(sampler.pick(logits))
-        yield text[-1], logits
+
+    def __init__(self, reading: Reading, tokens: Sequence[int], *, sampler: Sampler) -> None:
+        assert tokens, "there is nothing to follow"
+        self.reading = reading
+        self._text = list(tokens)
+        self._sampler = sampler
+        self._start = 0
+
+    def unread(self) -> list[int]:
+        """What `reading` has yet to read before the next token."""
+        model = self.reading.model
+        if self._start != (start := visible(len(self._text), model.config.context)):
+            self._start, self.reading = start, Reading(model)
+        return self._text[start + self.reading.count :]
+
+    def add(self, logits: Floats) -> int:
+        """Pick the next token by its logits (V,)."""
+        self._text.append(self._sampler.pick(logits))
+        return self._text[-1]
+
+
+def write_next(writings: Sequence[Writing]) -> list[tuple[int, Floats]]:
+    """The next token of each text, with the logits (V,) that it was picked from.
+
+    All are of one path. Those that have one token to read are read together: on a CPU, 16 take as long as a few.
+    """
+    unread = [writing.unread() for writing in writings]
+    short = [number for number, tokens in enumerate(unread) if len(tokens) == 1]
+    logits = {n: writings[n].reading.read(unread[n]) for n in range(len(writings)) if n not in short}
+    if short:
+        rows = read_together([writings[number].reading for number in short], [unread[number] for number in short])
+        logits |= dict(zip(short, rows, strict=True))
+    return [(writing.add(logits[number]), logits[number]) for number, writing in enumerate(writings)]
 
 
 class Reading:
@@ -97,7 +124,7 @@ class Reading:
         config, weight = model.config, model.head_weight
         self.model = model
         # Not filled: a page of memory is taken when it is first written to.
-        self._kept = weight.new_empty(_kept_shape(config), requires_grad=False)
+        self.kept = weight.new_empty(_kept_shape(config), requires_grad=False)
         self.count = 0
         """Tokens read."""
 
@@ -106,29 +133,42 @@ class Reading:
         """Memory that one takes when a context is full, in float32."""
         return 4 * math.prod(_kept_shape(config))
 
-    @torch.inference_mode()
     def read(self, tokens: Sequence[int]) -> Floats:
         """Logits (V,) of what follows, after reading `tokens` too; the same as of all tokens at once."""
-        logits: Floats = self.model.logits(self._hidden(tokens)[:, -1:])[0, 0].float().cpu().numpy()
+        logits: Floats = read_together([self], [tokens])[0]
         return logits
 
     @torch.inference_mode()
     def read_each(self, tokens: Sequence[int]) -> Floats:
         """The same after each of `tokens`: logits (T, V)."""
-        logits: Floats = self.model.logits(self._hidden(tokens))[0].float().cpu().numpy()
+        logits: Floats = self.model.logits(_read([self], [tokens]))[0].float().cpu().numpy()
         return logits
 
-    def _hidden(self, tokens: Sequence[int]) -> Tensor:
-        """Outputs (B, T, D) of the last block."""
-        config, decoder = self.model.config, self.model.model
-        assert tokens and self.count + len(tokens) <= config.context, (self.count, len(tokens), config.context)
-        hidden_BTD: Tensor = decoder.embed_tokens(torch.tensor([list(tokens)], device=self._kept.device))
-        cos, sin = rope_tables(config.context, config.width // config.heads, config.rope_theta, self._kept.device)
-        here = slice(self.count, self.count + len(tokens))
-        for layer, kept in zip(decoder.layers, self._kept, strict=True):
-            hidden_BTD = _read_layer(layer, hidden_BTD, kept, here, (cos[here], sin[here]))
-        self.count += len(tokens)
-        return hidden_BTD
+
+@torch.inference_mode()
+def read_together(readings: Sequence[Reading], tokens_BT: Sequence[Sequence[int]]) -> Floats:
+    """Logits (B, V) of what follows, after each text has read T tokens more; all are of one path."""
+    logits: Floats = readings[0].model.logits(_read(readings, tokens_BT)[:, -1]).float().cpu().numpy()
+    return logits
+
+
+def _read(readings: Sequence[Reading], tokens_BT: Sequence[Sequence[int]]) -> Tensor:
+    """Outputs (B, T, D) of the last block."""
+    model, device = readings[0].model, readings[0].kept.device
+    config, decoder = model.config, model.model
+    places = [slice(reading.count, reading.count + len(tokens_BT[0])) for reading in readings]
+    assert tokens_BT[0] and max(place.stop for place in places) <= config.context, (places, config.context)
+    hidden_BTD: Tensor = decoder.embed_tokens(torch.tensor([list(tokens) for tokens in tokens_BT], device=device))
+    tables = rope_tables(config.context, config.width // config.heads, config.rope_theta, device)
+    cos, sin = (table[places[0]] for table in tables)
+    if len(places) > 1:  # of each text its own places, twice, for queries and keys; the same for all heads
+        cos, sin = (torch.stack([table[place] for place in places]).repeat(2, 1, 1)[:, None] for table in tables)
+    for number, layer in enumerate(decoder.layers):
+        kept = [reading.kept[number] for reading in readings]
+        hidden_BTD = _read_layer(layer, hidden_BTD, kept, places, (cos, sin))
+    for reading, place in zip(readings, places, strict=True):
+        reading.count = place.stop
+    return hidden_BTD
 
 
 def _kept_shape(config: ModelConfig) -> tuple[int, ...]:
@@ -137,17 +177,22 @@ def _kept_shape(config: ModelConfig) -> tuple[int, ...]:
     return layers, 2, config.heads, config.context, config.width // config.heads
 
 
-def _read_layer(layer: Any, hidden_BTD: Tensor, kept_2HSK: Tensor, here: slice, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """As the block itself, with the tokens before `here` known by `kept_2HSK`, to which the new ones are added.
+def _read_layer(
+    layer: Any, hidden_BTD: Tensor, kept: Sequence[Tensor], places: Sequence[slice], rope: tuple[Tensor, Tensor]
+) -> Tensor:
+    """As the block itself, with the tokens before its place known of each text by what is `kept` (2, H, S, K), to which
+    the new ones are added.
 
     Queries and keys are turned at once: with few tokens, time goes by operations, not by numbers.
     """
     attention, normed_BTD = layer.self_attn, layer.input_layernorm(hidden_BTD)
-    both_2TD = torch.cat((attention.q_proj(normed_BTD), attention.k_proj(normed_BTD)))
-    query_HTK, kept_2HSK[0, :, here] = rotate(attention.split(both_2TD), rope)
-    kept_2HSK[1, :, here] = attention.split(attention.v_proj(normed_BTD))[0]
-    mixed_HTK = _attend(query_HTK, *kept_2HSK[:, :, : here.stop])
-    hidden_BTD = hidden_BTD + attention.o_proj(mixed_HTK.transpose(0, 1).reshape(hidden_BTD.shape))
+    both = rotate(attention.split(torch.cat((attention.q_proj(normed_BTD), attention.k_proj(normed_BTD)))), rope)
+    new = zip(*both.chunk(2), attention.split(attention.v_proj(normed_BTD)), kept, places, strict=True)
+    mixed = []
+    for query_HTK, key_HTK, value_HTK, kept_2HSK, place in new:
+        kept_2HSK[0, :, place], kept_2HSK[1, :, place] = key_HTK, value_HTK
+        mixed.append(_attend(query_HTK, *kept_2HSK[:, :, : place.stop]).transpose(0, 1))
+    hidden_BTD = hidden_BTD + attention.o_proj(torch.stack(mixed).reshape(hidden_BTD.shape))
     return cast(Tensor, hidden_BTD + layer.mlp(layer.post_attention_layernorm(hidden_BTD)))
 
 

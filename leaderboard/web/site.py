@@ -24,6 +24,7 @@ from dipaco_p2p.protocol.standing import DOUBTED_FOR, FORGERS_WAIT, UNHEARD_FOR
 from dipaco_p2p.ticket import WORD, WORD_CHARS_MAX, read_ticket
 
 from ..model import Mark, Snapshot, VersionRow
+from ..words import side_by_side
 from . import drawings, text
 from .api import API_TABLES, ROWS_MAX
 from .book import Book
@@ -63,7 +64,7 @@ NAVIGATION = (
 )
 TEXT_FILTERS = (
     *("count", "whole", "size", "loss", "gain", "perplexity", "share", "word", "short_digest", "short_peer"),
-    *("age", "age_exact", "span", "moment", "machine_time"),
+    *("age", "age_exact", "span", "lasting", "moment", "machine_time"),
 )
 """Functions of text.py that templates use."""
 TEMPLATES = Path(__file__).parent / "templates"
@@ -129,7 +130,8 @@ class Site:
             latest=latest,
             leaders=book.snapshot.contributors[:LATEST],
             decrees=book.snapshot.decrees[: -LATEST - 1 : -1],
-            data=("overview", "rounds", "decrees"),
+            written=side_by_side(book.snapshot.words.samples),
+            data=("overview", "rounds", "decrees", "samples"),
         )
 
     def versions(self, asked: Mapping[str, str]) -> str | None:

@@ -150,6 +150,13 @@ def age_exact(then_s: float | None, now_s: float) -> str:
     return age(then_s, now_s) if now_s - then_s >= 60 else f"{max(now_s - then_s, 0):.0f} s ago"
 
 
+def lasting(seconds: float | None) -> str:
+    """A time that something takes, in one unit."""
+    if seconds is None or not math.isfinite(seconds):
+        return UNKNOWN
+    return span(0.0, seconds) if seconds >= 120 else f"{seconds:.0f} s"
+
+
 def moment(at_s: float | None) -> str:
     """A time of day and date, in UTC, to the minute."""
     return UNKNOWN if (when := _utc(at_s)) is None else f"{when:%Y-%m-%d %H:%M} UTC"

@@ -13,13 +13,15 @@ import unicodedata
 from datetime import UTC, datetime
 from itertools import groupby
 
+from dipaco_p2p.protocol.signing import PeerId, short
+
 CHARS_MAX = 512
 """What any single text on a page is cut to."""
 WORD_CHARS_MAX = 64
 """What a word of a peer is cut to."""
 ACCENTS_MAX = 2
 """Combining marks that one letter may carry; more of them paint over the lines around."""
-ID_CHARS = 8
+DIGEST_CHARS = 8
 
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
 _SPACES = frozenset({"Zs", "Zl", "Zp"})
@@ -46,12 +48,12 @@ def is_id(text: str) -> bool:
 
 def short_digest(digest: str) -> str:
     """The first characters of a digest, as tables show it."""
-    return clean(digest)[:ID_CHARS]
+    return clean(digest)[:DIGEST_CHARS]
 
 
 def short_peer(peer: str) -> str:
-    """The last characters of a peer id: the first ones are the same for all."""
-    return clean(peer)[-ID_CHARS:]
+    """As every command writes it, so that one can be found by the other: `...W7HCKx`."""
+    return f"...{short(PeerId(clean(peer)))}"
 
 
 def csv_cell(text: str) -> str:

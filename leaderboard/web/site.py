@@ -6,7 +6,7 @@ templates escape them then.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
@@ -210,6 +210,7 @@ class Site:
             row=row,
             credit=sum(share.credit for _, share in credited),
             audits=audits[:ROWS],
+            plot=earned_plot(self._book, peer),
             losses=losses[:ROWS],
             losses_all=len(losses),
             nav="contributors",
@@ -317,6 +318,27 @@ def round_plot(book: Book) -> drawings.Plot | None:
     ]
     borders = [(float(x), book.stage_name(stage)) for stage, x in before.items()]
     return drawings.loss_plot(points, marks, title="Loss by round", borders=borders[1:])
+
+
+def earned_plot(book: Book, peer: str) -> drawings.Plot | None:
+    """All credit of `peer` by round, one stage after the other, from the round before its first work on."""
+    before, rounds = {}, 0
+    for stage in book.snapshot.run.stages:
+        before[stage.id], rounds = rounds, rounds + stage.rounds
+    earned: defaultdict[tuple[int, str], float] = defaultdict(float)
+    credits = [(row, share.credit) for row, share in book.credited(peer)]
+    credits += [(row, audit.credit) for row, audit in book.audits(peer)]
+    for row, credit in credits:
+        if row.stage in before:
+            name = f"{book.stage_name(row.stage)} round {row.version}"
+            earned[before[row.stage] + row.version, name] += credit
+    if not earned:
+        return None
+    points = [drawings.Point(x=min(earned)[0] - 1, y=0.0, name="the round before")]
+    for (x, name), credit in sorted(earned.items()):
+        points.append(drawings.Point(x=x, y=points[-1].y + credit, name=name))
+    borders = [(float(x), book.stage_name(stage)) for stage, x in before.items() if points[0].x < x < points[-1].x]
+    return drawings.credit_plot(points, borders=borders)
 
 
 def module_plots(book: Book, name: str) -> list[drawings.Plot]:

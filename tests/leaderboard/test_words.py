@@ -13,6 +13,8 @@ from web_harness import FROZEN, SMALL, site
 from benchmarks.leaderboard.synthetic import ROUND_S
 from dipaco_p2p.errors import ConfigError
 from leaderboard.web.book import PACE_ROUNDS, Book
+from leaderboard.web.site import earned_plot
+from leaderboard.web.text import count
 from leaderboard.words import (
     BYTES_MAX,
     FILE,
@@ -154,3 +156,14 @@ def test_active_are_those_heard_of_in_a_day() -> None:
     first, *others = SMALL.contributors
     rows = [replace(first, last_s=SMALL.taken_s - 86_401), *(replace(row, last_s=SMALL.taken_s - 9) for row in others)]
     assert Book(replace(SMALL, contributors=tuple(rows))).active == len(others)
+
+
+def test_the_page_of_a_contributor_draws_its_credit_by_round() -> None:
+    row = max(SMALL.contributors, key=lambda each: each.credit)
+    plot = earned_plot(Book(SMALL), row.peer)
+    assert plot is not None and f" to {count(row.credit)} at grid round " in plot.about
+    heights = [float(pair.split(",")[1]) for pair in plot.line.split()]
+    assert heights == sorted(heights, reverse=True) and len(set(heights)) > 3, "it only rises"
+    with site() as (client, _):
+        assert plot.about in client.get(f"/contributors/{row.peer}").text
+    assert earned_plot(Book(SMALL), "nobody") is None

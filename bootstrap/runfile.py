@@ -49,6 +49,7 @@ from dipaco_p2p.swarm.blobs.bandwidth import Line
 from dipaco_p2p.swarm.relay_slots import RelayLimits
 from leaderboard.places import DEFAULT_PORT as DEFAULT_PAGE_PORT
 from leaderboard.places import check_base
+from leaderboard.words import check_words
 
 DEFAULT_PORT = 31337
 LEVELS = "model.levels"
@@ -142,9 +143,14 @@ class LeaderboardConfig:
     """0 takes any free port."""
     base: str = ""
     """The path that a proxy puts it under, as /board; empty: none."""
+    about: str = ""
+    """What the run is for, in a sentence of at most 300 characters, for strangers."""
+    prompts: tuple[str, ...] = ("The first thing to do is",)
+    """What the model goes on from in the texts that the page shows; at most 4. Empty shows none."""
 
     def __post_init__(self) -> None:
         check_base(self.base)
+        check_words(self.about, self.prompts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,8 @@ from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.standing import Findings
 from dipaco_p2p.topology import ModuleId, PathId
 
+from .words import Words
+
 
 class Mark(StrEnum):
     """Who stands for a figure."""
@@ -70,6 +72,8 @@ class RunInfo:
     """The first one first; the last one is open."""
     settings: tuple[tuple[str, str], ...]
     """Section and key of the run file, and its value, as text."""
+    rounds_after: int = 0
+    """Of the stage that follows the open one."""
 
     @property
     def stage(self) -> StageInfo:
@@ -370,3 +374,5 @@ class Snapshot:
     """Of all stages, the oldest first."""
     peers_relayed: int = 0
     """Of those alive, how many are dialled through relays."""
+    words: Words = Words()
+    """The coordinator's own; nothing on a page that somebody else serves."""

@@ -42,6 +42,7 @@ from .places import FILE, IN_RUN_FOLDER, LOG, SAID
 from .snapshot import Inputs, Live, take_snapshot
 from .web.app import make_app
 from .web.export import export_site
+from .words import Words, read_words
 
 AGAIN_S = 10.0
 SETTLED_S_MAX = 120.0
@@ -76,7 +77,7 @@ async def serve(
         contextlib.closing(Database.open(folder / FILE)) as database,
     ):
         log_to(folder / LOG, verbose=verbose)
-        shown = _Shown()
+        shown = _Shown(folder)
         app = make_app(lambda: shown.newest, clock=SystemClock(), base=place.base)
         following = asyncio.create_task(_follow(address, database, shown, expected=expected, join=join))
         serving = asyncio.create_task(serve_app(app, listener))
@@ -99,6 +100,8 @@ async def export(source: str, to: Path, *, expected: str | None, join: str = "")
         snapshot = await _collected(source, expected=expected)
     else:
         snapshot = _of_folder(Path(source))
+        beside = Path(source) / IN_RUN_FOLDER
+        snapshot = replace(snapshot, words=read_words(beside if beside.is_dir() else Path(source)))
     snapshot = replace(snapshot, join=join or join_line(source))
     export_site(snapshot, to, now_s=snapshot.taken_s)
     return snapshot
@@ -131,12 +134,15 @@ def rebuild_tables(folder: Path, to: Path) -> int:
 
 
 class _Shown:
-    """The snapshot that pages are made of."""
+    """The snapshot that pages are made of, with what a coordinator says in `folder`."""
 
-    newest: Snapshot | None = None
+    def __init__(self, folder: Path | None = None) -> None:
+        self.newest: Snapshot | None = None
+        self._folder = folder
 
     def show(self, snapshot: Snapshot) -> None:
-        self.newest = snapshot
+        words = Words() if self._folder is None else read_words(self._folder)
+        self.newest = replace(snapshot, words=words)
 
 
 async def _follow(address: str, database: Database, shown: _Shown, *, expected: str | None, join: str) -> None:

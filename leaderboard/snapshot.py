@@ -173,6 +173,7 @@ def run_info(stages: Sequence[Run]) -> RunInfo:
         coordinator=stages[-1].manifest.author,
         stages=tuple(map(_stage_info, stages)),
         settings=tuple(_settings(strict.plain(stages[-1].manifest.config))),
+        rounds_after=0 if stages[-1].is_last_stage else stages[-1].manifest.config.rounds.rounds,
     )
 
 

@@ -40,10 +40,11 @@ def main(
     repeats: Annotated[
         int, typer.Option(min=1, max=1_000, help="Requests of each page; the table shows the median.")
     ] = 9,
+    contributors: Annotated[int, typer.Option(min=1, max=10_000, help="Peers whose work is in the versions.")] = 1_000,
     json_file: JsonFile = None,
 ) -> None:
     """Serve 10,000 versions, 1,000 contributors and 256 paths on this machine, and read every kind of page."""
-    newest = Newest(snapshot_of(shape=LARGE))
+    newest = Newest(snapshot_of(shape=replace(LARGE, contributors=contributors)))
     counts = (newest.snapshot.versions, newest.snapshot.contributors, newest.snapshot.paths)
     show("{:,} versions, {:,} contributors, {:,} paths".format(*map(len, counts)))
     with served(lambda: newest.snapshot, SystemClock()) as port:

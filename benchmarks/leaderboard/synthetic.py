@@ -34,6 +34,7 @@ from leaderboard.model import (
     VersionRow,
 )
 from leaderboard.rows import PeersStandings, standing_words
+from leaderboard.words import ROUNDS_KEPT, Sample, Words
 
 BEGAN_S = 1_790_000_000.0
 """Unix time of the run's start, in 2026."""
@@ -114,7 +115,32 @@ class _Maker:
             contributors=contributors,
             join=f"dipaco-peer join {self._ticket()}",
             decrees=self._decrees(),
+            words=Words(
+                about="A model of Dutch law, for everybody who wants to ask it something.", samples=self._samples()
+            ),
         )
+
+    def _samples(self) -> tuple[Sample, ...]:
+        """One prompt, after each judged round; the words get better."""
+        rounds = [(stage, row) for stage in (0, 1) for row in range(self._done(stage) + 1)][-ROUNDS_KEPT:]
+        texts = (
+            "the of of, and the the",
+            "keep the law in the law of the house.",
+            "read the contract, and to ask who signed it.",
+        )
+        return tuple(
+            Sample(
+                stage=self._stages[stage].id,
+                round=number,
+                path=str(self._grid.path(0) if stage else self._warmup.path(0)),
+                prompt="The first thing to do is",
+                text=texts[place * len(texts) // len(rounds)],
+            )
+            for place, (stage, number) in enumerate(rounds)
+        )
+
+    def _done(self, stage: int) -> int:
+        return self._shape.rounds_done if stage else self._shape.warmup_rounds
 
     def _ticket(self) -> str:
         key = public_key_of(self._peers[0])

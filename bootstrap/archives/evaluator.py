@@ -104,7 +104,7 @@ class Evaluator:
         self.run = run
         self._store = store
         self._archive = archive
-        self._device = device
+        self.device = device
         self._frozen: PathModel | None = None
         self._routers: dict[int, Router] = {}
         self.held_out = {name: self._read(getattr(run.manifest, name)) for name in PARTS}
@@ -190,7 +190,7 @@ class Evaluator:
     def score(self, path: PathId, version: int, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
         """Nats (n, J) of one path at one version, from the archive's snapshots."""
         model, flats = self.run.config.model, self.flats(path, version)
-        return on_device(self._device, lambda device: window_nats(path_model(model, flats).to(device), tokens))
+        return on_device(self.device, lambda device: window_nats(path_model(model, flats).to(device), tokens))
 
     def _path(self, path: PathId, version: int, assigned: dict[str, Indices]) -> PathLosses:
         number, parts = self.run.topology.number(path), [self.held_out[name] for name in PARTS]

@@ -38,6 +38,7 @@ from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 
 from ..archives.records import Checks, PublicRecords
+from ..archives.writing import PageWords
 from ..control.decrees import Decreeing, Order, decrees_in
 from ..control.requests import Control, Request
 from ..control.view import Seen, View, metrics_served
@@ -118,13 +119,15 @@ class Seed:
         on_open: Callable[[Doorplate], None] = lambda plate: None,
         curves: Curves | None = None,
     ) -> None:
-        """`on_open` is told where and how, once volunteers may join; `curves` follow every stage."""
+        """`on_open` is told where and how, once volunteers may join; `curves` follow every stage. Raises
+        EnvironmentUnfit for a full disk."""
         self._file = file
         self._folder = folder
         self._swarm = swarm
         self._clock = clock
         self._on_open = on_open
         self._curves = curves
+        self._words = PageWords(file.leaderboard, folder.root)
         self._stages = Stages(swarm)
         self._opened: list[SeedStage] = []
         self._decrees: Decrees | None = None
@@ -219,6 +222,7 @@ class Seed:
             decrees=self._decrees,
             follows=self._opened[-1] if self._opened else None,
             curves=self._curves,
+            words=self._words,
         )
         stage.begin()
         self._opened.append(stage)

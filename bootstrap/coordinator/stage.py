@@ -42,6 +42,7 @@ from dipaco_p2p.use.best_rounds import read_evaluations, serving_header
 from ..archives.early_stopping import jump
 from ..archives.evaluator import Evaluator, RoundEvaluation, append_evaluation, judge_finished
 from ..archives.records import Checks, PublicRecords
+from ..archives.writing import PageWords
 from ..control.view import Seen
 from ..recovery.catching_up import CatchingUp
 from ..recovery.rejoin import Met
@@ -80,11 +81,13 @@ class SeedStage:
         decrees: Decrees | None = None,
         follows: SeedStage | None = None,
         curves: Curves | None = None,
+        words: PageWords | None = None,
     ) -> None:
         """`on_failure` is called when the disk has refused a write: `failure` says what. `decrees` are those of the
         whole run; without, those that this stage's store keeps. Rounds are judged, and told, after those of the stage
-        that this one `follows`; `curves` show them."""
+        that this one `follows`; `curves` show them, and `words` what the model writes after them."""
         self.run = run
+        self._words = words
         self._on_failure = on_failure
         self._folder = folder = store.folder
         scoped = ScopedSwarm(swarm, run.id)
@@ -335,6 +338,7 @@ class SeedStage:
                     self._print_judged(version, evaluation.routed.perplexity)
                     self._note_judged(rows[-1])
                     self._propose_rollback(rows)
+                    await self._let_write(evaluation)
                 except IntegrityError as error:
                     log.warning("round %d was not evaluated: %s", version, error)
                 except DipacoError:
@@ -347,6 +351,15 @@ class SeedStage:
                 if self.run.is_last_stage:
                     await self._judge_finished()
             await self._new_version.wait()
+
+    async def _let_write(self, judged: RoundEvaluation) -> None:
+        """For the page, and only after the newest round: texts must not keep the judging from catching up."""
+        if self._words is None or judged.version < self._evaluator.complete_version():
+            return
+        try:
+            await asyncio.to_thread(self._words.add, self._evaluator, judged)
+        except Exception:  # whatever a model writes, and wherever: rounds must be judged all the same
+            log.exception("no text of round %d is shown", judged.version)
 
     def _sign(self, evaluation: RoundEvaluation) -> None:
         now_s = self._node.clock.now_s()

@@ -46,6 +46,7 @@ def run_program(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
     SIGINT and SIGTERM cancel `main` until it has a way of its own to stop, see `on_signals`.
     """
     try:
+        _require_linux()
         return asyncio.run(_stoppable(main)) or 0
     except DipacoError as error:
         print_error(error)
@@ -76,6 +77,13 @@ def run_command(work: Callable[[], int | None]) -> int:
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code or 0
+
+
+def _require_linux() -> None:
+    """Which user is behind a socket, which cores are ours, who else uses the machine: all this is asked of Linux."""
+    if sys.platform != "linux":
+        hint = "take WSL2 on Windows, and a virtual machine elsewhere: docs/join.md says what was tried"
+        raise EnvironmentUnfit(f"this program runs on Linux, and this is {sys.platform}", hint=hint)
 
 
 async def _stoppable(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int | None:

@@ -143,6 +143,15 @@ _TABLES = (
             ),
             _text("frozen_reason", "Why.", lambda row: row.freeze.reason if row.freeze else None, null=True),
             _whole("peers_relayed", "Of those alive, dialled through relays.", lambda row: row.snapshot.peers_relayed),
+            _text("about", "What the run is for, in the coordinator's words.", lambda row: row.snapshot.words.about),
+            _whole("active", "Contributors that were heard of in the last 24 hours."),
+            _number(
+                "tokens_per_s",
+                "Tokens that came into versions, over the last rounds.",
+                lambda row: row.pace.tokens_per_s if row.pace else None,
+                null=True,
+            ),
+            _number("time_left_s", "Seconds until the run ends, at the pace of its last rounds.", null=True),
         ),
         lambda book: [book],
     ),
@@ -348,6 +357,18 @@ _TABLES = (
             _whole("ended_by", "The number of the next decree about the same thing.", null=True),
         ),
         lambda book: book.snapshot.decrees,
+    ),
+    Table(
+        "samples",
+        "What the model wrote after some rounds, the oldest first; the coordinator's word, signed by nobody.",
+        (
+            _text("stage", "The stage's id."),
+            _whole("round", "The round: of every module."),
+            _text("path", "The path that wrote it."),
+            _text("prompt", "What it goes on from."),
+            _text("text", "What it wrote."),
+        ),
+        lambda book: book.snapshot.words.samples,
     ),
 )
 API_TABLES = {table.name: table for table in _TABLES}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from dipaco_p2p.protocol.decrees import BAN, FREEZE
 
@@ -29,12 +30,24 @@ from .text import is_id
 GRID = "grid"
 """The stage that nobody needs to name."""
 _ROUNDS_MAX = 10**9
+PACE_ROUNDS = 8
+"""The run's pace is that of so many rounds, the newest ones."""
+ACTIVE_S = 86_400.0
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 Credited = tuple[VersionRow, ShareRow]
 """One contribution, and the version that counts it."""
+
+
+class Pace(NamedTuple):
+    """How fast the run is, by what the coordinator signed of its last rounds."""
+
+    round_s: float
+    """Seconds for a round; the open one counts once it takes longer than the others did."""
+    tokens_per_s: float
+    """Tokens that came into versions."""
 
 
 class Book:
@@ -165,6 +178,37 @@ class Book:
     def best(self) -> RoundRow | None:
         """The round of the smallest routed loss."""
         return min(self.snapshot.rounds, key=lambda row: row.loss, default=None)
+
+    @cached_property
+    def pace(self) -> Pace | None:
+        """None before two rounds of the open stage are judged, and while nothing goes on."""
+        stage = self.snapshot.run.stage.id
+        judged = [row for row in self.snapshot.rounds if row.stage == stage][-PACE_ROUNDS - 1 :]
+        if len(judged) < 2 or self.snapshot.state != "training":
+            return None
+        taken_s = judged[-1].at_s - judged[0].at_s
+        rounds, open_s = len(judged) - 1, self.shown_s - judged[-1].at_s
+        if taken_s <= 0:  # of a clock that was set back
+            return None
+        if open_s > taken_s / rounds:
+            rounds, taken_s = rounds + 1, taken_s + open_s
+        counted = range(judged[0].version + 1, judged[-1].version + 1)
+        made = (row for row in self.snapshot.versions if row.stage == stage and row.version in counted)
+        tokens = math.fsum(share.credit for row in made for share in row.shares)
+        return Pace(round_s=taken_s / rounds, tokens_per_s=tokens / taken_s)
+
+    @property
+    def time_left_s(self) -> float | None:
+        """Until the whole run ends, at its pace; during the warm-up the grid's rounds are taken to be as long."""
+        run = self.snapshot.run
+        left = run.stage.rounds - self.round + run.rounds_after
+        return None if self.pace is None else left * self.pace.round_s
+
+    @cached_property
+    def active(self) -> int:
+        """Contributors that were heard of in the last 24 hours."""
+        since_s = self.snapshot.taken_s - ACTIVE_S
+        return sum(row.last_s is not None and row.last_s >= since_s for row in self.snapshot.contributors)
 
     @cached_property
     def paths_by_state(self) -> Mapping[PathState, tuple[PathRow, ...]]:

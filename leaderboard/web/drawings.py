@@ -1,5 +1,5 @@
-"""Drawings: lines of losses, the grid and the heat of its paths, the graph of a version's lineage, and QR codes. This
-file says where everything stands; the templates draw it, and colours come from the style sheet."""
+"""Drawings: lines of losses and of credit, the grid and the heat of its paths, the graph of a version's lineage, and QR
+codes. This file says where everything stands; the templates draw it, and colours come from the style sheet."""
 
 from __future__ import annotations
 
@@ -32,16 +32,12 @@ BACK_MAX = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One value: a round, and a loss in nats per token."""
+    """One value: a round, and a loss in nats per token or a credit in tokens."""
 
     x: float
     y: float
     name: str
     """Which round it is, in words."""
-
-    @property
-    def label(self) -> str:
-        return f"{self.name}: {text.loss(self.y)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +64,7 @@ class Plot:
 
     title: str
     about: str
+    """In words, for those who do not see it too."""
     line: Markup
     dots: tuple[tuple[str, str, str], ...]
     """x, y and label of points that stand out; of all where they are few."""
@@ -88,18 +85,44 @@ def loss_plot(
     """The losses by round; None if there are fewer than two, which make no line."""
     if len(points) < 2:
         return None
-    shown, frame = thinned(points), _Frame.around(points, marks)
     best = min(points, key=lambda point: point.y)
+    about = _about(points, marks, best) + " In nats per token"
+    return _plot(points, marks, best, title=title, about=about, borders=borders, figure=text.loss, tick="{:.4g}".format)
+
+
+def credit_plot(points: Sequence[Point], *, borders: Sequence[tuple[float, str]] = ()) -> Plot | None:
+    """All credit so far by round; None if there are fewer than two."""
+    if len(points) < 2:
+        return None
+    last = points[-1]
+    about = f"From {text.count(points[0].y)} at {points[0].name} to {text.count(last.y)} at {last.name}. In tokens"
+    title = "Credit by round"
+    return _plot(points, (), last, title=title, about=about, borders=borders, figure=text.count, tick=text.count)
+
+
+def _plot(
+    points: Sequence[Point],
+    marks: Sequence[Mark],
+    best: Point,
+    *,
+    title: str,
+    about: str,
+    borders: Sequence[tuple[float, str]],
+    figure: Callable[[float], str],
+    tick: Callable[[float], str],
+) -> Plot:
+    """At least two points; `best` stands out. `figure` writes a value, `tick` one of the axis."""
+    shown, frame = thinned(points), _Frame.around(points, marks)
     few = shown if len(shown) <= 60 else ()
     return Plot(
         title=title,
-        about=_about(points, marks, best),
+        about=f"{about}; rounds are counted through all stages." if borders else f"{about}.",
         line=Markup(" ".join(f"{frame.x(point.x)},{frame.y(point.y)}" for point in shown)),
-        dots=tuple((frame.x(point.x), frame.y(point.y), point.label) for point in few),
+        dots=tuple((frame.x(point.x), frame.y(point.y), f"{point.name}: {figure(point.y)}") for point in few),
         best=(frame.x(best.x), frame.y(best.y)),
         marks=tuple((frame.x(mark.x), mark.kind, mark.label) for mark in marks[-MARKS_MAX:]),
         x_ticks=tuple(Tick(at=frame.x(x), text=f"{x:g}") for x in _round_steps(frame.x0, frame.x1, is_whole=True)),
-        y_ticks=tuple(Tick(at=frame.y(y), text=f"{y:.4g}") for y in _round_steps(frame.y0, frame.y1)),
+        y_ticks=tuple(Tick(at=frame.y(y), text=tick(y)) for y in _round_steps(frame.y0, frame.y1)),
         borders=tuple(Tick(at=frame.x(x), text=text) for x, text in borders),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from dipaco_p2p.errors import ConfigError
+from dipaco_p2p.protocol.signing import PeerId
 
 from ..model import ContributorRow, VersionRow
 from .book import Book
@@ -125,8 +126,14 @@ def asked_versions(book: Book, query: Query) -> list[VersionRow]:
 def asked_contributors(book: Book, query: Query) -> list[ContributorRow]:
     """The contributors that the question asks for, in its order."""
     who = query.filters.get(WHO, "")
-    found = [row for row in book.snapshot.contributors if row.peer.endswith(who) or _is_called(row, who)]
+    found = [row for row in book.snapshot.contributors if ends_with(row.peer, who) or _is_called(row, who)]
     return ordered(found, query, CONTRIBUTOR_ORDERS)
+
+
+def ends_with(peer: PeerId, end: str) -> bool:
+    """Whether `end` is the end of an id, as it was typed or as pages and commands show it: `...W7HCKx`."""
+    bare = end.lstrip(".…")
+    return peer.endswith(bare) and (bare != "" or end == "")
 
 
 def _is_called(row: ContributorRow, who: str) -> bool:
@@ -139,7 +146,7 @@ def _is_asked(book: Book, row: VersionRow, filters: Mapping[str, str]) -> bool:
         filters.get("module", str(row.module)) == str(row.module)
         and filters.get("mark", row.mark) == row.mark
         and filters.get("stage", book.stage_name(row.stage)) == book.stage_name(row.stage)
-        and (not peer or any(share.peer.endswith(peer) for share in row.shares))
+        and (not peer or any(ends_with(share.peer, peer) for share in row.shares))
     )
 
 

@@ -6,7 +6,7 @@ templates escape them then.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -24,6 +24,7 @@ from dipaco_p2p.protocol.standing import DOUBTED_FOR, FORGERS_WAIT, KINDS, UNHEA
 from dipaco_p2p.ticket import WORD, WORD_CHARS_MAX, read_ticket
 
 from ..model import Mark, Snapshot, VersionRow
+from ..words import side_by_side
 from . import drawings, text
 from .api import API_TABLES, ROWS_MAX
 from .book import Book
@@ -63,7 +64,7 @@ NAVIGATION = (
 )
 TEXT_FILTERS = (
     *("count", "whole", "size", "loss", "gain", "perplexity", "share", "word", "short_digest", "short_peer"),
-    *("age", "age_exact", "span", "moment", "machine_time"),
+    *("age", "age_exact", "span", "lasting", "moment", "machine_time"),
 )
 """Functions of text.py that templates use."""
 TEMPLATES = Path(__file__).parent / "templates"
@@ -129,7 +130,8 @@ class Site:
             latest=latest,
             leaders=book.snapshot.contributors[:LATEST],
             decrees=book.snapshot.decrees[: -LATEST - 1 : -1],
-            data=("overview", "rounds", "decrees"),
+            written=side_by_side(book.snapshot.words.samples),
+            data=("overview", "rounds", "decrees", "samples"),
         )
 
     def versions(self, asked: Mapping[str, str]) -> str | None:
@@ -208,6 +210,7 @@ class Site:
             row=row,
             credit=sum(share.credit for _, share in credited),
             audits=audits[:ROWS],
+            plot=earned_plot(self._book, peer),
             losses=losses[:ROWS],
             losses_all=len(losses),
             nav="contributors",
@@ -315,6 +318,27 @@ def round_plot(book: Book) -> drawings.Plot | None:
     ]
     borders = [(float(x), book.stage_name(stage)) for stage, x in before.items()]
     return drawings.loss_plot(points, marks, title="Loss by round", borders=borders[1:])
+
+
+def earned_plot(book: Book, peer: str) -> drawings.Plot | None:
+    """All credit of `peer` by round, one stage after the other, from the round before its first work on."""
+    before, rounds = {}, 0
+    for stage in book.snapshot.run.stages:
+        before[stage.id], rounds = rounds, rounds + stage.rounds
+    earned: defaultdict[tuple[int, str], float] = defaultdict(float)
+    credits = [(row, share.credit) for row, share in book.credited(peer)]
+    credits += [(row, audit.credit) for row, audit in book.audits(peer)]
+    for row, credit in credits:
+        if row.stage in before:
+            name = f"{book.stage_name(row.stage)} round {row.version}"
+            earned[before[row.stage] + row.version, name] += credit
+    if not earned:
+        return None
+    points = [drawings.Point(x=min(earned)[0] - 1, y=0.0, name="the round before")]
+    for (x, name), credit in sorted(earned.items()):
+        points.append(drawings.Point(x=x, y=points[-1].y + credit, name=name))
+    borders = [(float(x), book.stage_name(stage)) for stage, x in before.items() if points[0].x < x < points[-1].x]
+    return drawings.credit_plot(points, borders=borders)
 
 
 def module_plots(book: Book, name: str) -> list[drawings.Plot]:

@@ -13,13 +13,15 @@ import unicodedata
 from datetime import UTC, datetime
 from itertools import groupby
 
+from dipaco_p2p.protocol.signing import PeerId, short
+
 CHARS_MAX = 512
 """What any single text on a page is cut to."""
 WORD_CHARS_MAX = 64
 """What a word of a peer is cut to."""
 ACCENTS_MAX = 2
 """Combining marks that one letter may carry; more of them paint over the lines around."""
-ID_CHARS = 8
+DIGEST_CHARS = 8
 
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}")
 _SPACES = frozenset({"Zs", "Zl", "Zp"})
@@ -46,12 +48,12 @@ def is_id(text: str) -> bool:
 
 def short_digest(digest: str) -> str:
     """The first characters of a digest, as tables show it."""
-    return clean(digest)[:ID_CHARS]
+    return clean(digest)[:DIGEST_CHARS]
 
 
 def short_peer(peer: str) -> str:
-    """The last characters of a peer id: the first ones are the same for all."""
-    return clean(peer)[-ID_CHARS:]
+    """As every command writes it, so that one can be found by the other: `...W7HCKx`."""
+    return f"...{short(PeerId(clean(peer)))}"
 
 
 def csv_cell(text: str) -> str:
@@ -148,6 +150,13 @@ def age_exact(then_s: float | None, now_s: float) -> str:
     if then_s is None:
         return UNKNOWN
     return age(then_s, now_s) if now_s - then_s >= 60 else f"{max(now_s - then_s, 0):.0f} s ago"
+
+
+def lasting(seconds: float | None) -> str:
+    """A time that something takes, in one unit."""
+    if seconds is None or not math.isfinite(seconds):
+        return UNKNOWN
+    return span(0.0, seconds) if seconds >= 120 else f"{seconds:.0f} s"
 
 
 def moment(at_s: float | None) -> str:

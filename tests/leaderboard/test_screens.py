@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from browser_harness import grave_violations, looking, served, started_browser
+from browser_harness import axe_findings, looking, served, started_browser
 from playwright.sync_api import Browser
 from web_harness import FROZEN, SMALL
 
@@ -75,5 +75,5 @@ def test_a_run_like_that_fits_says_so_and_can_be_read_by_everybody(browser: Brow
                 watched.page.screenshot(path=folder / f"{name}-{look}.png")
                 assert said in " ".join(watched.page.content().split())
                 assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
-                assert not grave_violations(watched.page)
+                assert not axe_findings(watched.page)
                 watched.check()

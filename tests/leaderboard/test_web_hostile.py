@@ -21,6 +21,7 @@ from dipaco_p2p.protocol.standing import Findings
 from leaderboard.model import Snapshot
 from leaderboard.web.export import export_site
 from leaderboard.web.text import ACCENTS_MAX, CHARS_MAX, WORD_CHARS_MAX, clean, csv_cell, word
+from leaderboard.words import Sample, Words
 
 EVIL = (
     "<script>alert(1)</script>",
@@ -91,6 +92,7 @@ def hostile(text: str) -> Snapshot:
         losses=losses,
         contributors=contributors,
         join=text,
+        words=Words(about=text, samples=(Sample(stage=text, round=1, path=text, prompt=text, text=text),)),
     )
 
 

@@ -26,7 +26,7 @@ HOSTILE = (
     "x" * 10_240,
     "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f 🇳🇱",
     "Z" + "\u0301" * 500,
-    OTHER.peer[-8:],
+    OTHER.peer[-6:],
     OTHER.peer,
     "=HYPERLINK(1)",
     "{{ 7 * 7 }}",
@@ -65,9 +65,9 @@ def test_a_name_is_never_without_the_id_before_it(address: str) -> None:
     with site(named("Ada Nameless", "The <Team>")) as (client, _):
         page = client.get(address).text
     check(page)
-    short = NAMED.peer[-8:]
+    short = f"...{NAMED.peer[-6:]}"
     assert f"{short} Ada Nameless The <Team>" in visible(page)
-    others = {row.peer[-8:] for row in SMALL.contributors if row.name or row.team}
+    others = {f"...{row.peer[-6:]}" for row in SMALL.contributors if row.name or row.team}
     assert short in behind(page) and set(behind(page)) <= others
     assert page.count("Ada Nameless") == behind(page).count(short)
 
@@ -94,13 +94,13 @@ def test_two_with_one_name_are_told_apart_by_their_ids() -> None:
     both = tuple(replace(row, name="Ada", team="") for row in SMALL.contributors[:2])
     with site(replace(SMALL, contributors=both)) as (client, _):
         said = column(client.get("/contributors").text, 1)
-    assert [line for line in said if line.endswith("Ada")] == [f"{row.peer[-8:]} Ada" for row in both]
+    assert [line for line in said if line.endswith("Ada")] == [f"...{row.peer[-6:]} Ada" for row in both]
 
 
 def test_who_has_no_name_is_shown_as_before(client: TestClient) -> None:
     row = next(row for row in SMALL.contributors if not row.name and not row.team)
     page = client.get(f"/contributors/{row.peer}").text
-    assert f'<h1 id="who" data-live><span class="id">{row.peer[-8:]}</span></h1>' in page
+    assert f'<h1 id="who" data-live><span class="id">...{row.peer[-6:]}</span></h1>' in page
 
 
 def test_names_are_data_for_programs_in_columns_at_the_end(client: TestClient) -> None:
@@ -118,11 +118,11 @@ def test_decrees_about_names_are_listed_in_words() -> None:
     ]
     with site(replace(SMALL, decrees=tuple(rows))) as (client, _):
         text = visible(client.get("/decrees").text)
-    assert f"hid the name of {NAMED.peer[-8:]}" in text and "an insult" in text and "until decree 2" in text
-    assert f"let {NAMED.peer[-8:]} be shown with its name again" in text
+    assert f"hid the name of ...{NAMED.peer[-6:]}" in text and "an insult" in text and "until decree 2" in text
+    assert f"let ...{NAMED.peer[-6:]} be shown with its name again" in text
 
 
 def test_a_static_copy_shows_names_too(tmp_path: Path) -> None:
     export_site(SMALL, tmp_path, now_s=SMALL.taken_s)
     page = (tmp_path / "contributors.html").read_text(encoding="utf-8")
-    assert f"{NAMED.peer[-8:]} {NAMED.name} {NAMED.team}" in visible(page)
+    assert f"...{NAMED.peer[-6:]} {NAMED.name} {NAMED.team}" in visible(page)

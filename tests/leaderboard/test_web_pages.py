@@ -89,6 +89,8 @@ def test_filters_choose_by_module_stage_mark_and_contributor(client: TestClient)
         ("mark=claimed", sum(row.mark is Mark.CLAIMED for row in SMALL.versions)),
         ("stage=warmup", sum(row.stage == SMALL.run.stages[0].id for row in SMALL.versions)),
         (f"peer={peer[-8:]}", SMALL.contributors[0].versions),
+        (f"peer=...{peer[-6:]}", SMALL.contributors[0].versions),
+        ("peer=...", 0),
         ("module=L1.M1&mark=claimed&stage=warmup", 0),
     ):
         found = re.search(r"([\d,]+) versions? that match", client.get(f"/versions?{query}").text)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import httpx2
 import pytest
-from browser_harness import grave_violations, looking, started_browser
+from browser_harness import axe_findings, looking, started_browser
 from playwright.sync_api import Browser, Page, expect
 from serve_harness import serving
 from serving_harness import CONTEXT, ROUNDS, Served, make_served
@@ -60,7 +60,7 @@ def test_it_fits_talks_and_shows_which_path_speaks_and_why(
         assert scores == sorted(scores, reverse=True)
         expect(page.locator(".assistant .why")).to_contain_text(f"L0.M0 version {ROUNDS}")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        assert grave_violations(page) == []
+        assert axe_findings(page) == []
 
 
 def test_a_path_can_be_taken_a_text_routed_again_and_a_long_talk_goes_on(browser: Browser, address: str) -> None:

@@ -85,3 +85,14 @@ def test_the_time_is_of_one_zone_and_sorts_as_text() -> None:
     record = logging.LogRecord("peers", logging.INFO, "x.py", 1, "said", None, None)
     record.created = 1_700_000_000.25
     assert json.loads(JsonLines().format(record))["time"] == "2023-11-14T22:13:20.250Z"
+
+
+def test_on_another_system_than_linux_a_program_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> None:
+        raise AssertionError("it began")
+
+    monkeypatch.setattr(console.sys, "platform", "darwin")
+    assert console.run_program(main) == 5
+    assert capsys.readouterr().err.startswith("error: this program runs on Linux, and this is darwin\nhint: ")

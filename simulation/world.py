@@ -11,8 +11,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
+from dipaco_p2p.node import neighbourhood
 from dipaco_p2p.program.files import listening
+from dipaco_p2p.protocol import neighbours
 
 from .actors import Environment
 from .disk import installed
@@ -25,6 +28,15 @@ from .virtual_time import VirtualLoop
 LOOK_EVERY_S = 1.0
 BOUND_ROUNDS_S = 40.0
 """For each round that may still be before everybody, once the faults are over; and for the restarts before."""
+
+NARROW = (
+    (neighbours, "WHOLE_MAX", 0),
+    (neighbours, "BUCKET_MAX", 3),
+    (neighbours, "BUCKET_MIN", 1),
+    (neighbourhood, "BUCKET_MIN", 1),
+    (neighbourhood, "SETTLED_MIN", 1),
+)
+"""What makes a swarm of a dozen look like a large one to its peers."""
 
 _home: str | None = None
 """The folder of this process's disks, if somebody chose one."""
@@ -123,6 +135,9 @@ def perform(world: World, *, with_log: bool = False) -> None:
         stack.enter_context(observed(world))
         stack.enter_context(logged(world, logging.INFO if with_log else logging.ERROR))
         stack.enter_context(_without_collector())
+        if world.plan.is_narrow:
+            for home, name, value in NARROW:
+                stack.enter_context(mock.patch.object(home, name, value))
         _perform(world)
 
 

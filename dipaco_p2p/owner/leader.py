@@ -37,7 +37,7 @@ from .intake import Intake, Measured, receipt_for, require_claim
 from .replication import Replication
 from .rollback import due, undo
 from .takeover import Takeover
-from .telling import told_round, told_version
+from .telling import told_paths, told_round, told_version
 from .trials import Trials
 from .version import Made, PayloadLost, StepNotFinite, made_and_kept, make_version
 
@@ -279,8 +279,8 @@ class Leader:
 
     def _ticked(self, now_s: float) -> Round:
         node, config = self._node, self._node.run.config.rounds
-        deadline_s, uploads_s = self._deadline_s(), node.uploads.progress_s
-        ticked = self._round.tick(node.watch.claims, config, now_s=now_s, deadline_s=deadline_s, uploads_s=uploads_s)
+        tick = partial(self._round.tick, node.watch.claims, config, elsewhere=node.watch.paths.elsewhere())
+        ticked = tick(now_s=now_s, deadline_s=self._deadline_s(), uploads_s=node.uploads.progress_s)
         has_judges_to_hear = ticked.is_closed and not self.trials.is_over(self._intake.admitted)
         return self._round if has_judges_to_hear else ticked
 
@@ -401,8 +401,7 @@ class Leader:
         if due(self._node, self._ledger) is None:
             return
         async with self._lock:
-            made = await undo(self._node, self._ledger, self._mandate[-1])
-            if made is not None:
+            if (made := await undo(self._node, self._ledger, self._mandate[-1])) is not None:
                 self._intake.undo()
                 self.trials.clear()
                 await self._append(made)
@@ -457,7 +456,8 @@ class Leader:
             self._published = self.head.version
         await self._wake()  # first: who waits has a call open, and is told without the DHT
         if self.is_leading:
-            await self._node.presence.lead(self.module, head_record(self._ledger, self._mandate))
+            tell = partial(told_paths, self._node, self.module, lambda: self._round)
+            await self._node.presence.lead(self.module, head_record(self._ledger, self._mandate), tell=tell)
 
     async def _wake(self) -> None:
         async with self._changed:

@@ -152,14 +152,17 @@ class Round:
         now_s: float,
         deadline_s: float | None = None,
         uploads_s: Mapping[PeerId, float] | None = None,
+        elsewhere: Sequence[int] = (),
     ) -> Round:
-        """Let time pass; `claims` are those of the whole grid.
+        """Let time pass; `claims` are those of the whole grid, but for those `elsewhere`, of which the rounds are told.
 
         `deadline_s` is the one that was learnt (`Arrivals.deadline_s`), never above the run file's, which None means.
         `uploads_s` says when bytes of an unfinished upload last came, by sender.
         """
         deadline_s = config.deadline_s if deadline_s is None else min(deadline_s, config.deadline_s)
-        event = self._event(claims, config, now_s=now_s, deadline_s=deadline_s, uploads_s=uploads_s or {})
+        event = self._event(
+            claims, config, now_s=now_s, deadline_s=deadline_s, uploads_s=uploads_s or {}, elsewhere=elsewhere
+        )
         if event is None:
             return self
         state = follow(ROUND_TRANSITIONS, self.state, event)
@@ -193,20 +196,29 @@ class Round:
         # Rounded first: 0.55 of 20 paths is 11.000000000000002 in floating point, and 11 must be enough.
         return len(self.paths) >= max(1, math.ceil(round(config.quorum * claimed, 9)))
 
-    def patience(self, claims: PathClaims, config: RoundsConfig) -> int:
-        """How many deadlines it waits for what is missing."""
-        elsewhere = [claim for path, peers in claims.items() if path not in self.expected for claim in peers.values()]
-        is_coming_round = any(claim.round <= self.number for claim in elsewhere)
-        volunteers = {peer for peers in claims.values() for peer in peers}
-        waves = math.ceil(len(claims) / max(len(volunteers), 1)) if is_coming_round else 1
+    def patience(self, claims: PathClaims, config: RoundsConfig, elsewhere: Sequence[int] = ()) -> int:
+        """How many deadlines it waits for what is missing; `elsewhere` as in `tick`."""
+        others = [claim for path, peers in claims.items() if path not in self.expected for claim in peers.values()]
+        is_coming_round = any(round_ <= self.number for round_ in (*(claim.round for claim in others), *elsewhere))
+        volunteers = len({peer for peers in claims.values() for peer in peers}) + len(elsewhere)
+        waves = math.ceil(len(claims) / max(volunteers, 1)) if is_coming_round else 1
         return waves if self.has_quorum(claims, config) else max(PATIENCE, waves)
 
-    def left_s(self, claims: PathClaims, config: RoundsConfig, *, now_s: float, deadline_s: float) -> float:
+    def left_s(
+        self,
+        claims: PathClaims,
+        config: RoundsConfig,
+        *,
+        now_s: float,
+        deadline_s: float,
+        elsewhere: Sequence[int] = (),
+    ) -> float:
         """How long it waits from now on, if nothing more comes; a whole deadline before anything has come."""
         if self.state is RoundState.OPEN:
             return deadline_s
         is_waiting = self.state is RoundState.COLLECTING
-        grace_s = self.last_s + self.patience(claims, config) * deadline_s if is_waiting else self.grace_from_s
+        patience_s = self.patience(claims, config, elsewhere) * deadline_s
+        grace_s = self.last_s + patience_s if is_waiting else self.grace_from_s
         return max(0.0, grace_s + config.grace_s - now_s)
 
     def _event(
@@ -217,13 +229,14 @@ class Round:
         now_s: float,
         deadline_s: float,
         uploads_s: Mapping[PeerId, float],
+        elsewhere: Sequence[int],
     ) -> RoundEvent | None:
         if self.state not in (RoundState.COLLECTING, RoundState.GRACE):
             return None
         if self.is_complete(claims):
             return RoundEvent.COMPLETE
         if self.state is RoundState.COLLECTING:
-            is_due = now_s - self.last_s >= self.patience(claims, config) * deadline_s
+            is_due = now_s - self.last_s >= self.patience(claims, config, elsewhere) * deadline_s
             return RoundEvent.DEADLINE if is_due else None
         is_arriving = now_s < self.grace_from_s + deadline_s and self._is_arriving(claims, uploads_s, now_s)
         is_over = now_s >= self.grace_from_s + config.grace_s and not is_arriving

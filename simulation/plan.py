@@ -33,6 +33,7 @@ AUDITED = (0, 1, 3, 100)
 DECREES = ("ban", "halt", "rollback")
 """What the coordinator may decree, by its names among the faults (faults.py)."""
 NARROW_SHARE = 0.25
+OF_LARGE_SWARMS = ("lying summary", "flooded bucket")
 DECREED_SHARE = 0.3
 """Of the seeds that may, if they may have other faults as well."""
 
@@ -91,7 +92,7 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
         loss=chance.choice(LOSSES),
         faulty_s=faulty_s,
         faults=tuple(sorted(found, key=lambda fault: fault.at_s)),
-        is_narrow=is_narrow(seed),
+        is_narrow=is_narrow(seed) or any(fault.name in OF_LARGE_SWARMS for fault in found),
     )
 
 

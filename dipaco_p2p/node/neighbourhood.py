@@ -21,6 +21,7 @@ from ..protocol.neighbours import (
     looks_between,
     next_depth,
     place,
+    room,
     sibling,
 )
 from ..protocol.records import Record, peer_key, peers_key
@@ -176,9 +177,9 @@ class Neighbourhood:
     def _adapt(self) -> None:
         """Split with our bucket, or join the other half."""
         below = bits(self._place, self.depth + 1)
-        under = self._count(below) + self._count(sibling(below))
+        under = self._room(below) + self._room(sibling(below))
         beside = self._population(sibling(self.bucket)) if self.depth and self._was_read(sibling(self.bucket)) else None
-        self.depth = next_depth(self.depth, here=self._count(self.bucket), below=under, beside=beside)
+        self.depth = next_depth(self.depth, here=self._room(self.bucket), below=under, beside=beside)
 
     def _population(self, bucket: str) -> int:
         return self._count(bucket) + self._count(bucket + "0") + self._count(bucket + "1")
@@ -196,6 +197,11 @@ class Neighbourhood:
         now_s = self._clock.now_s()
         found = self._found.get(peers_key(self._run.id, bucket), {})
         return sum(record.expires_s > now_s and not record.body.get("left") for record in found.values())
+
+    def _room(self, bucket: str) -> int:
+        """As how many members those who live there count."""
+        found = self._found.get(peers_key(self._run.id, bucket), {})
+        return room(len(record.to_bytes()) for record in found.values() if record.expires_s > self._clock.now_s())
 
     async def _read(self, get: Get, bucket: str) -> None:
         key = peers_key(self._run.id, bucket)

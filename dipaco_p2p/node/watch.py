@@ -53,8 +53,8 @@ ROUND_TIMEOUT_S = 5.0
 """For the answer to `module.round`: a peer that looks for work must not wait long for a frozen leader."""
 SAMPLES = 2
 """Buckets that whoever takes no part looks into at each look, beside its own: it reckons how many there are."""
-SOUGHT_MAX = 24
-"""Peers that a look seeks because they train the paths that we read: judges, and holders of versions."""
+SOUGHT_TRAINERS, SOUGHT_MAX = 4, 24
+"""Peers that a look seeks because they train the paths that we read: holders of versions; and for a leader judges."""
 
 
 class Watch:
@@ -139,7 +139,8 @@ class Watch:
         modules = sorted(self.concerns.mine)
         owners = [peer for module in modules if (grant := self._mandates.grant(module)) for peer in grant.group]
         leaders = [leader for module in modules if (leader := self.leader(module)) is not None]
-        training = [peer for claims in self.claims.values() for peer in claims][:SOUGHT_MAX]
+        training = [peer for claims in self.claims.values() for peer in claims]
+        training = training[: SOUGHT_MAX if self.concerns.led() else SOUGHT_TRAINERS]
         seeds = self._run.manifest.author, *self._decrees.state.seeds
         return list(dict.fromkeys([*seeds, *leaders, *owners, *training]))
 

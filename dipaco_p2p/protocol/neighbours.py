@@ -25,11 +25,13 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 BUCKET_MAX = 64
 """Members of a bucket before it splits."""
+MEMBER_BYTES = 768
+"""A heartbeat that is longer counts as several members: bytes fill a key as well."""
 BUCKET_MIN = 16
 """Members of two halves before they are one again."""
 DEPTH_MAX = 20
@@ -68,6 +70,11 @@ def next_depth(depth: int, *, here: int, below: int, beside: int | None) -> int:
     if depth and beside is not None and here + below + beside <= BUCKET_MIN:
         return depth - 1
     return depth
+
+
+def room(sizes_bytes: Iterable[int]) -> int:
+    """As how many members heartbeats of these sizes count."""
+    return sum(max(1, math.ceil(size_bytes / MEMBER_BYTES)) for size_bytes in sizes_bytes)
 
 
 def looks_between(records: int) -> int:

@@ -29,6 +29,9 @@ PREFIX = "dipaco/"
 RECORD_BYTES_MAX = 8 * 1024
 RECORD_VALUES_MAX = 256
 """Of the JSON values in a record, more or less: thousands of empty lists fit into its bytes, each fifty in memory."""
+KEY_RECORDS_MAX = 300
+KEY_BYTES_MAX = 256 * 1024
+"""Of all records that a node keeps under one key: what is bucketed splits long before (neighbours.py)."""
 KEY_CHARS_MAX = 128
 COUNTER_MAX = 2**63 - 1
 CLOCK_SKEW_MAX_S = 3.0

@@ -10,6 +10,8 @@ A summary is one peer's word, and nothing rests on it:
   one that it is told nobody trains. A lie costs a read, and the path counts as it was read from then on.
 - Which level is read is drawn for each try, and of two leaders that tell of one path the fewer claimants count: a
   leader that hides its paths hides them from some, for a while.
+- Whoever waits reads the claims of a path by chance at each look. So where a leader hides that a path has nobody, and
+  no other tells of it, somebody soon sees it.
 - What is older than two lives of a record counts for nothing.
 
     head.paths   "3.12.4 0.11.2"    of each path, in the order of the grid: claimants, round, age in seconds
@@ -105,9 +107,9 @@ def draw_path(
     return random.Random(seed).choices(order, weights=list(map(weight, order)))[0]
 
 
-def may_move(rank: int, counts: Mapping[PathId, int], *, draw: float) -> bool:
-    """Whether a claimant of this rank is among those that move now, where others of its rank see the same gap: a few
-    for each claimant that is missing, or all would run to one path. `draw` is by chance, from 0 to 1."""
+def share_moving(rank: int, counts: Mapping[PathId, int]) -> float:
+    """Of the claimants of this rank that see the same gap, the share that moves now: a few for each claimant that is
+    missing, or all would run to one path. Each draws for itself."""
     missing = sum(max(0, rank - count) for count in counts.values())
     movers = sum(max(0, count - rank) for count in counts.values())
-    return draw * max(movers, 1) < MOVERS * missing
+    return min(1.0, MOVERS * missing / max(movers, 1))

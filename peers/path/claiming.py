@@ -23,7 +23,7 @@ from dipaco_p2p.protocol.claims import (
     should_yield,
 )
 from dipaco_p2p.protocol.rounds import PathClaims, Standing, follow
-from dipaco_p2p.protocol.summaries import PATHS_TOLD_MAX, draw_path, may_move
+from dipaco_p2p.protocol.summaries import PATHS_TOLD_MAX, draw_path, share_moving
 from dipaco_p2p.topology import PathId
 
 from .kept import InnerStates
@@ -123,7 +123,7 @@ class Claiming:
             return False
         counts = {other: len(peers) for other, peers in claims.items()} | told
         rank = list(ranking(path, claims[path])).index(me)
-        return self._node.watch.is_whole or may_move(rank, counts, draw=self._chance.random())
+        return self._node.watch.is_whole or self._chance.random() < share_moving(rank, counts)
 
     def unfinished(self) -> Mapping[PathId, int]:
         """How many claim each path that still has rounds to train, of those of which anything is known."""
@@ -199,7 +199,10 @@ class Claiming:
     async def _should_move_far(self, path: PathId, mine: Standing) -> ClaimEvent | None:
         """As `should_move`, where most paths are only told of: before we go to one its claims are read."""
         watch, me = self._node.watch, self._node.peer
-        await watch.read_heads(self._chance.choice(self._node.run.topology.modules()))  # in turn, all are heard of
+        # By chance, so that in turn all are heard of, and somebody soon sees where a leader lies.
+        topology = self._node.run.topology
+        looked_at = topology.path(self._chance.randrange(topology.path_count))
+        await asyncio.gather(watch.read_heads(self._chance.choice(topology.modules())), watch.read_claims([looked_at]))
         order = list(ranking(path, watch.claims[path]))
         rank = order.index(me) if me in order else 0
         if self.must_yield(path):

@@ -16,9 +16,9 @@ from dipaco_p2p.protocol.summaries import (
     PATHS_TOLD_MAX,
     PathSummary,
     draw_path,
-    may_move,
     merged,
     read_summaries,
+    share_moving,
     write_summaries,
 )
 from dipaco_p2p.topology import PathId
@@ -79,7 +79,6 @@ def test_need_comes_first_but_no_path_is_never_drawn() -> None:
 
 def test_a_few_move_for_each_that_is_missing() -> None:
     counts = {PathId((0, number)): 2 for number in range(100)} | {PathId((1, 0)): 0}
-    moving = sum(may_move(1, counts, draw=(number + 0.5) / 100) for number in range(100))
-    assert moving == MOVERS
-    assert may_move(1, {PATHS[0]: 2, PATHS[1]: 2, PATHS[2]: 0}, draw=0.999), "of a few, everybody"
-    assert not may_move(1, {PATHS[0]: 2, PATHS[1]: 1}, draw=0.0), "nothing is missing"
+    assert share_moving(1, counts) == MOVERS / 100
+    assert share_moving(1, {PATHS[0]: 2, PATHS[1]: 2, PATHS[2]: 0}) == 1.0, "of a few, everybody"
+    assert share_moving(1, {PATHS[0]: 2, PATHS[1]: 1}) == 0.0, "nothing is missing"

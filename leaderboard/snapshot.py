@@ -57,7 +57,11 @@ class Live:
     relayed: frozenset[PeerId] = frozenset()
     """Those of them that are dialled through relays."""
     claims: PathClaims = field(default_factory=dict)
-    """Who trains a path, and since when."""
+    """Who trains a path, and since when; in a large swarm nobody reads the claims of all."""
+    told: Mapping[PathId, int] = field(default_factory=dict)
+    """How many train a path, of those whose claims were not read, as the leaders of its modules tell."""
+    alive: int | None = None
+    """About how many volunteers live, where they were not counted."""
     leads: Mapping[ModuleId, tuple[PeerId, Head]] = field(default_factory=dict)
     """Who leads a module, and its announcement."""
     open_contributions: Mapping[ModuleId, int] = field(default_factory=dict)
@@ -79,6 +83,8 @@ def read_live(watch: Watch, before: Live, *, now_s: float) -> Live:
         volunteers=volunteers,
         relayed=frozenset(peer for peer in volunteers if watch.heartbeats[peer].is_relayed),
         claims={path: dict(found) for path, found in watch.claims.items()},
+        told=watch.paths.told(),
+        alive=None if watch.neighbourhood.is_all else watch.peers_alive,
         leads={
             module: (leader, heads[leader])
             for module, heads in watch.heads.items()
@@ -131,10 +137,10 @@ def take_snapshot(inputs: Inputs, *, now_s: float, rows: Sequence[StageRows] | N
         taken_s=now_s,
         heard_s=live.heard_s,
         state=_state(stage, paths, decrees),
-        peers_alive=len(live.volunteers),
-        peers_training=len(taking_part(live.claims)),
+        peers_alive=len(live.volunteers) if live.alive is None else live.alive,
+        peers_training=len(taking_part(live.claims)) + sum(live.told.values()),
         peers_relayed=len(live.relayed),
-        paths_covered=sum(bool(row.peers) for row in paths),
+        paths_covered=sum(bool(row.peers) or bool(live.told.get(row.path)) for row in paths),
         credit_total=math.fsum(row.credit for row in versions),
         refused=dict(inputs.refused),
         modules=tuple(_module_rows(stage, made[-1], live)),
@@ -155,7 +161,7 @@ def path_states(run: Run, reached: Mapping[ModuleId, int], live: Live) -> dict[P
     def state(path: PathId) -> PathState:
         if path_round(path, reached) >= run.config.rounds.rounds:
             return PathState.DONE
-        return PathState.TRAINING if live.claims.get(path) else PathState.FREE
+        return PathState.TRAINING if live.claims.get(path) or live.told.get(path) else PathState.FREE
 
     return {path: state(path) for path in run.topology.paths()}
 
@@ -205,7 +211,7 @@ def _state(stage: Stage, paths: Sequence[PathRow], decrees: Iterable[DecreeRow])
         return "complete"
     if any(row.act == FREEZE and row.ended_by is None for row in decrees):
         return "frozen"
-    return "training" if any(row.peers for row in paths) else "waiting"
+    return "training" if any(row.state is PathState.TRAINING for row in paths) else "waiting"
 
 
 def _path_rows(stage: Stage, rows: StageRows, live: Live) -> Iterable[PathRow]:

@@ -103,6 +103,6 @@ async def decrees_at(run: Run, swarm: Swarm, host: PeerId) -> Decrees:
 
 async def _learn(watch: Watch, peer: PeerId) -> None:
     try:
-        await watch.learn_decrees(peer)
+        await watch.decree_news.learn(peer)
     except (SwarmError, Refused, IntegrityError) as error:
         log.info("%s told no decrees: %s", peer, error)

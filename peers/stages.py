@@ -15,6 +15,7 @@ from dipaco_p2p.clock import Clock
 from dipaco_p2p.core.model.engine import BFLOAT16, EXACT
 from dipaco_p2p.errors import DipacoError, SwarmError, WrongRun
 from dipaco_p2p.node.authority import Decrees
+from dipaco_p2p.node.decree_news import serve_decrees
 from dipaco_p2p.node.invitations import Chain
 from dipaco_p2p.node.node import Member, open_member, serve_store
 from dipaco_p2p.node.presence import Presence
@@ -22,7 +23,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import serve_shardings
 from dipaco_p2p.node.stages import Stages, check_next_stage, fetch_stages
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.watch import Watch, serve_decrees
+from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner.chain import Chains
 from dipaco_p2p.owner.judge import Judge, Measure
 from dipaco_p2p.owner.leadership import Electing, Leadership
@@ -368,6 +369,8 @@ def _note_limit(history: History, status: Status, text: str) -> None:
 
 async def withdraw_claims(watch: Watch, presence: Presence, me: PeerId) -> None:
     """Take back what this peer claimed before a crash, else its own old claim would send it to another path."""
+    if not watch.is_whole and (beat := watch.heartbeats.get(me)) is not None and beat.path in watch.claims:
+        await watch.read_claims([beat.path])
     for path, claims in watch.claims.items():
         if me in claims:
             await presence.claim(path, since_s=claims[me].since_s, round_number=claims[me].round)

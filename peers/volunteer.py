@@ -19,7 +19,7 @@ from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.program.tasks import done_or_later, keep_going
 from dipaco_p2p.program.text import duration
-from dipaco_p2p.protocol.claims import ClaimEvent, taking_part
+from dipaco_p2p.protocol.claims import ClaimEvent
 from dipaco_p2p.protocol.liveness import heartbeat_interval_s
 from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.topology import ModuleId, PathId
@@ -82,6 +82,7 @@ class Volunteer:
         )
         self._scoring = Scoring(node, device=device, is_stopping=lambda: self._is_ending)
         self._evaluating = Evaluating(node, device=device, is_stopping=lambda: self._is_ending) if evaluate else None
+        node.watch.concerns.held = ownership.held
         self._look_every_s = heartbeat_interval_s(node.run.config.liveness) / 2
         self.is_stopping = False
         """Whether no further step is taken."""
@@ -153,6 +154,8 @@ class Volunteer:
                     await self._release(await self._train_path(path) if is_ours else ClaimEvent.YIELDED)
             else:
                 self.say("standing by", waits_for="the last rounds of other paths")
+                if not self._node.watch.is_whole:
+                    await self._node.watch.survey()
                 await self._node.clock.sleep(STAND_BY_S)
         if not self._is_ending:
             await self._scoring.at_the_end(say=self._say_scoring)
@@ -165,7 +168,7 @@ class Volunteer:
         watch, needed = self._node.watch, self._node.run.config.rounds.min_paths
         while not self.is_run_open():
             await self._supplies.ask_archive(path)
-            covered = sum(bool(claims) for claims in watch.claims.values())
+            covered = watch.paths.covered()
             self.say("waiting", waits_for=f"{needed} paths to be claimed; {covered} are")
             await self._node.clock.sleep(STAND_BY_S)
             await watch.refresh()
@@ -332,7 +335,7 @@ class Volunteer:
         if self._has_begun:  # who goes from path to path leaves some without a claim
             return True
         watch, needed = self._node.watch, self._node.run.config.rounds.min_paths
-        covered = sum(bool(claims) for claims in watch.claims.values())
+        covered = watch.paths.covered()
         kept = any(self._ownership.chains[module].ledger.head.version for module in watch.heads)
         return covered >= needed or kept or any(watch.seen.values())
 
@@ -340,7 +343,7 @@ class Volunteer:
         """At first any unfinished path. Once we have finished one, a path that nobody trains; or if all have somebody,
         as a replica one with more than a last round ahead."""
         unfinished, watch = self._claiming.unfinished(), self._node.watch
-        if not self._training.rounds_done or any(not claims for claims in unfinished.values()):
+        if not self._training.rounds_done or not all(unfinished.values()):
             return bool(unfinished)
         return any(self._node.run.config.rounds.rounds - watch.round(path) > 1 for path in unfinished)
 
@@ -362,9 +365,9 @@ class Volunteer:
         while True:
             await self._node.watch.refresh()
             watch, status = self._node.watch, self._status
-            status.peers_alive = len(watch.heartbeats)
-            status.peers_training = len(taking_part(watch.claims))
-            status.paths_covered = sum(bool(claims) for claims in watch.claims.values())
+            status.peers_alive = watch.peers_alive
+            status.peers_training = watch.paths.training()
+            status.paths_covered = watch.paths.covered()
             status.leads = self._ownership.modules
             await self._give_up_if_stalled()
             if self._node.store.failure is not None and self._work is not None:

@@ -234,6 +234,8 @@ class VolunteerMachine(Machine):
         """Whether it lies as a judge."""
         self.is_forging = False
         """Whether its own steps are others than those of its path."""
+        self.lie = ""
+        """What it says of the paths through its modules: `crowded`, `empty`, `junk`, or the truth."""
         self._tour: StageRunner | None = None
 
     def where(self) -> str:

@@ -350,6 +350,25 @@ def _bound_s(outcome: Outcome) -> float:
     return REASSIGNED_TTLS * outcome.ttl_s + round_s + (QUIET_S if was_away else 0.0)
 
 
+def nobody_is_hidden(outcome: Outcome) -> Iterator[Broken]:
+    """5: once nothing hinders them, every volunteer can be found, whatever fills its bucket."""
+    for looks in _calm_windows(outcome, _bound_s(outcome)):
+        for who in sorted(frozenset.intersection(*(look.hidden & look.alive for look in looks))):
+            yield Broken(5, f"nobody could find {who} from {looks[0].t_s:.0f} s to {looks[-1].t_s:.0f} s")
+
+
+def no_path_is_hidden(outcome: Outcome) -> Iterator[Broken]:
+    """5: once nothing hinders them, and they are as many as the paths, somebody trains each, whatever leaders tell."""
+    if not any(event.ev == "lies" for event in outcome.events):  # elsewhere a path may be left out for a while
+        return
+    for looks in _calm_windows(outcome, _bound_s(outcome)):
+        if min(len(look.alive) for look in looks) >= len(outcome.paths):
+            for path, modules in outcome.paths.items():
+                is_over = any(looks[-1].versions.get(module, 0) >= outcome.rounds for module in modules)
+                if not is_over and not any(path in look.claimed for look in looks):
+                    yield Broken(5, f"nobody trained {path} from {looks[0].t_s:.0f} s on, whose leader lies")
+
+
 def records_expire(outcome: Outcome) -> Iterator[Broken]:
     """5: nobody believes a record of a peer longer than its author said."""
     for key in sorted(frozenset().union(*(look.outlived for look in outcome.looks))):
@@ -458,7 +477,13 @@ SAFETY: tuple[Check, ...] = (
     outages_lose_open_rounds_only,
     programs_do_not_fail,
 )
-LIVENESS: tuple[Check, ...] = (the_dead_are_replaced, no_wait_is_endless, all_reach_the_end)
+LIVENESS: tuple[Check, ...] = (
+    the_dead_are_replaced,
+    nobody_is_hidden,
+    no_path_is_hidden,
+    no_wait_is_endless,
+    all_reach_the_end,
+)
 
 
 def broken(outcome: Outcome, checks: tuple[Check, ...] = (*SAFETY, *LIVENESS)) -> list[Broken]:

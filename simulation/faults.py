@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 from dipaco_p2p.protocol.liveness import Claim
+from dipaco_p2p.protocol.neighbours import bits, place
 from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S, claims_key
 from dipaco_p2p.protocol.signing import PeerId
 
@@ -27,6 +28,8 @@ FAULTS: dict[str, Fault] = {}
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dipaco_p2p", "peers", "bootstrap", "simulation")
 RETRY_S = 0.5
+OWNERS_IN_A_NARROW_KEY = 12
+"""Records that a key holds where buckets are small."""
 SLOWEST_S = 10.0
 """Of an inner step."""
 
@@ -326,6 +329,29 @@ async def false_seed(world: Environment, chance: random.Random) -> None:
     """Somebody says that it is an archive, and keeps nothing, also when the other faults are over."""
     world.note("stranger", "false seed stays")
     world.stayers.append(asyncio.create_task(Stranger(world, chance).be_a_seed()))
+
+
+@fault("lying summary")
+async def lying_summary(world: Environment, chance: random.Random) -> None:
+    """A volunteer works well, and what it tells of the paths through the modules that it leads is a lie, also when the
+    other faults are over. At most one in a run."""
+    if not any(volunteer.lie for volunteer in world.volunteers):
+        led = {event.who for event in world.events if event.ev == "leads"}
+        leading = [volunteer for volunteer in world.volunteers if volunteer.is_running and volunteer.name in led]
+        victim = chance.choice(leading) if leading else some(world, chance)
+        victim.lie = chance.choice(("crowded", "empty", "junk"))
+        world.note(victim.name, "lies", lie=victim.lie)
+
+
+@fault("flooded bucket")
+async def flooded_bucket(world: Environment, chance: random.Random) -> None:
+    """Somebody fills a volunteer's bucket with keys, also when the other faults are over. At most one in a run."""
+    if not any(event.ev == "bucket flooded" for event in world.events):
+        victim = some(world, chance)
+        bucket = bits(place(victim.peer), chance.randint(0, 1))
+        world.note("stranger", "bucket flooded", bucket=bucket)
+        work = Stranger(world, chance).flood(bucket, count=OWNERS_IN_A_NARROW_KEY)
+        world.stayers.append(asyncio.create_task(work))
 
 
 @fault("seed death")

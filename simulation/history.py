@@ -87,6 +87,8 @@ class Look:
     """The newest term on the disk of each machine, by machine and module; None where nobody looked at disks."""
     outlived: frozenset[str] = frozenset()
     """Keys of records that somebody still shows long after their signed expiry."""
+    hidden: frozenset[str] = frozenset()
+    """Volunteers that run, of which no other machine has a heartbeat; told where buckets are small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

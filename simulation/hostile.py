@@ -20,7 +20,8 @@ from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.items import read_items
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Custody, Grant, Part, Recipe, seal, unseal
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat, best_head, read_all
-from dipaco_p2p.protocol.records import claims_key, heads_key, peers_key
+from dipaco_p2p.protocol.neighbours import bits, place
+from dipaco_p2p.protocol.records import claims_key, heads_key, peers_key, sign_record
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.swarm.api import Reply
@@ -202,6 +203,22 @@ class Stranger:
             for module, head in leads.items():
                 await self.put(heads_key(run.id, module), head)
             await asyncio.sleep(self.world.plan.ttl_s / 6)
+
+    async def flood(self, bucket: str, *, count: int) -> None:
+        """Fill a bucket with heartbeats of keys that fall into it, without an end."""
+        signers: list[Signer] = []
+        while len(signers) < count:
+            signer = Signer(self.chance.randbytes(32))
+            if bits(place(signer.peer), len(bucket)) == bucket:
+                signers.append(signer)
+        key, ttl_s, body = peers_key(self.run.id, bucket), self.world.plan.ttl_s, strict.plain(Heartbeat(owns=True))
+        counter = 0
+        while True:
+            now_s, counter = VirtualClock().now_s(), counter + 1
+            for signer in signers:
+                record = sign_record(signer, key=key, counter=counter, expires_s=now_s + ttl_s, body=body)
+                self.node.store_bytes(key, signer.peer, record.to_bytes())
+            await asyncio.sleep(ttl_s / 3)
 
     async def be_a_seed(self) -> None:
         """Say without an end that we are an archive, and that we keep what we are handed."""

@@ -8,14 +8,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from bootstrap.coordinator.terms import Terms
 from dipaco_p2p.core.outer import codec, copies
+from dipaco_p2p.node import neighbourhood
 from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.neighbourhood import Neighbourhood
+from dipaco_p2p.node.path_counts import PathCounts
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner import intake
@@ -27,7 +31,7 @@ from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.owner.originals import Originals
 from dipaco_p2p.owner.trials import Trials
 from dipaco_p2p.program import files
-from dipaco_p2p.protocol import admission, expulsion, gate, owners
+from dipaco_p2p.protocol import admission, expulsion, gate, owners, summaries
 from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.audits import Audited
 from dipaco_p2p.protocol.norms import Norms
@@ -42,31 +46,9 @@ from peers.path.assignment import Assignment
 from peers.path.training import Training
 
 from .disk import SimulatedDisk
-from .speed import replace_everywhere
+from .patches import Patches
 
-Plant = Callable[["Patches"], None]
-
-
-class Patches:
-    """Replacements of functions of the programs, undone when the stack is closed."""
-
-    def __init__(self, stack: contextlib.ExitStack) -> None:
-        self._stack = stack
-
-    def replace(self, home: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Put `make(original)` in place of an attribute of a class or module."""
-        self._stack.enter_context(mock.patch.object(home, name, make(getattr(home, name))))
-
-    def wrap(self, home: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-        """As `replace`, with the decorated function, whose first argument is the original."""
-        original = getattr(home, name)
-        return lambda changed: self.replace(
-            home, name, lambda _: lambda *parts, **named: changed(original, *parts, **named)
-        )
-
-    def replace_everywhere(self, name: str, original: object, changed: object) -> None:
-        """As `replace`, in every module of the programs that imported `original` under this name."""
-        replace_everywhere(self._stack, name, original, changed)
+Plant = Callable[[Patches], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,6 +363,29 @@ def whoever_says_so_is_a_seed(patches: Patches) -> None:
     patches.replace(Watch, "seeds", lambda before: seeds)
 
 
+@mutant("what leaders tell is believed", faults=("lying summary", "crash", "gone for good"))
+def what_leaders_tell_is_believed(patches: Patches) -> None:
+    """Of two that tell of a path the more claimants count, and what was read itself is not asked."""
+    most = partial(max, key=attrgetter("claimants"))
+    patches.replace_everywhere("merged", summaries.merged, lambda *told: most(filter(None, told)))
+
+    @patches.wrap(PathCounts, "counts")
+    def counts(original: Any, self: PathCounts) -> Any:
+        return original(self) | {path: told.claimants for path, told in self._all().items()}
+
+
+async def _done(*parts: Any, **named: Any) -> None:
+    """Nothing, and at once."""
+
+
+replacing(
+    "a full bucket is not left",
+    (neighbourhood, "next_depth", lambda original: lambda depth, **found: depth),
+    (Neighbourhood, "_settle", lambda original: _done),
+    faults=("flooded bucket", "crash"),
+)
+
+
 # -- records
 
 
@@ -423,10 +428,6 @@ replacing("what a rollback undoes is not reported", (Ledger, "undone", _property
 
 
 # -- owner groups: receipts, takeovers, branches, mandates
-
-
-async def _done(*parts: Any, **named: Any) -> None:
-    """Nothing, and at once."""
 
 
 replacing("a holder signs for what it does not keep", (ModuleChain, "keep_contribution", _nothing), faults=LEADERS_DIE)

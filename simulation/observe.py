@@ -19,7 +19,8 @@ from dipaco_p2p.owner.chain import ModuleChain
 from dipaco_p2p.program.history import History
 from dipaco_p2p.protocol.documents import Contribution, Sealed
 from dipaco_p2p.protocol.liveness import Claim, Head, read_all
-from dipaco_p2p.protocol.records import Record, claims_key, heads_key, newest, peers_key
+from dipaco_p2p.protocol.neighbours import DEPTH_MAX, bits, place
+from dipaco_p2p.protocol.records import Record, claims_key, heads_key, newest, peer_key, peers_key
 from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
@@ -108,6 +109,7 @@ def look(world: Environment, disks: DiskView) -> Look:
         claimed=frozenset(claimed),
         versions=versions,
         outlived=_outlived(world),
+        hidden=_hidden(world) if world.plan.is_narrow else frozenset(),
         **disks.sight(),
     )
 
@@ -137,6 +139,24 @@ def _outlived(world: Environment) -> frozenset[str]:
     keys += [heads_key(run, module) for module in topology.modules()]
     over_s = VirtualClock().now_s() - SKEW_MAX_S
     return frozenset(key for key in keys if any(record.expires_s < over_s for record in _records(world, key)))
+
+
+def _hidden(world: Environment) -> frozenset[str]:
+    """Who cannot be found: under none of the keys where it would be looked for has another machine its heartbeat."""
+    run, known = world.run.id, set[PeerId]()
+    for node in world.network.nodes:
+        for depth in range(DEPTH_MAX + 1):
+            known |= {
+                peer for peer in node.records.live(peers_key(run, bits(place(node.peer), depth))) if peer != node.peer
+            }
+    hidden = set()
+    for machine in world.volunteers:
+        if machine.is_running and machine.peer not in known:
+            key = peer_key(run, machine.peer)
+            others = [node for node in world.network.nodes if node.peer != machine.peer]
+            if not any(machine.peer in node.records.live(key) for node in others):
+                hidden.add(machine.name)
+    return frozenset(hidden)
 
 
 # -- waits that nothing ends: whether a swarm stands still, and who waits for whom when it does.

@@ -32,6 +32,8 @@ AUDITED = (0, 1, 3, 100)
 """How many first works of each volunteer are audited."""
 DECREES = ("ban", "halt", "rollback")
 """What the coordinator may decree, by its names among the faults (faults.py)."""
+NARROW_SHARE = 0.25
+OF_LARGE_SWARMS = ("lying summary", "flooded bucket")
 DECREED_SHARE = 0.3
 """Of the seeds that may, if they may have other faults as well."""
 
@@ -61,6 +63,9 @@ class Plan:
     faulty_s: float
     """From here on there are no faults any more."""
     faults: tuple[PlannedFault, ...]
+    is_narrow: bool = False
+    """Whether peers know as little of each other as in a swarm of thousands: buckets split when they have a few
+    members, and nobody reads the swarm whole."""
 
     @property
     def ttl_s(self) -> float:
@@ -87,6 +92,7 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
         loss=chance.choice(LOSSES),
         faulty_s=faulty_s,
         faults=tuple(sorted(found, key=lambda fault: fault.at_s)),
+        is_narrow=is_narrow(seed) or any(fault.name in OF_LARGE_SWARMS for fault in found),
     )
 
 
@@ -103,6 +109,11 @@ def _decrees(seed: int, names: Sequence[str], *, is_all: bool, until_s: float) -
     if not names or (chance.random() >= DECREED_SHARE and not is_all):
         return []
     return _drawn(chance, names, chance.randint(1, 3), until_s=until_s)
+
+
+def is_narrow(seed: int) -> bool:
+    """By a lot of its own as well."""
+    return random.Random(f"narrow {seed}").random() < NARROW_SHARE
 
 
 def _has_overlap(seed: int) -> bool:

@@ -9,22 +9,38 @@ import logging
 import random
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
+from dipaco_p2p.node import neighbourhood
+from dipaco_p2p.node.path_counts import PathCounts
 from dipaco_p2p.program.files import listening
+from dipaco_p2p.protocol import neighbours
+from dipaco_p2p.swarm import record_cache
 
 from .actors import Environment
 from .disk import installed
-from .faults import FAULTS, pardon
+from .faults import FAULTS, OWNERS_IN_A_NARROW_KEY, pardon
 from .history import Look
 from .observe import DiskView, Movement, logged, longest_rest_s, look, observed, told_waits
 from .plan import Plan
-from .virtual_time import VirtualLoop
+from .virtual_time import WHO, VirtualLoop
 
 LOOK_EVERY_S = 1.0
 BOUND_ROUNDS_S = 40.0
 """For each round that may still be before everybody, once the faults are over; and for the restarts before."""
+
+NARROW = (
+    (neighbours, "WHOLE_MAX", 0),
+    (neighbours, "BUCKET_MAX", 3),
+    (neighbours, "BUCKET_MIN", 1),
+    (neighbourhood, "BUCKET_MIN", 1),
+    (neighbourhood, "SETTLED_MIN", 1),
+    (record_cache, "OWNERS_PER_KEY_MAX", OWNERS_IN_A_NARROW_KEY),
+)
+"""What makes a swarm of a dozen look like a large one to its peers."""
 
 _home: str | None = None
 """The folder of this process's disks, if somebody chose one."""
@@ -109,6 +125,21 @@ class World(Environment):
         return BOUND_ROUNDS_S * (2 + self.plan.config.rounds.rounds)
 
 
+def _lying(world: World) -> Callable[..., str]:
+    """What leaders tell of their paths: those that lie, a lie."""
+    honest, volunteers = PathCounts.tell, {volunteer.name: volunteer for volunteer in world.volunteers}
+
+    def tell(counts: PathCounts, *arguments: Any, **named: Any) -> str:
+        process, text = WHO.get(), honest(counts, *arguments, **named)
+        lie = volunteers[process.name].lie if process is not None and process.name in volunteers else ""
+        claimants = {"crowded": "99", "empty": "0"}.get(lie)
+        if claimants is not None:
+            return " ".join(".".join((claimants, *part.split(".")[1:2], "0")) for part in text.split(" "))
+        return "7.7 x" if lie else text
+
+    return tell
+
+
 def keep_disks_in(home: str) -> None:
     """Have the disks of this process's runs in a folder that whoever made it removes."""
     global _home
@@ -123,6 +154,10 @@ def perform(world: World, *, with_log: bool = False) -> None:
         stack.enter_context(observed(world))
         stack.enter_context(logged(world, logging.INFO if with_log else logging.ERROR))
         stack.enter_context(_without_collector())
+        stack.enter_context(mock.patch.object(PathCounts, "tell", _lying(world)))
+        if world.plan.is_narrow:
+            for home, name, value in NARROW:
+                stack.enter_context(mock.patch.object(home, name, value))
         _perform(world)
 
 

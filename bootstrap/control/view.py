@@ -126,7 +126,7 @@ def _state(seen: Seen | None) -> str:
         return "complete"
     if seen.decrees.is_frozen:
         return "frozen"
-    return "training" if any(_covering(seen, path) for path in seen.watch.claims) else "waiting"
+    return "training" if any(_training(seen, path) for path in seen.watch.claims) else "waiting"
 
 
 def _run(seen: Seen | None) -> dict[str, Any]:
@@ -152,10 +152,11 @@ def _rounds(seen: Seen | None) -> dict[str, Any]:
 def _swarm(seen: Seen | None) -> dict[str, Any]:
     beats = {} if seen is None else seen.watch.heartbeats
     volunteers = [beat for beat in beats.values() if beat.role == "volunteer"]
-    covered = [] if seen is None else [path for path in seen.watch.claims if _covering(seen, path)]
+    covered = [] if seen is None else [path for path in seen.watch.claims if _training(seen, path)]
+    alive = len(volunteers) if seen is None or seen.watch.neighbourhood.is_all else seen.watch.peers_alive
     return {
-        "volunteers_alive": len(volunteers),
-        "volunteers_training": 0 if seen is None else len({peer for path in covered for peer in _covering(seen, path)}),
+        "volunteers_alive": alive,
+        "volunteers_training": 0 if seen is None else sum(_training(seen, path) for path in covered),
         "seeds_alive": 0 if seen is None else len(seen.watch.seeds()),
         "tokens_per_s": round(sum(map(_pace, volunteers)), 1),
         "paths": 0 if seen is None else seen.run.topology.path_count,
@@ -227,7 +228,7 @@ def _path(seen: Seen, path: PathId) -> dict[str, Any]:
     return {
         "path": str(path),
         "round": min(seen.watch.reached(module) for module in path.modules()),
-        "is_covered": bool(_covering(seen, path)),
+        "is_covered": bool(_training(seen, path)),
         "claimants": [
             {
                 "peer": peer,
@@ -264,6 +265,11 @@ def _module(seen: Seen, module: ModuleId, newest: int, furthest: int) -> dict[st
         "contributions_counted": len(ledger.counted),
         "paths": len(seen.run.topology.paths_through(module)),
     }
+
+
+def _training(seen: Seen, path: PathId) -> int:
+    """How many train a path: those whose claims we read and who live, or else as the leaders of its modules tell."""
+    return seen.watch.paths.told().get(path, 0) or len(_covering(seen, path))
 
 
 def _covering(seen: Seen, path: PathId) -> list[PeerId]:

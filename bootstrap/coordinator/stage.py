@@ -19,10 +19,10 @@ from dipaco_p2p.core.model.engine import spare_device
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.calls import GetServing, Serving
+from dipaco_p2p.node.decree_news import serve_decrees
 from dipaco_p2p.node.node import open_member, serve_store
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.watch import serve_decrees
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.judge import Judge, Measure
 from dipaco_p2p.owner.leadership import Leadership
@@ -251,8 +251,9 @@ class SeedStage:
             self.complete.set()
 
     def _who_is_there(self) -> There:
-        claims = self._node.watch.claims
-        return There(len(self._node.watch.volunteers()), sum(map(bool, claims.values())), len(claims))
+        watch = self._node.watch
+        volunteers = len(watch.volunteers()) if watch.neighbourhood.is_all else watch.peers_alive
+        return There(volunteers, watch.paths.covered(), len(watch.claims))
 
     def _begin_history(self, path: Path, clock: Clock, me: PeerId, curves: Curves) -> History:
         history = History(path, clock)

@@ -200,6 +200,8 @@ class Terms(Granting):
             raise Refused(detail, reason=Reason.NOT_LEADER)
         if peer not in watch.heartbeats:
             await watch.read_peers()
+        if not watch.neighbourhood.is_all:
+            await watch.find_electorate(module, peer)
         if self._has_idled(peer) and not all(map(self._has_idled, watch.volunteers())):
             raise Refused("a module had no new version for too long when you led it", reason=Reason.NOT_LEADER)
         version = max(self._ours_until.get(module, 0), self._barred_until.get((module, peer), 0))

@@ -98,7 +98,7 @@ class CatchingUp:
     async def learn(self, others: list[PeerId]) -> None:
         """What these peers know: who leads, which shardings there are, which versions are final."""
         for peer in others:
-            await self._node.watch.try_decrees(peer)
+            await self._node.watch.decree_news.try_learn(peer)
             await learn_shardings(self._node, of=[peer])
         await asyncio.gather(*(self._learn_module(module, others) for module in self._node.run.topology.modules()))
         await self._filling.copy_judgements()

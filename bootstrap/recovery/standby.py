@@ -16,6 +16,7 @@ from typing import Any
 
 from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, Unreachable
+from dipaco_p2p.node.decree_news import serve_decrees
 from dipaco_p2p.node.dial import doors, knock
 from dipaco_p2p.node.entry import Entry, read_entry
 from dipaco_p2p.node.ledger import RemoteLedger
@@ -24,7 +25,6 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import learn_shardings, serve_shardings
 from dipaco_p2p.node.stages import Stages, fetch_stages, make_ticket, tell_address
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.watch import serve_decrees
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.mirror_calls import MirrorCalls
 from dipaco_p2p.program.console import log_to, on_signals

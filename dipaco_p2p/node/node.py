@@ -29,6 +29,7 @@ from ..swarm.blobs.fetch import fetch_blob
 from ..swarm.calls import Request
 from .authority import Decrees, Mandates
 from .invitations import Invitations
+from .neighbourhood import Neighbourhood
 from .presence import Presence
 from .run import Run
 from .store import Store, Uploads
@@ -107,23 +108,26 @@ def open_member(
     """One that takes part: `heartbeat` is what it says of itself once its presence runs, and others may upload blobs of
     `upload_bytes_max` bytes each; 0: none. `decrees` are those of the whole run; without, those that `store` keeps."""
     decrees = Decrees(run, store) if decrees is None else decrees
+    parts = _authority(run, swarm, clock, store, decrees)
+    heartbeat = Heartbeat(owns=False) if heartbeat is None else heartbeat
     return Member(
         run=run,
         swarm=swarm,
         clock=clock,
         store=store,
-        presence=Presence(run, swarm, clock, Heartbeat(owns=False) if heartbeat is None else heartbeat),
+        presence=Presence(run, swarm, clock, heartbeat, parts["watch"].neighbourhood),
         history=History(None, clock) if history is None else history,
         uploads=Uploads(swarm, store, clock, size_max=upload_bytes_max),
         invitations=Invitations(run, decrees),
-        **_authority(run, swarm, clock, store, decrees),
+        **parts,
     )
 
 
 def _authority(run: Run, swarm: Swarm, clock: Clock, store: Store | None, decrees: Decrees | None) -> dict[str, Any]:
     decrees = Decrees(run, store) if decrees is None else decrees
     mandates = Mandates(run, store, is_banned=decrees.is_banned)
-    return {"decrees": decrees, "mandates": mandates, "watch": Watch(run, swarm, clock, mandates, decrees)}
+    watch = Watch(run, swarm, clock, mandates, decrees, Neighbourhood(run, swarm, clock))
+    return {"decrees": decrees, "mandates": mandates, "watch": watch}
 
 
 async def ask(node: Observer, peer: PeerId, request: Request[R], *, timeout_s: float = CALL_TIMEOUT_S) -> R:

@@ -8,6 +8,7 @@ a new one, which comes after theirs.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,10 @@ from .. import strict
 from ..clock import Clock
 from ..errors import SwarmError
 from ..protocol.liveness import Claim, Head, Heartbeat, heartbeat_interval_s
-from ..protocol.records import claims_key, heads_key, peers_key
+from ..protocol.records import claims_key, heads_key
 from ..swarm.api import Swarm
 from ..topology import ModuleId, PathId
+from .neighbourhood import Neighbourhood
 from .run import Run
 
 log = logging.getLogger(__name__)
@@ -26,7 +28,10 @@ log = logging.getLogger(__name__)
 class Presence:
     """Keeps our records alive in the DHT."""
 
-    def __init__(self, run: Run, swarm: Swarm, clock: Clock, heartbeat: Heartbeat) -> None:
+    def __init__(
+        self, run: Run, swarm: Swarm, clock: Clock, heartbeat: Heartbeat, neighbourhood: Neighbourhood
+    ) -> None:
+        self._neighbourhood = neighbourhood
         self._run = run
         self._swarm = swarm
         self._clock = clock
@@ -35,6 +40,7 @@ class Presence:
         self._claimed_s = 0.0
         """When the claim was last said."""
         self._heads: dict[ModuleId, Head] = {}
+        self._tell: dict[ModuleId, Callable[[], str]] = {}
         self.heartbeat = heartbeat
         self._would_own = heartbeat.owns
         """Whether we lead modules while we can be dialled; behind a NAT that may come and go with the relays."""
@@ -45,7 +51,8 @@ class Presence:
         addresses, relays = self._swarm.addresses[:8], self._swarm.offers_relay
         owns = self._would_own and bool(addresses)
         self.heartbeat = replace(self.heartbeat, addresses=addresses, owns=owns, relays=relays, **changes)
-        await self._put(peers_key(self._run.id), self.heartbeat)
+        for key in self._neighbourhood.keys:
+            await self._put(key, self.heartbeat)
 
     def note(self, **changes: Any) -> None:
         """Change the heartbeat; the next one carries it."""
@@ -74,9 +81,13 @@ class Presence:
             if self._claim is gone:
                 self._claim = None
 
-    async def lead(self, module: ModuleId, head: Head) -> None:
-        """Say that we lead `module`, and its newest version."""
-        self._heads[module] = head
+    async def lead(self, module: ModuleId, head: Head, *, tell: Callable[[], str] = str) -> None:
+        """Say that we lead `module`, and its newest version; `tell` is what to say of its paths at each time."""
+        self._heads[module], self._tell[module] = head, tell
+        await self._put_head(module)
+
+    async def _put_head(self, module: ModuleId) -> None:
+        head = replace(self._heads[module], paths=self._tell[module]())
         await self._put(heads_key(self._run.id, module), head)
 
     async def resign(self, module: ModuleId) -> None:
@@ -105,7 +116,7 @@ class Presence:
             await self._renew(self._claim)
         for module in list(self._heads):
             if module in self._heads:  # still: a head that follows its resignation would be the newer record
-                await self._put(heads_key(self._run.id, module), self._heads[module])
+                await self._put_head(module)
 
     async def _renew(self, claim: Claim) -> None:
         now_s = self._clock.now_s()

@@ -2,6 +2,9 @@
 
 `Watch` is refreshed on a timer from the DHT; what we say ourselves is seen at once. It asks the leaders for their open
 rounds when these are needed. Everything here is a hint; what is signed, and believed, is with `Mandates` and `Decrees`.
+
+A small swarm is read whole, of a larger one what concerns us (`Concerns`). How many train the other paths we know as
+their leaders tell (`PathCounts`).
 """
 
 from __future__ import annotations
@@ -10,28 +13,31 @@ import asyncio
 import hashlib
 import logging
 import math
-from collections.abc import Collection, Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from ..clock import Clock
-from ..errors import ConfigError, EnvironmentUnfit, IntegrityError, Refused, SwarmError
+from ..errors import ConfigError, IntegrityError, Refused, SwarmError
 from ..program.tasks import SingleFlight
 from ..protocol import owners
-from ..protocol.decrees import Decree
 from ..protocol.documents import Grant
 from ..protocol.invitations import is_listed
 from ..protocol.liveness import Claim, Head, Heartbeat, best_head, read_all
-from ..protocol.records import claims_key, heads_key, peers_key
+from ..protocol.neighbours import place
+from ..protocol.records import Record, claims_key, heads_key
 from ..protocol.rounds import OpenRound, Standing, read_open_round, standing, within_bounds
 from ..protocol.sightings import Sightings
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
 from ..topology import ModuleId, PathId
 from .authority import Decrees, Mandates, grant_of
-from .calls import GetDecrees, GetMandate, GetOpenRound
-from .items import Page, items_reply, read_items
-from .presence import Presence
+from .calls import GetMandate, GetOpenRound
+from .concerns import Concerns
+from .decree_news import DecreeNews
+from .items import read_items
+from .neighbourhood import Neighbourhood
+from .path_counts import PathCounts
 from .run import Run
 
 log = logging.getLogger(__name__)
@@ -39,8 +45,6 @@ log = logging.getLogger(__name__)
 GETS_AT_ONCE = 8
 ASKED_AT_ONCE = 4
 """Peers that are asked for a mandate."""
-DECREES_ASKED = 2
-"""Peers that are asked at once for the coordinator's decrees that we lack."""
 WORKER_TTLS = 3
 """Lives of a heartbeat in which only those who have worked may lead: to gather a chain from slow peers takes a while,
 and they may wait for a version that is lost."""
@@ -48,10 +52,14 @@ CLAIM_LOOK_S = 0.5
 """Between two looks for claims that a contribution needs: a volunteer asks again as often."""
 ROUND_TIMEOUT_S = 5.0
 """For the answer to `module.round`: a peer that looks for work must not wait long for a frozen leader."""
+SAMPLES = 2
+"""Buckets that whoever takes no part looks into at each look, beside its own: it reckons how many there are."""
+SOUGHT_TRAINERS, SOUGHT_MAX = 4, 24
+"""Peers that a look seeks because they train the paths that we read: holders of versions; and for a leader judges."""
 
 
 class Watch:
-    """Reads the records of a run. `refresh` reads all; the single reads are for who needs to know now."""
+    """Reads the records of a run. `refresh` reads what concerns us; the single reads are for who needs to know now."""
 
     def __init__(
         self,
@@ -60,6 +68,7 @@ class Watch:
         clock: Clock,
         mandates: Mandates,
         decrees: Decrees,
+        neighbourhood: Neighbourhood,
     ) -> None:
         self._run = run
         self._swarm = swarm
@@ -67,11 +76,14 @@ class Watch:
         self._gate = asyncio.Semaphore(GETS_AT_ONCE)
         self._mandate_gate = asyncio.Semaphore(ASKED_AT_ONCE)
         self._asking: set[asyncio.Task[None]] = set()
+        self.neighbourhood = neighbourhood
+        self.concerns = Concerns(run, clock, neighbourhood)
         self.heartbeats: dict[PeerId, Heartbeat] = {}
         self._beaten: dict[PeerId, tuple[float, float]] = {}
         """Of each live peer: until when its heartbeat holds, and when that one was first seen here."""
         self.claims: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in run.topology.paths()}
-        """Those that weigh (protocol/sightings.py)."""
+        """Those that weigh (protocol/sightings.py), of the paths whose claims we read."""
+        self.paths = PathCounts(run, clock, self.claims, is_whole=lambda: self.is_whole)
         self._sightings = Sightings(
             swarm.peer, ttl_s=run.config.liveness.heartbeat_ttl_s, deadline_max_s=run.config.rounds.deadline_s
         )
@@ -98,16 +110,61 @@ class Watch:
         """When each module was last seen to be led, in its newest term: one that was deposed may not notice, or lie."""
         self._doubtful: dict[tuple[ModuleId, PeerId, int], float] = {}
         """Heads that their peers could show no mandate for, and until when they are not asked again."""
-        self._asked_s: dict[PeerId, float] = {}
-        """When peers were last asked for decrees that they said they have; those that gave some are not in here."""
+        ttl_s = run.config.liveness.heartbeat_ttl_s
+        self.decree_news = DecreeNews(swarm, clock, decrees, ttl_s=ttl_s, addresses=self.addresses)
         self.rounds: dict[ModuleId, OpenRound] = {}
         """The open rounds of the modules whose leaders answered last time."""
 
     async def refresh(self) -> None:
         """Read heartbeats, claims and heads; and ask now and then whether those who claim a path work on it."""
-        await asyncio.gather(self.read_peers(), self.read_claims(), *map(self.read_heads, self.heads))
+        heads, new = self.concerns.look()
+        for module in new:  # who has not watched it does not know for how long nobody has led it
+            self.led_s[module] = self._clock.now_s()
+        for module in self.concerns.outdated(self.heads):
+            self.heads[module] = {}
+        for path, claims in self.claims.items():
+            if claims and not self.paths.is_read(path):
+                self.claims[path] = {}
+        await asyncio.gather(self.read_peers(), self.read_claims(self.concerns.paths()), *map(self.read_heads, heads))
         if paths := self._sightings.to_ask(now_s=self._clock.now_s()):
             self._begin(self.read_rounds({module for path in paths for module in path.modules()}))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the swarm is so small that we read every key."""
+        return self.concerns.is_whole
+
+    def _sought(self) -> list[PeerId]:
+        """Those who are looked for though they are no neighbours: seed nodes, the owners of our modules, and some of
+        those who train the paths that we read."""
+        modules = sorted(self.concerns.mine)
+        owners = [peer for module in modules if (grant := self._mandates.grant(module)) for peer in grant.group]
+        leaders = [leader for module in modules if (leader := self.leader(module)) is not None]
+        training = [peer for claims in self.claims.values() for peer in claims]
+        training = training[: SOUGHT_MAX if self.concerns.led() else SOUGHT_TRAINERS]
+        seeds = self._run.manifest.author, *self._decrees.state.seeds
+        return list(dict.fromkeys([*seeds, *leaders, *owners, *training]))
+
+    async def find(self, *peers: PeerId) -> None:
+        """Look for these peers now, if they are not seen to live."""
+        await self.neighbourhood.find(self._get, [peer for peer in peers if peer not in self.heartbeats])
+        self._take_heartbeats(self.neighbourhood.heard())
+
+    async def find_electorate(self, module: ModuleId, peer: PeerId) -> None:
+        """Learn of those who may look after `module`, and of `peer`, which says that it is its turn."""
+        await asyncio.gather(self.neighbourhood.look_around(self._get, str(module)), self.find(peer))
+        self._take_heartbeats(self.neighbourhood.heard())
+        beat = self.heartbeats.get(peer)
+        if beat is not None and beat.path in self.claims and module in beat.path.modules() and not self.is_whole:
+            await self._read_claims_of(beat.path)
+
+    async def read_level(self, level: int) -> None:
+        """Read the heads of all modules of a level: together they tell of all paths."""
+        await asyncio.gather(*(self.read_heads(module) for module in self.heads if module.level == level))
+
+    async def survey(self) -> None:
+        """Read all heads: whether the run is over."""
+        await asyncio.gather(*map(self.read_heads, self.heads))
 
     def hurry(self, module: ModuleId) -> None:
         """Ask at the next refresh who works on the paths through `module`: its round may want one of them again."""
@@ -120,10 +177,14 @@ class Watch:
             task.cancel()
 
     async def read_peers(self) -> None:
-        async with self._gate:
-            records = await self._swarm.get(peers_key(self._run.id))
+        samples = SAMPLES if self.concerns.held is None else 0
+        self._take_heartbeats(await self.neighbourhood.look(self._get, sought=self._sought(), samples=samples))
+        self.decree_news.heard(self.heartbeats, self.seeds(), begin=self._begin)
+
+    def _take_heartbeats(self, records: Mapping[PeerId, Record]) -> None:
         beats = read_all(Heartbeat, {peer: record.body for peer, record in records.items()})
         self.heartbeats = {peer: beat for peer, beat in beats.items() if not beat.left and not self._is_out(peer)}
+        self.concerns.peers = len(self.heartbeats)
         known, now_s = self._beaten, self._clock.now_s()
         self._beaten = {}
         for peer in self.heartbeats:
@@ -131,7 +192,6 @@ class Watch:
             self._beaten[peer] = before if before is not None and before[0] == until_s else (until_s, now_s)
         relays = {peer: self.addresses(peer) for peer in self.relays()}
         self._swarm.note_peers(members=self.heartbeats, banned=self._decrees.state.banned, relays=relays)
-        self._ask_decrees()
 
     async def read_claims(self, paths: Iterable[PathId] | None = None) -> None:
         await asyncio.gather(*map(self._read_claims_of, self.claims if paths is None else list(paths)))
@@ -154,7 +214,9 @@ class Watch:
         self._looked_s[path] = self._clock.now_s()
 
     async def read_heads(self, module: ModuleId) -> None:
-        found = read_all(Head, await self._bodies(heads_key(self._run.id, module)))
+        records = await self._get(heads_key(self._run.id, module))
+        found = read_all(Head, {peer: record.body for peer, record in records.items()})
+        self.concerns.read_head(module)
         heads = dict(sorted(found.items(), key=lambda item: -item[1].term))  # the newest are asked first, if need be
         self.heads[module] = {peer: head for peer, head in heads.items() if self._is_leading(module, peer, head)}
         announced = [head.term for head in self.heads[module].values()]
@@ -165,6 +227,11 @@ class Watch:
             self.led_s[module] = self._clock.now_s()
         if self._moved[module][0] != self.reached(module):
             self._moved[module] = self.reached(module), self._clock.now_s()
+        best = self._best(module)
+        if best is None:
+            self.paths.note_head(module, None, until_s=0.0)
+        elif best[0] in records:
+            self.paths.note_head(module, best[1], until_s=records[best[0]].expires_s)
 
     async def read_rounds(self, modules: Iterable[ModuleId] | None = None) -> None:
         """Ask the leaders of `modules`, or of all, what is in their open rounds."""
@@ -186,11 +253,24 @@ class Watch:
         """The live peers that should lead `module`, the first choice first; `workers` have worked for the run. A leader
         that has resigned wants it no more."""
         grant, author = self._mandates.grant(module), self._run.manifest.author
-        alive = {peer: beat for peer, beat in self.heartbeats.items() if beat.role == "volunteer" or peer == author}
+        group = grant.group if grant else ()
+        alive = {
+            peer: beat
+            for peer, beat in self.heartbeats.items()
+            if peer == author or (beat.role == "volunteer" and (peer in group or self._may_look_after(module, peer)))
+        }
         if grant is not None and grant.leader != author and self._has_resigned(grant):
             alive.pop(grant.leader, None)
-        group, incumbent = grant.group if grant else (), self.leader(module)
+        incumbent = self.leader(module)
+        if incumbent in self.heartbeats:
+            alive[incumbent] = self.heartbeats[incumbent]
         return owners.successors(module, alive, incumbent=incumbent, group=group, workers=workers)
+
+    def _may_look_after(self, module: ModuleId, peer: PeerId) -> bool:
+        """Whether `peer` sees that nobody leads `module`: it is a neighbour of the module, or trains it."""
+        if self.neighbourhood.is_all or self.neighbourhood.is_same_bucket(place(str(module)), place(peer)):
+            return True
+        return any(peer in self.claims[path] for path in self._run.topology.paths_through(module))
 
     def falls_to(
         self,
@@ -246,6 +326,11 @@ class Watch:
     def volunteers(self) -> set[PeerId]:
         """Those that live."""
         return {peer for peer, beat in self.heartbeats.items() if beat.role == "volunteer"}
+
+    @property
+    def peers_alive(self) -> int:
+        """How many live, seed nodes among them; in a large swarm about so many."""
+        return len(self.heartbeats) if self.neighbourhood.is_all else self.neighbourhood.estimate().peers
 
     def seeds(self) -> list[PeerId]:
         """Those who keep everything: the coordinator's seed node first, then others that it has appointed. Whoever only
@@ -348,54 +433,22 @@ class Watch:
             for heads in self.heads.values():
                 heads.pop(peer, None)
 
-    def _ask_decrees(self) -> None:
-        """Ask a few of the peers that say they have more decrees than we do: first those that were not asked yet, and
-        seed nodes before others. Anybody may say so, and a crowd that lies must not hide the one that does not."""
-        now_s, ttl_s, seeds = self._clock.now_s(), self._run.config.liveness.heartbeat_ttl_s, self.seeds()
-        self._asked_s = {peer: at_s for peer, at_s in self._asked_s.items() if peer in self.heartbeats}
-        ahead = [
-            (self._asked_s.get(peer, -math.inf), peer not in seeds, peer)
-            for peer, beat in self.heartbeats.items()
-            if beat.decrees > self._decrees.count and peer != self._swarm.peer
-        ]
-        for asked_s, _, peer in sorted(ahead)[:DECREES_ASKED]:
-            if now_s - asked_s >= ttl_s:
-                self._asked_s[peer] = now_s
-                self._begin(self.try_decrees(peer))
-
-    async def try_decrees(self, peer: PeerId) -> None:
-        """As `learn_decrees`, as far as it goes."""
-        before = self._decrees.count
-        try:
-            await self.learn_decrees(peer)
-        except (SwarmError, Refused, IntegrityError, EnvironmentUnfit) as error:  # a full disk the store has noted
-            log.info("%s told no decrees: %s", peer, error)
-        if self._decrees.count > before:
-            self._asked_s.pop(peer, None)
-
-    async def learn_decrees(self, peer: PeerId) -> None:
-        """Learn all that `peer` has and we lack; raises what the call does, IntegrityError, and EnvironmentUnfit."""
-        while True:
-            request, addresses = GetDecrees(after=self._decrees.count), self.addresses(peer)
-            reply = await request.call(self._swarm, peer, timeout_s=ROUND_TIMEOUT_S, addresses=addresses)
-            found, before = read_items(Decree, reply), self._decrees.count
-            self._decrees.learn_all(found)
-            if self._decrees.count == before:
-                return
-
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 
     async def _read_claims_of(self, path: PathId) -> None:
-        claims = read_all(Claim, await self._bodies(claims_key(self._run.id, path)))
+        records = await self._get(claims_key(self._run.id, path))
+        claims = read_all(Claim, {peer: record.body for peer, record in records.items()})
         live = {
             peer: claim
             for peer, claim in claims.items()
             if claim.path == path and not claim.released and not self._is_out(peer)
         }
         self.claims[path] = self._sightings.weighing(path, live, now_s=self._clock.now_s())
+        self.paths.note_claims(path)
+        self.concerns.read_claims(path, len(claims))
 
     async def _read_round(self, module: ModuleId) -> None:
         peer, found = self.leader(module), None
@@ -428,17 +481,6 @@ class Watch:
         told_s = [self.rounds[module].deadline_s or rounds.deadline_s for module in path.modules()]
         return within_bounds(max(told_s), rounds, liveness)
 
-    async def _bodies(self, key: str) -> dict[PeerId, dict[str, object]]:
+    async def _get(self, key: str) -> Mapping[PeerId, Record]:
         async with self._gate:
-            return {peer: record.body for peer, record in (await self._swarm.get(key)).items()}
-
-
-def serve_decrees(swarm: Swarm, decrees: Decrees, presence: Presence) -> None:
-    """Tell ours to whoever asks, and in every heartbeat how many they are."""
-
-    async def answer(sender: PeerId, request: GetDecrees) -> Page[Decree]:
-        return items_reply(decrees.log[max(request.after, 0) :])
-
-    GetDecrees.serve(swarm, answer)
-    presence.note(decrees=decrees.count)
-    decrees.listen(lambda: presence.note(decrees=decrees.count))
+            return await self._swarm.get(key)

@@ -37,7 +37,7 @@ from .intake import Intake, Measured, receipt_for, require_claim
 from .replication import Replication
 from .rollback import due, undo
 from .takeover import Takeover
-from .telling import told_round, told_version
+from .telling import told_paths, told_round, told_version
 from .trials import Trials
 from .version import Made, PayloadLost, StepNotFinite, made_and_kept, make_version
 
@@ -275,9 +275,10 @@ class Leader:
 
     def _ticked(self, now_s: float) -> Round:
         node, config = self._node, self._node.run.config.rounds
-        timing, uploads_s = self._chain.timing, node.uploads.progress_s
-        waits_s = {"deadline_s": timing.deadline_s(), "replicas_s": timing.replicas_s()}
-        ticked = self._round.tick(node.watch.claims, config, now_s=now_s, uploads_s=uploads_s, **waits_s)
+        deadline_s, replicas_s = self._chain.timing.deadline_s(), self._chain.timing.replicas_s()
+        uploads_s, elsewhere = node.uploads.progress_s, node.watch.paths.elsewhere()
+        tick = partial(self._round.tick, node.watch.claims, config, elsewhere=elsewhere, uploads_s=uploads_s)
+        ticked = tick(now_s=now_s, deadline_s=deadline_s, replicas_s=replicas_s)
         has_judges_to_hear = ticked.is_closed and not self.trials.is_over(self._intake.admitted)
         return self._round if has_judges_to_hear else ticked
 
@@ -398,8 +399,7 @@ class Leader:
         if due(self._node, self._ledger) is None:
             return
         async with self._lock:
-            made = await undo(self._node, self._ledger, self._mandate[-1])
-            if made is not None:
+            if (made := await undo(self._node, self._ledger, self._mandate[-1])) is not None:
                 self._intake.undo()
                 self.trials.clear()
                 await self._append(made)
@@ -454,7 +454,8 @@ class Leader:
             self._published = self.head.version
         await self._wake()  # first: who waits has a call open, and is told without the DHT
         if self.is_leading:
-            await self._node.presence.lead(self.module, head_record(self._ledger, self._mandate))
+            tell = partial(told_paths, self._node, self.module, lambda: self._round)
+            await self._node.presence.lead(self.module, head_record(self._ledger, self._mandate), tell=tell)
 
     async def _wake(self) -> None:
         async with self._changed:

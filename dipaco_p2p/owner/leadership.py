@@ -64,12 +64,22 @@ class Leadership:
         """Contributions that a leader did not take: who led, which version it had then, and the reason."""
         for chain in chains.all():
             chain.lost.update(chain.ledger.open)  # from before a restart
+        node.watch.concerns.led = self._leaders.keys
         ModuleCalls(node, self._leader_of, self.take, Rejections(chains)).serve()
         MirrorCalls(chains).serve()
 
     @property
     def modules(self) -> list[ModuleId]:
         return sorted(self._leaders)
+
+    def held(self) -> set[ModuleId]:
+        """The modules that we own, or keep anything open of."""
+        mandates = self._node.mandates
+        return {
+            chain.module
+            for chain in self.chains.all()
+            if chain.lost or chain.ledger.open or self._owns(mandates.grant(chain.module))
+        }
 
     @property
     def is_complete(self) -> bool:
@@ -185,6 +195,8 @@ class Leadership:
 
     async def _check(self, module: ModuleId) -> None:
         leading = self._leaders.get(module)
+        if leading is None and module not in self._node.watch.concerns.watched:
+            return
         try:
             if leading is None:
                 if self._node.watch.is_silent(module):

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 TRIES = 5
 RETRY_S = 0.5
+TRAINERS_ASKED_MAX = 32
+"""Who train a module and are no neighbours, asked what they have of it."""
 
 
 class Takeover:
@@ -43,11 +45,20 @@ class Takeover:
         likely = {*last_group, *watch.seeds(), *watch.heads[self._chain.module]}
         found = await self._branches(likely)
         if not found or max(branch.version for branch in found.values()) < watch.seen[self._chain.module]:
+            await self._meet_trainers()
             found |= await self._branches(watch.heartbeats.keys() - found.keys())
         await self._take_best(found)
         for peer in sorted(found):
             await self._take_open(peer)
         return max([watch.seen[self._chain.module], *self._bases()])
+
+    async def _meet_trainers(self) -> None:
+        """In a large swarm those who follow the module are seldom our neighbours."""
+        watch, paths = self._node.watch, self._node.run.topology.paths_through(self._chain.module)
+        if not watch.is_whole:
+            await watch.read_claims(paths)
+            training = sorted(peer for path in paths for peer in watch.claims[path])
+            await watch.find(*training[:TRAINERS_ASKED_MAX])
 
     def _bases(self) -> list[int]:
         """What the open contributions were trained from: there are these versions, whether we have them or not."""

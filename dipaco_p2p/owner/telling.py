@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..node.node import Member
 from ..protocol.documents import ModuleVersion, Sealed, Share
 from ..protocol.rounds import UPLOAD_SILENCE_S, VERSIONS_TOLD, Entry, OpenRound, Round
+from ..topology import ModuleId
 
 
 def told_round(
@@ -33,9 +34,21 @@ def told_round(
         counted=tuple(_entries(sealed.document.shares) for sealed in told),
         sending=tuple(node.uploads.arriving(UPLOAD_SILENCE_S)),
         deadline_s=deadline_s,
-        left_s=open_.left_s(node.watch.claims, rounds, now_s=now_s, deadline_s=deadline_s, replicas_s=replicas_s),
+        left_s=open_.left_s(
+            node.watch.claims,
+            rounds,
+            now_s=now_s,
+            deadline_s=deadline_s,
+            replicas_s=replicas_s,
+            elsewhere=node.watch.paths.elsewhere(),
+        ),
         refused=tuple(refused),
     )
+
+
+def told_paths(node: Member, module: ModuleId, open_: Callable[[], Round]) -> str:
+    """What the head of a module tells of the paths through it."""
+    return node.watch.paths.tell(module, open_().paths, version=open_().number)
 
 
 def _entries(shares: Iterable[Share]) -> tuple[Entry, ...]:

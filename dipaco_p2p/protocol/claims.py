@@ -1,7 +1,9 @@
 """Which path a volunteer trains. Claims need no consensus: two peers on one path only waste some effort.
 
-Theory. Everybody reads the claims of all paths. A volunteer takes a path with the fewest live claimants, writes its
-claim, waits for others to do the same, and reads again. The claimants of a path are ranked by who came first.
+Theory. In a small swarm everybody reads the claims of all paths; in a larger one a volunteer reads those of its own,
+and knows of the others what summaries tell (summaries.py). A volunteer takes a path with the fewest live claimants,
+writes its claim, waits for others to do the same, and reads again. The claimants of a path are ranked by who came
+first.
 
 - *More volunteers than paths.* The one of rank r moves on if some path has fewer than r claimants. The first of a path
   (rank 0) never has to, so a path that is covered stays covered, and a path that loses its claimant is taken by a
@@ -18,11 +20,16 @@ import hashlib
 import random
 from collections.abc import Container, Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 
 from ..topology import PathId
 from .liveness import Claim
 from .rounds import PathClaims, Standing
 from .signing import PeerId
+
+PathCounts = Mapping[PathId, int]
+"""How many claim each path."""
+NOTHING_TOLD: PathCounts = MappingProxyType({})
 
 
 class ClaimState(StrEnum):
@@ -81,18 +88,20 @@ def ranking(path: PathId, claims: Mapping[PeerId, Claim]) -> Sequence[PeerId]:
     return sorted(claims, key=lambda peer: (claims[peer].since_s, _tie(path, peer), peer))
 
 
-def replicas(path: PathId, claims: PathClaims) -> Sequence[PeerId]:
+def replicas(path: PathId, claims: PathClaims, told: PathCounts = NOTHING_TOLD) -> Sequence[PeerId]:
     """The claimants of `path` that stay, in their ranking: who trains a part of its shard, and which."""
-    return [peer for peer in ranking(path, claims.get(path, {})) if not should_yield(peer, path, claims)]
+    return [peer for peer in ranking(path, claims.get(path, {})) if not should_yield(peer, path, claims, told)]
 
 
-def should_yield(me: PeerId, path: PathId, claims: PathClaims) -> bool:
-    """Whether `me`, a claimant of `path`, is one too many there."""
+def should_yield(me: PeerId, path: PathId, claims: PathClaims, told: PathCounts = NOTHING_TOLD) -> bool:
+    """Whether `me`, a claimant of `path`, is one too many there. `told` are the claimants of paths whose claims were
+    not read, as the leaders of their modules tell (summaries.py)."""
     order = ranking(path, claims.get(path, {}))
     if me not in order:
         return False
-    fewest = min(len(peers) for other, peers in claims.items() if other != path) if len(claims) > 1 else len(order)
-    return fewest < order.index(me)
+    others = [len(peers) for other, peers in claims.items() if other != path]
+    others += [count for other, count in told.items() if other != path]
+    return min(others, default=len(order)) < order.index(me)
 
 
 def should_rotate(path: PathId, mine: Standing, claims: PathClaims, standings: Mapping[PathId, Standing]) -> bool:

@@ -96,6 +96,8 @@ class Head:
     grant: str = ""
     """The signature under the Grant that these fields make; a head without one that counts is not believed."""
     resigned: bool = False
+    paths: str = added("")
+    """What this leader tells of the paths through the module (summaries.py)."""
 
     def __post_init__(self) -> None:
         if not is_digest(self.digest):

@@ -2,10 +2,12 @@
 
 A record is soft state (design, section 4.1): a key, its owner, a counter that only grows, an expiry, and a body of
 plain JSON. Readers take the greatest counter of an owner; nobody can write in another's name, prolong a record, or
-move it to another key, since all of these are signed. Keys are sharded by path and module, so that none grows with the
-swarm; `<run>` is the first 16 digits of the run's id:
+move it to another key, since all of these are signed. Keys are sharded by path, by module, and by the bucket of a peer
+(neighbours.py), so that none grows with the swarm; `<run>` is the first 16 digits of the run's id:
 
-    dipaco/<run>/peers              one heartbeat per live peer
+    dipaco/<run>/peers              one heartbeat per live peer, in a swarm of one bucket
+    dipaco/<run>/peers/0110         one per live peer of this bucket
+    dipaco/<run>/peer/<id>          the heartbeat of this one, in a swarm of several
     dipaco/<run>/claims/P0-1-1      one claim per volunteer that trains this path
     dipaco/<run>/heads/L1.M0        one head per leader of this module
 """
@@ -27,6 +29,9 @@ PREFIX = "dipaco/"
 RECORD_BYTES_MAX = 8 * 1024
 RECORD_VALUES_MAX = 256
 """Of the JSON values in a record, more or less: thousands of empty lists fit into its bytes, each fifty in memory."""
+KEY_RECORDS_MAX = 300
+KEY_BYTES_MAX = 256 * 1024
+"""Of all records that a node keeps under one key: what is bucketed splits long before (neighbours.py)."""
 KEY_CHARS_MAX = 128
 COUNTER_MAX = 2**63 - 1
 CLOCK_SKEW_MAX_S = 3.0
@@ -89,6 +94,8 @@ def check_record(record: Record, *, key: str, now_s: float, ttl_max_s: float) ->
     """
     if record.key != key:
         raise IntegrityError(f"a record of {record.key} was found under {key}")
+    if "/peer/" in key and key.rpartition("/")[2] != record.peer:
+        raise IntegrityError(f"a record of {record.peer} was found under {key}, which is another's")
     if record.expires_s <= now_s:
         raise IntegrityError(f"the record under {key} expired {now_s - record.expires_s:.1f} s ago")
     if record.expires_s > now_s + ttl_max_s + CLOCK_SKEW_MAX_S:
@@ -130,8 +137,12 @@ def _from_plain(value: object) -> Record:
     return Record(**value)
 
 
-def peers_key(run: str) -> str:
-    return f"{PREFIX}{run[:16]}/peers"
+def peers_key(run: str, bucket: str = "") -> str:
+    return f"{PREFIX}{run[:16]}/peers/{bucket}" if bucket else f"{PREFIX}{run[:16]}/peers"
+
+
+def peer_key(run: str, peer: PeerId) -> str:
+    return f"{PREFIX}{run[:16]}/peer/{peer}"
 
 
 def claims_key(run: str, path: PathId) -> str:

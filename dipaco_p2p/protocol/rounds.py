@@ -155,15 +155,16 @@ class Round:
         deadline_s: float | None = None,
         replicas_s: float | None = None,
         uploads_s: Mapping[PeerId, float] | None = None,
+        elsewhere: Sequence[int] = (),
     ) -> Round:
-        """Let time pass; `claims` are those of the whole grid.
+        """Let time pass; `claims` are those of the whole grid, but for those `elsewhere`, of which the rounds are told.
 
         `deadline_s` is the one that was learnt (`Arrivals.deadline_s`), never above the run file's, which None means;
         `replicas_s` the one for claimants whose path others have brought (`Arrivals.replicas_s`), None for the same.
         `uploads_s` says when bytes of an unfinished upload last came, by sender.
         """
         deadline_s = config.deadline_s if deadline_s is None else min(deadline_s, config.deadline_s)
-        wait_s = self._wait_s(claims, config, deadline_s=deadline_s, replicas_s=replicas_s)
+        wait_s = self._wait_s(claims, config, elsewhere, deadline_s=deadline_s, replicas_s=replicas_s)
         event = self._event(
             claims, config, now_s=now_s, wait_s=wait_s, deadline_s=deadline_s, uploads_s=uploads_s or {}
         )
@@ -200,21 +201,27 @@ class Round:
         # Rounded first: 0.55 of 20 paths is 11.000000000000002 in floating point, and 11 must be enough.
         return len(self.paths) >= max(1, math.ceil(round(config.quorum * claimed, 9)))
 
-    def patience(self, claims: PathClaims, config: RoundsConfig) -> int:
-        """How many deadlines it waits for what is missing."""
-        elsewhere = [claim for path, peers in claims.items() if path not in self.expected for claim in peers.values()]
-        is_coming_round = any(claim.round <= self.number for claim in elsewhere)
-        volunteers = {peer for peers in claims.values() for peer in peers}
-        waves = math.ceil(len(claims) / max(len(volunteers), 1)) if is_coming_round else 1
+    def patience(self, claims: PathClaims, config: RoundsConfig, elsewhere: Sequence[int] = ()) -> int:
+        """How many deadlines it waits for what is missing; `elsewhere` as in `tick`."""
+        others = [claim for path, peers in claims.items() if path not in self.expected for claim in peers.values()]
+        is_coming_round = any(round_ <= self.number for round_ in (*(claim.round for claim in others), *elsewhere))
+        volunteers = len({peer for peers in claims.values() for peer in peers}) + len(elsewhere)
+        waves = math.ceil(len(claims) / max(volunteers, 1)) if is_coming_round else 1
         return waves if self.has_quorum(claims, config) else max(PATIENCE, waves)
 
     def _wait_s(
-        self, claims: PathClaims, config: RoundsConfig, *, deadline_s: float, replicas_s: float | None
+        self,
+        claims: PathClaims,
+        config: RoundsConfig,
+        elsewhere: Sequence[int],
+        *,
+        deadline_s: float,
+        replicas_s: float | None,
     ) -> float:
         """How long after the last path that came it waits for what is missing."""
         if self.expected <= self.paths:
             return deadline_s if replicas_s is None else min(deadline_s, replicas_s)
-        return self.patience(claims, config) * deadline_s
+        return self.patience(claims, config, elsewhere) * deadline_s
 
     def left_s(
         self,
@@ -224,12 +231,13 @@ class Round:
         now_s: float,
         deadline_s: float,
         replicas_s: float | None = None,
+        elsewhere: Sequence[int] = (),
     ) -> float:
         """How long it waits from now on, if nothing more comes; a whole deadline before anything has come."""
         if self.state is RoundState.OPEN:
             return deadline_s
         is_waiting = self.state is RoundState.COLLECTING
-        wait_s = self._wait_s(claims, config, deadline_s=deadline_s, replicas_s=replicas_s)
+        wait_s = self._wait_s(claims, config, elsewhere, deadline_s=deadline_s, replicas_s=replicas_s)
         grace_s = self.last_s + wait_s if is_waiting else self.grace_from_s
         return max(0.0, grace_s + config.grace_s - now_s)
 

@@ -14,12 +14,20 @@ from typing import Any
 
 from ..clock import Clock
 from ..errors import IntegrityError
-from ..protocol.records import Record, check_record, newest, read_record, sign_record
+from ..protocol.records import (
+    KEY_BYTES_MAX,
+    KEY_RECORDS_MAX,
+    Record,
+    check_record,
+    newest,
+    read_record,
+    sign_record,
+)
 from ..protocol.signing import PeerId, Signer
 
 KEYS_MAX = 4096
-OWNERS_PER_KEY_MAX = 1024
-KEY_RECORDS_BYTES_MAX = 2 * 1024 * 1024
+OWNERS_PER_KEY_MAX = KEY_RECORDS_MAX
+KEY_RECORDS_BYTES_MAX = KEY_BYTES_MAX * 4 // 3
 """Of all records under one key: more than one node keeps, so that what honest nodes say finds room beside a hostile
 one's. Owners that are there already stay, so that a crowd of newcomers ousts nobody."""
 EXPIRY_STEP_S = 0.001

@@ -49,6 +49,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "performance.md",
         "experiment.md",
         "churn.md",
+        "scale.md",
         "lost_work.md",
         "simulation.md",
         "log.md",

@@ -1,13 +1,15 @@
 """A volunteer's claim: which path it trains, said to all, and given up when it is needed more elsewhere.
 
-The rules are in protocol/claims.py; here they meet the swarm.
+The rules are in protocol/claims.py, and for a swarm that is too large to be read whole in protocol/summaries.py; here
+they meet the swarm.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.protocol.claims import (
@@ -15,14 +17,21 @@ from dipaco_p2p.protocol.claims import (
     ClaimEvent,
     ClaimState,
     choose_path,
+    ranking,
     replicas,
     should_rotate,
     should_yield,
 )
 from dipaco_p2p.protocol.rounds import PathClaims, Standing, follow
+from dipaco_p2p.protocol.summaries import PATHS_TOLD_MAX, draw_path, share_moving
 from dipaco_p2p.topology import PathId
 
 from .kept import InnerStates
+
+DRAWS_MAX = 4
+"""Paths that a try looks at: where more train than was told, another one is drawn."""
+ASKED_MAX = 4
+"""Paths without anybody whose leaders are asked, in a look of one that might move there."""
 
 
 def first_round(progress: int, *, others: int) -> int:
@@ -44,7 +53,10 @@ class Claiming:
         self._path: PathId | None = None
         self._before: PathId | None = None
         """What was claimed last, to tell a move."""
+        self._target: PathId | None = None
+        """Where we are needed more, as the claims there say."""
         self._round = 0
+        self._chance = random.Random(zlib.crc32(node.peer.encode()))
 
     @property
     def round(self) -> int:
@@ -55,12 +67,11 @@ class Claiming:
         """Choose, say so, wait, look who else did; until a path is ours to keep. None when all are finished."""
         attempt = 0
         while True:
-            await self._node.watch.refresh()
-            await self._node.watch.read_rounds()
+            await self._look(attempt)
             if not self.unfinished():
                 return None
             path = await self._try(attempt)
-            if not should_yield(self._node.peer, path, self._choices()):
+            if not self.must_yield(path):
                 break
             attempt += 1
             await self.release(ClaimEvent.YIELDED)
@@ -88,52 +99,164 @@ class Claiming:
 
     async def should_move(self, path: PathId, mine: Standing) -> ClaimEvent | None:
         """Why a claimant of `path`, for which it stands as in `mine`, should go to another one now."""
+        watch = self._node.watch
         if not self._node.presence.has_claim:
             return ClaimEvent.EXPIRED
-        claims = self._choices()
-        if should_yield(self._node.peer, path, claims):
+        if not watch.is_whole:
+            return await self._should_move_far(path, mine)
+        if self.must_yield(path):
             return ClaimEvent.YIELDED
+        claims = self._choices()
         uncovered = [other for other, peers in claims.items() if not peers and other != path]
         if uncovered:
             # After the claims: who has given one up has brought its path in before.
-            await self._node.watch.read_rounds(module for other in uncovered for module in other.modules())
-            if should_rotate(path, mine, claims, self._standings()):
+            await watch.read_rounds(module for other in uncovered for module in other.modules())
+            if should_rotate(path, mine, claims, self._standings(claims)):
                 return ClaimEvent.ROTATED
         return None
 
     def must_yield(self, path: PathId) -> bool:
-        """Whether another path needs us more than `path`, which others claim as well."""
-        return should_yield(self._node.peer, path, self._choices())
+        """Whether another path needs us more than `path`, which others claim as well. Where the others are only told
+        of, a few go at a time: all see the same gap."""
+        claims, told, me = self._choices(), self._told(), self._node.peer
+        if not should_yield(me, path, claims, told):
+            return False
+        counts = {other: len(peers) for other, peers in claims.items()} | told
+        rank = list(ranking(path, claims[path])).index(me)
+        return self._node.watch.is_whole or self._chance.random() < share_moving(rank, counts)
 
-    def unfinished(self) -> PathClaims:
-        """The claims of the paths that still have rounds to train."""
+    def unfinished(self) -> Mapping[PathId, int]:
+        """How many claim each path that still has rounds to train, of those of which anything is known."""
         watch, last = self._node.watch, self._node.run.config.rounds.rounds
-        return {path: claims for path, claims in watch.claims.items() if watch.round(path) < last}
+        counts = watch.paths.counts()
+        if watch.is_whole:
+            return {path: count for path, count in counts.items() if watch.round(path) < last}
+        standings = self._standings(counts)
+        return {path: n for path, n in counts.items() if path not in standings or standings[path].progress < last}
 
     def replica(self, path: PathId) -> tuple[int, int]:
         """Our place among those that train `path`, and how many they are."""
-        order = replicas(path, self._choices())
+        order = replicas(path, self._choices(), self._told())
         return (order.index(self._node.peer), len(order)) if self._node.peer in order else (0, 1)
 
+    # -- choosing
+
+    async def _look(self, attempt: int) -> None:
+        """Learn which paths there are to choose from."""
+        watch = self._node.watch
+        await watch.refresh()
+        if watch.is_whole:
+            await watch.read_rounds()
+            return
+        topology = self._node.run.topology
+        levels = [level for level, width in enumerate(topology.widths) if topology.path_count <= width * PATHS_TOLD_MAX]
+        await watch.read_level(self._chance.choice(levels))  # another each time: one leader's word is not enough
+        if not self.unfinished():
+            await watch.survey()
+
     async def _try(self, attempt: int) -> PathId:
-        watch, claims, standings = self._node.watch, self._choices(), self._standings()
+        watch = self._node.watch
         seed = zlib.crc32(f"{self._node.peer}|{self._round}|{attempt}".encode())
-        path = self._path = choose_path(claims, standings, seed=seed, held=self._states.held())
-        progress = standings[path].progress if path in standings else watch.round(path)
-        self._round = first_round(progress, others=len(claims[path].keys() - {self._node.peer}))
+        if watch.is_whole:
+            claims = self._choices()
+            path = choose_path(claims, self._standings(claims), seed=seed, held=self._states.held())
+        else:
+            path = await self._draw(seed)
+        self._path = watch.concerns.own = path
+        standing = watch.standing(path) if watch.is_whole else watch.paths.standing(path)
+        progress = standing.progress if standing is not None else watch.round(path)
+        self._round = first_round(progress, others=len(watch.claims[path].keys() - {self._node.peer}))
         self._follow(ClaimEvent.CHOSE)
         await self._node.presence.claim(path, since_s=self._node.clock.now_s(), round_number=self._round)
         await self._node.clock.sleep(self._node.run.config.liveness.settle_s)
-        await watch.read_claims()
+        await watch.read_claims(None if watch.is_whole else [path])
         return path
 
-    def _choices(self) -> PathClaims:
-        """The unfinished paths that we can train; without any, all unfinished ones."""
+    async def _draw(self, seed: int) -> PathId:
+        """A path by need and chance, whose claims were read: what was told of it may be out of date, or a lie."""
+        watch, target, self._target = self._node.watch, self._target, None
         unfinished = self.unfinished()
-        return {path: claims for path, claims in unfinished.items() if self._is_ready(path)} or unfinished
+        path = target if target in unfinished else None
+        for draw in range(DRAWS_MAX if path is None else 0):
+            needs = self._needs(self.unfinished())
+            if not needs:  # what was drawn before was the last, as its modules' heads say
+                break
+            path = draw_path(needs, seed=seed + draw, held=frozenset(self._states.held()))
+            before = needs[path][0]
+            await asyncio.gather(watch.read_claims([path]), *map(watch.read_heads, path.modules()))
+            if len(watch.claims[path].keys() - {self._node.peer}) <= before:
+                break
+        assert path is not None
+        return path
 
-    def _standings(self) -> dict[PathId, Standing]:
-        found = {path: self._node.watch.standing(path) for path in self._node.watch.claims}
+    def _needs(self, counts: Mapping[PathId, int]) -> dict[PathId, tuple[int, bool, int]]:
+        ready = {path: count for path, count in counts.items() if self._is_ready(path)} or counts
+        standings = self._standings(ready)
+        unknown = Standing()
+        found = {path: (count, standings.get(path, unknown)) for path, count in ready.items()}
+        return {path: (count, how_far.is_due, how_far.progress) for path, (count, how_far) in found.items()}
+
+    async def _should_move_far(self, path: PathId, mine: Standing) -> ClaimEvent | None:
+        """As `should_move`, where most paths are only told of: before we go to one its claims are read."""
+        watch, me = self._node.watch, self._node.peer
+        # By chance, so that in turn all are heard of, and somebody soon sees where a leader lies.
+        topology = self._node.run.topology
+        looked_at = topology.path(self._chance.randrange(topology.path_count))
+        await asyncio.gather(watch.read_heads(self._chance.choice(topology.modules())), watch.read_claims([looked_at]))
+        order = list(ranking(path, watch.claims[path]))
+        rank = order.index(me) if me in order else 0
+        if self.must_yield(path):
+            needs = {other: need for other, need in self._needs(self.unfinished()).items() if need[0] < rank}
+            if await self._aim(needs, fewer_than=rank):
+                return ClaimEvent.YIELDED
+        free = {other: need for other, need in self._needs(self.unfinished()).items() if not need[0] and other != path}
+        limit = mine.progress if mine.is_due else mine.progress + 1
+        behind = sorted((need[2], self._chance.random(), other) for other, need in free.items() if need[2] < limit)
+        candidates = [other for _, _, other in behind[:ASKED_MAX]]
+        if candidates:
+            modules = {module for other in candidates for module in other.modules()}
+            await asyncio.gather(watch.read_claims(candidates), *map(watch.read_heads, modules))
+            await watch.read_rounds(modules)
+            claims: PathClaims = {other: watch.claims[other] for other in (*candidates, path)}
+            standings = {other: found for other in candidates if (found := watch.standing(other)) is not None}
+            for other in sorted(standings, key=lambda each: standings[each].progress):
+                if should_rotate(path, mine, {other: claims[other], path: claims[path]}, standings):
+                    self._target = other
+                    return ClaimEvent.ROTATED
+        return None
+
+    async def _aim(self, needs: Mapping[PathId, tuple[int, bool, int]], *, fewer_than: int) -> bool:
+        """Whether one of the paths is as needy as is told; we go there then."""
+        for _ in range(min(DRAWS_MAX, len(needs))):
+            path = draw_path(needs, seed=self._chance.getrandbits(32))
+            await self._node.watch.read_claims([path])
+            if len(self._node.watch.claims[path]) < fewer_than:
+                self._target = path
+                return True
+            needs = {other: need for other, need in needs.items() if other != path}
+        return False
+
+    def _choices(self) -> PathClaims:
+        """The claims that we have read, of the unfinished paths that we can train; without any, of all unfinished."""
+        watch, unfinished = self._node.watch, self.unfinished()
+        read = {path: watch.claims[path] for path in unfinished if watch.paths.is_read(path)}
+        found = {path: claims for path, claims in read.items() if self._is_ready(path)} or read
+        if not watch.is_whole and (own := watch.concerns.own) is not None:
+            return found | {own: watch.claims[own]}
+        return found
+
+    def _told(self) -> dict[PathId, int]:
+        """How many claim the other paths, of which we have not read the claims."""
+        told = self._node.watch.paths.told()
+        unfinished = self.unfinished() if told else {}
+        return {path: count for path, count in told.items() if path in unfinished and self._is_ready(path)}
+
+    def _standings(self, paths: Iterable[PathId]) -> dict[PathId, Standing]:
+        watch = self._node.watch
+        if watch.is_whole:
+            found = {path: watch.standing(path) for path in watch.claims}
+        else:
+            found = {path: watch.paths.standing(path) for path in paths}
         return {path: standing for path, standing in found.items() if standing is not None}
 
     def _follow(self, event: ClaimEvent) -> None:

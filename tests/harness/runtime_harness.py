@@ -18,11 +18,12 @@ from bootstrap.coordinator.terms import Terms
 from bootstrap.folder import write_stage
 from dipaco_p2p.config import RunConfig
 from dipaco_p2p.errors import Refused
+from dipaco_p2p.node.decree_news import serve_decrees
 from dipaco_p2p.node.node import Member, open_member, send, serve_store
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.node.watch import CLAIM_LOOK_S, serve_decrees
+from dipaco_p2p.node.watch import CLAIM_LOOK_S
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.chain import Chains, ModuleChain
 from dipaco_p2p.owner.judge import Judge, Measure, Repeat

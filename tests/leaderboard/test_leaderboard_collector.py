@@ -26,9 +26,9 @@ from tiny_run import granted
 
 from dipaco_p2p.errors import WrongRun
 from dipaco_p2p.node.authority import Decrees
+from dipaco_p2p.node.decree_news import serve_decrees
 from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.stages import Stages
-from dipaco_p2p.node.watch import serve_decrees
 from dipaco_p2p.protocol.decrees import Decree
 from dipaco_p2p.protocol.documents import seal
 from dipaco_p2p.protocol.liveness import Head, Heartbeat

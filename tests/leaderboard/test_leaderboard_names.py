@@ -17,7 +17,7 @@ from virtual_time import end, eventually, play
 from web_harness import site
 
 from dipaco_p2p.node.authority import Decrees
-from dipaco_p2p.node.watch import serve_decrees
+from dipaco_p2p.node.decree_news import serve_decrees
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.records import peers_key
 from dipaco_p2p.strict import plain

@@ -192,6 +192,23 @@ def test_an_orphaned_path_is_found_unless_its_modules_move_or_are_done() -> None
     assert promises(good(looks=tuple(moving))) == set()
 
 
+def test_whoever_cannot_be_found_for_long_is_named() -> None:
+    hidden = tuple(look(float(second), hidden=frozenset({ANNA})) for second in range(30))
+    assert promises(good(looks=hidden)) == {5}
+    moving = tuple(look(float(second), hidden=frozenset({ANNA}) if second % 7 else frozenset()) for second in range(30))
+    assert promises(good(looks=moving)) == set()
+    gone = tuple(look(float(second), hidden=frozenset({ANNA}), alive=frozenset({BERT})) for second in range(30))
+    assert promises(good(looks=gone)) == set()
+
+
+def test_a_path_that_a_leader_hides_is_found_where_there_are_enough_to_train_it() -> None:
+    outcome = good(looks=tuple(look(float(second), claimed=frozenset()) for second in range(30)))
+    lies = Event(1.0, ANNA, "lies", {"lie": "crowded"})
+    found = broken(replace(outcome, events=(*outcome.events, lies)))
+    assert any("whose leader lies" in str(each) for each in found)
+    assert not any("whose leader lies" in str(each) for each in broken(outcome))
+
+
 def test_nobody_is_asked_to_lead_where_nobody_is() -> None:
     empty = tuple(look(float(second), led=frozenset(), claimed=frozenset(), alive=frozenset()) for second in range(30))
     assert promises(good(looks=empty)) == set()

@@ -28,7 +28,7 @@ from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from ...protocol.records import RECORD_BYTES_MAX
+from ...protocol.records import KEY_BYTES_MAX, KEY_RECORDS_MAX, RECORD_BYTES_MAX
 from .guard import RecordGuard, is_modest
 
 REPLICAS = 5
@@ -40,9 +40,7 @@ STORE_KEYS_MAX = 1024
 HAND_OVER_EVERY_S = 10.0
 """How often one neighbour is handed what it should store."""
 HAND_OVER_BYTES_MAX = 1024 * 1024
-SUBKEYS_MAX = 1024
-KEY_BYTES_MAX = 1536 * 1024
-"""Of all records under one key: an answer has to fit into one message."""
+SUBKEYS_MAX = KEY_RECORDS_MAX
 ENTRY_BYTES_MIN = KEY_BYTES_MAX // SUBKEYS_MAX
 """What an entry has room for from the start: in a full key, too, it can be renewed by one that is longer."""
 KEYS_MAX = 16384

@@ -1,0 +1,143 @@
+"""`python -m benchmarks.scale`: what a peer pays for the swarm it is in, against how many peers there are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+GRID = "4x4"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code."""
+    options = _options(arguments)
+    found: dict[str, list[dict[str, Any]]] = {}
+    if options.counted:
+        found["counted"] = _count(options)
+    if options.modelled:
+        runs = [(size, options.hours, False) for size in options.modelled]
+        found["modelled"] = _play(runs, options)
+    if options.flash:
+        found["flash"] = _play([(size, options.flash_hours, True) for size in options.flash], options)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+def _count(options: argparse.Namespace) -> list[dict[str, Any]]:
+    from .counted import HEADER, MEASURES, count
+
+    print("real programs in the simulator, a minute of the median volunteer:")
+    print(HEADER)
+    found = []
+    for volunteers in options.counted:
+        found.append(count(volunteers, grid=options.grid, minutes=options.minutes, warm_up_s=options.warm_up_s))
+        print(found[-1].row(), flush=True)
+    if len(found) > 1:
+        sizes = [each.volunteers for each in found]
+        told = "  ".join(f"{exponent(sizes, [each.median[name] for each in found]):10.2f}" for name in MEASURES)
+        print(f"{'exponent':>10}  {told}")
+    return [asdict(each) for each in found]
+
+
+def _play(runs: Sequence[tuple[int, float, bool]], options: argparse.Namespace) -> list[dict[str, Any]]:
+    from .churned import Churn
+    from .costs import Figures
+    from .model import Swarm
+
+    found: list[Figures] = []
+    print(f"the model, {options.modelled_grid} paths, under churn, then its twin without:")
+    print(
+        "volunteers  hours    reads  records  bytes/min  calls  |  leader: records  calls  |  node: reads  MB/min  ",
+        end="",
+    )
+    print("|  fullest key  bytes  |  covered  all in s  goodput of twin  leaderless s  shares  |  took s")
+    twins = []
+    for size, hours, is_flash in runs:
+        began_s = time.process_time()
+        widths = tuple(int(part) for part in options.modelled_grid.split("x"))
+        churn = Churn(flash_at_s=600.0 if is_flash else math.inf, region_at_s=hours * 1800)
+        one = Swarm(size, hours=hours, churn=churn, widths=widths).play()
+        twin = Swarm(size, hours=min(hours, 4.0), churn=Churn(is_quiet=True), widths=widths).play()
+        found.append(one)
+        twins.append(twin)
+        everywhere = "-" if one.all_covered_s is None else f"{one.all_covered_s:.0f}"
+        print(
+            f"{size:10d}  {hours:5.0f}  {one.reads:7.0f}  {one.records:7.0f}  {one.bytes:9,.0f}  {one.calls:5.1f}  |"
+            f"  {one.leader_records:15.0f}  {one.leader_calls:5.0f}  |"
+            f"  {one.node_reads:11.0f}  {one.node_bytes / 1e6:6.1f}  |"
+            f"  {one.fullest_records:11d}  {one.fullest_bytes:6,d}  |  {one.covered:7.2%}  {everywhere:>8}"
+            f"  {one.goodput / twin.goodput:15.1%}  {one.leaderless_max_s:12.0f}  {one.shares_max:6d}  |"
+            f"  {time.process_time() - began_s:6.0f}",
+            flush=True,
+        )
+    if len(found) > 1:
+        sizes = [each.volunteers for each in found]
+        names = ("reads", "records", "bytes", "puts", "calls")
+        slopes = {name: exponent(sizes, [getattr(each, name) for each in found]) for name in names}
+        print("exponents:", ", ".join(f"{name} {slope:.2f}" for name, slope in slopes.items()))
+    return [asdict(one) | {"twin": asdict(twin)} for one, twin in zip(found, twins, strict=True)]
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The power of the size that the values grow with: the slope of a line through their logarithms."""
+    points = [(math.log(size), math.log(value)) for size, value in zip(sizes, values, strict=True) if value > 0]
+    if len(points) < 2:
+        return 0.0
+    mean_x, mean_y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description="What a swarm costs its peers.")
+    parser.add_argument("--counted", type=_sizes, default=(), help="real programs, so many: 12,25,50")
+    parser.add_argument("--modelled", type=_sizes, default=(), help="the model, so many volunteers: 100,300,1000")
+    parser.add_argument("--hours", type=float, default=24.0, help="of the model")
+    parser.add_argument("--flash", type=_sizes, default=(), help="the model with a flash crowd: 3000,10000")
+    parser.add_argument("--flash-hours", type=float, default=2.0, help="of the model with a flash crowd")
+    parser.add_argument("--modelled-grid", default="16x16", help="modules of each level in the model")
+    parser.add_argument("--grid", type=_grid, default=GRID, help="modules of each level")
+    parser.add_argument("--minutes", type=float, default=2.0, help="that are counted, of virtual time")
+    parser.add_argument("--warm-up-s", type=float, default=60.0, help="before them")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    options = parser.parse_args(arguments)
+    options.grid = _grid(options.grid) if isinstance(options.grid, str) else options.grid
+    if not (options.counted or options.modelled or options.flash):
+        options.modelled = (100, 300, 1000)
+    return options
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 2:
+        raise argparse.ArgumentTypeError(f"`{text}` is no list of sizes of at least 2, such as 12,25,50")
+    return sizes
+
+
+def _grid(text: str) -> tuple[int, ...]:
+    try:
+        widths = tuple(int(part) for part in text.split("x"))
+    except ValueError:
+        widths = ()
+    if not widths or min(widths) < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is no grid, such as 4x4")
+    return widths
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":  # as the simulator: a run must repeat itself
+        environment = os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.scale", *sys.argv[1:]], environment)
+    sys.exit(main())

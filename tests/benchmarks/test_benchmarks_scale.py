@@ -1,0 +1,76 @@
+"""The model of large swarms: it repeats itself, its parts do what they say, and its command tells of bad input."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from dataclasses import asdict
+
+import pytest
+
+from benchmarks.scale.__main__ import exponent, main
+from benchmarks.scale.churned import DAY_S, FLASH_S, Churn
+from benchmarks.scale.costs import depth_of, nearest, record_bytes
+from benchmarks.scale.model import Swarm
+from dipaco_p2p.protocol.records import KEY_BYTES_MAX, KEY_RECORDS_MAX
+
+
+def test_a_swarm_repeats_itself_and_covers_its_paths() -> None:
+    played = [Swarm(30, hours=1.0, churn=Churn(), widths=(3, 3)).play() for _ in range(2)]
+    assert asdict(played[0]) == asdict(played[1])
+    one = played[0]
+    assert one.covered > 0.95 and one.goodput > 0.2 and one.rounds >= 3
+    assert one.fullest_records <= KEY_RECORDS_MAX and one.fullest_bytes <= KEY_BYTES_MAX
+
+
+def test_fewer_volunteers_than_paths_train_all_of_them_in_turn() -> None:
+    few = Swarm(4, hours=3.0, churn=Churn(is_quiet=True), widths=(3, 3)).play()
+    assert few.covered > 0.95 and few.rounds >= 2
+
+
+def test_a_leader_that_leaves_is_followed_within_three_expiries() -> None:
+    swarm = Swarm(60, hours=1.0, churn=Churn(region_at_s=1800.0), widths=(3, 3))
+    assert 0 < swarm.play().leaderless_max_s <= 90
+
+
+def test_sessions_are_as_they_were_measured() -> None:
+    chance = random.Random(1)
+    found = [Churn().session_s(chance) for _ in range(4000)]
+    assert 0.08 < sum(each == float("inf") for each in found) / len(found) < 0.12
+    assert 3600 < statistics.median(found) < 3 * 3600
+    assert Churn(is_quiet=True).session_s(chance) == float("inf")
+    flash = Churn(flash_at_s=DAY_S / 2)
+    assert flash.wanted(100, DAY_S / 2) == pytest.approx(50, rel=0.01)
+    assert flash.wanted(100, DAY_S / 2 + FLASH_S) == pytest.approx(100, rel=0.05)
+
+
+def test_the_nearest_nodes_are_those_that_differ_least() -> None:
+    places = sorted(random.Random(2).getrandbits(64) for _ in range(200))
+    for at in (0, 2**63 + 12345, 2**64 - 1, places[7]):
+        assert nearest(places, at) == sorted(places, key=lambda one: one ^ at)[:5]
+    assert nearest([], 3) == []
+
+
+def test_sizes_and_depths() -> None:
+    sizes = record_bytes()
+    assert sizes["claim"] < sizes["heartbeat"] < sizes["head"] < 2048
+    assert [depth_of(count) for count in (0, 64, 65, 10_000)] == [0, 0, 1, 8]
+
+
+def test_an_exponent_is_a_slope() -> None:
+    assert exponent([10, 100, 1000], [5, 50, 500]) == pytest.approx(1.0)
+    assert exponent([10, 100], [7, 7]) == 0.0 and exponent([10, 100], [0, 7]) == 0.0
+
+
+@pytest.mark.parametrize("arguments", [["--modelled", "many"], ["--counted", "1"], ["--grid", "0x4"]])
+def test_bad_input_is_one_clear_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert arguments[1] in capsys.readouterr().err
+
+
+def test_the_command_shows_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--modelled", "20,40", "--hours", "0.5", "--modelled-grid", "2x2"]) == 0
+    shown = capsys.readouterr().out
+    assert "exponents: reads" in shown and len(shown.splitlines()) == 5

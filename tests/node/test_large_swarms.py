@@ -1,0 +1,145 @@
+"""A swarm that is not read whole: each reads what concerns it, and lies about paths cost no more than a look."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from runtime_harness import World
+from tiny_run import granted, signer
+
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node import neighbourhood
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.path_counts import PathCounts
+from dipaco_p2p.protocol import neighbours
+from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat
+from dipaco_p2p.protocol.neighbours import bits, place
+from dipaco_p2p.protocol.records import check_record, peer_key, peers_key, sign_record
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.strict import plain
+from dipaco_p2p.topology import ModuleId, PathId
+
+MODULE = ModuleId(1, 0)
+MINE, HIDDEN, OTHER = PathId((0, 1, 1)), PathId((0, 0, 1)), PathId((0, 0, 0))
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets of three, and nothing is read whole."""
+    monkeypatch.setattr(neighbours, "WHOLE_MAX", 0)
+    monkeypatch.setattr(neighbours, "BUCKET_MAX", 3)
+    monkeypatch.setattr(neighbours, "BUCKET_MIN", 1)
+    monkeypatch.setattr(neighbourhood, "BUCKET_MIN", 1)
+    monkeypatch.setattr(neighbourhood, "SETTLED_MIN", 1)
+
+
+def head(world: World, leader: Member, *, version: int) -> Head:
+    """A head with the coordinator's grant to `leader`."""
+    sealed = granted(world.run, MODULE, term=1, leader=leader.peer)
+    digest = genesis_version(world.run.manifest, MODULE).digest
+    author = sealed.document.author
+    return Head(version=version, digest=digest, term=1, granted_by=author, grant=sealed.signature)
+
+
+@asynccontextmanager
+async def some(folder: Path, count: int) -> AsyncIterator[tuple[World, list[Member]]]:
+    async with World(folder) as world:
+        peers = [world.peer(40 + number) for number in range(count)]
+        for peer in peers:
+            peer.watch.concerns.held = set
+        yield world, peers
+
+
+async def settle(peers: list[Member]) -> None:
+    """For two lives of a heartbeat: what was said in the bucket of all has expired then."""
+    ttl_s = peers[0].run.config.liveness.heartbeat_ttl_s
+    for _ in range(12):
+        for peer in peers:
+            await peer.watch.refresh()
+            await peer.presence.say()
+        await peers[0].clock.sleep(ttl_s / 6)
+
+
+async def test_neighbours_are_those_of_a_bucket_and_others_are_found_when_they_are_sought(tmp_path: Path) -> None:
+    async with some(tmp_path, 12) as (world, peers):
+        await settle([*peers, world.seed.node])
+        one = peers[0]
+        depth = one.watch.neighbourhood.depth
+        assert depth >= 1
+        near = {peer.peer for peer in peers if bits(place(peer.peer), depth) == bits(place(one.peer), depth)}
+        assert near <= one.watch.heartbeats.keys(), "whoever shares the bucket is seen"
+        far = next(peer for peer in peers if peer.peer not in one.watch.heartbeats)
+        await one.watch.find(far.peer)
+        assert one.watch.addresses(far.peer) == far.swarm.addresses
+        assert one.watch.seeds() == [world.seed.node.peer], "seed nodes are sought at every look"
+
+
+async def test_nobody_writes_under_another_ones_own_key() -> None:
+    key = peer_key("0" * 64, signer(1).peer)
+    body = plain(Heartbeat())
+    own, foreign = (sign_record(signer(n), key=key, counter=1, expires_s=10.0, body=body) for n in (1, 2))
+    check_record(own, key=key, now_s=1.0, ttl_max_s=60.0)
+    with pytest.raises(IntegrityError, match="another's"):
+        check_record(foreign, key=key, now_s=1.0, ttl_max_s=60.0)
+
+
+async def test_a_volunteer_reads_its_path_and_hears_of_the_others(tmp_path: Path) -> None:
+    async with some(tmp_path, 3) as (world, (leader, claimant, reader)):
+        await settle([leader, claimant, reader])
+        leader.watch.concerns.led = lambda: [MODULE]
+        await claimant.presence.claim(OTHER, since_s=1.0)
+        await leader.watch.refresh()
+        tell = leader.watch.paths.tell(MODULE, {OTHER}, version=4)
+        assert tell == "1.5.0 0.4.0"
+        await leader.presence.lead(MODULE, head(world, leader, version=4), tell=lambda: tell)
+        await reader.watch.read_heads(MODULE)
+        assert reader.watch.heads[MODULE][leader.peer].paths == tell
+        assert claimant.peer not in reader.watch.claims[OTHER], "its claims are not read"
+
+        paths = {path: dict[PeerId, Claim]() for path in world.run.topology.paths()}
+        counts = PathCounts(world.run, reader.clock, paths, is_whole=lambda: False)
+        until_s = reader.clock.now_s() + world.run.config.liveness.heartbeat_ttl_s
+        counts.note_head(MODULE, reader.watch.heads[MODULE][leader.peer], until_s=until_s)
+        assert (counts.told(), counts.covered(), counts.training()) == ({OTHER: 1, HIDDEN: 0}, 1, 1)
+        standing = counts.standing(OTHER)
+        assert standing is not None and (standing.progress, standing.is_due) == (5, False)
+        assert counts.elsewhere() == [5] and counts.standing(MINE) is None
+        await reader.clock.sleep(3 * world.run.config.liveness.heartbeat_ttl_s)
+        assert counts.told() == {}, "what is old counts for nothing"
+
+
+async def test_what_was_read_counts_more_than_what_is_told(tmp_path: Path) -> None:
+    async with some(tmp_path, 3) as (world, (liar, claimant, reader)):
+        await settle([liar, claimant, reader])
+        await claimant.presence.claim(OTHER, since_s=1.0)
+        for lie in ("99.4.0 0.4.0", "0.4.0 0.4.0", "nonsense"):
+            await liar.presence.lead(MODULE, head(world, liar, version=4), tell=partial(str, lie))
+            await reader.watch.read_heads(MODULE)
+            await reader.watch.read_claims([OTHER])
+            assert reader.watch.paths.counts()[OTHER] == 1
+
+
+async def test_a_full_bucket_sends_its_members_deeper(tmp_path: Path) -> None:
+    async with some(tmp_path, 2) as (world, (victim, other)):
+        await victim.presence.say()
+        bucket = bits(place(victim.peer), 0)
+        now_s = victim.clock.now_s()
+        fakes = [signer(100 + number) for number in range(12)]
+        for fake in fakes:
+            record = sign_record(
+                fake, key=peers_key(world.run.id, bucket), counter=1, expires_s=now_s + 5.0, body=plain(Heartbeat())
+            )
+            assert other.swarm.store_bytes(peers_key(world.run.id, bucket), fake.peer, record.to_bytes())
+        for _ in range(4):
+            await victim.watch.refresh()
+        assert victim.watch.neighbourhood.depth >= 1
+        await victim.presence.say()
+        await other.watch.neighbourhood.find(other.swarm.get, [victim.peer])
+        other.watch.neighbourhood.depth = max(other.watch.neighbourhood.depth, 1)
+        await other.watch.find(victim.peer)
+        assert victim.peer in other.watch.heartbeats

@@ -34,4 +34,4 @@ class Timing:
 
     def replicas_s(self) -> float | None:
         """How long it waits for further claimants of paths that are in; None for as long as for a path."""
-        return self.arrivals.replicas_s()
+        return self.arrivals.replicas_s(self._node.run.config.liveness)

@@ -410,11 +410,11 @@ class Arrivals:
             return None
         return brought_s + min(typical_s, rounds.deadline_s) / FASTER_MAX
 
-    def replicas_s(self) -> float | None:
+    def replicas_s(self, liveness: LivenessConfig) -> float | None:
         """How long the open round waits for further claimants of its paths once all of these are in; None while that is
-        not known. A machine half as fast as the others is in by then."""
+        not known. A machine half as fast as the others is in by then, and one that was busy for a moment."""
         typical_s = self.typical_s()
-        return None if typical_s is None else MULTIPLE * typical_s
+        return None if typical_s is None else max(MULTIPLE * typical_s, liveness.heartbeat_ttl_s)
 
     def deadline_s(self, rounds: RoundsConfig, liveness: LivenessConfig) -> float:
         """How long the open round waits after the last path that came: `Round.tick` takes it."""

@@ -50,8 +50,9 @@ def test_it_waits_a_multiple_of_what_a_path_takes_and_for_a_path_to_be_taken_ove
 
 
 def test_for_further_claimants_of_a_path_nobody_need_notice_a_death() -> None:
-    assert Arrivals(paths=4).replicas_s() is None
-    assert after(1, dict.fromkeys(PATHS, 50.0)).replicas_s() == MULTIPLE * 50.0
+    assert Arrivals(paths=4).replicas_s(LIVENESS) is None
+    assert after(1, dict.fromkeys(PATHS, 50.0)).replicas_s(LIVENESS) == MULTIPLE * 50.0
+    assert after(1, dict.fromkeys(PATHS, 1.0)).replicas_s(LIVENESS) == LIVENESS.heartbeat_ttl_s
 
 
 def test_it_follows_the_machines_and_forgets() -> None:

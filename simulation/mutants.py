@@ -8,18 +8,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from bootstrap.coordinator.terms import Terms
 from dipaco_p2p.core.outer import codec, copies
-from dipaco_p2p.node import neighbourhood
 from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import Ledger
-from dipaco_p2p.node.neighbourhood import Neighbourhood
-from dipaco_p2p.node.path_counts import PathCounts
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner import intake
@@ -31,7 +26,7 @@ from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.owner.originals import Originals
 from dipaco_p2p.owner.trials import Trials
 from dipaco_p2p.program import files
-from dipaco_p2p.protocol import admission, expulsion, gate, owners, summaries
+from dipaco_p2p.protocol import admission, expulsion, gate, owners
 from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.audits import Audited
 from dipaco_p2p.protocol.norms import Norms
@@ -363,29 +358,6 @@ def whoever_says_so_is_a_seed(patches: Patches) -> None:
     patches.replace(Watch, "seeds", lambda before: seeds)
 
 
-@mutant("what leaders tell is believed", faults=("lying summary", "crash", "gone for good"))
-def what_leaders_tell_is_believed(patches: Patches) -> None:
-    """Of two that tell of a path the more claimants count, and what was read itself is not asked."""
-    most = partial(max, key=attrgetter("claimants"))
-    patches.replace_everywhere("merged", summaries.merged, lambda *told: most(filter(None, told)))
-
-    @patches.wrap(PathCounts, "counts")
-    def counts(original: Any, self: PathCounts) -> Any:
-        return original(self) | {path: told.claimants for path, told in self._all().items()}
-
-
-async def _done(*parts: Any, **named: Any) -> None:
-    """Nothing, and at once."""
-
-
-replacing(
-    "a full bucket is not left",
-    (neighbourhood, "next_depth", lambda original: lambda depth, **found: depth),
-    (Neighbourhood, "_settle", lambda original: _done),
-    faults=("flooded bucket", "crash"),
-)
-
-
 # -- records
 
 
@@ -428,6 +400,10 @@ replacing("what a rollback undoes is not reported", (Ledger, "undone", _property
 
 
 # -- owner groups: receipts, takeovers, branches, mandates
+
+
+async def _done(*parts: Any, **named: Any) -> None:
+    """Nothing, and at once."""
 
 
 replacing("a holder signs for what it does not keep", (ModuleChain, "keep_contribution", _nothing), faults=LEADERS_DIE)

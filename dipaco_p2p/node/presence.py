@@ -29,9 +29,15 @@ class Presence:
     """Keeps our records alive in the DHT."""
 
     def __init__(
-        self, run: Run, swarm: Swarm, clock: Clock, heartbeat: Heartbeat, neighbourhood: Neighbourhood
+        self,
+        run: Run,
+        swarm: Swarm,
+        clock: Clock,
+        heartbeat: Heartbeat,
+        neighbourhood: Neighbourhood | None = None,
     ) -> None:
-        self._neighbourhood = neighbourhood
+        """Without a `neighbourhood` that somebody looks around in, the heartbeat goes into the bucket of all."""
+        self._neighbourhood = neighbourhood or Neighbourhood(run, swarm, clock)
         self._run = run
         self._swarm = swarm
         self._clock = clock

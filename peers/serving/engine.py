@@ -143,6 +143,8 @@ class Engine:
         self._shelf = _Shelf(memory_bytes)
         self._device = device
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="serving")
+        self._texts = 0
+        """Being written now."""
         self._waiting: dict[tuple[str, ...], list[_Step]] = {}
         self._turns = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -203,6 +205,9 @@ class Engine:
     async def _next(self, model: tuple[str, ...], writing: Writing, top: int | None) -> Written:
         """The next token of a text. While it waits for its turn, others of the same modules join it."""
         step = _Step(writing, top, asyncio.get_running_loop().create_future())
+        if self._texts == 1:  # nobody to wait for, and fewer turns of the loop
+            [written] = await self._do(partial(_write_each, [step]))
+            return written
         steps = self._waiting.setdefault(model, [])
         steps.append(step)
         if len(steps) == 1:
@@ -264,7 +269,11 @@ class Engine:
 
         spare = Reading.bytes_max(run.config.model) if has_text else 0
         async with self._shelf.held(sizes, spare, load) as modules:
-            yield await self._do(lambda: _path_of(run, [modules[version.digest] for version in versions]))
+            self._texts += has_text
+            try:
+                yield await self._do(lambda: _path_of(run, [modules[version.digest] for version in versions]))
+            finally:
+                self._texts -= has_text
 
     async def _do(self, work: Callable[[], R]) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)

@@ -44,9 +44,9 @@ EVIL = (
     "&lt;script&gt;",
 )
 ELEMENTS = frozenset(
-    "a bdi body button circle caption code dd desc details div dl dt em figcaption figure footer form g h1 h2 h3 head"
-    " header html input label li line link main meta nav ol option p path polyline pre progress rect script section"
-    " select small span strong summary svg table tbody td text tfoot th thead time title tr tspan ul".split()
+    "a bdi body br button circle caption code dd desc details div dl dt em figcaption figure footer form g h1 h2 h3"
+    " head header html input label li line link main meta nav ol option p path polyline pre progress rect script"
+    " section select small span strong summary svg table tbody td text tfoot th thead time title tr tspan ul".split()
 )
 
 

@@ -34,12 +34,15 @@ from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.program.files import unfit
 from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create, private_file
 from dipaco_p2p.use.folder import GRID, MANIFEST, WARMUP, manifest_path
+from leaderboard import words
+from leaderboard.places import IN_RUN_FOLDER
 
 from ..folder import DECREES, Marker, read_stage, write_marker
 
 SCHEMA = "dipaco.backup/1"
 CONTENTS = "backup.json"
-ROOT_FILES = (KEY_NAME, "tokenizer.json", "sequences.safetensors", "address.json", "met.json")
+WORDS = f"{IN_RUN_FOLDER}/{words.FILE}"
+ROOT_FILES = (KEY_NAME, "tokenizer.json", "sequences.safetensors", "address.json", "met.json", WORDS)
 FIRST = ("version-", "open-", "contribution-")
 """In this order, before all other documents."""
 APPENDED = (".jsonl",)

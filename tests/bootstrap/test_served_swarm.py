@@ -32,6 +32,7 @@ from bootstrap.use.export import Wish, export_run
 from bootstrap.use.generate import Request
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, WrongRun
 from dipaco_p2p.node.items import items_reply
+from dipaco_p2p.node.neighbourhood import Neighbourhood
 from dipaco_p2p.node.node import serve_store
 from dipaco_p2p.node.presence import Presence
 from dipaco_p2p.node.stages import Stages
@@ -69,7 +70,8 @@ class Swarm(Reading):
             return items_reply(run.shardings[header["after"] :])
 
         scoped.serve("run.shardings", shardings)
-        await Presence(run, scoped, self.clock, Heartbeat(role="seed", owns=True)).beat()
+        near = Neighbourhood(run, scoped, self.clock)
+        await Presence(run, scoped, self.clock, Heartbeat(role="seed", owns=True), near).beat()
         return swarm.peer
 
     async def add_leader(self, change: Callable[[Versions], Versions] = lambda versions: versions) -> PeerId:
@@ -83,7 +85,7 @@ class Swarm(Reading):
             return items_reply(change(versions[header["after"] :]))
 
         scoped.serve("module.next", following)
-        presence = Presence(run, scoped, self.clock, Heartbeat(owns=True))
+        presence = Presence(run, scoped, self.clock, Heartbeat(owns=True), Neighbourhood(run, scoped, self.clock))
         for module, ledger in archive.ledgers.items():
             grant = grant_of(run, module)
             head = Head(

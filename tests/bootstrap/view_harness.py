@@ -19,6 +19,7 @@ from bootstrap.control.view import Seen, View
 from dipaco_p2p.clock import ManualClock
 from dipaco_p2p.node.authority import Decrees, Mandates
 from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.neighbourhood import Neighbourhood
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat
@@ -71,7 +72,7 @@ async def look(folder: Path, heartbeat: Heartbeat) -> Seen:
     )
     await worker.put(heads_key(run.id, LED), plain(head), ttl_s=6.0)
     decrees = Decrees(run, store)
-    watch = Watch(run, seed, clock, mandates, decrees)
+    watch = Watch(run, seed, clock, mandates, decrees, Neighbourhood(run, seed, clock))
     await watch.refresh()
     await clock.sleep(2.0)
     await watch.refresh()

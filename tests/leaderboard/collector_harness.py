@@ -10,6 +10,7 @@ from leaderboard_harness import COORDINATOR, LEADER, MODULE, Bench, page
 from tiny_run import signer
 from virtual_time import VirtualClock
 
+from dipaco_p2p.node.neighbourhood import Neighbourhood
 from dipaco_p2p.node.presence import Presence
 from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed
@@ -32,7 +33,8 @@ class Peer:
         self.bench = swarm.bench
         self.swarm = swarm.network.join(signer_)
         self.scoped = ScopedSwarm(self.swarm, self.bench.run.id)
-        self.presence = Presence(self.bench.run, self.scoped, swarm.clock, heartbeat)
+        near = Neighbourhood(self.bench.run, self.scoped, swarm.clock)
+        self.presence = Presence(self.bench.run, self.scoped, swarm.clock, heartbeat, near)
         self.answers: dict[str, Answer] = {}
 
     def answer(self, method: str, answer: Answer) -> None:

@@ -12,6 +12,7 @@ from dipaco_p2p.errors import SwarmError, WrongRun
 from dipaco_p2p.node.calls import GetChain
 from dipaco_p2p.node.items import Page, items_reply
 from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.neighbourhood import Neighbourhood
 from dipaco_p2p.node.node import Reader, open_reader, serve_store
 from dipaco_p2p.node.presence import Presence
 from dipaco_p2p.node.run import Run
@@ -48,7 +49,9 @@ class Seeded(Reading):
             return items_reply(Ledger(run, store, request.module).versions[request.after :])
 
         GetChain.serve(scoped, chain)
-        await Presence(run, scoped, self.clock, Heartbeat(role="seed", owns=True)).beat()
+        await Presence(
+            run, scoped, self.clock, Heartbeat(role="seed", owns=True), Neighbourhood(run, scoped, self.clock)
+        ).beat()
         return SwarmPlace(self.reader, swarm.peer, self.clock, folder=self.folder, expected=None)
 
 

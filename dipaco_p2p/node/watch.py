@@ -68,7 +68,7 @@ class Watch:
         clock: Clock,
         mandates: Mandates,
         decrees: Decrees,
-        neighbourhood: Neighbourhood,
+        neighbourhood: Neighbourhood | None = None,
     ) -> None:
         self._run = run
         self._swarm = swarm
@@ -76,6 +76,7 @@ class Watch:
         self._gate = asyncio.Semaphore(GETS_AT_ONCE)
         self._mandate_gate = asyncio.Semaphore(ASKED_AT_ONCE)
         self._asking: set[asyncio.Task[None]] = set()
+        neighbourhood = neighbourhood or Neighbourhood(run, swarm, clock)
         self.neighbourhood = neighbourhood
         self.concerns = Concerns(run, clock, neighbourhood)
         self.heartbeats: dict[PeerId, Heartbeat] = {}

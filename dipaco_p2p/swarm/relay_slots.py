@@ -16,13 +16,16 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..clock import Clock
 from ..errors import Refused
 from ..protocol.reasons import Reason
-from ..protocol.signing import PeerId
 from .blobs.bandwidth import Way
-from .frames import Caller
+
+if TYPE_CHECKING:  # who reads the limits in a run file needs no cryptography for it (benchmarks/gpu)
+    from ..protocol.signing import PeerId
+    from .frames import Caller
 
 SLOT_S = 300.0
 GUEST_S = 60.0

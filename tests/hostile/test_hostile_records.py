@@ -163,7 +163,7 @@ def test_a_crowd_fills_no_memory_and_ousts_nobody(field: Battlefield) -> None:
             key = key_of(field, rest)
             before = await found(field, target, key)
             taken = await flood(target, key)
-            assert 100 < taken < 300, f"{rest}: {taken} of 400 taken"
+            assert 30 < taken < 300, f"{rest}: {taken} of 400 taken"
             after, now_s = await found(field, target, key), time.time()
             for owner, expires_s in before.items():
                 assert owner in after or expires_s < now_s, f"{rest}: an honest record had to make room"

@@ -4,6 +4,7 @@ the same."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -171,7 +172,8 @@ def test_losses_that_both_volunteers_checked_are_verified(watched: Watched) -> N
     snapshot = watched.snapshots[-1]
     assert snapshot.checks and all(row.agrees for row in snapshot.checks)
     paths = {(row.stage, row.version, row.path) for row in snapshot.checks if row.is_independent}
-    whole = {(stage, version) for stage, version, _ in paths if sum(key[:2] == (stage, version) for key in paths) == 2}
+    counts, sizes = Counter(key[:2] for key in paths), {row.id: row.paths for row in snapshot.run.stages}
+    whole = {key for key, count in counts.items() if count == sizes[key[0]]}
     assert whole, "a round of which each volunteer checked the other's path"
     for row in snapshot.rounds:
         assert row.checks is not None and row.checks.differ == 0

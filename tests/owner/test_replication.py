@@ -157,6 +157,8 @@ async def test_whoever_only_says_that_it_is_a_seed_is_handed_nothing(tmp_path: P
         assert liar.peer not in receipt.document.holders and asked == []
         decrees = world.seed.node.decrees
         decrees.issue(world.seed.node.swarm.signer, "appoint", at_s=world.clock.now_s(), reason="", peer=liar.peer)
+        await eventually(lambda: leader.node.decrees.count == 1)
+        await liar.presence.say()
         await eventually(lambda: liar.peer in leader.node.watch.seeds())
         receipt = await contribute(world, leader, author, seed=2, path=OTHER_PATH)
         await eventually(lambda: asked == [receipt.document.contribution])

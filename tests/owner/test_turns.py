@@ -45,6 +45,7 @@ async def lose_leader(world: World, leader: TinyLeader, worker: TinyLeader) -> N
     world.seed.ownership._may_take = lambda: False
     await leader.lead(MODULE)
     await make_versions(world, leader, worker.node)
+    await eventually(lambda: world.seed.node.watch.leader(MODULE) == leader.peer)
     await leader.die(world)
     await eventually(lambda: not world.seed.node.watch.heads[MODULE])
 
@@ -131,6 +132,7 @@ async def test_a_stranger_that_is_a_mirror_comes_after_those_who_worked(tmp_path
         grant = first.node.mandates.grant(MODULE)
         if grant is not None and stranger.peer not in grant.mirrors:
             await first.ownership._granting.obtain(MODULE, mirrors=(stranger.peer, second.peer))
+        await eventually(lambda: world.seed.node.watch.leader(MODULE) == first.peer)
         await first.die(world)
         await eventually(lambda: not world.seed.node.watch.heads[MODULE])
         await require_refused(stranger)
@@ -254,6 +256,8 @@ async def test_a_module_that_is_taken_back_waits_for_no_lost_version(
             await start(leader, is_patient=is_patient, **how)
 
         await first.lead(MODULE)
+        others = [module for module in world.run.topology.modules() if module != MODULE]
+        await eventually(lambda: world.seed.ownership.modules == others)
         monkeypatch.setattr(Leader, "start", note_patience)
         world.seed.node.watch.seen[MODULE] = 1
         await eventually(lambda: MODULE in world.seed.ownership.modules)

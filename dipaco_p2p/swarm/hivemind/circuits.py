@@ -111,7 +111,10 @@ async def read_message(kind: type[Any], reader: StreamReader) -> Any:
             break
     if byte >= 128 or length > MESSAGE_BYTES_MAX:
         raise DecodeError("too long a message")
-    return kind.FromString(await reader.readexactly(length))
+    message = kind.FromString(await reader.readexactly(length))
+    if not message.HasField("type"):  # it would read as 0, which asks for a slot
+        raise DecodeError("a message without its type")
+    return message
 
 
 async def write_message(writer: StreamWriter, message: Any) -> None:

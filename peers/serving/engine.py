@@ -132,7 +132,6 @@ class _Step(NamedTuple):
 
     writing: Writing
     top: int | None
-    done: asyncio.Future[Written]
 
 
 class Engine:
@@ -145,9 +144,9 @@ class Engine:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="serving")
         self._texts = 0
         """Being written now."""
-        self._waiting: dict[tuple[str, ...], list[_Step]] = {}
+        self._waiting: dict[tuple[str, ...], tuple[list[_Step], asyncio.Task[list[Written]]]] = {}
+        """By modules, those whose turn comes next, and what comes of it."""
         self._turns = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._now: Snapshot | None = None
         self._problem = "the newest versions are still on their way"
 
@@ -204,26 +203,22 @@ class Engine:
 
     async def _next(self, model: tuple[str, ...], writing: Writing, top: int | None) -> Written:
         """The next token of a text. While it waits for its turn, others of the same modules join it."""
-        step = _Step(writing, top, asyncio.get_running_loop().create_future())
+        step = _Step(writing, top)
         if self._texts == 1:  # nobody to wait for, and fewer turns of the loop
             [written] = await self._do(partial(_write_each, [step]))
             return written
-        steps = self._waiting.setdefault(model, [])
+        if model not in self._waiting:
+            steps: list[_Step] = []
+            self._waiting[model] = steps, asyncio.create_task(self._together(model, steps))
+        steps, turn = self._waiting[model]
         steps.append(step)
-        if len(steps) == 1:
-            # A task, for whoever came first may hang up before the others have theirs.
-            task = asyncio.create_task(self._together(model))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return await step.done
+        place = len(steps) - 1
+        return (await asyncio.shield(turn))[place]  # whoever hangs up leaves the others their turn
 
-    async def _together(self, model: tuple[str, ...]) -> None:
+    async def _together(self, model: tuple[str, ...], steps: list[_Step]) -> list[Written]:
         async with self._turns:
-            steps = self._waiting.pop(model)
-            found = await self._do(partial(_write_each, steps))
-        for step, written in zip(steps, found, strict=True):
-            if not step.done.done():
-                step.done.set_result(written)
+            del self._waiting[model]  # from now on others wait for the next turn
+            return await self._do(partial(_write_each, steps))
 
     async def _turn(self, now: Snapshot, asked: Asked, text: list[int]) -> Turn:
         """Which path goes on with `text`."""

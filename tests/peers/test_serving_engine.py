@@ -281,6 +281,22 @@ async def test_whoever_hangs_up_leaves_the_others_of_its_path_their_tokens(serve
     assert all(task.cancelled() for task in leaving)
 
 
+async def test_a_turn_that_fails_ends_each_of_its_texts(
+    served: Served, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await opened(served)
+    path = served.run.topology.path(0)
+
+    def fail(writings: object) -> None:
+        raise IntegrityError("out of memory")
+
+    monkeypatch.setattr(engine_module, "write_next", fail)
+    texts = [text_of(engine, dataclasses.replace(GREEDY, path=path)) for _ in range(3)]
+    async with asyncio.timeout(20):
+        found = await asyncio.gather(*texts, return_exceptions=True)
+    assert [type(each) for each in found] == [IntegrityError] * 3
+
+
 async def test_a_text_waits_for_memory_until_another_has_ended(tmp_path: Path, opened: Opener) -> None:
     served = make_served(tmp_path, model=PRIVATE, has_token_router=False)
     engine = await opened(served, sum(sizes(served)))

@@ -100,7 +100,7 @@ def best_address(addresses: Sequence[str]) -> str:
 
 
 def worth_giving(addresses: Sequence[str], *, most: int = GIVEN_MAX) -> list[str]:
-    """Those to put into a ticket: direct ones that leave this machine, or if there is none, the first."""
+    """Those to put into a ticket: direct ones that leave this machine; if none does, the first direct one."""
     direct = [address for address in addresses if not is_circuit(address)]
     outside = [address for address in direct if not _is_loopback(address)]
     return outside[:most] or direct[:1]

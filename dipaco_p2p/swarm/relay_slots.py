@@ -71,7 +71,6 @@ class Circuit:
     target: PeerId
     until_s: float
     bytes_left: int
-    carried_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -165,12 +164,12 @@ class Slots:
         """Count what goes through `circuit`; False if its time is over: after its bytes or its hours, or with the slot
         of a guest that did not become a member, or by a ban."""
         circuit.bytes_left -= length
-        circuit.carried_bytes += length
         self.counts.bytes += length
         now_s = self.clock.now_s()
         is_banned = circuit.source.peer in self._banned or circuit.target in self._banned
         is_over = circuit.bytes_left <= 0 or now_s >= circuit.until_s
-        return not (is_banned or is_over) and circuit.target in self._live()
+        slot = self._slots.get(circuit.target)
+        return not (is_banned or is_over) and slot is not None and slot.until_s > now_s
 
     def close(self, circuit: Circuit) -> None:
         self._circuits.discard(circuit)

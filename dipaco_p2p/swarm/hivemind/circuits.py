@@ -46,7 +46,7 @@ DATA_BYTES_MIN = 16 * 1024 * 1024
 """A relay that ends a circuit after less than that carries no module."""
 RESERVE, CONNECT, STATUS = 0, 1, 2
 STOP_CONNECT = 0
-OK, REFUSED, FULL, DENIED, FAILED, NO_SLOT, MALFORMED = 100, 200, 201, 202, 203, 204, 400
+OK, FULL, DENIED, FAILED, NO_SLOT = 100, 201, 202, 203, 204
 _CODES = {str(Reason.FULL): FULL, str(Reason.BUSY): FULL, str(Reason.UNREACHABLE): NO_SLOT}
 _log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def place_bytes(place: str) -> bytes:
 
 
 async def read_message(kind: type[Any], reader: StreamReader) -> Any:
-    """The next message; raises DecodeError for what is none."""
+    """The next message; raises DecodeError for other bytes."""
     length = 0
     for shift in (0, 7):  # two bytes hold more than the most that is taken
         byte = (await reader.readexactly(1))[0]
@@ -188,7 +188,6 @@ class Relay:
 
     async def _answer(self, caller: Caller, place: str, reader: StreamReader, writer: StreamWriter) -> None:
         self._asking += 1
-        circuit = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 question = await read_message(HopMessage, reader)

@@ -2,8 +2,8 @@
 
 Looked after once a second: a slot is renewed every 15 s, and one whose relay hung up is asked for again at once, there
 or at the next relay. A relay that has none for us is left alone for a while. Two are kept, so that one may die. A
-laptop that changes networks keeps connections that are dead and do not know it: a relay that is silent twice is dialled
-anew.
+laptop that changes networks keeps connections that are dead and do not know it: a relay that is silent twice is hung up
+on and dialled again.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class Reservations:
         )
 
     async def _note_silent(self, relay: PeerId) -> None:
-        """Hang up on a relay whose connection seems dead, so that it is dialled anew."""
+        """Hang up on a relay whose connection seems dead; the next look dials it again."""
         self._silent[relay] += relay in self._held
         if self._silent[relay] >= SILENT_MAX:
             del self._silent[relay], self._held[relay]

@@ -29,7 +29,7 @@ TAKEOVER_S = 5.0
 """To gather a chain and announce it."""
 OWNERS = 2
 REPLICAS = 5
-SOUGHT, SOUGHT_LEADER = 4, 24
+SOUGHT = 4
 DRAWS_MAX = 4
 ACCOUNT_S = 60.0
 WORKED = PeerId("")
@@ -53,8 +53,6 @@ class Peer:
     since_s: float = 0.0
     round: int = 0
     doing: str = "choosing"
-    free_s: float = 0.0
-    """Until when its doing takes."""
     trained_s: float = 0.0
     counted_s: float = 0.0
     serial: int = 0

@@ -21,13 +21,14 @@ from collections.abc import Callable
 from functools import partial
 
 from dipaco_p2p.config import RoundsConfig
+from dipaco_p2p.node.neighbourhood import PROBED_MAX
 from dipaco_p2p.protocol import owners
 from dipaco_p2p.protocol.documents import MIRRORS_MAX
 from dipaco_p2p.protocol.liveness import Claim, Heartbeat
 from dipaco_p2p.protocol.neighbours import PLACE_BITS, place
 from dipaco_p2p.protocol.rounds import Round, RoundState
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.protocol.summaries import draw_path, share_moving
+from dipaco_p2p.protocol.summaries import Need, draw_path, share_moving
 from dipaco_p2p.topology import PathId, Topology
 
 from .churned import CRASHES, REGION, REGION_S, RETURN_S, Churn
@@ -179,7 +180,7 @@ class Swarm:
             self.at(peer.until_s, lambda: self.leave(peer, crashes=self.chance.random() < CRASHES))
         if self.joins == min(2000, max(1, int(0.9 * self.volunteers))):
             self.watched_from_s = self.now_s
-        self.costs.spend("reads", 13)
+        self.costs.spend("reads", PROBED_MAX + 1)
         self.choose(peer)
 
     def choose(self, peer: Peer, target: PathId | None = None) -> None:
@@ -190,12 +191,12 @@ class Swarm:
         self.costs.spend("bytes", 16 * self.costs.sizes["head"])
         known: dict[PathId, int] = {}
         for _ in range(DRAWS_MAX if path is None else 0):
-            needs = {drawn: (count, True, self.progress[drawn]) for drawn, count in (told | known).items()}
+            needs = {drawn: Need(count, True, self.progress[drawn]) for drawn, count in (told | known).items()}
             path = draw_path(needs, seed=self.chance.getrandbits(32))
             known[path] = len(self.claims[path])
             self.costs.spend("reads", 1)
             self.costs.spend("records", known[path])
-            if known[path] <= needs[path][0]:
+            if known[path] <= needs[path].claimants:
                 break
         assert path is not None
         peer.path, peer.since_s, peer.doing = path, self.now_s, "settling"
@@ -303,7 +304,7 @@ class Swarm:
             return self.rotate(peer, told)
         if fewest >= rank or self.chance.random() >= self.share(rank):
             return
-        needs = {path: (count, True, 0) for path, count in told.items() if count < rank and path != peer.path}
+        needs = {path: Need(count, True, 0) for path, count in told.items() if count < rank and path != peer.path}
         if needs:
             target = draw_path(needs, seed=self.chance.getrandbits(32))
             self.costs.spend("reads", 1)

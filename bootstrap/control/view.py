@@ -126,7 +126,7 @@ def _state(seen: Seen | None) -> str:
         return "complete"
     if seen.decrees.is_frozen:
         return "frozen"
-    return "training" if any(_training(seen, path) for path in seen.watch.claims) else "waiting"
+    return "training" if any(_training(seen).values()) else "waiting"
 
 
 def _run(seen: Seen | None) -> dict[str, Any]:
@@ -152,15 +152,14 @@ def _rounds(seen: Seen | None) -> dict[str, Any]:
 def _swarm(seen: Seen | None) -> dict[str, Any]:
     beats = {} if seen is None else seen.watch.heartbeats
     volunteers = [beat for beat in beats.values() if beat.role == "volunteer"]
-    covered = [] if seen is None else [path for path in seen.watch.claims if _training(seen, path)]
-    alive = len(volunteers) if seen is None or seen.watch.neighbourhood.is_all else seen.watch.peers_alive
+    training = {} if seen is None else _training(seen)
     return {
-        "volunteers_alive": alive,
-        "volunteers_training": 0 if seen is None else sum(_training(seen, path) for path in covered),
+        "volunteers_alive": 0 if seen is None else seen.watch.volunteers_alive,
+        "volunteers_training": sum(training.values()),
         "seeds_alive": 0 if seen is None else len(seen.watch.seeds()),
         "tokens_per_s": round(sum(map(_pace, volunteers)), 1),
         "paths": 0 if seen is None else seen.run.topology.path_count,
-        "paths_covered": len(covered),
+        "paths_covered": sum(map(bool, training.values())),
         "bytes_up": 0 if seen is None else seen.line.bytes_sent,
         "bytes_down": 0 if seen is None else seen.line.bytes_received,
         "volunteers_direct": sum(bool(beat.addresses) and not beat.is_relayed for beat in volunteers),
@@ -218,17 +217,17 @@ def _peer(seen: Seen, peer: PeerId, path: PathId | None, leads: list[str]) -> di
 
 
 def list_paths(seen: Seen) -> dict[str, Any]:
-    return {"paths": [_path(seen, path) for path in seen.watch.claims], "left_out": 0}
+    return {"paths": [_path(seen, path, training) for path, training in _training(seen).items()], "left_out": 0}
 
 
-def _path(seen: Seen, path: PathId) -> dict[str, Any]:
+def _path(seen: Seen, path: PathId, training: int) -> dict[str, Any]:
     claims = seen.watch.claims[path]
     order = sorted(claims, key=lambda peer: (claims[peer].since_s, peer))[:CLAIMANTS_SHOWN_MAX]
     losses = {} if seen.judged is None else seen.judged.get("paths", {})
     return {
         "path": str(path),
         "round": min(seen.watch.reached(module) for module in path.modules()),
-        "is_covered": bool(_training(seen, path)),
+        "is_covered": bool(training),
         "claimants": [
             {
                 "peer": peer,
@@ -267,14 +266,10 @@ def _module(seen: Seen, module: ModuleId, newest: int, furthest: int) -> dict[st
     }
 
 
-def _training(seen: Seen, path: PathId) -> int:
-    """How many train a path: those whose claims we read and who live, or else as the leaders of its modules tell."""
-    return seen.watch.paths.told().get(path, 0) or len(_covering(seen, path))
-
-
-def _covering(seen: Seen, path: PathId) -> list[PeerId]:
-    """Those who claim a path and are alive."""
-    return [peer for peer in seen.watch.claims[path] if peer in seen.watch.heartbeats]
+def _training(seen: Seen) -> dict[PathId, int]:
+    """How many train each path: those whose claims we read and who live, or else as the leaders of its modules tell."""
+    told, alive = seen.watch.paths.told(), seen.watch.heartbeats.keys()
+    return {path: told.get(path, 0) or len(claims.keys() & alive) for path, claims in seen.watch.claims.items()}
 
 
 def _pace(beat: Heartbeat) -> float:

@@ -252,8 +252,7 @@ class SeedStage:
 
     def _who_is_there(self) -> There:
         watch = self._node.watch
-        volunteers = len(watch.volunteers()) if watch.neighbourhood.is_all else watch.peers_alive
-        return There(volunteers, watch.paths.covered(), len(watch.claims))
+        return There(watch.volunteers_alive, watch.paths.covered(), len(watch.claims))
 
     def _begin_history(self, path: Path, clock: Clock, me: PeerId, curves: Curves) -> History:
         history = History(path, clock)

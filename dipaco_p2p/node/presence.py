@@ -34,10 +34,9 @@ class Presence:
         swarm: Swarm,
         clock: Clock,
         heartbeat: Heartbeat,
-        neighbourhood: Neighbourhood | None = None,
+        neighbourhood: Neighbourhood,
     ) -> None:
-        """Without a `neighbourhood` that somebody looks around in, the heartbeat goes into the bucket of all."""
-        self._neighbourhood = neighbourhood or Neighbourhood(run, swarm, clock)
+        self._neighbourhood = neighbourhood
         self._run = run
         self._swarm = swarm
         self._clock = clock

@@ -68,7 +68,7 @@ class Watch:
         clock: Clock,
         mandates: Mandates,
         decrees: Decrees,
-        neighbourhood: Neighbourhood | None = None,
+        neighbourhood: Neighbourhood,
     ) -> None:
         self._run = run
         self._swarm = swarm
@@ -76,7 +76,6 @@ class Watch:
         self._gate = asyncio.Semaphore(GETS_AT_ONCE)
         self._mandate_gate = asyncio.Semaphore(ASKED_AT_ONCE)
         self._asking: set[asyncio.Task[None]] = set()
-        neighbourhood = neighbourhood or Neighbourhood(run, swarm, clock)
         self.neighbourhood = neighbourhood
         self.concerns = Concerns(run, clock, neighbourhood)
         self.heartbeats: dict[PeerId, Heartbeat] = {}
@@ -329,6 +328,11 @@ class Watch:
         return {peer for peer, beat in self.heartbeats.items() if beat.role == "volunteer"}
 
     @property
+    def volunteers_alive(self) -> int:
+        """How many live; in a large swarm about as many as all peers."""
+        return len(self.volunteers()) if self.neighbourhood.is_all else self.peers_alive
+
+    @property
     def peers_alive(self) -> int:
         """How many live, seed nodes among them; in a large swarm about so many."""
         return len(self.heartbeats) if self.neighbourhood.is_all else self.neighbourhood.estimate().peers
@@ -373,6 +377,10 @@ class Watch:
             return None
         versions, done = [found.version for found in known], [found.has(path) for found in known]
         return standing(versions, done, rounds=self._run.config.rounds.rounds)
+
+    def how_far(self, path: PathId) -> Standing | None:
+        """As `standing`; in a large swarm as the leaders' heads tell, of paths whose leaders nobody has asked."""
+        return self.standing(path) if self.is_whole else self.paths.standing(path)
 
     def _best(self, module: ModuleId) -> tuple[PeerId, Head] | None:
         return best_head(self.heads[module], coordinator=self._run.manifest.author)

@@ -22,8 +22,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..topology import PathId
+from .rounds import Standing
 from .signing import VALUES_MAX
 
 PATHS_TOLD_MAX = 512
@@ -86,10 +88,23 @@ def merged(one: PathSummary | None, other: PathSummary) -> PathSummary:
     return replace(fewest, round=min(one.round, other.round))
 
 
-def draw_path(
-    needs: Mapping[PathId, tuple[int, bool, int]], *, seed: int, held: frozenset[PathId] = frozenset()
-) -> PathId:
-    """One of `needs`, by chance: of each path its claimants, whether it can be trained now, and its progress.
+class Need(NamedTuple):
+    """How much a path needs somebody."""
+
+    claimants: int
+    is_due: bool
+    """Whether it can be trained now."""
+    progress: int
+
+
+def path_needs(counts: Mapping[PathId, int], standings: Mapping[PathId, Standing]) -> dict[PathId, Need]:
+    """Of paths with so many claimants; one of which nothing more is known has not begun."""
+    found = {path: (count, standings.get(path, Standing())) for path, count in counts.items()}
+    return {path: Need(count, how_far.is_due, how_far.progress) for path, (count, how_far) in found.items()}
+
+
+def draw_path(needs: Mapping[PathId, Need], *, seed: int, held: frozenset[PathId] = frozenset()) -> PathId:
+    """One of these paths, by chance.
 
     The weight of a path falls with its claimants first, then with its progress. It never is nothing, so that a path of
     which a leader lies is drawn by somebody; and many that draw at one moment spread out.

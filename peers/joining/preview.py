@@ -20,9 +20,8 @@ from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.protocol.claims import choose_path
 from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.names import name_words
-from dipaco_p2p.protocol.rounds import Standing
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.protocol.summaries import draw_path
+from dipaco_p2p.protocol.summaries import draw_path, path_needs
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.dialback import Reach
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
@@ -142,15 +141,14 @@ async def likely_path(run: Run, swarm: Swarm) -> PathId | None:
     seed, last = zlib.crc32(f"{swarm.peer}|0|0".encode()), run.config.rounds.rounds
     if watch.is_whole:
         await watch.read_rounds()
-    found = {path: watch.standing(path) if watch.is_whole else watch.paths.standing(path) for path in watch.claims}
+    found = {path: watch.how_far(path) for path in watch.claims}
     standings = {path: standing for path, standing in found.items() if standing is not None}
     counts = {path: count for path, count in watch.paths.counts().items() if watch.round(path) < last}
     if not counts:
         return None
     if watch.is_whole:
         return choose_path({path: watch.claims[path] for path in counts}, standings, seed=seed)
-    needs = {path: (count, standings.get(path, Standing())) for path, count in counts.items()}
-    return draw_path({path: (n, far.is_due, far.progress) for path, (n, far) in needs.items()}, seed=seed)
+    return draw_path(path_needs(counts, standings), seed=seed)
 
 
 def this_machine(device: str, config: PeerConfig) -> Machine:

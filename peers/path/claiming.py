@@ -23,7 +23,7 @@ from dipaco_p2p.protocol.claims import (
     should_yield,
 )
 from dipaco_p2p.protocol.rounds import PathClaims, Standing, follow
-from dipaco_p2p.protocol.summaries import PATHS_TOLD_MAX, draw_path, share_moving
+from dipaco_p2p.protocol.summaries import PATHS_TOLD_MAX, Need, draw_path, path_needs, share_moving
 from dipaco_p2p.topology import PathId
 
 from .kept import InnerStates
@@ -67,7 +67,7 @@ class Claiming:
         """Choose, say so, wait, look who else did; until a path is ours to keep. None when all are finished."""
         attempt = 0
         while True:
-            await self._look(attempt)
+            await self._look()
             if not self.unfinished():
                 return None
             path = await self._try(attempt)
@@ -141,7 +141,7 @@ class Claiming:
 
     # -- choosing
 
-    async def _look(self, attempt: int) -> None:
+    async def _look(self) -> None:
         """Learn which paths there are to choose from."""
         watch = self._node.watch
         await watch.refresh()
@@ -163,7 +163,7 @@ class Claiming:
         else:
             path = await self._draw(seed)
         self._path = watch.concerns.own = path
-        standing = watch.standing(path) if watch.is_whole else watch.paths.standing(path)
+        standing = watch.how_far(path)
         progress = standing.progress if standing is not None else watch.round(path)
         self._round = first_round(progress, others=len(watch.claims[path].keys() - {self._node.peer}))
         self._follow(ClaimEvent.CHOSE)
@@ -178,23 +178,22 @@ class Claiming:
         unfinished = self.unfinished()
         path = target if target in unfinished else None
         for draw in range(DRAWS_MAX if path is None else 0):
-            needs = self._needs(self.unfinished())
+            needs = self._needs()
             if not needs:  # what was drawn before was the last, as its modules' heads say
                 break
             path = draw_path(needs, seed=seed + draw, held=frozenset(self._states.held()))
-            before = needs[path][0]
+            before = needs[path].claimants
             await asyncio.gather(watch.read_claims([path]), *map(watch.read_heads, path.modules()))
             if len(watch.claims[path].keys() - {self._node.peer}) <= before:
                 break
         assert path is not None
         return path
 
-    def _needs(self, counts: Mapping[PathId, int]) -> dict[PathId, tuple[int, bool, int]]:
-        ready = {path: count for path, count in counts.items() if self._is_ready(path)} or counts
-        standings = self._standings(ready)
-        unknown = Standing()
-        found = {path: (count, standings.get(path, unknown)) for path, count in ready.items()}
-        return {path: (count, how_far.is_due, how_far.progress) for path, (count, how_far) in found.items()}
+    def _needs(self) -> dict[PathId, Need]:
+        """Of the unfinished paths that we can train; without any, of all unfinished."""
+        unfinished = self.unfinished()
+        ready = {path: count for path, count in unfinished.items() if self._is_ready(path)} or unfinished
+        return path_needs(ready, self._standings(ready))
 
     async def _should_move_far(self, path: PathId, mine: Standing) -> ClaimEvent | None:
         """As `should_move`, where most paths are only told of: before we go to one its claims are read."""
@@ -206,12 +205,13 @@ class Claiming:
         order = list(ranking(path, watch.claims[path]))
         rank = order.index(me) if me in order else 0
         if self.must_yield(path):
-            needs = {other: need for other, need in self._needs(self.unfinished()).items() if need[0] < rank}
+            needs = {other: need for other, need in self._needs().items() if need.claimants < rank}
             if await self._aim(needs, fewer_than=rank):
                 return ClaimEvent.YIELDED
-        free = {other: need for other, need in self._needs(self.unfinished()).items() if not need[0] and other != path}
+        free = {other: need for other, need in self._needs().items() if not need.claimants and other != path}
         limit = mine.progress if mine.is_due else mine.progress + 1
-        behind = sorted((need[2], self._chance.random(), other) for other, need in free.items() if need[2] < limit)
+        least = [(need.progress, other) for other, need in free.items() if need.progress < limit]
+        behind = sorted((progress, self._chance.random(), other) for progress, other in least)
         candidates = [other for _, _, other in behind[:ASKED_MAX]]
         if candidates:
             modules = {module for other in candidates for module in other.modules()}
@@ -225,7 +225,7 @@ class Claiming:
                     return ClaimEvent.ROTATED
         return None
 
-    async def _aim(self, needs: Mapping[PathId, tuple[int, bool, int]], *, fewer_than: int) -> bool:
+    async def _aim(self, needs: Mapping[PathId, Need], *, fewer_than: int) -> bool:
         """Whether one of the paths is as needy as is told; we go there then."""
         for _ in range(min(DRAWS_MAX, len(needs))):
             path = draw_path(needs, seed=self._chance.getrandbits(32))
@@ -252,11 +252,7 @@ class Claiming:
         return {path: count for path, count in told.items() if path in unfinished and self._is_ready(path)}
 
     def _standings(self, paths: Iterable[PathId]) -> dict[PathId, Standing]:
-        watch = self._node.watch
-        if watch.is_whole:
-            found = {path: watch.standing(path) for path in watch.claims}
-        else:
-            found = {path: watch.paths.standing(path) for path in paths}
+        found = {path: self._node.watch.how_far(path) for path in paths}
         return {path: standing for path, standing in found.items() if standing is not None}
 
     def _follow(self, event: ClaimEvent) -> None:

@@ -93,7 +93,7 @@ def side_by_side(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 
 
 def read_words(folder: Path) -> Words:
-    """What the file in `folder` says; nothing if there is none, or it is damaged: a page does without."""
+    """What the file in `folder` says; nothing without one, or if it is damaged: a page does without."""
     try:
         data = (folder / FILE).read_bytes()[: BYTES_MAX + 1]
         if len(data) > BYTES_MAX:

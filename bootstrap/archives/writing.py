@@ -38,21 +38,20 @@ class PageWords:
         """Let the model of a round that was judged write. Raises IntegrityError, EnvironmentUnfit."""
         if not self._prompts:
             return
-        made = [self._sample(evaluator, judged, prompt) for prompt in self._prompts]
+        tokenizer = Tokenizer(evaluator.blob(evaluator.run.manifest.tokenizer.digest))
+        made = [self._sample(evaluator, judged, tokenizer, prompt) for prompt in self._prompts]
         self._words = Words(about=self._words.about, samples=with_round(self._words.samples, made))
         write_words(self._folder, self._words)
 
-    def _sample(self, evaluator: Evaluator, judged: RoundEvaluation, prompt: str) -> Sample:
-        path, text = write_on(evaluator, judged, prompt)
+    def _sample(self, evaluator: Evaluator, judged: RoundEvaluation, tokenizer: Tokenizer, prompt: str) -> Sample:
+        path, text = write_on(evaluator, judged, tokenizer, prompt)
         stage = evaluator.run.id
         return Sample(stage=stage, round=judged.version, path=str(path), prompt=prompt, text=text[:TEXT_CHARS_MAX])
 
 
-def write_on(evaluator: Evaluator, judged: RoundEvaluation, prompt: str) -> tuple[PathId, str]:
+def write_on(evaluator: Evaluator, judged: RoundEvaluation, tokenizer: Tokenizer, prompt: str) -> tuple[PathId, str]:
     """The path that the prompt is routed to after a round, and what it writes. Raises IntegrityError."""
-    run = evaluator.run
-    tokenizer = Tokenizer(evaluator.blob(run.manifest.tokenizer.digest))
-    tokens = tokenizer.encode(prompt)
+    run, tokens = evaluator.run, tokenizer.encode(prompt)
     path = route(evaluator, judged, tokens)
     flats = evaluator.flats(path, judged.version)
 

@@ -62,7 +62,7 @@ def read_tokenizer(data: bytes) -> tuple[list[str], list[str]]:
     before, model = whole["pre_tokenizer"] or {}, whole["model"]
     is_plain = before.get("type") == "ByteLevel" and before.get("use_regex", True) and not before["add_prefix_space"]
     if model["type"] != "BPE" or not is_plain or whole["normalizer"] or model.get("ignore_merges"):
-        raise ConfigError("this run's tokenizer is none that llama.cpp knows", hint="leave --gguf out")
+        raise ConfigError("llama.cpp does not know this run's tokenizer", hint="leave --gguf out")
     vocabulary = sorted(model["vocab"], key=model["vocab"].__getitem__)
     return vocabulary, [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
 

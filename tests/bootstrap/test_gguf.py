@@ -142,5 +142,5 @@ def test_the_end_of_a_document_is_no_text_and_nothing_stands_before_one(
     ],
 )
 def test_a_tokenizer_that_llama_cpp_does_not_know_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="none that llama.cpp knows"):
+    with pytest.raises(ConfigError, match="llama.cpp does not know this run's tokenizer"):
         read_tokenizer(json.dumps(json.loads(TOKENIZER) | change).encode())

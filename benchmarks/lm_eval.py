@@ -59,18 +59,20 @@ def main(
     json_file: JsonFile = None,
 ) -> None:
     """Run the harness on the path served, on the path exported, and on the endpoint that routes."""
-    with tempfile.TemporaryDirectory(prefix="dipaco-lm-eval-") as place, serving(folder, 16) as address:
+    with tempfile.TemporaryDirectory(prefix="dipaco-lm-eval-") as place:
         exported, tasks = Path(place) / "path", Path(place) / "tasks"
         context, found = asyncio.run(_prepared(folder, path, exported, count=texts))
         write_tasks(tasks, found)
-        # Its client takes one token off a window, and one for the token that it has written behind each.
-        client = f"base_url={address}/completions,tokenizer_backend=huggingface,tokenizer={exported}"
-        client += f",max_length={context},num_concurrent=4,max_retries=1"
-        figures = {
-            f"served {path}": harness("local-completions", f"model={path},{client}", tasks),
-            f"exported {path}": harness("hf", f"pretrained={exported},dtype=float32,max_length={context - 2}", tasks),
-            "served auto": harness("local-completions", f"model=auto,{client}", tasks),
-        }
+        with serving(folder, 16) as address:
+            # Its client takes one token off a window, and one for the token that it has written behind each.
+            client = f"base_url={address}/completions,tokenizer_backend=huggingface,tokenizer={exported}"
+            client += f",max_length={context},num_concurrent=4,max_retries=1"
+            here = f"pretrained={exported},dtype=float32,max_length={context - 2}"
+            figures = {
+                f"served {path}": harness("local-completions", f"model={path},{client}", tasks),
+                f"exported {path}": harness("hf", here, tasks),
+                "served auto": harness("local-completions", f"model=auto,{client}", tasks),
+            }
     names = list(next(iter(figures.values())))
     rows = [[model, *(f"{results[name]:.4f}" for name in names)] for model, results in figures.items()]
     served, there = (list(results.values()) for results in list(figures.values())[:2])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -17,6 +18,9 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.program.console import print_error
 
 COLUMNS = 110
 """Width of tables that go to a file."""
@@ -31,7 +35,16 @@ def run_benchmark(main: Callable[..., None], *, epilog: str | None = None) -> No
     """Run `main` as a command; its options and help are its parameters and docstring."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(epilog=epilog)(main)
-    app()
+    run_app(app)
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run the command that was typed. What cannot be had is one line and an exit code, as in the programs."""
+    try:
+        app()
+    except DipacoError as error:
+        print_error(error)
+        sys.exit(error.exit_code)
 
 
 def require_known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:

@@ -57,9 +57,10 @@ def main(
     json_file: JsonFile = None,
 ) -> None:
     """Measure the endpoint beside the same path in this process."""
-    path, model, checkpoint = asyncio.run(_path_of(folder))
-    with serving(folder, streams) as address, checkpoint as place:
-        found = asyncio.run(measured(address, path, model, place, tokens=tokens, turns=turns, streams=streams))
+    with tempfile.TemporaryDirectory(prefix="dipaco-serve-") as place:
+        path, model = asyncio.run(_path_of(folder, Path(place) / "path"))
+        with serving(folder, streams) as address:
+            found = asyncio.run(measured(address, path, model, place, tokens=tokens, turns=turns, streams=streams))
     first, slowest = spread(found.first_token_s), max(found.together_first_s)
     rows = [
         [name, *(f"{value:,.0f}" for value in spread(values)), f"{median_ratio(found.served, values):.2f}"]
@@ -74,14 +75,13 @@ def main(
     write_json(json_file, asdict(found))
 
 
-async def _path_of(folder: Path) -> tuple[str, PathModel, Any]:
+async def _path_of(folder: Path, to: Path) -> tuple[str, PathModel]:
     """The first path, as a model and as a checkpoint of transformers."""
-    checkpoint = tempfile.TemporaryDirectory(prefix="dipaco-serve-")
     async with open_served(str(folder)) as served:
         path = served.run.topology.path(0)
         flats = await served.flats(await served.path_versions(path))
-        await export_run(served, Wish(path=str(path)), Path(checkpoint.name) / "path")
-        return str(path), path_model(served.run.config.model, flats), checkpoint
+        await export_run(served, Wish(path=str(path)), to)
+        return str(path), path_model(served.run.config.model, flats)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.processes import DAEMON, memory_bytes, spent
-from benchmarks.report import MB, JsonFile, show, table, write_json
+from benchmarks.report import MB, JsonFile, run_app, show, table, write_json
 from benchmarks.town.network import Machine, Nat, Rate, Town, missing, town
 from peers.governor.machine import PROC, descendants
 
@@ -46,6 +46,8 @@ def run(
     """A 2x2 run through the relay alone, if nobody else is public."""
     from .living import live
 
+    if out.exists():
+        raise typer.BadParameter(f"{out} is there already: give --out a new folder")
     with _ready():
         kinds = [Nat(kind) for kind in homes.split(",")]
     with town() as place:
@@ -253,4 +255,4 @@ def _ready() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    app()
+    run_app(app)

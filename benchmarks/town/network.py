@@ -222,12 +222,6 @@ def town() -> Iterator[Town]:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
-def carried_bytes(namespace: str, device: str) -> tuple[int, int]:
-    """What has come in and gone out over a device, by the kernel's count."""
-    words = in_namespace(namespace, "cat", f"/sys/class/net/{device}/statistics/rx_bytes").split()
-    return int(words[0]), int(in_namespace(namespace, "cat", f"/sys/class/net/{device}/statistics/tx_bytes").split()[0])
-
-
 def ip(*words: str) -> None:
     """Run iproute2's `ip`; fails with its own words."""
     _run("ip", *words)

@@ -10,6 +10,7 @@ import typer
 from serving_harness import make_served
 from typer.testing import CliRunner
 
+from benchmarks.report import run_benchmark
 from benchmarks.serve import main
 
 
@@ -26,3 +27,12 @@ def test_streams_and_the_same_path_elsewhere_are_measured(tmp_path: Path) -> Non
     assert (found["errors"], len(found["first_token_s"]), len(found["together_first_s"])) == (0, 8, 3)
     for name in ("served", "transformers", "plain"):
         assert len(found[name]) == 2 and min(found[name]) > 0
+
+
+def test_a_folder_without_a_run_is_one_line_and_a_hint(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks.serve", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        run_benchmark(main)
+    assert end.value.code == 2 and capfd.readouterr().err.startswith(f"error: `{tmp_path}` holds no run\nhint: ")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
-from e2e_harness import Program, Programs, copy_prepared, write_corpus, write_run
+from e2e_harness import Program, Programs, copy_prepared, programs_in, write_corpus, write_run
 
 
 @pytest.fixture(scope="session")
@@ -19,11 +19,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[Programs]:
     """Starts programs; all are ended with the test."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    started = Programs(folder)
-    yield started
-    started.end_all()
+    with programs_in(tmp_path / "programs") as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

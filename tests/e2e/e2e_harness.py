@@ -204,6 +204,15 @@ class Programs:
         sweep_stale_sockets()
 
 
+@contextlib.contextmanager
+def programs_in(folder: Path) -> Iterator[Programs]:
+    """What the block starts there ends with it."""
+    folder.mkdir()
+    started = Programs(folder)
+    yield started
+    started.end_all()
+
+
 def entry_command(program: str) -> list[str]:
     """What the installed script of this name would run."""
     return [sys.executable, "-c", CODE, program, ENTRIES[program]]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e_harness import Program, Programs, breaches, eventually, versions_of, write_run
+from e2e_harness import Program, Programs, breaches, eventually, programs_in, versions_of, write_run
 from netns import LEFT, NEEDS_ROOT, RIGHT, Host, Network, network
 
 pytestmark = [pytest.mark.libp2p, pytest.mark.slow, NEEDS_ROOT]
@@ -26,11 +26,8 @@ def net() -> Iterator[Network]:
 @pytest.fixture
 def programs(tmp_path: Path, net: Network) -> Iterator[Programs]:
     """As everywhere, but ended before the network goes."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    started = Programs(folder)
-    yield started
-    started.end_all()
+    with programs_in(tmp_path / "programs") as started:
+        yield started
 
 
 def open_run(programs: Programs, corpus: Path, host: Host) -> Program:

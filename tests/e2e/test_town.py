@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e_harness import Program, Programs, breaches, eventually, free_port, versions_of, write_run
+from e2e_harness import Program, Programs, breaches, eventually, free_port, programs_in, versions_of, write_run
 
 from benchmarks.town.network import Machine, Nat, Town, missing, town
 
@@ -29,11 +29,8 @@ def place() -> Iterator[Town]:
 @pytest.fixture
 def programs(tmp_path: Path, place: Town) -> Iterator[Programs]:
     """As everywhere, but ended before the network goes."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    started = Programs(folder)
-    yield started
-    started.end_all()
+    with programs_in(tmp_path / "programs") as started:
+        yield started
 
 
 class Run:

@@ -6,6 +6,7 @@ module is a trunk that every path shares.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterator
@@ -95,8 +96,7 @@ class Topology:
 
     @property
     def path_count(self) -> int:
-        shared = [width for level, width in enumerate(self.widths) if not self.is_private(level)]
-        return math.prod(shared) if shared else self.widths[0]
+        return _path_count(self)
 
     def path(self, number: int) -> PathId:
         """The path with this number, 0 <= number < path_count."""
@@ -117,7 +117,7 @@ class Topology:
 
     def paths_through(self, module: ModuleId) -> tuple[PathId, ...]:
         """The paths that contain `module`."""
-        return tuple(path for path in self.paths() if path.indices[module.level] == module.index)
+        return _paths_through(self, module)
 
     def __contains__(self, item: object) -> bool:
         if isinstance(item, ModuleId):
@@ -136,3 +136,17 @@ class Topology:
         for level, (width, index) in enumerate(zip(self.widths, path.indices, strict=True)):
             number = number if self.is_private(level) else number * width + index
         return number
+
+
+# Peers ask for both many times a second, and a grid never changes.
+
+
+@functools.lru_cache(64)
+def _path_count(topology: Topology) -> int:
+    shared = [width for level, width in enumerate(topology.widths) if not topology.is_private(level)]
+    return math.prod(shared) if shared else topology.widths[0]
+
+
+@functools.lru_cache(1024)
+def _paths_through(topology: Topology, module: ModuleId) -> tuple[PathId, ...]:
+    return tuple(path for path in topology.paths() if path.indices[module.level] == module.index)

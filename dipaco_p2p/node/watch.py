@@ -81,6 +81,8 @@ class Watch:
         self.heartbeats: dict[PeerId, Heartbeat] = {}
         self._beaten: dict[PeerId, tuple[float, float]] = {}
         """Of each live peer: until when its heartbeat holds, and when that one was first seen here."""
+        self._dialled_here: Collection[PeerId] = ()
+        """Whom our relay serves: a guest may be a member whose bucket is not ours."""
         self.claims: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in run.topology.paths()}
         """Those that weigh (protocol/sightings.py), of the paths whose claims we read."""
         self.paths = PathCounts(run, clock, self.claims, is_whole=lambda: self.is_whole)
@@ -143,7 +145,7 @@ class Watch:
         training = [peer for claims in self.claims.values() for peer in claims]
         training = training[: SOUGHT_MAX if self.concerns.led() else SOUGHT_TRAINERS]
         seeds = self._run.manifest.author, *self._decrees.state.seeds
-        return list(dict.fromkeys([*seeds, *leaders, *owners, *training]))
+        return list(dict.fromkeys([*seeds, *leaders, *owners, *training, *self._dialled_here]))
 
     async def find(self, *peers: PeerId) -> None:
         """Look for these peers now, if they are not seen to live."""
@@ -191,7 +193,8 @@ class Watch:
             until_s, before = records[peer].expires_s, known.get(peer)
             self._beaten[peer] = before if before is not None and before[0] == until_s else (until_s, now_s)
         relays = {peer: self.addresses(peer) for peer in self.relays()}
-        self._swarm.note_peers(members=self.heartbeats, banned=self._decrees.state.banned, relays=relays)
+        banned = self._decrees.state.banned
+        self._dialled_here = self._swarm.note_peers(members=self.heartbeats, banned=banned, relays=relays)
 
     async def read_claims(self, paths: Iterable[PathId] | None = None) -> None:
         await asyncio.gather(*map(self._read_claims_of, self.claims if paths is None else list(paths)))

@@ -95,9 +95,10 @@ class Swarm(Protocol):
 
     def note_peers(
         self, *, members: Collection[PeerId], banned: Collection[PeerId], relays: Mapping[PeerId, Sequence[str]]
-    ) -> None:
+    ) -> Collection[PeerId]:
         """Who takes part now, who may not, and who relays, with addresses, the first choice first: a relay serves
-        members, and a peer behind a NAT is dialled through those."""
+        members, and a peer behind a NAT is dialled through those. Returns who is dialled through us: whether these are
+        members, the caller should know."""
 
     async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
         """Sign `body` and keep it under `key`, in our name, for `ttl_s`; whether at least one node stored it."""

@@ -203,8 +203,8 @@ class MemorySwarm:
 
     def note_peers(
         self, *, members: Collection[PeerId], banned: Collection[PeerId], relays: Mapping[PeerId, Sequence[str]]
-    ) -> None:
-        pass
+    ) -> Collection[PeerId]:
+        return ()
 
     async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
         record = self.records.sign(self._signer, key, body, ttl_s=ttl_s)

@@ -99,12 +99,13 @@ class Slots:
     """When each member was last seen."""
     _banned: Collection[PeerId] = ()
 
-    def note(self, members: Collection[PeerId], banned: Collection[PeerId]) -> None:
-        """Who is seen to take part now, and who may not."""
+    def note(self, members: Collection[PeerId], banned: Collection[PeerId]) -> Collection[PeerId]:
+        """Who is seen to take part now, and who may not. Returns who has a slot."""
         now_s = self.clock.now_s()
         self._members_s = {peer: at_s for peer, at_s in self._members_s.items() if now_s - at_s < MEMBER_S}
         self._members_s |= dict.fromkeys(members, now_s)
         self._banned = banned
+        return self._live().keys()
 
     def line(self) -> Way:
         """What all circuits share."""

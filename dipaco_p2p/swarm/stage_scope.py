@@ -57,8 +57,8 @@ class ScopedSwarm:
 
     def note_peers(
         self, *, members: Collection[PeerId], banned: Collection[PeerId], relays: Mapping[PeerId, Sequence[str]]
-    ) -> None:
-        self._swarm.note_peers(members=members, banned=banned, relays=relays)
+    ) -> Collection[PeerId]:
+        return self._swarm.note_peers(members=members, banned=banned, relays=relays)
 
     async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
         return await self._swarm.put(key, body, ttl_s=ttl_s)

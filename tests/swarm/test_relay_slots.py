@@ -71,7 +71,7 @@ async def test_a_guest_that_takes_part_meanwhile_becomes_a_member_and_one_that_l
     slots.note([peer(1)], ())
     assert slots.reserve(caller(1)) == clock.now_s() + SLOT_S
     await clock.advance(MEMBER_S)
-    slots.note([], ())
+    assert set(slots.note([], ())) == {peer(1)}, "whoever holds a slot is looked for"
     assert slots.reserve(caller(1)) == clock.now_s() + GUEST_S
 
 

@@ -147,10 +147,10 @@ class Libp2pSwarm:
 
     def note_peers(
         self, *, members: Collection[PeerId], banned: Collection[PeerId], relays: Mapping[PeerId, Sequence[str]]
-    ) -> None:
-        self.relay.slots.note(members, banned)
+    ) -> Collection[PeerId]:
         if self.reservations is not None:
             self.reservations.note(relays)
+        return self.relay.slots.note(members, banned)
 
     async def start(self, *, client_mode: bool, behind_nat: bool) -> None:
         """Bring up our node of the DHT and answer calls."""

@@ -150,6 +150,7 @@ def words_for(event: Mapping[str, Any]) -> str:
             + ("" if e["agrees"] else ": THEY DIFFER")
         ),
         "resharded": lambda e: f"{e['path']} goes on with its shard of sharding {e['sharding']}",
+        "sat_out": lambda e: f"left round {e['round']} of {e['path']} to others: more train it than a version counts",
         "leads": lambda e: f"leads {e['module']} from version {e['version']}, term {e['term']}",
         "handed_over": lambda e: f"handed {e['module']} over to ...{e['to'][-6:]}",
         "deposed": lambda e: f"leads {e['module']} no more: term {e['term']} is over",

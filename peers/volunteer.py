@@ -185,7 +185,10 @@ class Volunteer:
                 await self._obeying.thawed()
                 if assignment.standing.is_due and not self._obeying.is_frozen:
                     await self._route(assignment)
-                    await self._training.round(assignment)
+                    if self._claiming.is_drawn(path, assignment.standing.progress):
+                        await self._training.round(assignment)
+                    else:
+                        self._sit_out(assignment)
                 self._claiming.note_round(assignment.standing.progress)
                 if self.is_finishing and not self._is_in_round:
                     return ClaimEvent.RELEASED
@@ -199,6 +202,12 @@ class Volunteer:
         finally:
             await self._training.leave()
         return ClaimEvent.YIELDED
+
+    def _sit_out(self, assignment: Assignment) -> None:
+        """Leave a round to the others on the path: more train it than a version counts."""
+        path, progress = assignment.path, assignment.standing.progress
+        assignment.leave_round(until_s=self._node.clock.now_s() + self._training.deadline_s(path))
+        self._node.history.add("sat_out", path=str(path), round=progress)
 
     async def _begin(self, path: PathId) -> Assignment:
         """Everything that training the path needs, but its inner state."""

@@ -175,6 +175,7 @@ class Costs:
             seeking = looks / LOOKS_MAX * sought
             claims = looks / looks_between(replicas)
             waiting = looks * (peer.doing == "waiting")
+            one_more = waiting / looks_between(replicas)
             if peer.name in leaders:
                 through = {path for led in leaders[peer.name] for path in led.paths}
                 read = sum(looks / looks_between(len(self.claims[path])) * len(self.claims[path]) for path in through)
@@ -183,9 +184,10 @@ class Costs:
                     self.leader_records[led.id] += beats + read + heads * looks + level
                 continue
             self.ordinary_s += span_s
-            self.spent["reads"] += reads + heads * looks + seeking + claims + 2 * waiting
-            self.spent["records"] += beats + heads * looks + seeking + claims * replicas + waiting * (1 + replicas)
-            self.spent["bytes"] += (beats + seeking) * self.sizes["heartbeat"] + claims * replicas * self.sizes["claim"]
+            self.spent["reads"] += reads + heads * looks + seeking + claims + waiting + one_more
+            self.spent["records"] += beats + heads * looks + seeking + claims * replicas + waiting + one_more * replicas
+            self.spent["bytes"] += (beats + seeking) * self.sizes["heartbeat"]
+            self.spent["bytes"] += (claims + one_more) * replicas * self.sizes["claim"]
             self.spent["bytes"] += (heads * looks + waiting) * self.sizes["head"]
             self.spent["puts"] += ((2 if depth else 1) + 1) * span_s / BEAT_S
         self.alive_s += span_s * len(alive)

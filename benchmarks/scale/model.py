@@ -20,9 +20,10 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from dipaco_p2p.config import RoundsConfig
+from dipaco_p2p.config import SHARES_MAX, RoundsConfig
 from dipaco_p2p.node.neighbourhood import PROBED_MAX
 from dipaco_p2p.protocol import owners
+from dipaco_p2p.protocol.claims import drawn
 from dipaco_p2p.protocol.documents import MIRRORS_MAX
 from dipaco_p2p.protocol.liveness import Claim, Heartbeat
 from dipaco_p2p.protocol.neighbours import PLACE_BITS, place
@@ -30,6 +31,7 @@ from dipaco_p2p.protocol.rounds import Round, RoundState
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.summaries import Need, draw_path, share_moving
 from dipaco_p2p.topology import PathId, Topology
+from peers.path.claiming import DRAWN
 
 from .churned import CRASHES, REGION, REGION_S, RETURN_S, Churn
 from .costs import (
@@ -97,6 +99,8 @@ class Swarm:
             self.modules[module] = Led(module, paths, Round(number=0, expected=frozenset(paths)))
         self.of = {path: [self.modules[module] for module in path.modules()] for path in self.claims}
         self.nobody: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in self.claims}
+        self.places = int(DRAWN * (SHARES_MAX // (self.topology.path_count // min(widths))))
+        """Of each path in a round."""
         self.shares: dict[int, float] = {}
         self.progress: dict[PathId, int] = {}
         self.accounted_s = 0.0
@@ -230,6 +234,11 @@ class Swarm:
 
     def train(self, peer: Peer, version: int) -> None:
         assert peer.path is not None
+        if len(claimants := self.claims[peer.path]) > self.places:
+            if peer.name not in drawn(peer.path, claimants, round_number=version, places=self.places):
+                peer.round = version + 1
+                self.claims[peer.path][peer.name] = Claim(path=peer.path, since_s=peer.since_s, round=peer.round)
+                return
         peer.doing, peer.round = "training", version
         self.claims[peer.path][peer.name] = Claim(path=peer.path, since_s=peer.since_s, round=version)
         upload_s = 2 * MODULE_BYTES * 8 / UP_BIT_S

@@ -8,6 +8,7 @@ and a leader the claims of all paths through its modules. Whoever takes no part 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Collection, Mapping
 
 from ..clock import Clock
@@ -80,6 +81,14 @@ class Concerns:
     def read_claims(self, path: PathId, records: int) -> None:
         """So many claims were found: of many it is seldom that one more matters."""
         self._rhythm.read(str(path), records)
+
+    def one_more(self, chance: random.Random, *, crowd: int) -> list[PathId]:
+        """A path whose claims a volunteer that waits reads besides: where a leader lies, somebody sees it soon. Seldom
+        where a path has a `crowd` of claimants, since the swarm has many such readers then."""
+        if not self._rhythm.is_due("one more"):
+            return []
+        self._rhythm.read("one more", crowd)
+        return [self._topology.path(chance.randrange(self._topology.path_count))]
 
     def read_head(self, module: ModuleId) -> None:
         self._read_s[module] = self._clock.now_s()

@@ -12,13 +12,18 @@ first.
   missing there, gives its claim up and takes that one. So few volunteers train all paths, from the same versions.
 
 Both lead to the choice that `choose_path` makes, so that nobody moves twice for one reason.
+
+- *More claimants than a version has places for* (run.py, `places`). Averages of averages on the way would be somebody's
+  word, where now everybody makes each version again from what was contributed. So in each round some of them train,
+  drawn by a hash, and the others wait for the next one: their steps would be refused. In a grid whose paths have so
+  many volunteers one more replica of a path gains little, and more paths would gain more.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -93,6 +98,13 @@ def replicas(path: PathId, claims: PathClaims, told: PathCounts = NOTHING_TOLD) 
     return [peer for peer in ranking(path, claims.get(path, {})) if not should_yield(peer, path, claims, told)]
 
 
+def drawn(path: PathId, claims: Collection[PeerId], *, round_number: int, places: int) -> frozenset[PeerId]:
+    """Which of its claimants train `path` in this round: all, or `places` of them by chance, others in each round."""
+    if len(claims) <= places:
+        return frozenset(claims)
+    return frozenset(sorted(claims, key=lambda peer: _tie(path, peer, round_number))[:places])
+
+
 def should_yield(me: PeerId, path: PathId, claims: PathClaims, told: PathCounts = NOTHING_TOLD) -> bool:
     """Whether `me`, a claimant of `path`, is one too many there. `told` are the claimants of paths whose claims were
     not read, as the leaders of their modules tell (summaries.py)."""
@@ -120,5 +132,5 @@ def _help(path: PathId, claims: PathClaims) -> int:
     return sum(len(peers) * len(set(path.modules()) & set(other.modules())) for other, peers in claims.items())
 
 
-def _tie(path: PathId, peer: PeerId) -> str:
-    return hashlib.sha256(f"{path}|{peer}".encode()).hexdigest()
+def _tie(path: PathId, peer: PeerId, *more: int) -> str:
+    return hashlib.sha256("|".join(map(str, (path, peer, *more))).encode()).hexdigest()

@@ -167,6 +167,13 @@ class Assignment:
             done = {reader.module for reader in self._readers if self._is_done(reader)}
             self.inherited = frozenset(done)
 
+    def leave_round(self, *, until_s: float) -> None:
+        """Leave the round that is due to the others on the path, until then: we were not drawn for it."""
+        self._left_until_s = until_s
+        for reader in self._readers:
+            if not self._is_done(reader):
+                self._done[reader.module] = self._left[reader.module] = reader.version.version
+
     def take_up(self, *, is_alone: bool, now_s: float) -> None:
         """Those to whom we left the open round are gone, or a claim was all they did: it is ours after all."""
         if is_alone or now_s >= self._left_until_s:

@@ -17,6 +17,7 @@ from dipaco_p2p.protocol.claims import (
     ClaimEvent,
     ClaimState,
     choose_path,
+    drawn,
     ranking,
     replicas,
     should_rotate,
@@ -32,6 +33,10 @@ DRAWS_MAX = 4
 """Paths that a try looks at: where more train than was told, another one is drawn."""
 ASKED_MAX = 4
 """Paths without anybody whose leaders are asked, in a look of one that might move there."""
+
+DRAWN = 0.75
+"""Of the places that a version has for a path, those that are drawn for: late work wants some, and those who look at
+the claims at one moment do not all see the same."""
 
 
 def first_round(progress: int, *, others: int) -> int:
@@ -139,6 +144,12 @@ class Claiming:
         order = replicas(path, self._choices(), self._told())
         return (order.index(self._node.peer), len(order)) if self._node.peer in order else (0, 1)
 
+    def is_drawn(self, path: PathId, round_number: int) -> bool:
+        """Whether we train `path` in this round, of more claimants perhaps than its modules' versions count."""
+        run, claims, me = self._node.run, self._node.watch.claims[path], self._node.peer
+        places = int(DRAWN * min(map(run.places, path.modules())))
+        return me in drawn(path, {*claims, me}, round_number=round_number, places=max(1, places))
+
     # -- choosing
 
     async def _look(self) -> None:
@@ -198,10 +209,9 @@ class Claiming:
     async def _should_move_far(self, path: PathId, mine: Standing) -> ClaimEvent | None:
         """As `should_move`, where most paths are only told of: before we go to one its claims are read."""
         watch, me = self._node.watch, self._node.peer
-        # By chance, so that in turn all are heard of, and somebody soon sees where a leader lies.
-        topology = self._node.run.topology
-        looked_at = topology.path(self._chance.randrange(topology.path_count))
-        await asyncio.gather(watch.read_heads(self._chance.choice(topology.modules())), watch.read_claims([looked_at]))
+        module = self._chance.choice(self._node.run.topology.modules())  # so that in turn all are heard of
+        one_more = watch.concerns.one_more(self._chance, crowd=len(watch.claims[path]))
+        await asyncio.gather(watch.read_heads(module), watch.read_claims(one_more))
         order = list(ranking(path, watch.claims[path]))
         rank = order.index(me) if me in order else 0
         if self.must_yield(path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime_harness import World
@@ -79,6 +81,26 @@ async def test_neighbours_are_those_of_a_bucket_and_others_are_found_when_they_a
         assert one.watch.seeds() == [world.seed.node.peer], "seed nodes are sought at every look"
 
 
+async def test_a_relay_looks_for_those_whom_it_serves_in_whatever_bucket_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a home in another bucket is a guest there, and has its slot for a minute."""
+    async with some(tmp_path, 12) as (world, peers):
+        await settle([*peers, world.seed.node])
+        relay = peers[0]
+        far = next(peer for peer in peers if peer.peer not in relay.watch.heartbeats)
+        noted: list[set[PeerId]] = []
+
+        def note(*, members: Collection[PeerId], **others: Any) -> Collection[PeerId]:
+            noted.append(set(members))
+            return [far.peer]
+
+        monkeypatch.setattr(relay.swarm, "note_peers", note)
+        for _ in range(neighbours.LOOKS_MAX + 1):
+            await relay.watch.refresh()
+        assert far.peer not in noted[0] and far.peer in noted[-1]
+
+
 async def test_nobody_writes_under_another_ones_own_key() -> None:
     key = peer_key("0" * 64, signer(1).peer)
     body = plain(Heartbeat())
@@ -143,3 +165,14 @@ async def test_a_full_bucket_sends_its_members_deeper(tmp_path: Path) -> None:
         other.watch.neighbourhood.depth = max(other.watch.neighbourhood.depth, 1)
         await other.watch.find(victim.peer)
         assert victim.peer in other.watch.heartbeats
+
+
+async def test_of_paths_with_a_crowd_one_more_is_read_seldom(tmp_path: Path) -> None:
+    """Otherwise each of a crowd that waits would read another crowd's claims at every look."""
+    async with some(tmp_path, 1) as (_, (peer,)):
+        for crowd, most in [(1, 1), (neighbours.CROWD * 2, 2), (1000, neighbours.LOOKS_MAX)]:
+            looks = []
+            for _ in range(12):
+                peer.watch.concerns.look()
+                looks.append(len(peer.watch.concerns.one_more(random.Random(1), crowd=crowd)))
+            assert sum(looks) == 12 // most, crowd

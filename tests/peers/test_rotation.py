@@ -17,6 +17,7 @@ from virtual_time import VirtualLoop, end, eventually, play
 from dipaco_p2p.core.model.inner import InnerResult
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Share
 from dipaco_p2p.protocol.rounds import notice_s
 from dipaco_p2p.topology import ModuleId, PathId
@@ -165,6 +166,21 @@ def test_replicas_of_one_path_train_disjoint_parts_and_all_count(tmp_path: Path)
     assert {number: sorted(found) for number, found in parts.items()} == {
         number: [(index, 4) for index in range(4)] for number in range(4)
     }
+
+
+async def test_of_more_replicas_than_a_version_counts_those_train_that_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Run, "places", lambda self, module: 4)  # of which three are drawn for
+    config = replace(tiny_config(rounds=12, min_paths=1), model=MODEL.one_path())
+    async with World(tmp_path, config=config) as world:
+        world.join_all()
+        await world.finish()
+        authors = [sorted(share.peer for share in found) for _, _, found in shares(world)]
+        assert {len(found) for found in authors} == {3}
+        assert {peer for found in authors for peer in found} == {volunteer.peer for volunteer in world.volunteers}
+        assert sum(len(volunteer.said("sat_out")) for volunteer in world.volunteers) == 12
+        assert not any(volunteer.said("refused") for volunteer in world.volunteers)
 
 
 async def test_a_newcomer_to_a_path_that_is_in_does_not_hold_its_round_up(tmp_path: Path) -> None:

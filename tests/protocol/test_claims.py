@@ -14,6 +14,7 @@ from dipaco_p2p.protocol.claims import (
     CLAIM_TRANSITIONS,
     ClaimState,
     choose_path,
+    drawn,
     ranking,
     replicas,
     should_rotate,
@@ -292,3 +293,21 @@ def test_who_takes_part_is_who_claims_a_path() -> None:
     for who, where in ((1, 0), (2, 0), (3, 2)):
         table.claim(peer(who), path(where))
     assert taking_part(table.claims) == {peer(1), peer(2), peer(3)}
+
+
+def test_of_more_claimants_than_places_others_train_in_each_round_and_all_in_turn() -> None:
+    crowd = [peer(number) for number in range(40)]
+    turns = [drawn(path(0), crowd, round_number=number, places=18) for number in range(60)]
+    assert all(len(found) == 18 and found <= set(crowd) for found in turns)
+    assert turns[0] == drawn(path(0), crowd[::-1], round_number=0, places=18) != turns[1]
+    had = [sum(one in found for found in turns) for one in crowd]
+    assert min(had) >= 15 and max(had) <= 39  # of 60, 27 on average, with a deviation of 4
+    assert drawn(path(0), crowd[:18], round_number=0, places=18) == set(crowd[:18])
+
+
+def test_somebody_who_leaves_changes_the_draw_of_one_other_at_most() -> None:
+    crowd = [peer(number) for number in range(40)]
+    before = drawn(path(0), crowd, round_number=3, places=18)
+    for gone in crowd:
+        left = [one for one in crowd if one != gone]
+        assert len(drawn(path(0), left, round_number=3, places=18) - before) == (gone in before)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.swarm_faults churn` and `... soak`: what faults cost a swarm of real processes."""
+"""`python -m benchmarks.swarm_faults churn`, `... soak` and `... paced`: what faults cost a swarm of real processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from benchmarks.report import Corpus
+from benchmarks.report import Corpus, JsonFile
 
 CODES = "2 a wrong flag or corpus; 5 this machine cannot; 130 stopped. docs/churn.md defines every figure and bound."
 Out = Annotated[Path, typer.Option(help="A new folder for logs, histories, homes and the result.")]
@@ -77,6 +77,31 @@ def soak(
         is_alone=not shared,
     )
     _run(soaking)
+
+
+@app.command(epilog=f"Exit codes: 0 it ran; {CODES}")
+def paced(
+    peers: Peers = 4,
+    minutes: Annotated[float, typer.Option(min=1, help="How long, in virtual time.")] = 60.0,
+    round_s: Annotated[float, typer.Option(min=1, help="How long the steps of a round take a volunteer.")] = 60.0,
+    ttl_s: Annotated[float, typer.Option(min=1, help="How long a heartbeat lives.")] = 10.0,
+    kills_per_minute: Annotated[float, typer.Option(min=0, help="0: no run under kills.")] = 0.0,
+    seed: Seed = 1,
+    json_file: JsonFile = None,
+) -> None:
+    """Run the real programs in virtual time, where every step takes as long as it is told to; show what judging, audits
+    and kills cost."""
+    from .paced import run_paced
+
+    run_paced(
+        peers=peers,
+        minutes=minutes,
+        round_s=round_s,
+        ttl_s=ttl_s,
+        kills_per_minute=kills_per_minute,
+        seed=seed,
+        json_file=json_file,
+    )
 
 
 def _run(work: Awaitable[bool]) -> NoReturn:

@@ -50,9 +50,6 @@ SHARDS_KEPT = 2
 
 AUDIT_WAIT_S = 5.0
 """An auditor that needs longer says so; else its caller could not tell it from one whose line is cut."""
-AUDITS_MAX = 4
-"""Works that wait to be repeated here."""
-
 Repeat = Callable[[Contribution, Sequence[Floats], Sequence[Compressed], Shard], Awaitable[Repetition]]
 """Takes the steps of a contribution's work again, from these modules on this shard, and compares what they come to with
 these outer gradients. Raises DipacoError if that cannot be done here."""
@@ -87,7 +84,6 @@ class Judge:
         """Without `repeat` it audits nothing."""
         self._node = node
         self._repeat = repeat
-        self._auditing = asyncio.Lock()
         self._audits: dict[str, asyncio.Task[Sealed[Appraisal]]] = {}
         self._measure = partial(measured_gains, device=device) if measure is None else measure
         self._lock = asyncio.Lock()
@@ -102,7 +98,7 @@ class Judge:
 
     async def appraise(self, contribution: Contribution, *, is_audit: bool = False) -> Sealed[Appraisal]:
         """What we measure of the work that it is a part of, and for an audit what comes of repeating it; raises Refused
-        if that is not to be had, and as `busy` while it is being repeated."""
+        if that is not to be had, as `busy` while it is being repeated, and as `full` while another work is."""
         if is_audit:
             return await self._audited(contribution)
         work = contribution.work
@@ -119,8 +115,8 @@ class Judge:
         if self._repeat is None:
             raise Refused("nothing is repeated here", reason=Reason.OTHER)
         if work not in self._audits:
-            if sum(not task.done() for task in self._audits.values()) >= AUDITS_MAX:
-                raise Refused("other works wait to be repeated here", reason=Reason.OTHER)
+            if not all(task.done() for task in self._audits.values()):
+                raise Refused("another work is being repeated here", reason=Reason.FULL)
             self._audits[work] = asyncio.create_task(self._audit(contribution, self._repeat))
             for old in list(self._audits)[:-REMEMBERED]:
                 self._audits.pop(old).cancel()
@@ -138,14 +134,13 @@ class Judge:
             task.cancel()
 
     async def _audit(self, contribution: Contribution, repeat: Repeat) -> Sealed[Appraisal]:
-        """One at a time, and beside what is measured: it takes as long as a round's steps."""
+        """Beside what is measured: it takes as long as a round's steps."""
         appraised = (await self.appraise(contribution)).document
-        async with self._auditing:
-            try:
-                before, gradients = await self._read(contribution)
-                repetition = await repeat(contribution, before, gradients, await self._shard(contribution))
-            except (SwarmError, IntegrityError, EnvironmentUnfit) as error:
-                raise Refused(f"it cannot be repeated here: {error}", reason=Reason.OTHER) from None
+        try:
+            before, gradients = await self._read(contribution)
+            repetition = await repeat(contribution, before, gradients, await self._shard(contribution))
+        except (SwarmError, IntegrityError, EnvironmentUnfit) as error:
+            raise Refused(f"it cannot be repeated here: {error}", reason=Reason.OTHER) from None
         of, work = contribution.author, contribution.work
         self._node.history.add("audited", work=work, of=of, path=str(contribution.path), **strict.plain(repetition))
         return seal(self._node.swarm.signer, replace(appraised, repeated=repetition))

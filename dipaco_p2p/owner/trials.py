@@ -24,6 +24,7 @@ from ..canonical import digest
 from ..errors import DipacoError, Refused
 from ..node.calls import Appraise, GetDraw
 from ..node.node import CALL_TIMEOUT_S, ask
+from ..program.tasks import done_or_later
 from ..protocol import gate
 from ..protocol.documents import Contribution, Sealed
 from ..protocol.gate import Appraisal
@@ -288,7 +289,10 @@ class Trials:
                 await self._answered(asking, said, silent)
             audited, standing = self._node.run.config.audited, self._standing(document.author)
             if (audit := self._audits.get(document.work)) is not None and standing.is_on_probation(audited):
-                await asyncio.wait({audit.task})
+                left_s = until_s - self._node.clock.now_s()
+                while left_s > 0 and not audit.task.done() and not _is_repeated(said):
+                    await done_or_later(audit.task, self._node.clock, min(left_s, RETRY_S))
+                    left_s = until_s - self._node.clock.now_s()
         finally:
             for task in asking:
                 task.cancel()
@@ -351,31 +355,42 @@ class Trials:
 
     async def _audit(self, sealed: Sealed[Contribution], said: dict[PeerId, Sealed[Appraisal]], until_s: float) -> None:
         """Have the work repeated if it is its turn, by one peer after the other until enough agree, and now and then
-        once more, since an auditor may not even have looked; by ourselves only if they are too few to agree. Each has
-        half of the time that is left, so that one which is frozen does not take all of it."""
-        document, asked = sealed.document, set[PeerId]()
+        once more, since an auditor may not even have looked. It takes an auditor about as long as the author. So each
+        that answers has as long as a round waits, and whoever repeats another work is asked again later. What ends
+        after the round is told of in a later version."""
+        document, asked, taken = sealed.document, set[PeerId](), set[PeerId]()
         draw = await asyncio.shield(self._draws[document.work])
         if not self._is_audited(document, draw):
             return
         least = 2 if _is_drawn(f"again {draw}", AGAIN) else 1
-        while (heard := _repeated(said)) < least or gate.is_undecided(found.document for found in said.values()):
-            judges, now_s = self._judges(document, draw), self._node.clock.now_s()
-            if heard and self._node.peer != document.author and self._standing(self._node.peer).is_heard:
-                judges.append(self._node.peer)
-            judge = next((judge for judge in judges if judge not in asked), None)
-            if judge is None or now_s >= until_s:
+        while _repeated(said) < least or not _is_repeated(said):
+            now_s = self._node.clock.now_s()
+            left = [judge for judge in self._auditors(document, draw) if judge not in asked]
+            if not left or now_s >= until_s + self._limit_s():
                 return
+            judge = next((judge for judge in left if judge not in taken), None)
+            if judge is None:
+                taken.clear()
+                await self._node.clock.sleep(RETRY_S)
+                continue
+            try:
+                found = await self._audited(judge, sealed, max(until_s, now_s + self._limit_s()))
+            except Refused:
+                taken.add(judge)
+                continue
             asked.add(judge)
-            found = await self._audited(judge, sealed, now_s + (until_s - now_s) / 2)
             if found is not None and found.document.repeated is not None:
                 said[judge] = found
 
     async def _audited(self, judge: PeerId, sealed: Sealed[Contribution], until_s: float) -> Sealed[Appraisal] | None:
-        """What comes of it when this one repeats the work; None if it does not, or not by then."""
+        """What comes of it when this one repeats the work; None if it does not, or not by then. Raises Refused if it
+        repeats another one now."""
         while self._node.clock.now_s() < until_s:
             try:
                 return await self._appraised(judge, sealed, until_s, is_audit=True)
             except Refused as refused:
+                if refused.reason == Reason.FULL:
+                    raise
                 if refused.reason not in (Reason.BUSY, Reason.PAYLOAD_MISSING):
                     return None
             await self._node.clock.sleep(RETRY_S)
@@ -421,12 +436,17 @@ class Trials:
         """Who may measure it, the first choice first. Not who leads, who sees to it that others do, and leaders of the
         path's other modules last, since these do not ask themselves; not the coordinator, who has the last word, and
         nobody whose word does not count."""
-        watch, without = self._node.watch, {self._node.peer, document.author, self._node.run.manifest.author}
-        alive = [peer for peer, beat in watch.heartbeats.items() if beat.owns and peer not in without]
+        return [peer for peer in self._auditors(document, draw) if peer != self._node.peer]
+
+    def _auditors(self, document: Contribution, draw: str) -> list[PeerId]:
+        """Who may repeat it, likewise. We among them: else each leader of the path would ask others, and have the work
+        repeated more than once."""
+        watch, without = self._node.watch, {document.author, self._node.run.manifest.author}
+        alive = {peer for peer, beat in watch.heartbeats.items() if beat.owns and peer not in without}
+        alive |= {self._node.peer} - without
         leaders = {watch.leader(module) for module in document.path.modules()}
         heard = (peer for peer in alive if self._chain.chains.may_judge(peer) and self._standing(peer).is_heard)
-        judges = in_order(heard, draw)
-        return sorted(judges, key=lambda peer: peer in leaders)
+        return sorted(in_order(heard, draw), key=lambda peer: peer in leaders)
 
     async def _appraised(
         self, judge: PeerId, sealed: Sealed[Contribution], until_s: float, *, is_audit: bool = False
@@ -456,6 +476,11 @@ class Trials:
 
 def _key(document: Contribution) -> Key:
     return document.author, document.path, document.base_version
+
+
+def _is_repeated(said: Mapping[PeerId, Sealed[Appraisal]]) -> bool:
+    """Whether auditors have said what came of it; one that looks once more may still be at it."""
+    return _repeated(said) > 0 and not gate.is_undecided(found.document for found in said.values())
 
 
 def _repeated(said: Mapping[PeerId, Sealed[Appraisal]]) -> int:

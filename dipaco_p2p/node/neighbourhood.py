@@ -123,11 +123,14 @@ class Neighbourhood:
         await asyncio.gather(*(self._read(get, bucket) for bucket in drawn))
         self._sample([self.bucket, *drawn])
         seen = self._merged()
-        missing = [peer for peer in sought if peer not in seen and peer != self.peer] if self.depth else []
+        missing = [peer for peer in sought if peer not in seen and peer != self.peer]
         keys = [key for key in (peer_key(self._run.id, peer) for peer in missing) if self._rhythm.is_due(key)]
         await asyncio.gather(*(self._read_key(get, key) for key in keys))
         for key in keys:
             self._rhythm.read(key, SELDOM)
+        if not self.depth and any(map(self._lives_under, keys)):
+            # There are buckets, and we fell out of ours: everybody seemed gone while our line was cut.
+            self._is_settled = False
         return self._merged()
 
     async def find(self, get: Get, peers: Iterable[PeerId]) -> None:
@@ -180,6 +183,10 @@ class Neighbourhood:
         under = self._room(below) + self._room(sibling(below))
         beside = self._population(sibling(self.bucket)) if self.depth and self._was_read(sibling(self.bucket)) else None
         self.depth = next_depth(self.depth, here=self._room(self.bucket), below=under, beside=beside)
+
+    def _lives_under(self, key: str) -> bool:
+        """Whether somebody says under a key of its own that it lives."""
+        return any(not record.body.get("left") for record in self._found[key].values())
 
     def _population(self, bucket: str) -> int:
         return self._count(bucket) + self._count(bucket + "0") + self._count(bucket + "1")

@@ -81,6 +81,20 @@ async def test_neighbours_are_those_of_a_bucket_and_others_are_found_when_they_a
         assert one.watch.seeds() == [world.seed.node.peer], "seed nodes are sought at every look"
 
 
+async def test_whoever_fell_out_of_its_bucket_comes_back(tmp_path: Path) -> None:
+    """A peer whose line was cut sees nobody, and goes up to the bucket of all; there it would stay alone."""
+    async with some(tmp_path, 12) as (world, peers):
+        await settle([*peers, world.seed.node])
+        one, others = peers[0], [*peers[1:], world.seed.node]
+        assert one.watch.neighbourhood.depth > 0
+        one.watch.neighbourhood.depth = 0
+        one.watch.neighbourhood._found.clear()
+        await settle(others)
+        await settle([*others, one])
+        assert one.watch.neighbourhood.depth > 0
+        assert world.seed.node.peer in one.watch.heartbeats
+
+
 async def test_a_relay_looks_for_those_whom_it_serves_in_whatever_bucket_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -285,11 +285,18 @@ async def bribed_volunteer(world: Environment, chance: random.Random) -> None:
 @fault("forging volunteer")
 async def forging_volunteer(world: Environment, chance: random.Random) -> None:
     """A volunteer works well, and from now on its outer gradients are not what its steps come to, but as long, and as
-    good for its path. At most one in a run."""
-    if not any(volunteer.is_forging for volunteer in world.volunteers):
-        victim = some(world, chance)
-        victim.is_forging = True
-        world.note(victim.name, "forges")
+    good for its path. At most one at a time. Half of them train honestly again when they may have been found out, and
+    have to wait all the same."""
+    if any(volunteer.is_forging for volunteer in world.volunteers):
+        return
+    victim = some(world, chance)
+    victim.is_forging = True
+    world.note(victim.name, "forges")
+    if chance.random() < 0.5:
+        try:
+            await asyncio.sleep(away_s(world, chance))
+        finally:
+            victim.is_forging = False
 
 
 @fault("gone for good")

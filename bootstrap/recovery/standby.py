@@ -18,12 +18,13 @@ from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, Unreachable
 from dipaco_p2p.node.decree_news import serve_decrees
 from dipaco_p2p.node.dial import doors, knock
+from dipaco_p2p.node.doorplate import tell_address
 from dipaco_p2p.node.entry import Entry, read_entry
 from dipaco_p2p.node.ledger import RemoteLedger
 from dipaco_p2p.node.node import open_member, serve_store
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import learn_shardings, serve_shardings
-from dipaco_p2p.node.stages import Stages, fetch_stages, make_ticket, tell_address
+from dipaco_p2p.node.stages import Stages, fetch_stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.mirror_calls import MirrorCalls
@@ -250,10 +251,10 @@ async def _stages(swarm: Any, entry: Entry, folder: RunFolder, enter: Callable[[
 
 
 def _print_open(root: Path, swarm: Any, run: Run, entry: Entry) -> None:
-    plate = tell_address(root, swarm, run)
+    plate = tell_address(root, swarm, run, seeds=entry.addresses)
     print(f"a second seed node of {run.name}: it keeps an archive, and newcomers join through it", flush=True)
     print("it counts once the coordinator has run:", flush=True)
     print(f"dipaco-bootstrap appoint {swarm.peer}", flush=True)
     print("hand out this line, whose ticket names all seeds:", flush=True)
-    print(f"dipaco-peer join {make_ticket(run, [plate.address, *entry.addresses])}", flush=True)
+    print(plate.line, flush=True)
     print("Ctrl-C stops; run the same command again to continue.", flush=True)

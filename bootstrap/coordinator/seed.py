@@ -27,6 +27,7 @@ from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.mirror_calls import MirrorCalls
+from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.program.console import LogFormat, log_to, on_signals
 from dipaco_p2p.program.control.server import listening
 from dipaco_p2p.program.curves import Curves
@@ -211,7 +212,7 @@ class Seed:
             raise ConfigError("the run is still being prepared", hint="wait until its line to join with is printed")
         seen = self._opened[-1].seen()
         alive = list(seen.watch.heartbeats)
-        return Decreeing(self._decrees, self._swarm.signer, seen.run, seen.ledgers, alive)
+        return Decreeing(self._decrees, self._swarm.signer, seen.run, seen.ledgers, alive, thinned=seen.thinned)
 
     def _open(self, run: Run) -> SeedStage:
         if self._decrees is None:
@@ -227,6 +228,7 @@ class Seed:
             follows=self._opened[-1] if self._opened else None,
             curves=self._curves,
             words=self._words,
+            retention=Retention(rounds=self._file.archive.rounds, snapshots=self._file.archive.snapshots),
         )
         stage.begin()
         self._opened.append(stage)

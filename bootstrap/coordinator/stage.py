@@ -229,15 +229,16 @@ class SeedStage:
         self._note_complete()
 
     def _needed(self, module: ModuleId) -> set[int]:
-        """Versions whose parameters are still read: of rounds that are to be judged, of those that paths are served
-        with, of the best one, which a rollback is proposed to, and of one that a decree goes back to."""
+        """Versions whose parameters are still read: of rounds that are to be judged, of the last one that was, which
+        others measure again, of those that paths are served with, of the best one, which a rollback is proposed to, and
+        of one that a decree goes back to."""
         ledger, judged = self._archive.ledgers[module], -1 if self._judged is None else int(self._judged["version"])
         served = self._serving["rounds"].items()
         found = {version for path, version in served if module in PathId.parse(path).modules()}
         sealed = self._node.decrees.rollback(self.run.id, module)
         if sealed is not None and sealed.document.number > ledger.rolled_back_by:
             found.add(sealed.document.to)
-        return found | {self._best} | set(range(judged + 1, ledger.head.version + 1))
+        return found | {self._best} | set(range(max(judged, 0), ledger.head.version + 1))
 
     def _propose_bans(self, version: ModuleVersion) -> None:
         """Of those whose work two volunteers could not repeat: the version names what they have signed, so that anybody

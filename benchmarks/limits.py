@@ -61,6 +61,8 @@ source = {corpus}
 validation_share = 0.02
 holdout_share = 0.02
 router_share = 0.02
+[archive]
+rounds = 0
 [leaderboard]
 serve = false
 [node]

@@ -329,11 +329,15 @@ def plan(
     up_mbit: Annotated[float, typer.Option(min=0.1, help="A volunteer's uplink, in Mbit/s.")] = 10.0,
     down_mbit: Annotated[float, typer.Option(min=0.1, help="Its downlink.")] = 50.0,
     volunteers: Annotated[int, typer.Option(min=0, help="How many; 0: one for each path.")] = 0,
+    tokens_per_s: Annotated[
+        float, typer.Option(min=0, help="What a volunteer trains in a second, as its `status` says; 0: unknown.")
+    ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document: dipaco.plan/1.")] = False,
 ) -> None:
-    """Estimate what a run takes: parameters, traffic by codec, memory, disk, and time on a line of this speed.
+    """Estimate what a run takes: parameters, traffic by codec, memory, disk, and time.
 
-    Computed from the run file alone, with the functions the programs use. How fast volunteers train is not known.
+    Computed from the run file alone, with the functions the programs use. Time is that of a line of this speed, and of
+    training if you say how fast volunteers are.
     """
 
     async def main() -> None:
@@ -345,7 +349,7 @@ def plan(
         from .planning.plan import Line, show_plan
 
         line = Line(up_mbit=up_mbit, down_mbit=down_mbit)
-        show_plan(planned_of(file, line, volunteers), is_json=as_json)
+        show_plan(planned_of(file, line, volunteers, tokens_per_s=tokens_per_s), is_json=as_json)
 
     end_program(main)
 
@@ -408,6 +412,12 @@ def seed(
         float, typer.Option(min=0, help="The most that blobs may take of the uplink, in Mbit/s; 0: no limit.")
     ] = 0.0,
     down_mbit: Annotated[float, typer.Option(min=0, help="The same of the downlink.")] = 0.0,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Of how many last rounds it keeps everything, as `rounds` of [archive]; 0: all.")
+    ] = 2,
+    snapshots: Annotated[
+        int, typer.Option(min=0, help="Of every how manieth round it keeps the parameters for good; 0: of none.")
+    ] = 50,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details to seed.log.")] = False,
 ) -> None:
     """Be a further seed node of a run: newcomers join through it, and it keeps a second archive.
@@ -423,9 +433,12 @@ def seed(
         read_entry(ticket)  # before the imports that take seconds
         line = Line(up_mbit=up_mbit or None, down_mbit=down_mbit or None)
 
+        from dipaco_p2p.owner.retention import Retention
+
         from .recovery.standby import keep_seed
 
-        await keep_seed(ticket, folder, listen=listen, line=line, verbose=verbose)
+        kept = Retention(rounds=rounds, snapshots=snapshots)
+        await keep_seed(ticket, folder, listen=listen, line=line, retention=kept, verbose=verbose)
 
     end_program(main)
 

@@ -246,6 +246,8 @@ holdout_share = {HOLDOUT_SHARE}
 [node]
 port = 0
 
+[archive]
+rounds = 0
 [leaderboard]
 port = 0
 """

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.config import INVITE
-from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, IntegrityError
+from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError
+from dipaco_p2p.node.doorplate import make_ticket, told_address
 from dipaco_p2p.node.entry import read_entry
 from dipaco_p2p.node.invitations import invite, write_code
 from dipaco_p2p.node.ledger import DAMAGED_HINT
 from dipaco_p2p.node.run import Run, open_run
-from dipaco_p2p.node.stages import DOORPLATE, make_ticket
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.protocol.documents import Manifest, Sealed, Sharding
@@ -92,13 +92,14 @@ NO_SEED_HINT = "start the coordinator once, or name an address: --seed /ip4/203.
 
 
 def ticket_of(folder: Path, *, seeds: Sequence[str]) -> str:
-    """The ticket of the run in `folder`, with `seeds` first, since whoever names them knows. A coordinator may be at
-    work there. Raises ConfigError for a folder without a run, or for an invalid address."""
+    """The ticket of the run in `folder`, with `seeds` first, since whoever names them knows, and behind the coordinator
+    volunteers that have worked. A coordinator may be at work there. Raises ConfigError for a folder without a run, or
+    for an invalid address."""
     run, _ = RunFolder(folder, is_read_only=True).require()
     known = known_addresses(folder)
     if not seeds and not known:
         raise ConfigError(f"the run in `{folder}` has never been open, so nobody can be reached yet", hint=NO_SEED_HINT)
-    return make_ticket(run, [*seeds, *known])
+    return make_ticket(run, seeds or known[:1], more=known)
 
 
 KEY_HINT = "bring its identity.key back"
@@ -121,8 +122,6 @@ def invitation_of(folder: Path, peer: str, *, at_s: float) -> str:
 
 
 def known_addresses(folder: Path) -> tuple[str, ...]:
-    """Where the coordinator was reached last; nothing before its first start."""
-    try:
-        return read_entry(json.loads((folder / DOORPLATE).read_bytes())["ticket"]).addresses
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, DipacoError):
-        return ()
+    """Where the coordinator was reached last, then others of the run; nothing before its first start."""
+    plate = told_address(folder)
+    return () if plate is None else read_entry(plate.ticket).addresses

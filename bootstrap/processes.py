@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dipaco_p2p.errors import DipacoError
-from dipaco_p2p.node.stages import Doorplate
+from dipaco_p2p.node.doorplate import Doorplate
 from leaderboard.places import IN_RUN_FOLDER, SAID
 
 from .runfile import LeaderboardConfig

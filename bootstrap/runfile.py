@@ -7,6 +7,7 @@
     [judging]                            /
     [corpus]    where the text comes from   only this machine's business
     [node]      where the coordinator listens, and how much of its line blobs may take
+    [archive]      how much of the run the coordinator keeps
     [leaderboard]  whether and where its public page is served
 
 Every key may be left out and then has the default that `template` shows.
@@ -132,6 +133,17 @@ class NodeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveConfig:
+    """How much of the run the coordinator keeps on its disk. Signed documents always stay, so who did what is known."""
+
+    rounds: int = bounded(2, low=0)
+    """Of how many last rounds everything is kept, so that `verify` can make their versions again; 0: of all rounds."""
+    snapshots: int = bounded(50, low=0)
+    """The parameters of every so manieth round are kept for good, to go back to or to export; 0: of none. Those of
+    rounds that are served, or that text is sharded at, stay besides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderboardConfig:
     """The public page of the run, in a process of its own that has no key of the coordinator's."""
 
@@ -160,6 +172,7 @@ class RunFile:
     run: RunConfig = field(default_factory=partial(RunConfig, judging=JudgingConfig()))
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
+    archive: ArchiveConfig = field(default_factory=ArchiveConfig)
     leaderboard: LeaderboardConfig = field(default_factory=LeaderboardConfig)
 
 
@@ -196,6 +209,7 @@ class _Layout:
     judging: JudgingConfig = field(default_factory=JudgingConfig)
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
+    archive: ArchiveConfig = field(default_factory=ArchiveConfig)
     leaderboard: LeaderboardConfig = field(default_factory=LeaderboardConfig)
 
 
@@ -240,7 +254,8 @@ def _run_file(mapping: object, *, where: str) -> RunFile:
     except ConfigError as error:
         message = str(error) if where in str(error) else f"{where}: {error}"
         raise ConfigError(message, hint=error.hint) from None
-    return RunFile(run=run, corpus=layout.corpus, node=layout.node, leaderboard=layout.leaderboard)
+    tables = {known.name: getattr(layout, known.name) for known in dataclasses.fields(RunFile) if known.name != "run"}
+    return RunFile(run=run, **tables)
 
 
 def _run_config(layout: _Layout) -> RunConfig:

@@ -1,7 +1,7 @@
 """The ticket: one line that is all a volunteer needs to join a run.
 
     ticket = "dipaco1" + Bech32m of:  format u8 = 1 | protocol u16 | run 32 | coordinator's public key 32
-             | name: length u8, ASCII | seeds: count u8, then each:
+             | name: length u8, ASCII | seeds, then volunteers: count u8, then each:
                kind u8 (4 ip4, 6 ip6, 1 dns, 2 dns4, 3 dns6; +128: the coordinator itself)
                | host: 4 bytes, 16 bytes, or length u8 and ASCII | port u16 | public key 32, but of the coordinator
 
@@ -54,6 +54,7 @@ class Ticket:
     coordinator: bytes
     """The public key that signed the run."""
     seeds: tuple[SeedPlace, ...]
+    """Where the run is entered, in order: its seeds, then volunteers (node/doorplate.py)."""
     protocol: int = PROTOCOL_VERSION
     name: str = ""
     """What the coordinator calls the run; for people only."""

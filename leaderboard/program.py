@@ -21,9 +21,10 @@ from typing import Any, TypeVar
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import ConfigError, DipacoError, IntegrityError, SwarmError
+from dipaco_p2p.node.doorplate import DOORPLATE
 from dipaco_p2p.node.entry import bare, is_entry
 from dipaco_p2p.node.run import open_run
-from dipaco_p2p.node.stages import DOORPLATE, check_next_stage
+from dipaco_p2p.node.stages import check_next_stage
 from dipaco_p2p.program.console import log_to, on_signals
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.program.web import listening, serve_app

@@ -91,6 +91,24 @@ def join(
     end_program(main)
 
 
+@app.command(epilog="Example: dipaco-peer ticket\n\n" + EPILOG)
+def ticket(run: RunId = None, home: Home = None) -> None:
+    """Print a ticket of the run that was joined last, to pass on: it also works while the coordinator is away.
+
+    Besides the seeds it names volunteers that others can dial, and it is renewed as these come and go.
+    """
+    from .config import default_home
+
+    async def main() -> None:
+        place = home or default_home()
+        with _chosen(None, place, run) as choice:
+            from .joining.passing_on import ticket_of
+
+            print(ticket_of(choice, place))
+
+    end_program(main)
+
+
 @app.command(epilog="Example: dipaco-peer invite 12D3KooW...\n\n" + EPILOG)
 def invite(
     peer: Annotated[str, typer.Argument(help="The peer id of who is invited: `dipaco-peer identity show` prints it.")],

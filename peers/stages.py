@@ -16,6 +16,7 @@ from dipaco_p2p.core.model.engine import BFLOAT16, EXACT
 from dipaco_p2p.errors import DipacoError, SwarmError, WrongRun
 from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.decree_news import serve_decrees
+from dipaco_p2p.node.doorplate import whom_to_name
 from dipaco_p2p.node.invitations import Chain
 from dipaco_p2p.node.node import Member, open_member, serve_store
 from dipaco_p2p.node.presence import Presence
@@ -79,6 +80,8 @@ class Entrance:
     """Joins again. Raises DipacoError."""
     meet: Callable[[Run, Sequence[str]], None] = lambda run, addresses: None
     """Is told the addresses of the peers that we see."""
+    name: Callable[[Run, Sequence[str], Sequence[str]], None] = lambda run, seeds, volunteers: None
+    """Is told whom a ticket may name: where the seeds are, and volunteers that have worked."""
     invitations: Chain = ()
     """What we show where only the invited may take part."""
 
@@ -284,7 +287,7 @@ class StageRunner:
         )
         self.steps.tell(partial(_note_limit, node.history, status))
         every_s = heartbeat_interval_s(node.run.config.liveness)
-        rejoining = asyncio.create_task(self._keep_joined(node, every_s=every_s))
+        rejoining = asyncio.create_task(self._keep_joined(node, chains, every_s=every_s))
         try:
             await self._run(volunteer)
         finally:
@@ -306,7 +309,7 @@ class StageRunner:
         finally:
             self._volunteer = None
 
-    async def _keep_joined(self, node: Member, *, every_s: float) -> None:
+    async def _keep_joined(self, node: Member, chains: Chains, *, every_s: float) -> None:
         """Note who is there; and dial again while no seed node is seen: one that restarted knows nobody, and nobody
         looks for it."""
         while True:
@@ -316,6 +319,8 @@ class StageRunner:
             direct = [beat.addresses for beat in watch.heartbeats.values() if beat.addresses and not beat.is_relayed]
             met = list(map(best_address, direct))
             self._entrance.meet(node.run, sorted(met))
+            seeds, volunteers = whom_to_name(watch, workers=chains.workers)
+            self._entrance.name(node.run, seeds, volunteers)
             if not watch.seeds():
                 with contextlib.suppress(DipacoError):
                     await self._entrance.dial()

@@ -81,6 +81,8 @@ judges = {judges}
 source = {source}
 bytes_max = 4000000
 
+[archive]
+rounds = 0
 [leaderboard]
 serve = false
 [node]

@@ -1,7 +1,13 @@
-"""Verifying a run: every chain of its archive made again from its contributions, to the bit."""
+"""Verifying a run: every chain of its archive made again from its contributions, to the bit.
+
+Of an archive that keeps the last rounds alone (owner/retention.py) this proves less of the versions before them: that
+they are one chain, each signed by its maker and by the coordinator, who made it again before, and that the parameters
+which are kept have their digests. That those follow from their contributions is then the coordinator's word.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +16,19 @@ from rich.console import Console
 from rich.table import Table
 
 from dipaco_p2p.core.model.layout import decode_module
-from dipaco_p2p.core.outer.outer_step import OuterState
+from dipaco_p2p.core.outer.outer_step import OuterState, decode_state
 from dipaco_p2p.errors import ConfigError, DipacoError, IntegrityError
+from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.owner.retention import read_thinned
 from dipaco_p2p.owner.rollback import make_rollback_again
 from dipaco_p2p.owner.version import make_again, stored
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.norms import NORM_VERSIONS, Norms
 from dipaco_p2p.protocol.standing import Standings
-from dipaco_p2p.protocol.versions import Tally, check_chain, genesis_version
+from dipaco_p2p.protocol.versions import Tally, check_chain, genesis_version, is_final
 from dipaco_p2p.topology import ModuleId
 from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 
@@ -35,7 +43,17 @@ class ChainReport:
     module: ModuleId
     versions: int
     contributions: int
+    signed: int = 0
+    """The versions up to this one are not made again: their contributions were dropped, as the run file says."""
     problem: str = ""
+
+    @property
+    def words(self) -> str:
+        """What was shown, for people."""
+        if self.problem or not self.signed:
+            return self.problem or "to the bit"
+        after = f"to the bit from version {self.signed + 1} on" if self.versions > self.signed else "not made again"
+        return f"{after}; up to {self.signed} as the coordinator signed them"
 
 
 def verify_run(
@@ -43,36 +61,68 @@ def verify_run(
 ) -> list[ChainReport]:
     """Verify all modules; never raises for what it finds, and says it in the report."""
     reports = []
-    done = 0
-    for module, ledger in archive.ledgers.items():
-        counted = 0
-        problem = ""
-        try:
-            check_chain(ledger.versions, run.manifest, module)
-            parent = genesis_version(run.manifest, module)
-            state = OuterState.fresh(decode_module(archive.blob(parent.digest), run.layout(module)))
-            versions = [sealed.document for sealed in ledger.versions]
-            tally = Tally()
-            for place, version in enumerate(versions):
-                norms = run.norms(module, versions[max(0, place - NORM_VERSIONS) : place])
-                state = recompute(run, store, archive, parent, state, version, norms=norms, standings=tally.standings)
-                parent = version
-                tally.add(version)
-                counted += len(parent.shares)
-                done += 1
-                on_progress(done)
-        except DipacoError as error:
-            problem = str(error)
-        reports.append(
-            ChainReport(
-                stage=run.manifest.stage,
-                module=module,
-                versions=len(ledger.versions),
-                contributions=counted,
-                problem=problem,
-            )
-        )
+    done = itertools.count(1)
+    for module in archive.ledgers:
+        report = _verify_chain(run, store, archive, module, on_version=lambda: on_progress(next(done)))
+        # A coordinator at work drops what was to be read here: then its chain is read once more.
+        while report.problem and read_thinned(store, module) != archive.thinning.of(module):
+            archive = SeedArchive(run, store)
+            report = _verify_chain(run, store, archive, module, on_version=lambda: None)
+        reports.append(report)
     return reports
+
+
+def _verify_chain(
+    run: Run, store: Store, archive: SeedArchive, module: ModuleId, *, on_version: Callable[[], None]
+) -> ChainReport:
+    ledger, counted, signed, problem = archive.ledgers[module], 0, 0, ""
+    try:
+        check_chain(ledger.versions, run.manifest, module)
+        versions, tally = [sealed.document for sealed in ledger.versions], Tally()
+        signed = check_signed(run, archive, ledger)
+        parent, state = ledger.at(signed), state_of(run, archive, ledger.at(signed))
+        for version in versions[:signed]:
+            tally.add(version)
+            on_version()
+        for place, version in enumerate(versions[signed:], start=signed):
+            norms = run.norms(module, versions[max(0, place - NORM_VERSIONS) : place])
+            state = recompute(run, store, archive, parent, state, version, norms=norms, standings=tally.standings)
+            parent = version
+            tally.add(version)
+            counted += len(parent.shares)
+            on_version()
+    except DipacoError as error:
+        problem = str(error)
+    return ChainReport(
+        stage=run.manifest.stage,
+        module=module,
+        versions=len(ledger.versions),
+        contributions=counted,
+        signed=signed,
+        problem=problem,
+    )
+
+
+def check_signed(run: Run, archive: SeedArchive, ledger: Ledger) -> int:
+    """Up to which version contributions were dropped; 0: none was. Raises IntegrityError unless all these bear the
+    coordinator's signature, and what is kept of them is whole."""
+    thinned = archive.thinning.of(ledger.module)
+    for sealed in ledger.versions[: thinned.contributions]:
+        number = sealed.document.version
+        if not is_final(sealed, coordinator=run.manifest.author):
+            raise IntegrityError(f"version {number} was dropped, and the coordinator did not sign it")
+        if not thinned.lacks(number):
+            archive.blob(sealed.document.digest)
+    return min(thinned.contributions, ledger.head.version)
+
+
+def state_of(run: Run, archive: SeedArchive, version: ModuleVersion) -> OuterState:
+    """Parameters, momentum and residual after `version`; raises IntegrityError if they are not here."""
+    params = decode_module(archive.blob(version.digest), run.layout(version.module))
+    if version.state is None:
+        return OuterState.fresh(params)
+    momentum, residual = decode_state(archive.blob(version.state.digest), params.size)
+    return OuterState(params=params, momentum=momentum, residual=residual)
 
 
 def verify_fork(grid: Run, warmup_archive: SeedArchive, warmup: Run) -> list[ChainReport]:
@@ -146,7 +196,7 @@ def print_chains(reports: list[ChainReport]) -> None:
             str(report.module),
             str(report.versions),
             str(report.contributions),
-            report.problem or "to the bit",
+            report.words,
         )
     Console().print(table)
     bad = [report for report in reports if report.problem]

@@ -7,7 +7,7 @@ written. A running coordinator does it when it is asked; without one the command
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.owner.retention import Thinned
 from dipaco_p2p.program.control.client import ask
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.program.text import printable
@@ -74,13 +75,16 @@ class Decreeing:
         run: Run,
         ledgers: Mapping[ModuleId, Ledger],
         alive: Iterable[PeerId] = (),
+        *,
+        thinned: Callable[[ModuleId], Thinned] = lambda module: Thinned(),
     ) -> None:
-        """`alive` are peers that are heard of now."""
+        """`alive` are peers that are heard of now; `thinned` is what the archive has dropped of a module."""
         self._decrees = decrees
         self._signer = signer
         self._run = run
         self._ledgers = ledgers
         self._alive = alive
+        self._thinned = thinned
 
     def issue(self, order: Order, *, at_s: float) -> dict[str, Any]:
         """Sign it and keep it; how it is listed. Raises ConfigError for what makes no sense, and nothing is written."""
@@ -100,7 +104,8 @@ class Decreeing:
         row = signed(order.act, **values)
         for module, damage in self._damage(values["peer"]) if order.undo else ():
             head = self._ledgers[module].head.version
-            undone = signed(ROLLBACK, stage=self._run.id, module=module, to=damage.to, after=head)
+            to = self._thinned(module).kept_before(damage.to)
+            undone = signed(ROLLBACK, stage=self._run.id, module=module, to=to, after=head)
             row.setdefault("undone", []).append(undone | {"others": damage.others})
         return row
 
@@ -209,6 +214,9 @@ class Decreeing:
         if order.version >= head:
             hint = "`dipaco-bootstrap modules` lists them"
             raise ConfigError(f"{module} is at version {head}: it cannot go back to {order.version}", hint=hint)
+        if (thinned := self._thinned(module)).lacks(order.version):
+            hint = f"the newest before it that the archive keeps is {thinned.kept_before(order.version)}"
+            raise ConfigError(f"version {order.version} of {module} is not kept, as [archive] says", hint=hint)
         return {"stage": self._run.id, "module": module, "to": order.version, "after": head}
 
 
@@ -225,7 +233,8 @@ def offline(root: Path, *, is_read_only: bool = False) -> Decreeing:
     signer = load_or_create(root / "identity.key")
     if signer.peer != run.manifest.author:
         raise IntegrityError(f"the key in `{root}` is not this run's coordinator's", hint="bring its identity.key back")
-    return Decreeing(decrees_in(folder, run), signer, run, SeedArchive(run, store).ledgers)
+    archive = SeedArchive(run, store)
+    return Decreeing(decrees_in(folder, run), signer, run, archive.ledgers, thinned=archive.thinning.of)
 
 
 LOCKED_HINT = "its coordinator may be starting or ending: try again"

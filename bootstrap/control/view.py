@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dipaco_p2p.node.ledger import Ledger
     from dipaco_p2p.node.run import Run
     from dipaco_p2p.node.watch import Watch
+    from dipaco_p2p.owner.retention import Thinned
     from dipaco_p2p.swarm.api import SwarmStatistics
 
 STATUS, PEERS, PATHS, MODULES = (f"dipaco.coordinator.{name}/1" for name in ("status", "peers", "paths", "modules"))
@@ -62,6 +63,8 @@ class Seen:
     """Since that version was complete, or the stage was opened."""
     line: SwarmStatistics
     now_s: float
+    thinned: Callable[[ModuleId], Thinned]
+    """What its archive has dropped of a module."""
     is_catching_up: bool = False
     """Whether it came out of a backup, and learns first what it has signed since."""
 

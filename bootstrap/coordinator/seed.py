@@ -18,19 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.clock import Clock, SystemClock
-from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.node.authority import Decrees
+from dipaco_p2p.node.doorplate import Doorplate, tell_address, whom_to_name
 from dipaco_p2p.node.node import open_member, serve_store
 from dipaco_p2p.node.run import Run
-from dipaco_p2p.node.stages import Doorplate, Stages, tell_address
+from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.mirror_calls import MirrorCalls
+from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.program.console import LogFormat, log_to, on_signals
 from dipaco_p2p.program.control.server import listening
 from dipaco_p2p.program.curves import Curves
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.decrees import ACTS
+from dipaco_p2p.protocol.liveness import heartbeat_interval_s
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 from dipaco_p2p.swarm.identity import KEY_NAME
@@ -141,10 +144,12 @@ class Seed:
 
         Raises EnvironmentUnfit when the disk refused a write: an archive that keeps nothing helps nobody.
         """
+        naming = asyncio.create_task(self._keep_naming(run))
         try:
             await self._serve(run)
             await asyncio.gather(*(opened.end() for opened in self._opened))
         finally:
+            naming.cancel()
             for opened in self._opened:
                 opened.cancel()
             for saying in self._saying:
@@ -207,7 +212,7 @@ class Seed:
             raise ConfigError("the run is still being prepared", hint="wait until its line to join with is printed")
         seen = self._opened[-1].seen()
         alive = list(seen.watch.heartbeats)
-        return Decreeing(self._decrees, self._swarm.signer, seen.run, seen.ledgers, alive)
+        return Decreeing(self._decrees, self._swarm.signer, seen.run, seen.ledgers, alive, thinned=seen.thinned)
 
     def _open(self, run: Run) -> SeedStage:
         if self._decrees is None:
@@ -223,6 +228,7 @@ class Seed:
             follows=self._opened[-1] if self._opened else None,
             curves=self._curves,
             words=self._words,
+            retention=Retention(rounds=self._file.archive.rounds, snapshots=self._file.archive.snapshots),
         )
         stage.begin()
         self._opened.append(stage)
@@ -257,6 +263,23 @@ class Seed:
         print(plate.line, flush=True)
         print("Ctrl-C hands over and stops; run the same command again to continue.", flush=True)
         self._on_open(plate)
+
+    async def _keep_naming(self, run: Run) -> None:
+        """Have the ticket name volunteers as they come and go: with it others join while this machine is off."""
+        is_told = False
+        while True:
+            await self._clock.sleep(heartbeat_interval_s(run.config.liveness))
+            if not self._opened:
+                continue
+            seen = self._opened[-1].seen()
+            seeds, volunteers = whom_to_name(seen.watch, workers=self._opened[-1].workers)
+            try:
+                tell_address(self._folder.root, self._swarm, seen.run, seeds=seeds, volunteers=volunteers)
+            except EnvironmentUnfit as error:
+                log.warning("the ticket was not renewed: %s", error)
+            if volunteers and not is_told:
+                is_told = True
+                print("the ticket now names volunteers, too: with it others join while this machine is off", flush=True)
 
     def _print_open(self, run: Run) -> None:
         if run.is_last_stage:

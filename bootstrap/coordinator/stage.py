@@ -26,6 +26,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.judge import Judge, Measure
 from dipaco_p2p.owner.leadership import Leadership
+from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.program.curves import Curves, Subject
 from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.program.history import History
@@ -36,8 +37,8 @@ from dipaco_p2p.protocol.signing import PeerId, short
 from dipaco_p2p.protocol.verdicts import auditors_against, read_appraisals
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
-from dipaco_p2p.topology import ModuleId
-from dipaco_p2p.use.best_rounds import read_evaluations, serving_header
+from dipaco_p2p.topology import ModuleId, PathId
+from dipaco_p2p.use.best_rounds import number_of, read_evaluations, serving_header
 
 from ..archives.early_stopping import jump
 from ..archives.evaluator import Evaluator, RoundEvaluation, append_evaluation, judge_finished
@@ -82,10 +83,12 @@ class SeedStage:
         follows: SeedStage | None = None,
         curves: Curves | None = None,
         words: PageWords | None = None,
+        retention: Retention | None = None,
     ) -> None:
         """`on_failure` is called when the disk has refused a write: `failure` says what. `decrees` are those of the
         whole run; without, those that this stage's store keeps. Rounds are judged, and told, after those of the stage
-        that this one `follows`; `curves` show them, and `words` what the model writes after them."""
+        that this one `follows`; `curves` show them, and `words` what the model writes after them. The archive
+        keeps what `retention` says, without one everything."""
         self.run = run
         self._words = words
         self._on_failure = on_failure
@@ -102,6 +105,7 @@ class SeedStage:
             decrees=decrees,
         )
         self._archive = SeedArchive(run, store)
+        self._archive.thinning.retention, self._archive.thinning.needed = retention or Retention(), self._needed
         self._chains = ArchiveChains(self._node, self._archive, is_closed=lambda: self._catching_up.is_going_on)
         self._judge = Judge(self._node, device=spare_device(), measure=measure)
         self._chains.appraise = self._judge.appraise
@@ -129,6 +133,8 @@ class SeedStage:
         self._serving = serving_header([])
         self._judged: dict[str, Any] | None = None
         """The evaluator's newest row."""
+        self._best = -1
+        """The judged round with the smallest loss."""
         self._advanced_s = clock.now_s()
         self._round = self._complete_version()
         self._proposed: set[PeerId] = set()
@@ -187,6 +193,7 @@ class SeedStage:
             mandates=self._node.mandates,
             decrees=self._node.decrees,
             ledgers=self._archive.ledgers,
+            thinned=self._archive.thinning.of,
             judged=self._judged,
             round=self._round,
             round_age_s=self._node.clock.now_s() - self._advanced_s,
@@ -220,6 +227,18 @@ class SeedStage:
             self._round, self._advanced_s = complete, self._node.clock.now_s()
         self._new_version.set()
         self._note_complete()
+
+    def _needed(self, module: ModuleId) -> set[int]:
+        """Versions whose parameters are still read: of rounds that are to be judged, of the last one that was, which
+        others measure again, of those that paths are served with, of the best one, which a rollback is proposed to, and
+        of one that a decree goes back to."""
+        ledger, judged = self._archive.ledgers[module], -1 if self._judged is None else int(self._judged["version"])
+        served = self._serving["rounds"].items()
+        found = {version for path, version in served if module in PathId.parse(path).modules()}
+        sealed = self._node.decrees.rollback(self.run.id, module)
+        if sealed is not None and sealed.document.number > ledger.rolled_back_by:
+            found.add(sealed.document.to)
+        return found | {self._best} | set(range(max(judged, 0), ledger.head.version + 1))
 
     def _propose_bans(self, version: ModuleVersion) -> None:
         """Of those whose work two volunteers could not repeat: the version names what they have signed, so that anybody
@@ -318,8 +337,7 @@ class SeedStage:
         path = self._folder / "evaluations.jsonl"
         rows = read_evaluations(path)
         judged = {row["version"] for row in rows}
-        self._serving = serving_header(rows)
-        self._judged = rows[-1] if rows else None
+        self._note_rows(rows)
         if rows:
             self._print_judged(rows[-1]["version"], rows[-1]["perplexity"])
         if self._follows is not None:
@@ -334,7 +352,7 @@ class SeedStage:
                     self._sign(evaluation)
                     append_evaluation(path, evaluation)
                     rows.append(evaluation.to_dict())
-                    self._serving, self._judged = serving_header(rows), rows[-1]
+                    self._note_rows(rows)
                     self._print_judged(version, evaluation.routed.perplexity)
                     self._note_judged(rows[-1])
                     self._propose_rollback(rows)
@@ -351,6 +369,11 @@ class SeedStage:
                 if self.run.is_last_stage:
                     await self._judge_finished()
             await self._new_version.wait()
+
+    def _note_rows(self, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            self._serving, self._judged = serving_header(rows), rows[-1]
+            self._best = min(rows, key=lambda row: number_of(row["loss"]))["version"]
 
     async def _let_write(self, judged: RoundEvaluation) -> None:
         """For the page, and only after the newest round: texts must not keep the judging from catching up."""

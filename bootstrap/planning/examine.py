@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dipaco_p2p.errors import ConfigError, CorpusError, DipacoError, EnvironmentUnfit, IntegrityError
+from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.program.control.show import show_findings
 from dipaco_p2p.program.examination import (
     CLOCK_REMEDY,
@@ -46,7 +47,7 @@ async def examine(path: Path, folder: Path | None) -> list[Finding]:
         return [failure("run file", str(error), error.hint or "docs/define.md lists every key", code=error.exit_code)]
     facts = await asyncio.to_thread(probe_folder, file, folder or run_folder(file))
     corpus, text = await asyncio.to_thread(_corpus, file, facts.path)
-    planned = plan(file.run, text_bytes=text or file.corpus.bytes_max, line=LINE)
+    planned = planned_of(file, LINE, text_bytes=text or file.corpus.bytes_max)
     findings = [judge_file(planned), judge_folder(facts), *corpus]
     findings += [judge_text(planned)] if text is not None else []
     return [*findings, judge_disk(facts, planned), *await _ports(file, facts), judge_clock(is_clock_synchronised())]
@@ -63,9 +64,18 @@ def text_bytes_of(file: RunFile) -> int:
     return max(1, min(limit, sum(each.stat().st_size for each in files)))
 
 
-def planned_of(file: RunFile, line: Line, volunteers: int) -> Plan:
-    """The plan of a run file, of whose corpus nothing is read."""
-    return plan(file.run, text_bytes=text_bytes_of(file), line=line, volunteers=volunteers)
+def planned_of(
+    file: RunFile, line: Line, volunteers: int = 0, *, tokens_per_s: float = 0.0, text_bytes: int | None = None
+) -> Plan:
+    """The plan of a run file, of whose corpus nothing is read; `text_bytes` if that is known."""
+    return plan(
+        file.run,
+        text_bytes=text_bytes_of(file) if text_bytes is None else text_bytes,
+        line=line,
+        volunteers=volunteers,
+        retention=Retention(rounds=file.archive.rounds, snapshots=file.archive.snapshots),
+        tokens_per_s=tokens_per_s,
+    )
 
 
 # -- the corpus and its tokenizer

@@ -1,7 +1,7 @@
 """What a run will take, worked out from its run file alone: parameters, bytes on the line, memory, disk.
 
 Sizes of modules, payloads, updates and states come from the functions that the programs use themselves, so they hold;
-the amount of text is an estimate, and time is that of the line alone: how fast volunteers train is not known here.
+the amount of text is an estimate. Training time is known where it is said how fast volunteers train.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dipaco_p2p.node.sizes import (
     path_needs,
     snapshot_bytes,
 )
+from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.blobs.bandwidth import MBIT_BYTES
 from dipaco_p2p.topology import ModuleId
@@ -99,7 +100,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """In bytes; the seed's over the whole run, since an archive drops nothing."""
+    """In bytes; the seed's at the end of the run, with what its archive keeps by then."""
 
     volunteer: int
     owner: int
@@ -108,6 +109,21 @@ class Disk:
     seed_versions: int
     seed_contributions: int
     seed: int
+    seed_round: int
+    """By which one more round makes the seed's grow; what goes in its place is taken off."""
+    seed_whole: int
+    """The seed's if its archive dropped nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How long it takes, if all volunteers are as fast; in seconds."""
+
+    tokens_per_s: float
+    round_s: float
+    """A round of the grid: inner steps, then the exchange, unless these overlap."""
+    run_s: float
+    """Warm-up and grid, without a pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +149,8 @@ class Plan:
     memory: Memory
     disk: Disk
     line: Line
+    training: Training | None = None
+    """None where it is not known how fast volunteers are."""
 
     @property
     def line_s(self) -> float:
@@ -145,18 +163,28 @@ class Plan:
         return {"schema": SCHEMA, **asdict(self), "line_s": self.line_s}
 
 
-def plan(config: RunConfig, *, text_bytes: int, line: Line, volunteers: int = 0) -> Plan:
-    """`text_bytes` is what the corpus has, at most; `volunteers` 0: as many as there are paths."""
+def plan(
+    config: RunConfig,
+    *,
+    text_bytes: int,
+    line: Line,
+    volunteers: int = 0,
+    retention: Retention | None = None,
+    tokens_per_s: float = 0.0,
+) -> Plan:
+    """`text_bytes` is what the corpus has, at most; `volunteers` 0: as many as there are paths; without `retention` the
+    archive drops nothing. A volunteer trains `tokens_per_s`; 0: that is not known."""
     grid, tokens = config.topology, tokens_of(text_bytes, config.model.vocab_size)
     volunteers = volunteers or grid.path_count
     levels = _levels(config)
     path = sum(level.parameters for level in levels)
     shard = min(tokens, math.ceil(tokens * config.routing.overlap / grid.path_count))
     needs = path_needs(config, grid.path(0), shard_bytes=TOKEN_BYTES * shard, start_bytes=MOMENTS_BYTES_A_VALUE * path)
+    each = _round(config, levels, up=needs.round_up, down=needs.round_down, line=line)
     disk = Disk(
         volunteer=needs.disk,
         owner=max(led_bytes(config, ModuleId(level.level, 0)) for level in levels),
-        **_seed_disk(config, tokens=tokens, volunteers=volunteers),
+        **_seed_disk(config, tokens=tokens, volunteers=volunteers, retention=retention or Retention()),
     )
     return Plan(
         name=config.name,
@@ -172,11 +200,23 @@ def plan(config: RunConfig, *, text_bytes: int, line: Line, volunteers: int = 0)
         text_tokens=tokens,
         passes=config.rounds.rounds * _tokens_a_round(config) / shard,
         first_down_bytes=needs.first_down,
-        round=_round(config, levels, up=needs.round_up, down=needs.round_down, line=line),
+        round=each,
         memory=_memory(config, path, least=needs.least_memory(is_cpu=False)),
         disk=disk,
         line=line,
+        training=_training(config, line_s=each.line_s, volunteers=volunteers, tokens_per_s=tokens_per_s),
     )
+
+
+def _training(config: RunConfig, *, line_s: float, volunteers: int, tokens_per_s: float) -> Training | None:
+    """As slow as the volunteers with most paths: paths without a volunteer of their own take turns."""
+    if not tokens_per_s:
+        return None
+    turns = math.ceil(config.topology.path_count / volunteers)
+    steps_s = _tokens_a_round(config) / tokens_per_s
+    round_s = turns * (steps_s if config.rounds.overlap and steps_s >= line_s else steps_s + line_s)
+    warmup_s = config.warmup.rounds * (steps_s + line_s)
+    return Training(tokens_per_s=tokens_per_s, round_s=round_s, run_s=warmup_s + config.rounds.rounds * round_s)
 
 
 def tokens_of(text_bytes: int, vocab_size: int) -> int:
@@ -240,38 +280,62 @@ def _memory(config: RunConfig, parameters: int, *, least: int) -> Memory:
     )
 
 
-def _seed_disk(config: RunConfig, *, tokens: int, volunteers: int) -> dict[str, int]:
-    """What the coordinator's folder grows to: text, and of both stages every version and contribution."""
+def _seed_disk(config: RunConfig, *, tokens: int, volunteers: int, retention: Retention) -> dict[str, int]:
+    """What the coordinator's folder is at the end: text, and what it keeps of the versions and contributions of both
+    stages."""
     text = TOKEN_BYTES * tokens
     shards = text * min(config.routing.overlap, config.topology.path_count)
     cuts = 1 + sum(number < config.rounds.rounds for number in config.routing.reshard_rounds)
     warmed = min(text, WARMUP_REPLICAS * config.warmup.rounds * _tokens_a_round(config) * TOKEN_BYTES)
     stages = [config, *([config.for_warmup()] if config.warmup.rounds else [])]
-    versions = sum(_versions(stage) for stage in stages)
-    contributions = sum(_contributions(stage, volunteers) for stage in stages)
+    versions = sum(_versions(stage, retention) for stage in stages)
+    contributions = sum(_kept_rounds(stage, retention) * _contributions(stage, volunteers) for stage in stages)
     found = {"seed_text": text + shards * cuts + warmed, "seed_versions": versions, "seed_contributions": contributions}
-    return {**found, "seed": sum(found.values())}
+    seed = sum(found.values())
+    if not retention.rounds:
+        grid = sum(map(sum, _version_bytes(config))) + _contributions(config, volunteers)
+        return {**found, "seed": seed, "seed_round": grid, "seed_whole": seed}
+    whole = _seed_disk(config, tokens=tokens, volunteers=volunteers, retention=Retention())
+    every = retention.snapshots
+    grown = sum(snapshot for snapshot, _ in _version_bytes(config)) // every if every else 0
+    return {**found, "seed": seed, "seed_round": grown, "seed_whole": whole["seed_whole"]}
 
 
-def _versions(config: RunConfig) -> int:
-    """Of one stage: each version's parameters, its update and its outer state, and what the stage began with."""
-    found = 0
-    for module in config.topology.modules():
-        size = module_size(config, module)
-        update = bytes_max(size, config.compression.downlink)
-        found += config.rounds.rounds * (snapshot_bytes(size) + update + outer_state_bytes(size))
+def _kept_rounds(config: RunConfig, retention: Retention) -> int:
+    rounds = config.rounds.rounds
+    return min(rounds, retention.rounds) if retention.rounds else rounds
+
+
+def _version_bytes(config: RunConfig) -> list[tuple[int, int]]:
+    """Of a version of each module: its parameters, and its update and outer state."""
+    sizes = [module_size(config, module) for module in config.topology.modules()]
+    codec = config.compression.downlink
+    return [(snapshot_bytes(size), bytes_max(size, codec) + outer_state_bytes(size)) for size in sizes]
+
+
+def _versions(config: RunConfig, retention: Retention) -> int:
+    """Of one stage: of each module the versions that are kept whole, the parameters of others, and what the stage began
+    with. Each path may be served with a round of its own."""
+    rounds, found = config.rounds.rounds, 0
+    whole = min(rounds, retention.versions(config)) if retention.rounds else rounds
+    rest, marked = range(1, rounds - whole + 1), set(config.routing.reshard_rounds)
+    if retention.snapshots:
+        marked.update(range(retention.snapshots, rounds, retention.snapshots))
+    marked.intersection_update(rest)
+    for module, (snapshot, others) in zip(config.topology.modules(), _version_bytes(config), strict=True):
+        served = min(len(rest) - len(marked), len(config.topology.paths_through(module)))
+        found += whole * (snapshot + others) + (len(marked) + served) * snapshot
     path = sum(module_size(config, module) for module in config.topology.path(0).modules())
     return found + snapshot_bytes(path) + MOMENTS_BYTES_A_VALUE * path
 
 
 def _contributions(config: RunConfig, volunteers: int) -> int:
-    """Of one stage: each path at least once a round, replicas as often as there are volunteers for them."""
-    rounds, paths = config.rounds.rounds, config.topology.path_count
+    """Of a round of one stage: each path at least once, replicas as often as there are volunteers for them."""
     a_path = sum(
         bytes_max(module_size(config, module), config.compression.uplink)
         for module in config.topology.path(0).modules()
     )
-    return rounds * max(paths, volunteers) * a_path
+    return max(config.topology.path_count, volunteers) * a_path
 
 
 def show_plan(planned: Plan, *, is_json: bool) -> None:
@@ -307,6 +371,9 @@ def _line_rows(planned: Plan) -> Iterator[tuple[str, str]]:
     speed = f"{line.up_mbit:g} Mbit/s up and {line.down_mbit:g} down"
     yield "  line", f"{_time(each.line_s)} at {speed}; a round waits {each.deadline_s:g} s at most for who is missing"
     yield "whole run", f"{_time(planned.line_s)} of each volunteer's line, besides training"
+    if (training := planned.training) is not None:
+        pace = f"at {training.tokens_per_s:,.0f} tokens/s of each volunteer"
+        yield "  time", f"{_time(training.round_s)} a round, {_time(training.run_s)} in all, {pace}"
 
 
 def _memory_rows(memory: Memory) -> Iterator[tuple[str, str]]:
@@ -322,6 +389,10 @@ def _disk_rows(planned: Plan) -> Iterator[tuple[str, str]]:
     parts = {"text": disk.seed_text, "versions": disk.seed_versions, "contributions": disk.seed_contributions}
     yield "disk", f"{in_bytes(disk.volunteer)} of a volunteer; {in_bytes(disk.owner)} for each module that it owns"
     yield "  coordinator", f"{in_bytes(disk.seed)} at the end, with {planned.volunteers} volunteers: {_by(parts)}"
+    whole = (
+        f"{in_bytes(disk.seed_whole)} if [archive] kept all rounds" if disk.seed < disk.seed_whole else "all is kept"
+    )
+    yield "  each round", f"{in_bytes(disk.seed_round)} more; {whole}"
 
 
 def _by(found: dict[str, int]) -> str:

@@ -179,8 +179,11 @@ class Filling:
 
     async def _fill_chain(self, ledger: Ledger) -> int:
         missing, versions = 0, ledger.versions
+        thinned = self._archive.thinning.of(ledger.module)
         for sealed in versions[self._whole[ledger.module] :]:
-            lacking = await self._fill_version(sealed.document)
+            version = sealed.document.version
+            # A version of which blobs are kept, but no contributions, is the one that those after it are made from.
+            lacking = 0 if version <= thinned.versions else await self._fill_version(sealed.document)
             missing += lacking
             if not missing:
                 self._whole[ledger.module] = sealed.document.version

@@ -18,15 +18,17 @@ from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, Unreachable
 from dipaco_p2p.node.decree_news import serve_decrees
 from dipaco_p2p.node.dial import doors, knock
+from dipaco_p2p.node.doorplate import tell_address
 from dipaco_p2p.node.entry import Entry, read_entry
 from dipaco_p2p.node.ledger import RemoteLedger
 from dipaco_p2p.node.node import open_member, serve_store
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import learn_shardings, serve_shardings
-from dipaco_p2p.node.stages import Stages, fetch_stages, make_ticket, tell_address
+from dipaco_p2p.node.stages import Stages, fetch_stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.mirror_calls import MirrorCalls
+from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.program.console import log_to, on_signals
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.program.history import History
@@ -59,7 +61,7 @@ ASKED_MAX = 8
 class StandbyStage:
     """One stage, copied and served."""
 
-    def __init__(self, run: Run, swarm: Swarm, store: Store, clock: Clock) -> None:
+    def __init__(self, run: Run, swarm: Swarm, store: Store, clock: Clock, retention: Retention) -> None:
         scoped, folder = ScopedSwarm(swarm, run.id), store.folder
         self.run = run
         self.node = open_member(
@@ -73,6 +75,7 @@ class StandbyStage:
         )
         self._met = Met(folder.parent, scoped.peer)
         self._archive = SeedArchive(run, store)
+        self._archive.thinning.retention = retention
         self._chains = ArchiveChains(self.node, self._archive)
         self._filling = Filling(self.node, self._archive)
         self.missing: int | None = None
@@ -147,9 +150,11 @@ class StandbyStage:
 class Standby:
     """All stages of the run, as they are opened."""
 
-    def __init__(self, swarm: Swarm, folder: RunFolder, clock: Clock) -> None:
+    def __init__(self, swarm: Swarm, folder: RunFolder, clock: Clock, retention: Retention | None = None) -> None:
+        """Without `retention` its archive drops nothing."""
         self._swarm = swarm
         self._folder = folder
+        self._retention = retention or Retention()
         self._clock = clock
         self._stages = Stages(swarm)
         self.opened: list[StandbyStage] = []
@@ -162,7 +167,7 @@ class Standby:
             store = self._folder.store(run.manifest.stage)
             if not self._folder.has(run.manifest.stage):
                 write_stage(store, run.sealed)
-            stage = StandbyStage(run, self._swarm, store, self._clock)
+            stage = StandbyStage(run, self._swarm, store, self._clock, self._retention)
             stage.begin()
             self.opened.append(stage)
             self._stages.add(run)
@@ -194,13 +199,13 @@ class Standby:
                     return
 
 
-async def keep_seed(text: str, root: Path, *, listen: str, line: Line, verbose: bool) -> None:
+async def keep_seed(text: str, root: Path, *, listen: str, line: Line, retention: Retention, verbose: bool) -> None:
     """Serve the run that `text` leads to from `root`, until a signal says stop. Raises DipacoError."""
     entry = read_entry(text)
     with folder_lock(root, hint="end it, or choose another --dir"):
         log_to(root / "seed.log", verbose=verbose)
         swarm = await open_libp2p(root / KEY_NAME, listen=listen, clock=SystemClock(), line=line, relay=RelayLimits())
-        standby = Standby(swarm, RunFolder(root), SystemClock())
+        standby = Standby(swarm, RunFolder(root), SystemClock(), retention)
         stopped = asyncio.Event()
         try:
 
@@ -250,10 +255,10 @@ async def _stages(swarm: Any, entry: Entry, folder: RunFolder, enter: Callable[[
 
 
 def _print_open(root: Path, swarm: Any, run: Run, entry: Entry) -> None:
-    plate = tell_address(root, swarm, run)
+    plate = tell_address(root, swarm, run, seeds=entry.addresses)
     print(f"a second seed node of {run.name}: it keeps an archive, and newcomers join through it", flush=True)
     print("it counts once the coordinator has run:", flush=True)
     print(f"dipaco-bootstrap appoint {swarm.peer}", flush=True)
     print("hand out this line, whose ticket names all seeds:", flush=True)
-    print(f"dipaco-peer join {make_ticket(run, [plate.address, *entry.addresses])}", flush=True)
+    print(plate.line, flush=True)
     print("Ctrl-C stops; run the same command again to continue.", flush=True)

@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError, Refused, WrongRun
-from ..program.files import write_atomically
 from ..protocol.documents import Manifest, Sealed
-from ..protocol.signing import PeerId, public_key_of
-from ..swarm.addresses import best_address, places_of, read_address, worth_giving
+from ..protocol.signing import PeerId
 from ..swarm.api import Reply, Swarm
-from ..ticket import SeedPlace, Ticket, write_ticket
 from .calls import GetManifests
 from .node import CALL_TIMEOUT_S
 from .run import Run, open_run
 
 ASK_HINT = "ask the coordinator for the line to join with; `dipaco-bootstrap start` prints it"
 STAGES_MAX = 2
-DOORPLATE = "address.json"
 
 
 class Stages:
@@ -104,45 +98,3 @@ def check_next_stage(before: Run, after: Run) -> None:
     same = (before.manifest.author, before.manifest.config) == (after.manifest.author, after.manifest.config)
     if not same or after.manifest.origin != before.id:
         raise IntegrityError(f"a stage that does not follow from {before.name}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doorplate:
-    """What `address.json` says: how a run is joined through this peer."""
-
-    run: str
-    address: str
-    peer: PeerId
-    ticket: str
-    """Empty for a peer at an address that no ticket can hold."""
-
-    @property
-    def line(self) -> str:
-        """What a volunteer types."""
-        return f"dipaco-peer join {self.ticket or self.address}"
-
-
-def tell_address(folder: Path, swarm: Swarm, run: Run) -> Doorplate:
-    """Write `folder`/address.json, for people and scripts that join a run through this peer."""
-    address = best_address(swarm.addresses)
-    given = [address for address in worth_giving(swarm.addresses) if places_of(swarm.peer, [address])]
-    ticket = make_ticket(run, given) if given else ""
-    plate = Doorplate(run=run.origin, address=address, peer=swarm.peer, ticket=ticket)
-    write_atomically(folder / DOORPLATE, json.dumps(asdict(plate)).encode())
-    return plate
-
-
-def make_ticket(run: Run, addresses: Sequence[str]) -> str:
-    """The ticket of `run`, whose seeds are at `addresses`; raises ConfigError for one that is malformed."""
-    found = map(read_address, dict.fromkeys(addresses))
-    seeds = tuple(SeedPlace(place=address.place, key=public_key_of(address.peer)) for address in found)
-    manifest = run.manifest
-    return write_ticket(
-        Ticket(
-            run=run.origin,
-            coordinator=public_key_of(manifest.author),
-            seeds=seeds,
-            protocol=manifest.protocol,
-            name=manifest.config.name,
-        )
-    )

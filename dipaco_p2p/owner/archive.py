@@ -1,11 +1,11 @@
-"""The archive of a run: every version, and what it was made of, kept for ever.
+"""The archive of a run: every version, and what it was made of, kept for ever or as the run file says (retention.py).
 
     documents/contribution-<id>.json     a sealed contribution, also long after it was counted
 
 `SeedArchive` reads it, for whoever verifies or evaluates a run. `ArchiveChains` fill it: mirrors of all modules that
-make every version again before they sign, and drop nothing. The coordinator's signature makes a version final: it
-signs one version of a number only, and every chain that goes on contains it. Such a version is taken over ready made
-where it is missing, after a restore or by a seed node of another host; what it was made of is fetched later.
+make every version again before they sign, and drop nothing before that. The coordinator's signature makes a version
+final: it signs one version of a number only, and every chain that goes on contains it. Such a version is taken over
+ready made where it is missing, after a restore or by a seed node of another host; what it was made of is fetched later.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ..protocol.signing import PeerId
 from ..protocol.versions import is_final
 from ..topology import ModuleId
 from .chain import Chains, ModuleChain
+from .retention import Thinning
 from .version import Made
 
 
@@ -34,6 +35,8 @@ class SeedArchive:
 
     def __init__(self, run: Run, store: Store) -> None:
         self._store = store
+        self.thinning = Thinning(store, run.config, self._payload)
+        """What is dropped here; at first nothing is."""
         self.ledgers = {module: Ledger(run, store, module, must_be_whole=True) for module in run.topology.modules()}
 
     def contribution(self, contribution_id: str) -> Sealed[Contribution]:
@@ -58,6 +61,10 @@ class SeedArchive:
         """The same, or None; anybody may ask for anything."""
         data = self._store.read_document(_name(contribution_id)) if is_digest(contribution_id) else None
         return unseal(Contribution, json.loads(data)) if data is not None else None
+
+    def _payload(self, contribution_id: str) -> str | None:
+        found = self.find(contribution_id)
+        return None if found is None else found.document.payload.digest
 
 
 class ArchiveChains(Chains):
@@ -87,7 +94,7 @@ class ArchiveChains(Chains):
 
 
 class ArchiveChain(ModuleChain):
-    """A chain that is kept for ever."""
+    """A chain that is kept for ever, or as long as the archive's retention says."""
 
     keeps_everything = True
 
@@ -144,11 +151,18 @@ class ArchiveChain(ModuleChain):
         is_last_word = self.node.peer == self.node.run.manifest.author
         super()._leave(-1 if is_last_word else version)
 
+    def forget(self, sealed: Sealed[Contribution]) -> None:
+        super().forget(sealed)
+        if sealed.id not in self.ledger.counted:
+            self._prune(keep=0)  # first: the newest version may name the same payload
+            self.chains.drop_payloads(self._archive_chains.archive.thinning.free([sealed.document.payload.digest]))
+
     def _drop_payloads(self, names: Iterable[str]) -> None:
-        """None of them."""
+        """None of them: retention decides."""
 
     def _prune(self, *, keep: int) -> None:
-        """Nothing."""
+        """What the archive's own retention says."""
+        self.chains.drop_payloads(self._archive_chains.archive.thinning.thin(self.ledger))
 
 
 def _name(contribution_id: str) -> str:

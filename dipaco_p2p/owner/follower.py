@@ -5,11 +5,17 @@ must have the digest that the leader signed, and the chain of versions must lead
 
 A leader's word is not enough: somebody that it did not choose must have made the version again, while anybody lives
 who could.
+
+Whoever comes late to a long run begins at a **checkpoint**, one of the newest versions that the coordinator has signed:
+it signs one version of a number, on the chain that goes on, so nothing before it has to be read to train from it. What
+was before is read at leisure, a page with each round, since the chain that this peer keeps must be whole: then it knows
+who has worked, and may own the module.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from typing import TypeVar
 
@@ -22,11 +28,12 @@ from ..core.outer.outer_step import apply_update
 from ..errors import IntegrityError, Refused, SwarmError
 from ..node.calls import WAIT_MAX_S, GetChain, GetVersions
 from ..node.items import Page, read_items
+from ..node.ledger import RemoteLedger
 from ..node.node import CONTROL_TIMEOUT_S, Member, fetch
 from ..protocol.documents import ModuleVersion, Sealed, Share
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
-from ..protocol.versions import check_successor, genesis_version, up_to_last
+from ..protocol.versions import check_successor, genesis_version, is_final, up_to_last
 from ..swarm.calls import Request
 from ..topology import ModuleId, PathId
 from .chain import ModuleChain
@@ -40,6 +47,10 @@ RETRY_S = 0.5
 TRAINERS_MAX = 3
 """Of those that train from a version, so many are asked for its blobs; who has not got them costs a call."""
 ARCHIVES_MAX = 2
+FAR_BEHIND = 16
+"""Final versions, of which more are not read before training begins."""
+READ_BEFORE = 4
+"""Versions before the newest final one that are read: they say who trained each path last."""
 
 
 class Follower:
@@ -61,6 +72,10 @@ class Follower:
         self._doubted_s: float | None = None
         """Since when the leader shows versions that nobody vouches for."""
         self._is_on_lost_branch = False
+        self._checkpoint: ModuleVersion | None = None
+        """Where we began, while our chain lacks what was before."""
+        self._followed: list[Sealed[ModuleVersion]] = []
+        """What came after it, until the chain can take that."""
         if chain is not None:
             self._resume(chain)
 
@@ -74,7 +89,10 @@ class Follower:
         Waits through leaders that die and successors that take over; ends early only by cancellation.
         """
         while True:
-            versions = await self._ask_versions(wait_s=WAIT_MAX_S if self._must_wait(after) else 0.0)
+            began = None if self.params is not None or self.version.version else await self._begin_late()
+            versions = began
+            if began is None:
+                versions = await self._ask_versions(wait_s=WAIT_MAX_S if self._must_wait(after) else 0.0)
             if self._is_on_lost_branch:
                 self._start_over()
                 after = None
@@ -83,7 +101,73 @@ class Follower:
                 await self._node.watch.read_heads(self.module)
                 if self._doubted_s is not None:  # does whoever should have signed still live?
                     await self._node.watch.read_peers()
-            elif not versions and not self._must_wait(after):
+            elif not versions and began is None and not self._must_wait(after):
+                await self._read_earlier()
+                return
+
+    async def _begin_late(self) -> list[Sealed[ModuleVersion]] | None:
+        """Begin at a checkpoint, if the chain is long, and somebody shows one; what follows it there."""
+        node, leader = self._node, self._node.watch.leader(self.module)
+        head = node.watch.heads[self.module].get(leader) if leader is not None else None
+        if leader is None or head is None or head.final <= FAR_BEHIND:
+            return None
+        for peer in dict.fromkeys([leader, *self._keepers()]):
+            try:
+                page = await RemoteLedger(node, peer, self.module).page(after=head.final - READ_BEFORE - 1)
+                for before, sealed in itertools.pairwise(page):
+                    check_successor(before.document, sealed.document, node.run.manifest)
+            except (SwarmError, Refused, IntegrityError) as error:
+                log.info("...%s shows no checkpoint of %s: %s", peer[-6:], self.module, error)
+                continue
+            signed = list(itertools.dropwhile(lambda sealed: not self._is_checkpoint(sealed), page))
+            if signed:
+                self._begin_at(signed[0].document)
+                return self._trusted(signed[1:])
+        return None
+
+    def _begin_at(self, checkpoint: ModuleVersion) -> None:
+        log.info("%s is followed from version %d on", self.module, checkpoint.version)
+        self.version = self._checkpoint = checkpoint
+        self._followed = []
+        self._note_shares(checkpoint)
+        chain = self._chain
+        if chain is not None and not chain.is_owner and chain.ledger.final < chain.ledger.head.version:
+            chain.give_up()  # what is not final here may be on another branch
+
+    def _is_checkpoint(self, sealed: Sealed[ModuleVersion]) -> bool:
+        run, document = self._node.run, sealed.document
+        is_ours = (document.run, document.module) == (run.id, self.module)
+        return is_ours and is_final(sealed, coordinator=run.manifest.author)
+
+    async def _read_earlier(self) -> None:
+        """Give our chain a page of what was before the checkpoint, from whoever shows it as the coordinator signed it;
+        then all that came after."""
+        chain, checkpoint = self._chain, self._checkpoint
+        if chain is None or checkpoint is None:
+            return
+        if not chain.is_owner:  # an owner has read the whole chain of its leader
+            last = checkpoint.version
+            await self._read_page(chain, until=last)
+            if chain.ledger.head.version < last:
+                return
+            if chain.ledger.at(last) == checkpoint:
+                _append(chain, self._followed)
+        self._checkpoint, self._followed = None, []
+
+    async def _read_page(self, chain: ModuleChain, *, until: int) -> None:
+        leader = self._node.watch.leader(self.module)
+        for peer in dict.fromkeys([*self._keepers(), *([leader] if leader else [])]):
+            after = chain.ledger.head.version
+            if after >= until:
+                return
+            try:
+                page = await RemoteLedger(self._node, peer, self.module).page(after=after)
+                signed = list(itertools.takewhile(self._is_checkpoint, page[: until - after]))
+                _append(chain, signed)
+            except (SwarmError, Refused, IntegrityError) as error:
+                log.info("...%s shows nothing of %s after version %d: %s", peer[-6:], self.module, after, error)
+                continue
+            if signed:
                 return
 
     def _must_wait(self, after: int | None) -> bool:
@@ -182,7 +266,7 @@ class Follower:
         """Our version is of a branch that its leader could not save: follow the chain that goes on, from genesis."""
         log.warning("%s: version %d was given up by the swarm", self.module, self.version.version)
         self.version, self.params = genesis_version(self._node.run.manifest, self.module), None
-        self.shares = {}
+        self.shares, self._checkpoint, self._followed = {}, None, []
         self._is_on_lost_branch, self._unknown_since_s = False, None
 
     async def _call(
@@ -257,7 +341,9 @@ class Follower:
         return chain is not None and not chain.is_owner and chain.ledger.head.version == version.version - 1
 
     def _keep(self, versions: list[Sealed[ModuleVersion]], snapshot: Parts, update: bytes | None = None) -> None:
-        if self._chain is not None and versions:
+        if self._checkpoint is not None:
+            self._followed += versions
+        elif self._chain is not None and versions:
             self._chain.note(versions, snapshot, update)
 
     async def _load_snapshot(self, version: ModuleVersion) -> Parts:
@@ -292,6 +378,13 @@ class Follower:
             if peer in reachable and 0 <= claim.round - version.version <= 1
         }
         return sorted(found, key=lambda peer: (peer < me, peer))[:TRAINERS_MAX]
+
+
+def _append(chain: ModuleChain, versions: list[Sealed[ModuleVersion]]) -> None:
+    """Keep documents that come later than their parameters. Raises IntegrityError where one does not follow."""
+    for sealed in versions:
+        if not chain.is_owner and sealed.document.version == chain.ledger.head.version + 1:
+            chain.ledger.append(sealed)
 
 
 def _is_after(version: ModuleVersion, parent: ModuleVersion) -> bool:

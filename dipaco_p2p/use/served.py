@@ -267,6 +267,9 @@ class _Folder:
     async def blob(self, ref: BlobRef) -> bytes:
         data = await asyncio.to_thread(self._store.get, ref.digest)
         if data is None:
+            if self._store.documents("thinned-"):
+                message = f"`{self._store.folder}` keeps the parameters of some versions alone, as its [archive] says"
+                raise ConfigError(message, hint=f"take another one: {NEWEST_HINT}")
             raise IntegrityError(f"blob {ref.digest[:8]} is missing in `{self._store.folder}`", hint=DAMAGED_HINT)
         return data
 

@@ -7,9 +7,9 @@ from functools import partial
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.doorplate import tell_address
 from dipaco_p2p.node.invitations import Code, read_code
 from dipaco_p2p.node.run import Run
-from dipaco_p2p.node.stages import tell_address
 from dipaco_p2p.program.console import LogFormat, log_to, on_signals
 from dipaco_p2p.program.control.server import listening
 from dipaco_p2p.program.curves import Curves
@@ -78,6 +78,11 @@ async def _join(
     def meet(stage: Run, addresses: Sequence[str]) -> None:
         friends.remember(entry.key, run=stage.origin, addresses=addresses)
 
+    def name(stage: Run, seeds: Sequence[str], volunteers: Sequence[str]) -> None:
+        if worth_giving(swarm.addresses):  # others can join through us, should the coordinator's address not answer
+            ours = [text for text in entry.addresses if read_address(text).peer == stage.manifest.author]
+            tell_address(config.home, swarm, stage, seeds=[*dict.fromkeys([*ours, *seeds])], volunteers=volunteers)
+
     try:
         preview = await take_preview(arrival, config, device=device, with_path=is_dry)
         if is_dry:
@@ -93,9 +98,8 @@ async def _join(
         tell("\n".join(preview.lines()))
         remember(config.home, choice.text, run=preview.run.origin)
         meet(opened.stages[-1], friends.of(entry.key)[1])
-        if worth_giving(swarm.addresses):  # others can join through us, should the coordinator's address not answer
-            tell_address(config.home, swarm, opened.stages[-1])
-        entrance = Entrance(host=opened.host, dial=dial, meet=meet, invitations=invitations)
+        name(opened.stages[-1], (), ())
+        entrance = Entrance(host=opened.host, dial=dial, meet=meet, name=name, invitations=invitations)
         runner = StageRunner(swarm, config, SystemClock(), entrance=entrance, device=device, parts=parts)
         for address in dict.fromkeys([opened.address, *entry.addresses]):
             peer = read_address(address).peer

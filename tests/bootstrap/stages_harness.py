@@ -13,7 +13,7 @@ from virtual_time import VirtualClock, end, eventually, play
 
 from bootstrap.coordinator.seed import Seed
 from bootstrap.genesis.prepare import prepare
-from bootstrap.runfile import CorpusConfig, RunFile
+from bootstrap.runfile import ArchiveConfig, CorpusConfig, RunFile
 from dipaco_p2p.config import (
     INVITE,
     InnerConfig,
@@ -58,7 +58,8 @@ def run_file(corpus: Path, **changes: Any) -> RunFile:
         rounds=RoundsConfig(rounds=3, min_paths=2, deadline_s=20.0, grace_s=1.0),
         liveness=LivenessConfig(heartbeat_ttl_s=6.0, settle_s=0.5),
     )
-    return RunFile(run=replace(config, **changes), corpus=CorpusConfig(source=str(corpus)))
+    everything = ArchiveConfig(rounds=0)
+    return RunFile(run=replace(config, **changes), corpus=CorpusConfig(source=str(corpus)), archive=everything)
 
 
 class Home:

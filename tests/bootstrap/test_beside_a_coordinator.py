@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from serving_harness import COORDINATOR, PROMPT, make_served, run_cli
 
 from dipaco_p2p.errors import EnvironmentUnfit
-from dipaco_p2p.node.stages import DOORPLATE, make_ticket
+from dipaco_p2p.node.doorplate import DOORPLATE, Doorplate, make_ticket
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.swarm.identity import KEY_NAME, write
 
@@ -20,7 +21,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     served = make_served(tmp_path_factory.mktemp("beside") / "run")
     write(served.root / KEY_NAME, bytes([200]) * 32)
     ticket = make_ticket(served.run, [f"/ip4/127.0.0.1/tcp/31337/p2p/{COORDINATOR.peer}"])
-    (served.root / DOORPLATE).write_text(json.dumps({"ticket": ticket}))
+    plate = Doorplate(run=served.run.origin, address="", peer=COORDINATOR.peer, ticket=ticket)
+    (served.root / DOORPLATE).write_text(json.dumps(asdict(plate)))
     return served.root
 
 

@@ -20,6 +20,7 @@ from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.retention import Thinned
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.protocol.decrees import REASON_CHARS_MAX
 from dipaco_p2p.protocol.signing import PeerId
@@ -213,3 +214,14 @@ def test_a_damaged_log_is_not_signed_over(folder: Path) -> None:
     run("freeze", folder, "--reason", "x")
     (folder / "decrees" / "documents" / "decree-00000001.json").write_bytes(canonical_bytes({}))
     assert "decree-00000001.json was damaged" in run("unfreeze", folder, code=8)
+
+
+async def test_what_the_archive_does_not_keep_cannot_be_gone_back_to(tmp_path: Path) -> None:
+    """A decree that nobody could carry out would hold the module up; a ban goes back a little further instead."""
+    async with in_a_run(tmp_path) as (decreeing, decrees, _):
+        decreeing._thinned = lambda module: Thinned(contributions=2, versions=2)
+        with pytest.raises(ConfigError, match=f"version 1 of {MODULE} is not kept") as caught:
+            decreeing.issue(Order(act="rollback", module=str(MODULE), version=1, reason="x"), at_s=1.0)
+        assert caught.value.hint == "the newest before it that the archive keeps is 0" and not decrees.log
+        row = decreeing.issue(Order(act="rollback", module=str(MODULE), version=0, reason="x"), at_s=1.0)
+        assert row["to"] == 0

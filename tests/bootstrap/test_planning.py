@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -31,10 +32,11 @@ from bootstrap.planning.examine import (
     text_bytes_of,
 )
 from bootstrap.planning.plan import Line, Plan, lines, plan
-from bootstrap.runfile import CorpusConfig, RunFile
+from bootstrap.runfile import ArchiveConfig, CorpusConfig, RunFile, load_run_file
 from dipaco_p2p.config import CompressionConfig, RunConfig
 from dipaco_p2p.core.outer.compress import HEADER_BYTES_MAX
 from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.program.examination import Finding, Level
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
@@ -193,8 +195,11 @@ def test_the_folder_of_a_coordinator_at_work_is_a_warning(file: Path, tmp_path: 
     assert code == 0 and checks["folder"]["level"] == "warn" and "is running" in checks["folder"]["found"]
 
 
-def planned(home: Home) -> Plan:
-    return planned_of(home.file, LINE, volunteers=2)
+EVERYTHING = ArchiveConfig(rounds=0, snapshots=0)
+
+
+def planned(home: Home, archive: ArchiveConfig = EVERYTHING) -> Plan:
+    return planned_of(replace(home.file, archive=archive), LINE, volunteers=2)
 
 
 @pytest.mark.parametrize("stage", [WARMUP, GRID])
@@ -223,6 +228,52 @@ def test_the_coordinators_folder_does_not_outgrow_its_plan(made: Home) -> None:
     sizes = [path.stat().st_size for path in made.folder.glob("*/blobs/*/*")]
     sizes.append((made.folder / "sequences.safetensors").stat().st_size)
     assert sum(sizes) < planned(made).disk.seed < 3 * sum(sizes)
+
+
+def test_a_thinned_folder_does_not_outgrow_its_plan_either(made: Home, tmp_path: Path) -> None:
+    archive = ArchiveConfig(rounds=1, snapshots=2)
+    folder = RunFolder(shutil.copytree(made.folder, tmp_path / "thinned"))
+    for stage in (WARMUP, GRID):
+        run, store = folder.open(stage), folder.store(stage)
+        assert run is not None
+        kept = SeedArchive(run, store)
+        kept.thinning.retention = Retention(rounds=archive.rounds, snapshots=archive.snapshots)
+        for ledger in kept.ledgers.values():
+            for name in kept.thinning.thin(ledger):
+                store.drop(name)
+    sizes = [path.stat().st_size for path in folder.root.glob("*/blobs/*/*")]
+    sizes.append((folder.root / "sequences.safetensors").stat().st_size)
+    found, whole = planned(made, archive).disk, planned(made).disk
+    assert sum(sizes) < found.seed < whole.seed == found.seed_whole
+    assert found.seed_contributions < whole.seed_contributions and found.seed_text == whole.seed_text
+
+
+def test_the_ready_run_for_homes_takes_less_than_20_gib_of_its_coordinator() -> None:
+    file = load_run_file(Path("bootstrap/runs/home-4x4.toml"))
+    found = planned_of(file, LINE)
+    assert found.disk.seed < 20 * 2**30 < 200 * 2**30 < found.disk.seed_whole
+    # What one more round costs is what two plans differ by, if text is sharded as often.
+    file = replace(file, run=replace(file.run, routing=replace(file.run.routing, reshard_rounds=(30,))))
+    rounds = replace(file.run.rounds, rounds=file.run.rounds.rounds + file.archive.snapshots)
+    longer = planned_of(replace(file, run=replace(file.run, rounds=rounds)), LINE)
+    grown = (longer.disk.seed - planned_of(file, LINE).disk.seed) / file.archive.snapshots
+    assert grown == pytest.approx(found.disk.seed_round, rel=0.01)
+
+
+def test_training_takes_as_long_as_volunteers_with_several_paths_need(tmp_path: Path) -> None:
+    def timed(volunteers: int, tokens_per_s: float = 1000.0) -> Plan:
+        return plan(RunConfig(), text_bytes=10**7, line=LINE, volunteers=volunteers, tokens_per_s=tokens_per_s)
+
+    assert timed(4, 0.0).training is None
+    found, fewer = timed(4).training, timed(2).training
+    assert found is not None and fewer is not None
+    assert found.round_s == pytest.approx(timed(4).round.tokens / 1000 + timed(4).round.line_s)
+    assert fewer.round_s == pytest.approx(2 * found.round_s) and fewer.run_s > found.run_s
+    path = tmp_path / "run.toml"
+    path.write_text('[run]\nname = "timed"\n')
+    said = CliRunner().invoke(app, ["plan", str(path), "--tokens-per-s", "1000"]).output
+    assert " a round, " in said and "at 1,000 tokens/s of each volunteer" in said
+    assert " more; " in said and "if [archive] kept all rounds" in said
 
 
 def test_larger_modules_are_planned_closely() -> None:

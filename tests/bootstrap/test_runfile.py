@@ -38,11 +38,19 @@ def test_the_template_names_every_key_of_every_table() -> None:
     run = plain(RunFile().run)
     expected = {name: set(table) for name, table in run.items() if isinstance(table, dict)}
     expected["run"] = {name for name, value in run.items() if not isinstance(value, dict)}
-    expected |= {name: set(plain(getattr(RunFile(), name))) for name in ("corpus", "node", "leaderboard")}
+    expected |= {name: set(plain(getattr(RunFile(), name))) for name in ("corpus", "node", "archive", "leaderboard")}
     expected["admission"] = set(plain(RunFile().run.admission))  # left out of documents where it is the default
     assert "judging" in expected  # a run file that says nothing of it has its work judged
     assert {name: set(table) for name, table in tables.items()} == expected
     assert set(tables["model"]["levels"][0]) == set(run["model"]["levels"][0])
+
+
+def test_an_archive_keeps_what_its_table_says_and_impossible_figures_are_refused(tmp_path: Path) -> None:
+    file = load_run_file(write(tmp_path, "[archive]\nrounds = 0\nsnapshots = 7\n"))
+    assert (file.archive.rounds, file.archive.snapshots) == (0, 7) and file.run == RunFile().run, "not part of the run"
+    for text in ("rounds = -1", "snapshots = 1.5", 'keep = "all"'):
+        with pytest.raises(ConfigError, match=text.split()[0]):
+            load_run_file(write(tmp_path, f"[archive]\n{text}\n"))
 
 
 def test_a_template_for_an_impossible_name_is_refused() -> None:

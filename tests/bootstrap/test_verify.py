@@ -19,6 +19,7 @@ from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.protocol.documents import ModuleVersion, seal, unseal
 from dipaco_p2p.protocol.standing import Standings
 from dipaco_p2p.topology import ModuleId
@@ -144,3 +145,59 @@ def test_a_sharding_that_the_archive_lacks_is_named(tmp_path: Path) -> None:
         recompute(
             run, Store(tmp_path), archive, version, version, version, norms=run.norms(MODULE, []), standings=Standings()
         )
+
+
+# -- of an archive that keeps the last rounds alone
+
+
+def thin(run: Run, store: Store, *, rounds: int = 1, **more: Any) -> None:
+    archive = SeedArchive(run, store)
+    archive.thinning.retention = Retention(rounds=rounds, **more)
+    for ledger in archive.ledgers.values():
+        for name in archive.thinning.thin(ledger):
+            store.drop(name)
+
+
+def test_of_a_thinned_archive_the_last_rounds_are_made_again_and_the_others_are_signed(run: Run, store: Store) -> None:
+    thin(run, store)
+    reports = verify(run, store)
+    assert {report.words for report in reports.values()} == {
+        "to the bit from version 2 on; up to 1 as the coordinator signed them"
+    }
+    assert [report.contributions for report in reports.values()] == [4, 2, 2, 2, 2]
+
+
+def unsign(run: Run, store: Store) -> None:
+    """Whoever leads alone signs what it likes: without the coordinator's signature that is worth nothing."""
+    forge(run, store, lambda version: replace(version, author=signer(1).peer))
+
+
+def drop_base(run: Run, store: Store) -> None:
+    ref = first_version(run, store).state
+    assert ref is not None
+    store.drop(ref.digest)
+
+
+THINNED_HARM: dict[str, tuple[Callable[[Run, Store], None], str]] = {
+    "a version that nobody made again": (unsign, "the coordinator did not sign it"),
+    "parameters that were changed": (lambda run, store: flip(store, first_version(run, store).digest), "damaged"),
+    "an outer state that is lost": (drop_base, "missing"),
+}
+
+
+@pytest.mark.parametrize("harm", THINNED_HARM)
+def test_harm_to_what_a_thinned_archive_keeps_is_found(run: Run, store: Store, harm: str) -> None:
+    do, words = THINNED_HARM[harm]
+    thin(run, store)
+    do(run, store)
+    reports = verify(run, store)
+    assert words in reports[MODULE].problem
+    assert all(not report.problem for module, report in reports.items() if module != MODULE)
+
+
+def test_a_coordinator_at_work_may_drop_what_is_about_to_be_read(run: Run, store: Store) -> None:
+    archive = SeedArchive(run, store)
+    for module in archive.ledgers:
+        archive.thinning.of(module)  # read before
+    thin(run, store)
+    assert [report.problem for report in verify_run(run, store, archive)] == [""] * 5

@@ -22,6 +22,7 @@ from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.neighbourhood import Neighbourhood
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
+from dipaco_p2p.owner.retention import Thinned
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat
 from dipaco_p2p.protocol.records import claims_key, heads_key, peers_key
 from dipaco_p2p.strict import plain
@@ -82,6 +83,7 @@ async def look(folder: Path, heartbeat: Heartbeat) -> Seen:
         mandates=mandates,
         decrees=decrees,
         ledgers={module: Ledger(run, store, module) for module in run.topology.modules()},
+        thinned=lambda module: Thinned(),
         judged=ROW,
         round=1,
         round_age_s=61.04,

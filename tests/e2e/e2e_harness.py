@@ -293,6 +293,8 @@ def write_run(
     warmup_rounds: int = 0,
     heartbeat_ttl_s: float = 3.0,
     has_page: bool = False,
+    keep_rounds: int = 0,
+    keep_snapshots: int = 0,
 ) -> Path:
     """A run file whose preparation takes no time: two paths of one tiny block each."""
     path.write_text(f"""\
@@ -328,6 +330,9 @@ heartbeat_ttl_s = {heartbeat_ttl_s}
 settle_s = 0.3
 [corpus]
 source = {json.dumps(str(corpus))}
+[archive]
+rounds = {keep_rounds}
+snapshots = {keep_snapshots}
 [leaderboard]
 serve = {str(has_page).lower()}
 port = 0

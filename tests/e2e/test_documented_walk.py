@@ -69,6 +69,8 @@ heartbeat_ttl_s = 3.0
 settle_s = 0.3
 [corpus]
 source = "{corpus}"
+[archive]
+rounds = 0
 [leaderboard]
 port = 0
 [node]

@@ -10,7 +10,7 @@ import pytest
 from e2e_harness import Program, Programs, address_at, copy_prepared, eventually, free_port, refused, write_run
 from liars import clock_liar
 
-from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.signing import Signer, public_key_of
 from dipaco_p2p.ticket import SeedPlace, read_ticket, write_ticket
 
 pytestmark = pytest.mark.libp2p
@@ -33,7 +33,10 @@ def led(*volunteers: Program) -> set[str]:
 def test_the_line_that_the_coordinator_prints_is_enough(programs: Programs, endless: Program) -> None:
     ticket = endless.wait_address()["ticket"]
     [line] = [line for line in endless.said.splitlines() if line.startswith("dipaco-peer join")]
-    assert line == f"dipaco-peer join {ticket}" and ticket == ticket_of(programs, endless.home)
+    # By now it may name volunteers, too.
+    told = read_ticket(line.split()[-1])
+    assert replace(read_ticket(ticket), seeds=told.seeds) == told and told.seeds == read_ticket(ticket).seeds[:1]
+    assert read_ticket(ticket_of(programs, endless.home)).seeds[:1] == told.seeds
     file = programs.folder / "invitation.txt"
     file.write_text(f"Please help:\n{line}\n")
     volunteer = programs.volunteer(str(file), "from-a-file")
@@ -67,7 +70,8 @@ def test_a_dead_seed_and_one_with_another_clock_do_not_keep_a_volunteer_out(
 def test_a_ticket_of_another_version_or_with_a_typo_is_told_before_anything_starts(
     programs: Programs, endless: Program
 ) -> None:
-    ticket = endless.wait_address()["ticket"]
+    whole = read_ticket(endless.wait_address()["ticket"])
+    ticket = write_ticket(replace(whole, seeds=whole.seeds[:1]))
     newer = write_ticket(replace(read_ticket(ticket), protocol=99))
     refused(programs.run("dipaco-peer", "join", newer), 6, "protocol 99", "upgrade")
     wrong = ticket[:20] + ("q" if ticket[20] != "q" else "p") + ticket[21:]
@@ -141,3 +145,43 @@ def test_when_all_seeds_are_gone_the_ticket_leads_back_through_those_who_were_me
     again.wait_event("joined", count=2)
     again.wait_event("receipt", count=len(leaving.events("receipt")) + 1)
     assert (again.end(), staying.end()) == (0, 0), again.complaint
+
+
+def test_with_todays_ticket_newcomers_join_and_train_while_no_seed_is_alive(
+    programs: Programs, corpus: Path, endless_prepared: tuple[Path, Path]
+) -> None:
+    """What the coordinator's folder prints, and what a volunteer prints: both name volunteers that have worked."""
+    folder = copy_prepared(endless_prepared[1], programs.folder / "coordinator")
+    run_file = write_run(programs.folder / "endless.toml", corpus, rounds=100_000, min_paths=1, port=free_port())
+    coordinator = programs.coordinator(run_file, folder)
+    plate = coordinator.wait_address()
+    staying = [
+        programs.volunteer(plate["address"], name, "--listen", f"/ip4/127.0.0.1/tcp/{free_port()}", "--grace", "10")
+        for name in ("one", "two")
+    ]
+    for volunteer in staying:
+        volunteer.wait_event("receipt", count=2)
+    keys = {public_key_of(volunteer.wait_event("joined")["peer"]) for volunteer in staying}
+
+    def named(file: Path) -> bool:
+        return keys <= {seed.key for seed in read_ticket(json.loads(file.read_text())["ticket"]).seeds}
+
+    for home in (folder, staying[0].home):
+        eventually(lambda home=home: named(home / "address.json"), what=(home / "address.json").read_text)
+    eventually(lambda: led(*staying) == MODULES, what=lambda: staying[0].complaint[-1000:])
+    assert "the ticket now names volunteers" in coordinator.said
+    coordinator.kill()
+    told = programs.run("dipaco-peer", "ticket", "--home", staying[0].home)
+    assert told.wait() == 0, told.complaint
+    newcomers = [
+        programs.volunteer(ticket, name)
+        for name, ticket in (("third", ticket_of(programs, folder)), ("fourth", told.said.strip()))
+    ]
+    for newcomer in newcomers:
+        newcomer.wait_event("receipt", count=2)
+    account = programs.run("dipaco-peer", "me", ticket_of(programs, folder), "--home", newcomers[0].home)
+    assert account.wait() == 0 and "volunteer 12D3Koo" in account.said, account.complaint
+    # Of the seed alone, as it was printed at first: still refused, since nobody answers.
+    first = coordinator.said.partition("dipaco-peer join ")[2].split()[0]
+    refused(programs.volunteer(first, "too-late"), 4)
+    assert [volunteer.end() for volunteer in (*newcomers, *staying)] == [0, 0, 0, 0], newcomers[0].complaint

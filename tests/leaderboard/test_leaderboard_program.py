@@ -11,7 +11,7 @@ from bootstrap.demo import DemoConfig, run_demo
 from bootstrap.processes import ERRORS_BYTES_MAX, PublicPage
 from bootstrap.runfile import LeaderboardConfig
 from dipaco_p2p.errors import ConfigError
-from dipaco_p2p.node.stages import Doorplate
+from dipaco_p2p.node.doorplate import Doorplate
 from leaderboard.program import rebuild_tables
 
 

@@ -11,8 +11,8 @@ import pytest
 import segno
 from web_harness import SMALL, site
 
+from dipaco_p2p.node.doorplate import DOORPLATE
 from dipaco_p2p.node.entry import read_entry
-from dipaco_p2p.node.stages import DOORPLATE
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.ticket import SeedPlace, Ticket, write_ticket
 from leaderboard.program import join_line

@@ -15,15 +15,17 @@ from runtime_harness import TinyLeader, World, offer
 from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import eventually
 
-from dipaco_p2p.canonical import digest
+from dipaco_p2p.canonical import canonical_bytes, digest
 from dipaco_p2p.core.model.layout import decode_module, encode_module
 from dipaco_p2p.errors import Refused
+from dipaco_p2p.node import items
 from dipaco_p2p.node.items import items_reply, read_items
+from dipaco_p2p.node.ledger import RemoteLedger
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.owner import follower as modules
 from dipaco_p2p.owner.chain import Chains
 from dipaco_p2p.owner.follower import TRAINERS_MAX, Follower
-from dipaco_p2p.protocol.documents import ModuleVersion
+from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, seal
 from dipaco_p2p.protocol.liveness import Claim, Heartbeat
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.swarm.api import Reply
@@ -243,3 +245,105 @@ async def test_who_has_another_version_of_a_number_is_told_so_at_once(tmp_path: 
             with pytest.raises(Refused) as refused:
                 await ask(**malformed)
             assert refused.value.reason == Reason.MALFORMED
+
+
+# -- coming late to a long run
+
+
+async def late(world: World, number: int, *, chain: bool = True) -> tuple[Follower, int]:
+    """A newcomer that has come up to the head, and what that took of its line."""
+    node = world.peer(number)
+    await node.watch.refresh()
+    begin = node.swarm.statistics().bytes_received
+    reader = Follower(node, MODULE, Chains(node)[MODULE] if chain else None)
+    await reader.sync()
+    return reader, node.swarm.statistics().bytes_received - begin
+
+
+async def test_a_newcomer_begins_at_what_the_coordinator_signed_however_long_the_chain_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modules, "FAR_BEHIND", 4)
+    monkeypatch.setattr(Follower, "_read_earlier", read_later)
+    async with on_stage(tmp_path) as (world, leader, _, advance):
+        taken = dict[int, int]()
+        for length in (7, 14):
+            await advance(length - leader.owner(MODULE).head.version)
+            reader, taken[length] = await late(world, 70 + length)
+            assert reader.version == leader.owner(MODULE).head
+            require_bits(world, reader)
+        monkeypatch.setattr(modules, "FAR_BEHIND", 100)
+        _, whole = await late(world, 90)
+        assert taken[14] == pytest.approx(taken[7], rel=0.05), "not a byte more for a chain twice as long"
+        documents = [sealed.to_dict() for sealed in world.seed.archive.ledgers[MODULE].versions]
+        saved = sum(len(canonical_bytes(one)) for one in documents[: 14 - modules.READ_BEFORE - 1])
+        assert whole - taken[14] > 0.9 * saved > 0
+
+
+async def read_later(self: Follower) -> None:
+    """In place of what is read at leisure."""
+
+
+async def test_what_was_before_a_checkpoint_is_read_at_leisure_and_then_the_chain_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modules, "FAR_BEHIND", 4)
+    monkeypatch.setattr(items, "ITEMS_BYTES_MAX", 5000)  # two or three versions a page
+    async with on_stage(tmp_path) as (world, leader, _, advance):
+        await advance(10)
+        reader, _ = await late(world, 70)
+        chain = reader._chain
+        assert chain is not None and 0 < chain.ledger.head.version < 6 and reader.version.version == 10
+        assert reader.shares[PATH], "who trained a path last"
+        await advance(1)
+        for _ in range(5):
+            await reader.sync()
+        kept = world.seed.archive.ledgers[MODULE].versions
+        assert [sealed.document for sealed in chain.ledger.versions] == [sealed.document for sealed in kept]
+        assert chain.ledger.workers and chain.ledger.standings.has_worked(signer(60).peer)
+        await advance(1)
+        await reader.sync()
+        assert chain.ledger.head == leader.owner(MODULE).head
+        assert reader._node.store.size(chain.ledger.head.digest) is not None, "others read it from us, too"
+
+
+async def test_a_version_that_the_coordinator_did_not_sign_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader may show any chain that it has made; one that nobody else signed is read from its genesis on."""
+    monkeypatch.setattr(modules, "FAR_BEHIND", 4)
+    shown = list[int]()
+    original = RemoteLedger.page
+
+    async def unsigned(self: RemoteLedger, *, after: int) -> list[Sealed[ModuleVersion]]:
+        shown.append(after)
+        return [replace(sealed, cosignatures={}) for sealed in await original(self, after=after)]
+
+    async with on_stage(tmp_path) as (world, leader, _, advance):
+        await advance(8)
+        monkeypatch.setattr(RemoteLedger, "page", unsigned)
+        reader, _ = await late(world, 70)
+        assert shown and set(shown) == {8 - modules.READ_BEFORE - 1}
+        assert reader.version == leader.owner(MODULE).head and reader._checkpoint is None
+
+
+async def test_a_page_that_was_made_up_does_not_come_into_the_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modules, "FAR_BEHIND", 4)
+    original = RemoteLedger.page
+
+    async def forged(self: RemoteLedger, *, after: int) -> list[Sealed[ModuleVersion]]:
+        page = await original(self, after=after)
+        if after or self.peer != world.seed.swarm.peer:
+            return page
+        return [seal(signer(99), replace(page[0].document, author=signer(99).peer)), *page[1:]]
+
+    async with on_stage(tmp_path) as (world, leader, _, advance):
+        await advance(8)
+        monkeypatch.setattr(RemoteLedger, "page", forged)
+        reader, _ = await late(world, 70)
+        assert reader._chain is not None
+        found = [sealed.document for sealed in reader._chain.ledger.versions]
+        kept = [sealed.document for sealed in world.seed.archive.ledgers[MODULE].versions]
+        assert found == kept[: len(found)], "read from another peer, or not at all"

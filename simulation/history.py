@@ -145,3 +145,14 @@ class Outcome:
     def reported_s(self) -> dict[str, float]:
         """When the loss of a contribution was first reported, by id."""
         return {str(event.facts["id"]): event.t_s for event in reversed(self.of("expired"))}
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A promise that a run broke; 0 stands for a bug, which is no promise."""
+
+    promise: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"promise {self.promise}: {self.what}" if self.promise else f"bug: {self.what}"

@@ -106,11 +106,13 @@ def findings_count_once(outcome: Outcome) -> Iterator[Broken]:
 
 
 def steps_have_a_measure(outcome: Outcome) -> Iterator[Broken]:
-    """2: no author moves a module further than others, from the first version on."""
+    """2: no author moves a module further than others, or than its learning rates can, from the first version on."""
     for module, chain in outcome.chains.items():
         for link in chain:
             if link.is_unmeasured:
                 yield Broken(2, f"version {link.version} of {module} counts work of any length")
+            if link.is_far:
+                yield Broken(2, f"version {link.version} of {module} moves a parameter further than it can be trained")
 
 
 def owners_expel_together(outcome: Outcome) -> Iterator[Broken]:

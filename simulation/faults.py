@@ -286,8 +286,8 @@ async def bribed_volunteer(world: Environment, chance: random.Random) -> None:
 
 @fault("forging volunteer")
 async def forging_volunteer(world: Environment, chance: random.Random) -> None:
-    """A volunteer works well, and from now on its outer gradients are not what its steps come to, but as long, and as
-    good for its path. At most one in a run. Now and then whoever hears of it from auditors dies soon after, perhaps
+    """A volunteer works well, and from now on its outer gradients are not what its steps come to, but longer, and good
+    for its path. At most one in a run. Now and then whoever hears of it from auditors dies soon after, perhaps
     before a version says so."""
     if any(volunteer.is_forging for volunteer in world.volunteers):
         return

@@ -57,6 +57,8 @@ class Link:
     """Peers that it calls forgers."""
     is_unmeasured: bool = False
     """Whether it scales nothing down, though two authors did a whole round's steps from its parent."""
+    is_far: bool = False
+    """Whether it is the first one, and a parameter moves further by it than the learning rates can take it."""
     findings: tuple[tuple[str, str, str], ...] = ()
     """All that it notes: kind, peer and work."""
     leader: str = ""

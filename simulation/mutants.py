@@ -208,6 +208,9 @@ def norm_check_skipped(patches: Patches) -> None:
 replacing("first steps of any length count", (recompute.Gradients, "first_clip_norm", _always(None)), faults=("join",))
 
 
+replacing("a lone first step goes any distance", (Norms, "furthest", _always(float("inf"))), faults=FORGING)
+
+
 @mutant("work counts without a claim", faults=HOSTILE)
 def work_without_a_claim(patches: Patches) -> None:
     patches.replace_everywhere("require_claim", intake.require_claim, _done)

@@ -30,6 +30,8 @@ PACKAGES = ("dipaco_p2p", "peers", "bootstrap", "simulation")
 RETRY_S = 0.5
 OWNERS_IN_A_NARROW_KEY = 12
 """Records that a key holds where buckets are small."""
+HEARERS_DIE = 0.7
+"""The share of forgeries whose first hearer dies."""
 SLOWEST_S = 10.0
 """Of an inner step."""
 
@@ -284,19 +286,28 @@ async def bribed_volunteer(world: Environment, chance: random.Random) -> None:
 
 @fault("forging volunteer")
 async def forging_volunteer(world: Environment, chance: random.Random) -> None:
-    """A volunteer works well, and from now on its outer gradients are not what its steps come to, but as long, and as
-    good for its path. At most one at a time. Half of them train honestly again when they may have been found out, and
-    have to wait all the same."""
+    """A volunteer works well, and from now on its outer gradients are not what its steps come to, but longer, and good
+    for its path. At most one at a time. Now and then whoever hears of it from auditors dies soon after, perhaps before a
+    version says so. Half of the forgers train honestly again when they may have been found out, and have to wait all
+    the same."""
     if any(volunteer.is_forging for volunteer in world.volunteers):
         return
-    victim = some(world, chance)
-    victim.is_forging = True
-    world.note(victim.name, "forges")
-    if chance.random() < 0.5:
-        try:
+    forger, repents = some(world, chance), chance.random() < 0.5
+    forger.is_forging = True
+    world.note(forger.name, "forges")
+    try:
+        while chance.random() < HEARERS_DIE:
+            known = len(world.events)
+            while not (heard := [event for event in world.events[known:] if event.facts.get("is_forged")]):
+                await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(chance.uniform(0.5, 3.0))
+            victim = world.machine(heard[0].who)
+            victim.crash()
+            await _return(world, chance, victim, 2)
+        if repents:
             await asyncio.sleep(away_s(world, chance))
-        finally:
-            victim.is_forging = False
+    finally:
+        forger.is_forging = not repents
 
 
 @fault("gone for good")

@@ -57,6 +57,8 @@ class Link:
     """Peers that it calls forgers."""
     is_unmeasured: bool = False
     """Whether it scales nothing down, though two authors did a whole round's steps from its parent."""
+    is_far: bool = False
+    """Whether it is the first one, and a parameter moves further by it than the learning rates can take it."""
     findings: tuple[tuple[str, str, str], ...] = ()
     """All that it notes: kind, peer and work."""
     leader: str = ""
@@ -145,3 +147,14 @@ class Outcome:
     def reported_s(self) -> dict[str, float]:
         """When the loss of a contribution was first reported, by id."""
         return {str(event.facts["id"]): event.t_s for event in reversed(self.of("expired"))}
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A promise that a run broke; 0 stands for a bug, which is no promise."""
+
+    promise: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"promise {self.promise}: {self.what}" if self.promise else f"bug: {self.what}"

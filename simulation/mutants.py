@@ -208,6 +208,9 @@ def norm_check_skipped(patches: Patches) -> None:
 replacing("first steps of any length count", (recompute.Gradients, "first_clip_norm", _always(None)), faults=("join",))
 
 
+replacing("a lone first step goes any distance", (Norms, "furthest", _always(float("inf"))), faults=FORGING)
+
+
 @mutant("work counts without a claim", faults=HOSTILE)
 def work_without_a_claim(patches: Patches) -> None:
     patches.replace_everywhere("require_claim", intake.require_claim, _done)
@@ -238,7 +241,7 @@ def a_single_judge_decides(patches: Patches) -> None:
 
 @mutant("forged work counts", faults=FORGING)
 def forged_work_counts(patches: Patches) -> None:
-    patches.replace(gate, "_is_forged", _always(False))
+    patches.replace(gate, "is_forged", _always(False))
 
 
 @mutant("forgers do not wait", faults=FORGING)
@@ -248,9 +251,12 @@ def forgers_do_not_wait(patches: Patches) -> None:
         return replace(original(self, peer), waits=0)
 
 
+replacing("a new leader forgets what was refused", (Trials, "_recall", _nothing), faults=FORGING)
+
+
 @mutant("a single auditor decides", faults=BRIBED)
 def a_single_auditor_decides(patches: Patches) -> None:
-    patches.replace(gate, "_is_forged", lambda original: lambda work: gate._repetitions(work.appraisals)[1] > 0)
+    patches.replace(gate, "is_forged", lambda original: lambda appraisals: gate._repetitions(appraisals)[1] > 0)
 
 
 @mutant("an audit is credited twice", faults=("slow", "join"))
@@ -431,7 +437,7 @@ def merge_drops(patches: Patches) -> None:
 
 
 OBEYED = "freeze", "partition", "one-way cut"
-replacing("old term's leader obeyed", (ModuleChain, "_require_leader", _nothing), faults=OBEYED)
+replacing("old term's leader obeyed", (ModuleChain, "require_leader", _nothing), faults=OBEYED)
 
 
 @mutant("newcomer displaces leader", faults=("join",))

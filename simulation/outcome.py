@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, Share
 from dipaco_p2p.protocol.gate import NOTHING_GIVEN, Repetition
+from dipaco_p2p.protocol.norms import FURTHEST_MULTIPLE
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.verdicts import read_appraisals
 from dipaco_p2p.protocol.versions import genesis_version
@@ -30,6 +32,8 @@ from .speed import remembered_signatures
 from .world import World, disks_folder, perform
 
 NORM_MAX = 1e4
+FAR = 1.1
+"""Over what is possible: the update is quantised."""
 
 
 def simulate(plan: Plan, *, with_log: bool = False) -> tuple[Outcome, World]:
@@ -86,10 +90,7 @@ def _archive(world: World) -> tuple[dict[str, tuple[Link, ...]], tuple[str, ...]
     except DipacoError as error:
         empty: dict[str, tuple[Link, ...]] = {str(module): () for module in world.run.topology.modules()}
         return empty, (f"the archive cannot be opened: {error}",), ()
-    chains = {
-        str(module): tuple(_links(ledger.versions, archive, run.tokens_full))
-        for module, ledger in archive.ledgers.items()
-    }
+    chains = {str(module): tuple(_links(run, ledger.versions, archive)) for module, ledger in archive.ledgers.items()}
     unsound = [
         f"version {sealed.document.version} of {module}"
         for module, ledger in archive.ledgers.items()
@@ -121,15 +122,28 @@ def _is_unmeasured(version: ModuleVersion, tokens_full: int) -> bool:
     return version.clip_norm is None and len({share.peer for share in whole}) >= 2
 
 
-def _links(versions: Sequence[Sealed[ModuleVersion]], archive: SeedArchive, tokens_full: int) -> Iterator[Link]:
+def _is_far(run: Run, version: ModuleVersion, archive: SeedArchive) -> bool:
+    """Of the first version, whose momentum is nothing but its own outer gradient."""
+    module = version.module
+    try:
+        both = version.snapshot, archive.ledgers[module].genesis.snapshot
+        after, before = (decode_module(archive.blob(ref.digest), run.layout(module)) for ref in both)
+    except DipacoError:  # rot: the checks of the disk tell of it
+        return False
+    paths = len({share.path for share in version.shares})  # averages of several are made as long as one
+    most = FURTHEST_MULTIPLE * run.norms(module, ()).lr_sum(0) * math.sqrt(paths)
+    return float(np.abs(after - before).max()) > FAR * version.lr * (1 + version.momentum) * most
+
+
+def _links(run: Run, versions: Sequence[Sealed[ModuleVersion]], archive: SeedArchive) -> Iterator[Link]:
     unheard: set[PeerId] = set()
     for sealed in versions:
-        yield _link(sealed.document, archive, tokens_full, unheard=frozenset(unheard))
+        yield _link(run, sealed.document, archive, unheard=frozenset(unheard))
         if sealed.document.findings is not None:
             unheard.update(sealed.document.findings.contradicted)
 
 
-def _link(version: ModuleVersion, archive: SeedArchive, tokens_full: int, *, unheard: frozenset[PeerId]) -> Link:
+def _link(run: Run, version: ModuleVersion, archive: SeedArchive, *, unheard: frozenset[PeerId]) -> Link:
     counts = tuple(_counted(share, archive) for share in version.shares)
     return Link(
         version=version.version,
@@ -142,7 +156,8 @@ def _link(version: ModuleVersion, archive: SeedArchive, tokens_full: int, *, unh
         forgers=_forgers(version, archive, unheard=unheard),
         audits=tuple((audit.work, audit.by) for audit in version.audits),
         found=frozenset(version.findings.forged if version.findings is not None else ()),
-        is_unmeasured=_is_unmeasured(version, tokens_full),
+        is_unmeasured=_is_unmeasured(version, run.tokens_full),
+        is_far=version.version == 1 and _is_far(run, version, archive),
         findings=tuple(version.findings.named() if version.findings is not None else ()),
         leader=version.author,
         expels="" if version.expels is None else version.expels.peer,

@@ -26,8 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from .checks import Broken, broken
+from .checks import broken
 from .faults import FAULTS
+from .history import Broken
 from .mutants import MUTANTS, planted
 from .outcome import simulate
 from .plan import make_plan

@@ -33,8 +33,10 @@ from dipaco_p2p.topology import ModuleId
 from peers.path.repeating import Repeater
 from peers.path.trainer import Flat, PathTrainer
 
-STEP_SIZE = 0.5
-"""What a parameter moves in a round, in sums of its learning rates."""
+STEP_SIZE = 0.25
+"""What a parameter moves in a round, in sums of its learning rates; the furthest go about five times as far."""
+FORGED_LENGTH = 3.0
+"""Of forged steps, over honest ones."""
 DRIFT = 0.5
 NOISE = 0.2
 """How much the toy loss differs from one sequence to another."""
@@ -73,7 +75,7 @@ class FakeTrainer(PathTrainer):
     def __init__(
         self, *parts: Any, clock: Clock, step_s: float, forges: Callable[[], bool] = lambda: False, **settings: Any
     ) -> None:
-        """While it `forges`, its steps are as long as they should be, and others than those of its path."""
+        """While it `forges`, its steps are longer than they should be, and others than those of its path."""
         super().__init__(*parts, make_loop=cast(Any, NoLoop), **settings)
         self._clock = clock
         self._step_s = step_s
@@ -97,6 +99,7 @@ class FakeTrainer(PathTrainer):
         self._loop.count(done)  # type: ignore[attr-defined]
         far = STEP_SIZE * lr_sum(config.inner, first, self._run.total_steps) * done / config.inner.steps
         of = f"{self.path}|{round_number}|{replica}|{done}" + "|forged" * self._forges()
+        far *= FORGED_LENGTH if self._forges() else 1.0
         made = [_trained(flat, of, far=far) for flat in flats]
         return InnerResult(flats=made, steps_done=done, tokens=done * tokens, loss=1.0)
 

@@ -276,7 +276,8 @@ def next_state(
     compressed = [gradient for gradient in gradients if isinstance(gradient, Compressed)]
     if len(compressed) == len(gradients):
         paths = [c.share.path for c in contributions]
-        gradient = average(compressed, alphas, rule=job.rule, paths=paths, clip_norm=clip_norm)
+        clip_norms = None if clip_norm is None else [clip_norm] * len(alphas)
+        gradient = average(compressed, alphas, rule=job.rule, paths=paths, clip_norms=clip_norms)
         return outer_step(state, gradient, lr=job.lr, momentum=job.momentum, codec=job.down)[0]
     assert job.rule == "sqrt" and clip_norm is None and job.replicas == 1, "fp32 is there to compare codecs with"
     scale = 1 / math.sqrt(math.fsum(alpha * alpha for alpha in alphas))

@@ -43,6 +43,8 @@ WAIT_MAX_S = 10.0
 """Longest wait for a new version in one call; well below a call's own time limit."""
 IDS_MAX = 256
 """Contributions that one request may ask for."""
+APPRAISALS_MAX = 64
+"""Of one request; with about 1 KB each, they fit its header."""
 LEADERS, MIRRORS, SEED = "leaders", "mirrors, the seed", "the seed"
 
 R_co = TypeVar("R_co", covariant=True)
@@ -396,6 +398,13 @@ class TellFinal(ChainRequest[Final]):
     """As in `mirror.version`."""
 
 
+@call("mirror.evidence", by=MIRRORS, refuses=(Reason.NOT_LEADER, Reason.WRONG_MODULE))
+class KeepEvidence(ChainRequest[Done]):
+    """Have on disk what was said against work, by the module's leader, until a version tells of it."""
+
+    appraisals: tuple[Sealed[Appraisal], ...] = bounded(items=APPRAISALS_MAX)
+
+
 @call("mirror.follow", by="mirrors", refuses=(Reason.NOT_LEADER, Reason.STALE_BASE, Reason.WRONG_MODULE))
 class Follow(ChainRequest[Done]):
     """Take the caller's chain over, as a new mirror."""
@@ -410,6 +419,11 @@ class GetContributions(Request[Page[Contribution]]):
     def __post_init__(self) -> None:
         if len(self.ids) > IDS_MAX:
             raise ConfigError(f"`ids` are {len(self.ids)} contributions, limit {IDS_MAX}")
+
+
+@call("archive.evidence", by=SEED, refuses=(Reason.WRONG_MODULE,))
+class GetEvidence(ChainRequest[Page[Appraisal]]):
+    """What leaders brought with `mirror.evidence` and no version tells of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

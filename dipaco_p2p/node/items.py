@@ -11,13 +11,14 @@ from ..canonical import canonical_bytes
 from ..errors import IntegrityError
 from ..protocol.decrees import Decree
 from ..protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Rejection, Sealed, Sharding, unseal
+from ..protocol.gate import Appraisal
 from ..protocol.judgement import Check, Judgement
 from ..swarm.api import BODY_BYTES_MAX, Reply
 
 ITEMS_BYTES_MAX = BODY_BYTES_MAX // 2
 """Of one page; a single document is at most 192 KiB, so a page always holds some."""
 
-D = TypeVar("D", Check, Contribution, Decree, Grant, Judgement, ModuleVersion, Receipt, Rejection, Sharding)
+D = TypeVar("D", Appraisal, Check, Contribution, Decree, Grant, Judgement, ModuleVersion, Receipt, Rejection, Sharding)
 P = TypeVar("P")
 
 

@@ -27,6 +27,7 @@ from typing import TypeVar
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError, Refused, SwarmError
 from ..protocol.documents import Contribution, Custody, ModuleVersion, Sealed, unseal
+from ..protocol.gate import Appraisal
 from ..protocol.grants import Mandate
 from ..protocol.liveness import Head
 from ..protocol.norms import NORM_VERSIONS, Norms
@@ -35,7 +36,20 @@ from ..protocol.signing import PeerId, short
 from ..protocol.standing import Standings
 from ..protocol.versions import Branch, Known, Tally, check_chain, check_successor, genesis_version, is_final
 from ..topology import ModuleId, PathId
-from .calls import ChainRequest, Follow, Forward, GetBranch, GetChain, GetOpen, KeepContribution, KeepVersion, TellFinal
+from .calls import (
+    APPRAISALS_MAX,
+    ChainRequest,
+    Follow,
+    Forward,
+    GetBranch,
+    GetChain,
+    GetEvidence,
+    GetOpen,
+    KeepContribution,
+    KeepEvidence,
+    KeepVersion,
+    TellFinal,
+)
 from .items import read_items
 from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member, ask, send
 from .run import Run
@@ -402,6 +416,16 @@ class RemoteLedger:
     async def tell_final(self, final: int, signature: str) -> int:
         """Tell it the newest final version; the newest of which it then knows."""
         return (await self._ask(TellFinal(module=self.module, final=final, final_signature=signature))).final
+
+    async def keep_evidence(self, said: Sequence[Sealed[Appraisal]]) -> None:
+        """Have it keep what was said against work, of which no version tells."""
+        for begin in range(0, len(said), APPRAISALS_MAX):
+            batch = tuple(said[begin : begin + APPRAISALS_MAX])
+            await self._ask(KeepEvidence(module=self.module, appraisals=batch))
+
+    async def evidence(self) -> list[Sealed[Appraisal]]:
+        """The same that an archive was given."""
+        return read_items(Appraisal, await self._ask(GetEvidence(module=self.module)))
 
     async def follow(self) -> None:
         """Have it take over our chain, as a new mirror."""

@@ -29,8 +29,9 @@ from ..protocol.admission import judge
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, is_cosigned
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
-from ..protocol.versions import is_final, up_to_last
+from ..protocol.versions import blobs_of, is_final, up_to_last
 from ..topology import ModuleId
+from .evidence import Evidence
 from .intake import admission_rules
 from .kept_appraisals import Appraiser, copy_kept, measure_nothing, names_of, read_kept
 from .originals import Originals
@@ -101,6 +102,7 @@ class ModuleChain:
         self.ledger = Ledger(self.node.run, self.node.store, module) if ledger is None else ledger
         self.state = KeptState(self.node)
         self.originals = Originals(self.node.run, module)
+        self.evidence = Evidence(self.node, self.ledger)
         self.timing = Timing(self.node, module)
         self.lost: set[str] = set()
         """Contributions that are here, and that the chain which goes on may lack."""
@@ -176,6 +178,7 @@ class ModuleChain:
         for sealed in self.ledger.undone:
             self.expire(sealed, Reason.ROLLED_BACK)
         self._drop_payloads(self.ledger.settle())
+        self.evidence.settle()
         self.originals.forget(oldest_base=self.ledger.head.version - self.node.run.config.rounds.staleness)
         self._prune(keep=self.node.run.config.rounds.staleness + 2)
 
@@ -199,7 +202,7 @@ class ModuleChain:
             raise Refused("a contribution to another run", reason=Reason.WRONG_RUN)
         if document.module != self.module:
             raise Refused(f"a contribution to {document.module}, not {self.module}", reason=Reason.WRONG_MODULE)
-        self._require_leader(sender)
+        self.require_leader(sender)
         if self.node.store.size(document.payload.digest) != document.payload.size:
             raise Refused(f"upload blob {document.payload.digest[:8]} first", reason=Reason.PAYLOAD_MISSING)
         self.add(sealed)
@@ -209,9 +212,9 @@ class ModuleChain:
     async def keep_version(self, sender: PeerId, sealed: Sealed[ModuleVersion]) -> str:
         """Keep the leader's next version, after making it again; our cosignature. The same again changes nothing."""
         ledger, version = self.ledger, sealed.document
-        self._require_leader(sender)
+        self.require_leader(sender)
         async with self._lock:
-            self._require_leader(sender)  # still: others may have had their turn before
+            self.require_leader(sender)  # still: others may have had their turn before
             if self._has(sealed):
                 await self._make_sure(sealed, source=sender)
             else:
@@ -300,25 +303,23 @@ class ModuleChain:
             return [sealed.document for sealed in ledger.versions[after : min(until, ledger.final)]]
 
         def is_ours(sealed: Sealed[ModuleVersion]) -> bool:
-            document = sealed.document
-            return is_final(sealed, coordinator=coordinator) and (document.run, document.module) == (
-                run.id,
-                self.module,
-            )
+            place = sealed.document.run, sealed.document.module
+            return is_final(sealed, coordinator=coordinator) and place == (run.id, self.module)
 
         shown = await RemoteLedger(self.node, peer, self.module).chain(after=after, until=until)
         return [sealed.document for sealed in itertools.takewhile(is_ours, shown)]
 
     async def welcome(self, sender: PeerId) -> None:
         """The leader has us as a mirror now: take over its chain. Raises DipacoError."""
-        self._require_leader(sender)
+        self.require_leader(sender)
         async with self._lock:
-            self._require_leader(sender)  # still: we may lead by now, of a chain that nobody else may change
+            self.require_leader(sender)  # still: we may lead by now, of a chain that nobody else may change
             await self._follow(RemoteLedger(self.node, sender, self.module), until=None)
 
     # -- versions of others
 
-    def _require_leader(self, sender: PeerId) -> None:
+    def require_leader(self, sender: PeerId) -> None:
+        """Raise Refused unless it leads, and we are in its group."""
         if (reason := self.node.decrees.reason(sender)) is not None:
             raise Refused(f"banned by the coordinator: {reason}", reason=Reason.BANNED)
         if (leader := self._led_by()) != sender:
@@ -456,7 +457,7 @@ class ModuleChain:
         log.warning("%s: versions %d to %d were given up", self.module, version + 1, ledger.head.version)
         self.node.history.add("gave_up", module=str(self.module), after=version)
         for sealed in ledger.versions[version:]:  # another branch may name the same blobs
-            self._orphans.update(_blobs(sealed), names_of([sealed]))
+            self._orphans.update(blobs_of(sealed.document), names_of([sealed]))
         self._pruned, self._settled = min(self._pruned, version), min(self._settled, version)
         ledger.truncate(version)
         self.lost.update(ledger.open)
@@ -487,14 +488,11 @@ class ModuleChain:
         """Drop the blobs of all versions but the newest `keep`, as nobody's base: what a peer keeps is bounded."""
         versions, oldest = self.ledger.versions, max(0, self.ledger.head.version - keep)
         settled = min(oldest, self.ledger.final)
-        names = {name for sealed in versions[self._pruned : oldest] for name in _blobs(sealed)} | self._orphans
+        names = {
+            name for sealed in versions[self._pruned : oldest] for name in blobs_of(sealed.document)
+        } | self._orphans
         names |= names_of(versions[self._settled : settled])
         self._orphans, self._settled = set(), max(self._settled, settled)
-        for name in names - {name for sealed in versions[oldest:] for name in _blobs(sealed)}:
+        for name in names - {name for sealed in versions[oldest:] for name in blobs_of(sealed.document)}:
             self.node.store.drop(name)
         self._pruned = max(self._pruned, oldest)
-
-
-def _blobs(sealed: Sealed[ModuleVersion]) -> list[str]:
-    named = sealed.document.snapshot, sealed.document.update, sealed.document.state
-    return [ref.digest for ref in named if ref is not None]

@@ -306,7 +306,7 @@ class Leader:
     async def _catch_up(self) -> None:
         """Hand in, now and then, what somebody did not take: it may have come back."""
         now_s = self._node.clock.now_s()
-        if now_s >= self._catch_up_s and not (self._replication.is_final and self._replication.is_told):
+        if now_s >= self._catch_up_s and not self._replication.is_done:
             self._catch_up_s = now_s + CATCH_UP_S
             await self._or_stop(self._replication.hand_in())  # without the lock: a frozen mirror keeps it waiting
             await self._go_back()
@@ -484,6 +484,7 @@ class Leader:
         """Admit an open contribution of a former leader, under the same rules; one that may not count is reported."""
         try:
             self._intake.judge(sealed.document.author, sealed)
+            self.trials.require_unrefused(sealed.document)
             try:
                 measured = await self._measure(sealed)
             except PayloadLost:

@@ -13,10 +13,12 @@ from ..node.calls import (
     Follow,
     GetBranch,
     GetChain,
+    GetEvidence,
     GetMandate,
     GetOpen,
     GetVote,
     KeepContribution,
+    KeepEvidence,
     KeepVersion,
     Kept,
     TellFinal,
@@ -26,6 +28,7 @@ from ..node.items import Page, items_reply
 from ..node.shardings import learn_attached
 from ..protocol.documents import Contribution, Custody, Grant, ModuleVersion
 from ..protocol.expulsion import Charge
+from ..protocol.gate import Appraisal
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
 from ..protocol.versions import Branch
@@ -55,6 +58,8 @@ class MirrorCalls:
         KeepVersion.serve(swarm, self._on_version)
         TellFinal.serve(swarm, self._on_final)
         Follow.serve(swarm, self._on_follow)
+        KeepEvidence.serve(swarm, self._on_evidence)
+        GetEvidence.serve(swarm, self._on_said)
 
     def serve_reading(self) -> None:
         """Answer what changes nothing, for a stage that is over."""
@@ -112,6 +117,15 @@ class MirrorCalls:
         chain = self._chain(request)
         chain.note_final(request.final, request.final_signature)
         return Final(final=chain.ledger.final)
+
+    async def _on_evidence(self, sender: PeerId, request: KeepEvidence) -> Done:
+        chain = await self._seen(sender, request)
+        chain.require_leader(sender)
+        chain.evidence.keep(request.appraisals)
+        return Done()
+
+    async def _on_said(self, sender: PeerId, request: GetEvidence) -> Page[Appraisal]:
+        return items_reply((await self._seen(sender, request)).evidence.said())
 
     async def _on_follow(self, sender: PeerId, request: Follow) -> Done:
         chain = await self._seen(sender, request)

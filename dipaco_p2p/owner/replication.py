@@ -22,6 +22,7 @@ from ..node.node import CONTROL_TIMEOUT_S
 from ..program.files import reach
 from ..program.tasks import done_or_later
 from ..protocol.documents import Contribution, Custody, ModuleVersion, Sealed, is_cosigned
+from ..protocol.gate import Appraisal
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
 from .chain import ModuleChain
@@ -72,6 +73,11 @@ class Replication:
         has_waited = now_s - self._final_s[1] >= LOST_TTLS * ttl_s
         mirrors = (replica for replica in self.replicas() if not replica.is_archive)
         return has_waited or all(replica.final >= self._ledger.final for replica in mirrors)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to hand in: neither versions nor what was said against work."""
+        return self.is_final and self.is_told and not any(replica.unsaid for replica in self.replicas())
 
     async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> tuple[Custody, ...]:
         """Put a contribution where it survives us; who holds it as well.
@@ -267,6 +273,7 @@ class Replica:
         """Whether it has our chain, as far as we know."""
         self.final = 0
         """The newest version of which it knows that it is final."""
+        self._said: set[str] = set()
         self.is_unprovable = False
         self.is_diverged = False
         """Whether it is the archive, and has another branch than we: then that one goes on."""
@@ -286,12 +293,20 @@ class Replica:
         """Have it take over our chain."""
         async with self._lock:
             await self._remote.follow()
-            self.is_welcome = True
+            self.is_welcome, self._said = True, set()
+
+    @property
+    def unsaid(self) -> list[Sealed[Appraisal]]:
+        """What was said against work, and is not with it yet."""
+        return [sealed for sealed in self._chain.evidence.said() if sealed.id not in self._said]
 
     async def bring(self) -> None:
-        """Hand in the versions that it lacks: all of them to the archive, the newest to a mirror, which fetches the
-        others itself."""
+        """Hand in what was said against work, and the versions that it lacks: all of them to the archive, the newest to
+        a mirror, which fetches the others itself."""
         async with self._lock:
+            if unsaid := self.unsaid:
+                await self._remote.keep_evidence(unsaid)
+                self._said.update(sealed.id for sealed in unsaid)
             if self._version is None and self.is_archive:
                 self._version = await self._compare()
             brought = -1

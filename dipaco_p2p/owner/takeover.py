@@ -50,6 +50,7 @@ class Takeover:
         await self._take_best(found)
         for peer in sorted(found):
             await self._take_open(peer)
+        await self._take_evidence()
         return max([watch.seen[self._chain.module], *self._bases()])
 
     async def _meet_trainers(self) -> None:
@@ -95,6 +96,16 @@ class Takeover:
                     self._chain.add(sealed)
         except DipacoError as error:
             log.warning("%s: not all that ...%s keeps could be taken over: %s", self._chain.module, short(peer), error)
+
+    async def _take_evidence(self) -> None:
+        """Of the coordinator's archive alone: any other could have friends who say what nobody asked them for. What
+        the last leader brought to us is on our disk."""
+        for seed in self._node.watch.coordinators():
+            try:
+                said = await RemoteLedger(self._node, seed, self._chain.module).evidence()
+                self._chain.evidence.keep(said)
+            except DipacoError as error:
+                log.warning("%s: what was said of refused work is not to be had: %s", self._chain.module, error)
 
     async def _fetch_patiently(self, ref: BlobRef, peer: PeerId) -> bytes:
         """What has a receipt must not be lost with a message."""

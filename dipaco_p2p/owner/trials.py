@@ -35,6 +35,7 @@ from ..protocol.standing import Standing
 from ..protocol.verdicts import Verdicts, in_order, require_drawn
 from ..topology import ModuleId, PathId
 from .chain import ModuleChain
+from .evidence import EVIDENCE_MAX
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,6 @@ ASKING_MAX = 8
 """At once, about one work."""
 AGAIN = 0.1
 """Of the works that an auditor could repeat, the share that another one repeats as well."""
-EVIDENCE_MAX = 256
-"""Appraisals of refused work that are kept for the next version: a module whose work is all refused makes none."""
 LATE_VERSIONS = 2
 """An audit goes on for so many versions after the one that counts its work: so long its author has the states."""
 
@@ -110,6 +109,8 @@ class Trials:
         """What was said of refused works, of which no version tells yet."""
         self._caught: set[PeerId] = set()
         """Who forged one of these."""
+        self._recalled = self.verdicts([])
+        """What follows from those that a former leader left."""
 
     @property
     def is_on(self) -> bool:
@@ -132,6 +133,11 @@ class Trials:
             raise Refused(detail, reason=Reason.MALFORMED)
         if self._node.run.config.audited and (contribution.recipe is None or contribution.state is None):
             raise Refused("it does not say what it takes to repeat it", reason=Reason.MALFORMED)
+
+    def require_unrefused(self, contribution: Contribution) -> None:
+        """Raise Refused for what a former leader refused, if we come to the same by what was said of it."""
+        if (reason := self._recalled.reason(contribution)) is not None:
+            raise Refused(f"others measured it, and it was refused: {reason}", reason=reason)
 
     def begin(self, sealed: Sealed[Contribution]) -> None:
         """Have it measured, and repeated if it is its turn."""
@@ -220,7 +226,9 @@ class Trials:
             return
         self._asking.pop(sealed.id).cancel()
         self._unseen.pop(sealed.id, None)
-        self._evidence = [*self._evidence, *self._said.pop(document.work, {}).values()][-EVIDENCE_MAX:]
+        said = list(self._said.pop(document.work, {}).values())
+        self._chain.evidence.keep(said)
+        self._evidence = [*self._evidence, *said][-EVIDENCE_MAX:]
         if reason == Reason.NOT_REPEATED:
             self._caught.add(document.author)
         self._unheard.discard(document.work)
@@ -243,10 +251,11 @@ class Trials:
         self._forget()
 
     def clear(self) -> None:
-        """Nothing waits any more."""
+        """Nothing waits any more. What was said against work is on this disk, from former leaders, too."""
         self.close()
         self._audits = {}
         self._forget()
+        self._recall()
 
     def close(self) -> None:
         """Ask nobody any more."""
@@ -265,10 +274,21 @@ class Trials:
         self._asking, self._said, self._unheard, self._unseen = {}, {}, set(), {}
         self._slow = {judge: rounds - 1 for judge, rounds in self._slow.items() if rounds > 1}
 
+    def _recall(self) -> None:
+        """What leaders before us heard of works counts like what we hear: from those whom they could have asked."""
+        coordinator, may_judge = self._node.run.manifest.author, self._chain.chains.may_judge
+        said = self._chain.evidence.said()
+        self._evidence = [one for one in said if one.document.author == coordinator or may_judge(one.document.author)]
+        self._recalled = self.verdicts([])
+        self._caught = set(self._recalled.forgers)
+
     def _standing(self, peer: PeerId) -> Standing:
         return self._chain.ledger.standings.of(peer)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
+        for audit in self._audits.values():
+            if audit.found and not gate.is_repeated(sealed.document for sealed in audit.found):
+                self._chain.evidence.keep(audit.found)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: asking judges failed", self._chain.module, exc_info=error)
         self._on_over()

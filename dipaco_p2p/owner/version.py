@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from ..canonical import Parts, digest
 from ..core.arrays import Floats, at_once
 from ..core.model.layout import module_parts
@@ -89,11 +91,15 @@ def read_payload(store: Store, sealed: Sealed[Contribution]) -> bytes:
 class Gradients:
     """The outer gradients of contributions in the order of the average, each read whenever it is asked for."""
 
-    def __init__(self, items: Iterable[Admitted]) -> None:
+    def __init__(self, items: Iterable[Admitted], *, furthest: Callable[[int], float] | None = None) -> None:
+        """`furthest` says how far any parameter may move by steps from a version (protocol/norms.py)."""
         self.items = sorted(items, key=order)
+        self.furthest = furthest
         self.norms = [math.nan if item.norm is None else item.norm for item in self.items]
         """Of each; not a number until it is known or was read."""
 
+        self.limits = [math.inf] * len(self.items)
+        """The norm that each is scaled down to, so that no parameter moves further; known once it was read."""
         self._ahead: dict[int, Compressed] = {}
         self._room = copies.VALUES_MAX
 
@@ -104,9 +110,17 @@ class Gradients:
         found = self._ahead.pop(place, None)
         if found is None:
             found = self.items[place].read()
+            self._measure(place, found)
+        return found
+
+    def _measure(self, place: int, found: Compressed) -> None:
         if math.isnan(self.norms[place]):
             self.norms[place] = found.norm()
-        return found
+        if self.furthest is not None:
+            most = self.furthest(self.items[place].sealed.document.base_version)
+            largest = float(np.abs(found.expand()).max(initial=0.0))
+            if largest > most:
+                self.limits[place] = min(self.limits[place], self.norms[place] * (most / largest))
 
     def ahead(self, place: int) -> Compressed:
         """The same before its turn. A small one stays in memory until then, so that it is read once."""
@@ -201,11 +215,12 @@ def make_version(
 ) -> Made:
     """Average, outer step, quantised update. `state` holds the parent's parameters. Needs one contribution at least.
 
-    `clip_norm` is the one that is usual, None while nothing is: then they are measured by each other.
+    `clip_norm` is the one that is usual, None while nothing is: then they are measured by each other and by the
+    learning rates, as protocol/norms.py says.
     `grant` is the id of the grant of `term` to `author`; without `verdicts` all work weighs the same.
     Raises StepNotFinite, and what reading a contribution raises.
     """
-    gradients = Gradients(admitted)
+    gradients = Gradients(admitted, furthest=run.norms(parent.module, ()).furthest if clip_norm is None else None)
     ordered = gradients.items
     assert ordered, "a module without contributors gets no step"
     near = gradients.alike(size=run.layout(parent.module).size)
@@ -334,15 +349,17 @@ def check_readmits(run: Run, readmits: Readmission, standings: Standings) -> Non
 
 def averaged(run: Run, gradients: Gradients, alphas: Sequence[float], *, clip_norm: float | None) -> Floats:
     """The outer gradient (N,) of contributions in their order; one at a time is in memory, whatever their number."""
-    rule, norms = run.config.outer.norm_rule, gradients.norms
+    rule, norms, is_measured = run.config.outer.norm_rule, gradients.norms, gradients.furthest is None
+    if clip_norm is not None:
+        gradients.limits[:] = [min(limit, clip_norm) for limit in gradients.limits]
     return outer.average(
         gradients,
         alphas,
         rule=rule,
         paths=[str(item.sealed.document.path) for item in gradients.items],
-        clip_norm=clip_norm,
+        clip_norms=None if clip_norm is None and is_measured else gradients.limits,
         # `rda` needs all of them before it begins; the others ask for each after it was read.
-        norms=None if rule == "rda" and any(map(math.isnan, norms)) else norms,
+        norms=None if rule == "rda" and (not is_measured or any(map(math.isnan, norms))) else norms,
     )
 
 

@@ -133,7 +133,7 @@ def refused(works: Mapping[str, Judged], *, coordinator: PeerId) -> dict[str, Re
     known = {id_ for id_, work in new.items() if work.is_known and work.appraisals}
     if 2 * len(known & found.keys()) > len(known):
         found = {id_: reason for id_, reason in found.items() if id_ not in known}
-    forged = [id_ for id_, work in works.items() if _is_forged(work)]
+    forged = [id_ for id_, work in works.items() if is_forged(work.appraisals)]
     repeated = {work.author for work in works.values() if any(_repetitions(work.appraisals))}
     if len(repeated) < AUTHORS_MANY or 2 * len({works[id_].author for id_ in forged}) <= len(repeated):
         found |= {id_: _why_not(works[id_]) for id_ in forged}
@@ -181,6 +181,12 @@ def is_repeated(appraisals: Iterable[Appraisal]) -> bool:
     """Whether enough auditors came to the same."""
     same, failed = _repetitions(appraisals)
     return same > failed
+
+
+def is_forged(appraisals: Iterable[Appraisal]) -> bool:
+    """Whether enough auditors came to something else, or were given nothing."""
+    same, failed = _repetitions(appraisals)
+    return failed >= AGREED and failed > same
 
 
 def contradicted(appraisals: Sequence[Appraisal]) -> list[PeerId]:
@@ -250,11 +256,6 @@ def _kind(work: Judged, reason: Reason | None) -> str | None:
     if _is_withheld(work):
         return "withheld"
     return None if reason == Reason.UNJUDGED else "failed"
-
-
-def _is_forged(work: Judged) -> bool:
-    same, failed = _repetitions(work.appraisals)
-    return failed >= AGREED and failed > same
 
 
 def _why_not(work: Judged) -> Reason:

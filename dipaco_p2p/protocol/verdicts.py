@@ -79,7 +79,7 @@ class Verdicts:
         self._refused = gate.refused(works, coordinator=coordinator)
         self._repeated = {work for work, judged in works.items() if gate.is_repeated(judged.appraisals)}
         forged = [(works[id_].author, id_) for id_, why in self._refused.items() if why == Reason.NOT_REPEATED]
-        self._forgers = {peer for peer, id_ in forged if not standings.is_noted(("forged", peer, id_))}
+        self.forgers = {peer for peer, id_ in forged if not standings.is_noted(("forged", peer, id_))}
 
     def findings(self, counted: Mapping[str, Work]) -> Findings | None:
         """What a version notes that counts these works, by id."""
@@ -119,7 +119,7 @@ class Verdicts:
 
     def reason(self, contribution: Contribution) -> Reason | None:
         """Why it does not count; None if it does."""
-        if contribution.author in self._forgers or self._standings.of(contribution.author).is_out:
+        if contribution.author in self.forgers or self._standings.of(contribution.author).is_out:
             return Reason.NOT_REPEATED
         return self._refused.get(contribution.work)
 

@@ -284,3 +284,8 @@ def is_final(sealed: Sealed[ModuleVersion], *, coordinator: PeerId) -> bool:
     """Whether the coordinator has signed this version: as its leader, or after making it again from its contributions.
     It signs one version of a number only, and takes no signature back."""
     return sealed.document.author == coordinator or coordinator in sealed.cosignatures
+
+
+def blobs_of(version: ModuleVersion) -> list[str]:
+    """The digests of the blobs that others fetch of a version."""
+    return [ref.digest for ref in (version.snapshot, version.update, version.state) if ref is not None]

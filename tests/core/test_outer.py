@@ -127,7 +127,7 @@ def test_any_order_of_arrival_gives_the_same_bytes(order, rule, clip):
         arrived = [(packed(vector(n) * (n + 1)), share(f"P{n % 4}", 10 + n, 100 * n + 7)) for n in order]
         arrived.sort(key=lambda item: hashlib.sha256(encode_compressed(item[0])).digest())
         alphas = weights([item[1] for item in arrived], tokens_full=500)
-        gradient = average([item[0] for item in arrived], alphas, rule=rule, clip_norm=clip)
+        gradient = average([item[0] for item in arrived], alphas, rule=rule, clip_norms=clip and [clip] * len(arrived))
         state, update = outer_step(OuterState.fresh(vector(50)), gradient, **RULE)
         return state.params.tobytes() + encode_compressed(update) + b"".join(state_parts(state))
 
@@ -139,7 +139,7 @@ def test_the_bytes_of_a_step_are_those_written_down_once():
     contributions = [packed((np.arange(SIZE) * (n + 1) % 97 - 48) / 16) for n in range(3)]
     digests = {}
     for rule in ("sqrt", "rda"):
-        gradient = average(contributions, (0.5, 0.3, 0.2), rule=rule, clip_norm=25.0)
+        gradient = average(contributions, (0.5, 0.3, 0.2), rule=rule, clip_norms=[25.0] * 3)
         state, _ = outer_step(OuterState.fresh(np.ones(SIZE, np.float32)), gradient, **RULE)
         digests[rule] = hashlib.sha256(state.params.tobytes()).hexdigest()[:16]
     assert digests == {"sqrt": "d4576e32bc66995e", "rda": "b154f821aea5c314"}
@@ -216,8 +216,8 @@ def test_rda_has_the_mean_norm_and_ignores_empty_and_cancelling_gradients():
 
 @pytest.mark.parametrize("rule", ["sqrt", "rda", "mean"])
 def test_clipping_shortens_only_what_is_longer(rule):
-    assert tree_norm(average([basis(0, 10.0)], (1.0,), rule=rule, clip_norm=4.0)) == pytest.approx(4.0)
-    short = average([basis(0, 3.0)], (1.0,), rule=rule, clip_norm=4.0)
+    assert tree_norm(average([basis(0, 10.0)], (1.0,), rule=rule, clip_norms=[4.0])) == pytest.approx(4.0)
+    short = average([basis(0, 3.0)], (1.0,), rule=rule, clip_norms=[4.0])
     assert short.tobytes() == average([basis(0, 3.0)], (1.0,), rule=rule).tobytes()
 
 

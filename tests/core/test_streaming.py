@@ -110,7 +110,7 @@ def test_it_gives_the_bytes_of_whole_vectors_with_one_contribution_alive(
     wanted = plain_average(contributions, ALPHAS, rule=rule, clip_norm=clip)
     for norms in (None, lengths):
         shelf = Shelf(contributions)
-        found = average(shelf, ALPHAS, rule=rule, clip_norm=clip, norms=norms)
+        found = average(shelf, ALPHAS, rule=rule, clip_norms=clip and [clip] * len(ALPHAS), norms=norms)
         assert found.tobytes() == wanted.tobytes()
         assert shelf.most_alive == 1 and shelf.alive == 0
         passes = 2 if rule == "rda" and norms is None else 1
@@ -145,7 +145,7 @@ def test_it_takes_less_than_two_modules_of_memory_whatever_the_number(codec: str
             return decode_compressed(bytes(bytearray(payloads[place])), size=size, codec=codec)
 
     peaks = [
-        peak_bytes(lambda count=count: average(OnDisk(count), [1 / count] * count, rule=rule, clip_norm=1.0))  # type: ignore[misc]
+        peak_bytes(lambda count=count: average(OnDisk(count), [1 / count] * count, rule=rule, clip_norms=[1.0] * count))  # type: ignore[misc]
         for count in (2, 8)
     ]
     assert max(peaks) < 2.1 * 4 * size

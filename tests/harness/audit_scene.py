@@ -12,8 +12,8 @@ from virtual_time import eventually
 from bootstrap.archives.verify import verify_run
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Recipe, Sealed, seal
-from dipaco_p2p.protocol.gate import Repetition
-from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.gate import DRAW, Appraisal, Repetition
+from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.standing import Findings
 
 SAME, OFF = Repetition(cosine=1.0, ratio=1.0, moments=1.0), Repetition(cosine=0.5, ratio=1.0, moments=1.0)
@@ -74,3 +74,18 @@ class AuditScene(Scene):
         reports = verify_run(self.run, world.seed.node.store, world.seed.archive)
         problems = [one.problem for one in reports if one.problem]
         assert not problems, problems
+
+
+def accusation(document: Contribution, friend: Signer) -> Appraisal:
+    """What an auditor says of forged work."""
+    return Appraisal(
+        run=document.run,
+        work=document.work,
+        of=document.author,
+        tokens=document.tokens,
+        gain=1.0,
+        error=0.1,
+        draw=friend.sign(DRAW, document.work.encode()),
+        repeated=OFF,
+        author=friend.peer,
+    )

@@ -280,6 +280,12 @@ CASES = {
         ),
         Case(request=calls.Follow(**OF_MODULE), header=SHOWN),
         Case(
+            request=calls.KeepEvidence(**OF_MODULE, appraisals=(APPRAISAL,)),
+            header=SHOWN | {"appraisals": [APPRAISAL.to_dict()]},
+            wrong={"appraisals": ([{}], [APPRAISAL.to_dict()] * (calls.APPRAISALS_MAX + 1))},
+        ),
+        Case(request=calls.GetEvidence(**OF_MODULE), header=SHOWN, reply=PAGE),
+        Case(
             request=calls.GetContributions(ids=(ID,)),
             header={"ids": [ID]},
             reply=PAGE,

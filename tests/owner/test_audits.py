@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audit_scene import OFF, SAME, Auditors, AuditScene
+from audit_scene import OFF, SAME, Auditors, AuditScene, accusation
 from judging_scene import GOOD, MODULE, OTHER_PATH, PATH, judged_config
 from runtime_harness import TinyLeader, World, claim
+from tiny_run import signer
 from virtual_time import eventually, play
 
 from dipaco_p2p.errors import Refused
-from dipaco_p2p.node.calls import GetDraw
+from dipaco_p2p.node.calls import GetDraw, KeepEvidence
 from dipaco_p2p.node.node import Member, ask
 from dipaco_p2p.owner import trials
 from dipaco_p2p.owner.judge import Judge
@@ -48,7 +49,8 @@ def audit_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Ca
                 leader = world.leader(50)
                 on = AuditScene(world, leader, await leader.lead(MODULE))
                 peers = {world.leader(number).peer for number in (51, 52, 53)}
-                leader.chain.chains.has_worked = lambda peer: peer in peers  # type: ignore[method-assign]
+                for each in world.leaders:
+                    each.chains.has_worked = lambda peer: peer in peers  # type: ignore[method-assign]
                 await leader.node.watch.refresh()
                 on.auditors = auditors
                 await act(on)
@@ -309,6 +311,82 @@ def test_a_later_leader_knows_who_forged(audit_scene: Play) -> None:
         with pytest.raises(Refused) as caught:
             await on.push(author, GOOD)
         assert caught.value.reason == Reason.NOT_REPEATED
+
+    audit_scene(act)
+
+
+def test_what_a_leader_refused_stays_refused_under_the_next_one(audit_scene: Play) -> None:
+    """Attack: forged work was open with the mirrors, and a leader that had not heard its auditors took it in again."""
+
+    async def act(on: AuditScene) -> None:
+        forger, other = await on.forger(), await on.author(61)
+        forged = await on.push(forger, GOOD)
+        await eventually(lambda: on.expired() == {forged: Reason.NOT_REPEATED})
+        on.auditors.found.clear()  # whoever looks from now on has been bribed
+        await asyncio.sleep(10.0)
+        await on.leader.die(on.world)
+        await asyncio.sleep(3 * on.run.config.liveness.heartbeat_ttl_s)
+        on.leader, on.owner = await next_leader(on)
+        await forger.watch.refresh()
+        with pytest.raises(Refused) as caught:
+            await on.push(forger, 2 * GOOD)
+        assert caught.value.reason == Reason.NOT_REPEATED
+        await other.watch.refresh()
+        await on.push(other, GOOD, path=OTHER_PATH)
+        await on.version(1)
+        findings = on.findings(1)
+        assert findings is not None and findings.forged == (forger.swarm.peer,)
+        assert on.authors_of(1) == {other.swarm.peer}
+        await on.verified()
+
+    audit_scene(act)
+
+
+def test_a_leader_that_comes_back_knows_what_auditors_said_before_it_died(audit_scene: Play) -> None:
+    """Attack: a forger whose work counted hands in more, as soon as the leader that heard of it has started again."""
+
+    async def act(on: AuditScene) -> None:
+        author, other = await on.author(60), await on.author(61)
+        await trusted(on, author, other)
+        on.auditors.found[author.swarm.peer] = OFF
+        await on.push(author, GOOD)
+        await on.version(2)
+        on.auditors.may_end.set()
+        await on.audited()
+        await on.leader.ownership.drop(MODULE)
+        on.owner = await on.leader.lead(MODULE)
+        with pytest.raises(Refused) as caught:
+            await on.push(author, GOOD)
+        assert caught.value.reason == Reason.NOT_REPEATED
+        await on.push(other, GOOD, path=OTHER_PATH)
+        await on.version(3)
+        findings = on.findings(3)
+        assert findings is not None and findings.forged == (author.swarm.peer,)
+        await on.verified()
+
+    audit_scene(act)
+
+
+@pytest.mark.parametrize("number", [51, 70])
+def test_friends_of_a_stranger_refuse_nobody_s_work_under_the_next_leader(audit_scene: Play, number: int) -> None:
+    """Attack: whoever is no leader brings what two keys say, and so does a leader whose friends have never worked."""
+
+    async def act(on: AuditScene) -> None:
+        honest, friends = await on.author(60), [signer(71), signer(72)]
+        on.auditors.may_end.set()
+        document = (await on.work(honest, GOOD)).document
+        said = [seal(friend, accusation(document, friend)) for friend in friends]
+        asker = await on.author(number) if number == 70 else on.world.leaders[1].node
+        for to in (on.run.manifest.author, on.leader.peer):
+            with pytest.raises(Refused) as caught:
+                await ask(asker, to, KeepEvidence(module=MODULE, appraisals=tuple(said)))
+            assert caught.value.reason == Reason.NOT_LEADER
+        on.leader.chain.evidence.keep(said)
+        await on.leader.ownership.drop(MODULE)
+        on.owner = await on.leader.lead(MODULE)
+        await on.push(honest, GOOD)
+        await on.version(1)
+        assert on.authors_of(1) == {honest.swarm.peer}
 
     audit_scene(act)
 

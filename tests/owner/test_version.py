@@ -9,10 +9,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny_run import contribution_of, gradient_bytes, granted, initial, make_run, signer, tiny_config
 
 from dipaco_p2p.config import OuterConfig
+from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.model.layout import decode_module, encode_module
 from dipaco_p2p.core.outer import copies
 from dipaco_p2p.core.outer.codec import Compressed
@@ -23,6 +25,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.version import Admitted, Made, made_and_kept, make_again, make_version
 from dipaco_p2p.protocol.documents import BlobRef, seal
+from dipaco_p2p.protocol.norms import FURTHEST_MULTIPLE
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.standing import Standings
 from dipaco_p2p.protocol.versions import check_successor, genesis_version
@@ -106,6 +109,51 @@ def test_the_first_version_takes_no_longer_step_of_one_author_than_of_others(run
     for others in (honest[:1], honest[:2]):
         assert made_of(run, [*others, long]).version.clip_norm == pytest.approx(1.25 * lengths[0], rel=0.05)
     assert made_of(run, [long]).version.clip_norm is None
+
+
+@pytest.mark.parametrize("rule", ["mean", "sqrt", "rda"])
+def test_a_lone_first_step_goes_no_further_than_the_optimiser_can(tmp_path: Path, rule: str) -> None:
+    """Attack: the only author of a first version hands in three times its steps, and has no other to be measured by."""
+    run = make_run(Store(tmp_path), replace(tiny_config(), outer=OuterConfig(norm_rule=rule)))
+    furthest = run.norms(MODULE, ()).furthest(0)
+    honest, long, further = (lone(run, furthest / FURTHEST_MULTIPLE * times) for times in (1.0, 3.0, 30.0))
+    before = initial()[0][1]
+    steps = [np.abs(made_of(run, [item]).state.params - before).max() for item in (honest, long, further)]
+    assert steps[1] == pytest.approx(FURTHEST_MULTIPLE * steps[0], rel=0.05)
+    assert steps[2] == pytest.approx(steps[1], rel=0.05)
+    usual = [made_of(run, [item], clip_norm=1e9).state.params for item in (honest, long)]
+    assert np.abs(usual[1] - before).max() == pytest.approx(3 * steps[0], rel=0.05), "later a norm is the measure"
+
+
+def test_a_first_step_that_is_far_in_one_parameter_shortens_no_other(run: Run) -> None:
+    """Attack: a single parameter goes far, so that the norm to which all are scaled down is next to nothing."""
+    furthest, layout = run.norms(MODULE, ()).furthest(0), run.layout(MODULE)
+    [good, *_], spike = admitted(run, count=1), np.zeros(layout.size, dtype=np.float32)
+    spike[0] = 100 * furthest
+    paths = run.topology.paths_through(MODULE)
+    both = made_of(run, [good, lone(run, values=spike, number=2, path=paths[1])])
+    assert [share.norm for share in both.version.shares] == [good.read().norm(), pytest.approx(100 * furthest, rel=0.1)]
+    moved = np.abs(both.state.params - initial()[0][1])
+    assert np.linalg.norm(moved[1:]) > 0.3 * np.linalg.norm((made_of(run, [good]).state.params - initial()[0][1])[1:])
+    assert moved[0] < 3 * furthest
+
+
+def lone(
+    run: Run,
+    largest: float = 0.0,
+    *,
+    values: Floats | None = None,
+    number: int = 1,
+    path: PathId | None = None,
+) -> Admitted:
+    """Work of one author whose furthest parameter moves so far."""
+    if values is None:
+        values = np.random.default_rng(1).normal(0, 1, run.layout(MODULE).size).astype(np.float32)
+        values *= np.float32(largest / np.abs(values).max())
+    payload = encode_compressed(compress(values, codec=run.config.compression.uplink)[0])
+    path = path or run.topology.paths_through(MODULE)[0]
+    document = contribution_of(run, signer(number), payload, module=MODULE, path=path)
+    return Admitted(seal(signer(number), document), partial(run.read_contribution, payload, MODULE))
 
 
 def test_a_version_of_nothing_is_a_programmers_error(run: Run) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from simulation import __main__ as command
 from simulation import runner
-from simulation.checks import Broken
+from simulation.history import Broken
 from simulation.runner import Played, Result, Wish
 
 

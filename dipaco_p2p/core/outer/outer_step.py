@@ -94,7 +94,7 @@ def average(
     *,
     rule: str,
     paths: Sequence[str] | None = None,
-    clip_norm: float | None = None,
+    clip_norms: Sequence[float] | None = None,
     norms: Sequence[float] | None = None,
 ) -> Floats:
     """The module's outer gradient (N,): a weighted mean whose norm does not shrink with the number of paths.
@@ -104,21 +104,21 @@ def average(
     so they agree, and do not make each other shorter: counted as paths they would make too long a step.
 
     `rda`: the mean of the norms times the direction of the mean of the unit directions; equal to `sqrt` for orthogonal
-    gradients and to the mean for equal ones. `mean`: the weighted mean as it is. With `clip_norm`, longer contributions
-    are first scaled down to it.
+    gradients and to the mean for equal ones. `mean`: the weighted mean as it is. With `clip_norms`, what is longer is
+    first scaled down to its own, which need not be right before it was asked for.
 
     Every contribution is asked for once, in order; by `rda` twice, unless the `norms` are known already.
     """
     assert len(contributions) == len(alphas) > 0, (len(contributions), len(alphas))
 
     def shortening(place: int, contribution: Compressed) -> float:
-        if clip_norm is None:
+        if clip_norms is None:
             return 1.0
         value = contribution.norm() if norms is None else norms[place]
-        return clip_norm / value if clip_norm < value else 1.0
+        return clip_norms[place] / value if clip_norms[place] < value else 1.0
 
     if rule == "rda":
-        return _rda(contributions, alphas, norms, clip_norm)
+        return _rda(contributions, alphas, norms, clip_norms)
     assert rule in ("sqrt", "mean"), rule
     root = math.sqrt(_effective_number(alphas, paths) if rule == "sqrt" else 1.0)
     return _weighted_sum(contributions, lambda place, one: alphas[place] * root * shortening(place, one))
@@ -193,7 +193,7 @@ def decode_state(data: bytes, size: int) -> tuple[Floats, Floats]:
 
 
 def _rda(
-    contributions: Gradients, alphas: Sequence[float], norms: Sequence[float] | None, clip_norm: float | None
+    contributions: Gradients, alphas: Sequence[float], norms: Sequence[float] | None, clip_norms: Sequence[float] | None
 ) -> Floats:
     if norms is None:
         norms = [contributions[place].norm() for place in range(len(alphas))]
@@ -206,7 +206,7 @@ def _rda(
     length = tree_norm(direction)
     if length < CANCELLED:
         return np.zeros_like(direction)
-    capped = [value if clip_norm is None else min(value, clip_norm) for value in norms]
+    capped = norms if clip_norms is None else [*map(min, norms, clip_norms)]
     mean_norm = math.fsum(alpha * cap for alpha, cap in zip(alphas, capped, strict=True)) / total
     direction *= np.float32(mean_norm / length)
     return direction

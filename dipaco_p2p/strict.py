@@ -40,10 +40,11 @@ def bounded(
     return dataclasses.field(default=default, metadata=bounds)
 
 
-def added(default: Any) -> Any:
+def added(default: Any, **bounds: Any) -> Any:
     """A dataclass field that documents were signed without: it is left out of `plain` while it has its default, so that
-    these keep their bytes and their ids."""
-    return dataclasses.field(default=default, metadata={"is_added": True})
+    these keep their bytes and their ids. Its bounds are as `bounded` takes them."""
+    field = bounded(default, **bounds)
+    return dataclasses.field(default=default, metadata={**field.metadata, "is_added": True})
 
 
 def load(kind: type[T], mapping: object, *, where: str) -> T:

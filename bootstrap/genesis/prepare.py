@@ -16,6 +16,7 @@ from dipaco_p2p.config import PROTOCOL_VERSION, RunConfig
 from dipaco_p2p.core.model.engine import on_device, spare_device
 from dipaco_p2p.core.model.inner import InnerLoop, StepReport
 from dipaco_p2p.core.model.layout import decode_module, encode_module, module_layout
+from dipaco_p2p.core.model.optimizer import check_optimizer
 from dipaco_p2p.core.model.shards import Shard, encode_held_out, encode_shard
 from dipaco_p2p.core.model.transformer import initial_modules, path_model
 from dipaco_p2p.errors import ConfigError, IntegrityError
@@ -58,6 +59,7 @@ def prepare(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
     if found is not None:
         _require_same(file.run, found[0], folder)
         return found[0]
+    check_optimizer(file.run.inner)
     tokenizer, sequences = prepare_sequences(file, folder.root)
     modules = initial_modules(file.run.model, seed=file.run.seed)
     flats = [modules[level] for level in range(len(file.run.model.levels))]

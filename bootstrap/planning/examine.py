@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dipaco_p2p.config import ADAMW
 from dipaco_p2p.errors import ConfigError, CorpusError, DipacoError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.program.control.show import show_findings
 from dipaco_p2p.program.examination import (
@@ -48,7 +49,7 @@ async def examine(path: Path, folder: Path | None) -> list[Finding]:
     corpus, text = await asyncio.to_thread(_corpus, file, facts.path)
     planned = plan(file.run, text_bytes=text or file.corpus.bytes_max, line=LINE)
     findings = [judge_file(planned), judge_folder(facts), *corpus]
-    findings += [judge_text(planned)] if text is not None else []
+    findings += [*_optimizer(file), *([judge_text(planned)] if text is not None else [])]
     return [*findings, judge_disk(facts, planned), *await _ports(file, facts), judge_clock(is_clock_synchronised())]
 
 
@@ -66,6 +67,19 @@ def text_bytes_of(file: RunFile) -> int:
 def planned_of(file: RunFile, line: Line, volunteers: int) -> Plan:
     """The plan of a run file, of whose corpus nothing is read."""
     return plan(file.run, text_bytes=text_bytes_of(file), line=line, volunteers=volunteers)
+
+
+def _optimizer(file: RunFile) -> list[Finding]:
+    """Whether this machine's torch has it, which takes the moments at the fork; nothing is said where it has."""
+    if file.run.inner.optimizer == ADAMW:
+        return []
+    from dipaco_p2p.core.model.optimizer import check_optimizer
+
+    try:
+        check_optimizer(file.run.inner)
+    except EnvironmentUnfit as error:
+        return [failure("optimizer", str(error), error.hint, code=error.exit_code)]
+    return []
 
 
 # -- the corpus and its tokenizer

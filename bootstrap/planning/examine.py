@@ -30,6 +30,7 @@ from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.hivemind.daemon import wait_port_free
 from dipaco_p2p.use.folder import GRID, WARMUP
 
+from ..checkpoint import Checkpoint
 from ..folder import RESTORED, read_stage
 from ..runfile import RunFile, load_run_file, run_folder
 from ..text.corpus import documents_min, load_corpus
@@ -43,6 +44,7 @@ async def examine(path: Path, folder: Path | None) -> list[Finding]:
     """All findings on the run that `path` describes, and on the folder that it would be kept in."""
     try:
         file = load_run_file(path)
+        check_checkpoint(file)
     except ConfigError as error:
         return [failure("run file", str(error), error.hint or "docs/define.md lists every key", code=error.exit_code)]
     facts = await asyncio.to_thread(probe_folder, file, folder or run_folder(file))
@@ -64,8 +66,15 @@ def text_bytes_of(file: RunFile) -> int:
     return max(1, min(limit, sum(each.stat().st_size for each in files)))
 
 
+def check_checkpoint(file: RunFile) -> None:
+    """Raise ConfigError unless the checkpoint that a run begins from is one of its model; no weights are read."""
+    if file.checkpoint:
+        Checkpoint(Path(file.checkpoint), file.run.model).tokenizer()
+
+
 def planned_of(file: RunFile, line: Line, volunteers: int) -> Plan:
-    """The plan of a run file, of whose corpus nothing is read."""
+    """The plan of a run file, of whose corpus nothing is read; raises as `check_checkpoint`."""
+    check_checkpoint(file)
     return plan(file.run, text_bytes=text_bytes_of(file), line=line, volunteers=volunteers)
 
 
@@ -116,6 +125,8 @@ def _tokenizer(file: RunFile, texts: list[str], path: Path) -> Finding:
     from ..text.tokenizer import train_tokenizer
 
     wanted = file.run.model.vocab_size
+    if file.checkpoint:
+        return judge_tokenizer(wanted, None, is_there=True)  # it was looked at with the file
     try:
         data = path.read_bytes() if path.exists() else train_tokenizer(_first(texts), vocab_size=wanted)
         found = Tokenizer(data).vocab_size

@@ -329,11 +329,16 @@ def plan(
     up_mbit: Annotated[float, typer.Option(min=0.1, help="A volunteer's uplink, in Mbit/s.")] = 10.0,
     down_mbit: Annotated[float, typer.Option(min=0.1, help="Its downlink.")] = 50.0,
     volunteers: Annotated[int, typer.Option(min=0, help="How many; 0: one for each path.")] = 0,
+    with_probe: Annotated[
+        bool, typer.Option("--probe", help="Also train here for some minutes: do paths pay on this text, or DiLoCo?")
+    ] = False,
+    probe_steps: Annotated[int, typer.Option(min=1, help="Of the probe, on each cluster and of warm-up.")] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document: dipaco.plan/1.")] = False,
 ) -> None:
     """Estimate what a run takes: parameters, traffic by codec, memory, disk, and time on a line of this speed.
 
     Computed from the run file alone, with the functions the programs use. How fast volunteers train is not known.
+    With --probe the text is read and a small warm-up continued on clusters of it: the last line says grid or DiLoCo.
     """
 
     async def main() -> None:
@@ -344,8 +349,13 @@ def plan(
         from .planning.examine import planned_of
         from .planning.plan import Line, show_plan
 
-        line = Line(up_mbit=up_mbit, down_mbit=down_mbit)
-        show_plan(planned_of(file, line, volunteers), is_json=as_json)
+        planned = planned_of(file, Line(up_mbit=up_mbit, down_mbit=down_mbit), volunteers)
+        if not with_probe:
+            return show_plan(planned, is_json=as_json)
+
+        from .planning.probe import probe
+
+        return show_plan(planned, is_json=as_json, probe=probe(file, steps=probe_steps))
 
     end_program(main)
 

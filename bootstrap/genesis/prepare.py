@@ -73,7 +73,7 @@ def prepare(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
         signer=signer,
         tokenizer=tokenizer,
         sequences=sequences,
-        flats=_first_flats(file),
+        flats=first_flats(file),
         is_trained=bool(file.checkpoint),
     )
     if file.run.warmup.rounds:
@@ -91,7 +91,8 @@ def fork(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
     return _open_grid(start, folder.store(GRID), origin=warmup.id)
 
 
-def _first_flats(file: RunFile) -> list[Flat]:
+def first_flats(file: RunFile) -> list[Flat]:
+    """What a path begins with, one per level: random weights, or those of the checkpoint. Raises DipacoError."""
     if file.checkpoint:
         return Checkpoint(Path(file.checkpoint), file.run.model).flats()
     modules = initial_modules(file.run.model, seed=file.run.seed)

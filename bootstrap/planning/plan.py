@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dipaco_p2p.config import DOWNLINKS, MUON, RunConfig
 from dipaco_p2p.core.model.layout import hidden_values
@@ -31,6 +31,9 @@ from dipaco_p2p.swarm.blobs.bandwidth import MBIT_BYTES
 from dipaco_p2p.topology import ModuleId
 
 from ..genesis.prepare import WARMUP_REPLICAS
+
+if TYPE_CHECKING:
+    from .probe import Probe
 
 SCHEMA = "dipaco.plan/1"
 TEXT_BYTES_A_TOKEN = (2048, 2.6)
@@ -281,9 +284,12 @@ def _contributions(config: RunConfig, volunteers: int) -> int:
     return rounds * max(paths, volunteers) * a_path
 
 
-def show_plan(planned: Plan, *, is_json: bool) -> None:
-    """Print it on the standard output."""
-    print(json.dumps(planned.document(), indent=2) if is_json else "\n".join(lines(planned)))
+def show_plan(planned: Plan, *, is_json: bool, probe: Probe | None = None) -> None:
+    """Print it on the standard output, and what a probe found."""
+    if is_json:
+        print(json.dumps(planned.document() | ({} if probe is None else {"probe": probe.document()}), indent=2))
+        return
+    print("\n".join([*lines(planned), *([] if probe is None else probe.lines())]))
 
 
 def lines(planned: Plan) -> Iterator[str]:

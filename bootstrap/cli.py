@@ -332,12 +332,16 @@ def plan(
     tokens_per_s: Annotated[
         float, typer.Option(min=0, help="What a volunteer trains in a second, as its `status` says; 0: unknown.")
     ] = 0.0,
+    with_probe: Annotated[
+        bool, typer.Option("--probe", help="Also train here for some minutes: do paths pay on this text, or DiLoCo?")
+    ] = False,
+    probe_steps: Annotated[int, typer.Option(min=1, help="Of the probe, on each cluster and of warm-up.")] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document: dipaco.plan/1.")] = False,
 ) -> None:
     """Estimate what a run takes: parameters, traffic by codec, memory, disk, and time.
 
-    Computed from the run file alone, with the functions the programs use. Time is that of a line of this speed, and of
-    training if you say how fast volunteers are.
+    Computed from the run file alone, with the functions the programs use. How fast volunteers train is not known.
+    With --probe the text is read and a small warm-up continued on clusters of it: the last line says grid or DiLoCo.
     """
 
     async def main() -> None:
@@ -349,7 +353,13 @@ def plan(
         from .planning.plan import Line, show_plan
 
         line = Line(up_mbit=up_mbit, down_mbit=down_mbit)
-        show_plan(planned_of(file, line, volunteers, tokens_per_s=tokens_per_s), is_json=as_json)
+        planned = planned_of(file, line, volunteers, tokens_per_s=tokens_per_s)
+        if not with_probe:
+            return show_plan(planned, is_json=as_json)
+
+        from .planning.probe import probe
+
+        return show_plan(planned, is_json=as_json, probe=probe(file, steps=probe_steps))
 
     end_program(main)
 

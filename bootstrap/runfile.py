@@ -174,6 +174,8 @@ class RunFile:
     node: NodeConfig = field(default_factory=NodeConfig)
     archive: ArchiveConfig = field(default_factory=ArchiveConfig)
     leaderboard: LeaderboardConfig = field(default_factory=LeaderboardConfig)
+    checkpoint: str = ""
+    """The folder that the run begins from; empty: random weights."""
 
 
 def _same(name: str) -> Any:
@@ -193,12 +195,25 @@ class _RunTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _WarmupTable(WarmupConfig):
+    """The first stage: all volunteers train the one-path model together (DiLoCo), then it is forked into the grid."""
+
+    from_: str = ""
+    """The folder of a Llama checkpoint in Hugging Face's format to begin from, with its tokenizer, in place of random
+    weights; then `rounds` is 0 unless you say it. Empty: none."""
+
+    def config(self) -> WarmupConfig:
+        """What all participants share of it."""
+        return WarmupConfig(**{known.name: getattr(self, known.name) for known in dataclasses.fields(WarmupConfig)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
     """The tables of the file, in the order of the template."""
 
     run: _RunTable = field(default_factory=_RunTable)
     model: ModelConfig = field(default_factory=ModelConfig)
-    warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    warmup: _WarmupTable = field(default_factory=_WarmupTable)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     inner: InnerConfig = field(default_factory=InnerConfig)
     outer: OuterConfig = field(default_factory=OuterConfig)
@@ -242,7 +257,7 @@ def _require_peers(peers: Sequence[str]) -> None:
 
 def _run_file(mapping: object, *, where: str) -> RunFile:
     try:
-        layout = strict.load(_Layout, mapping, where=where)
+        layout = strict.load(_Layout, _without_warmup(mapping), where=where)
         corpus = layout.corpus
         if corpus.validation_share + corpus.holdout_share + corpus.router_share > 0.5:
             raise ConfigError("validation, holdout and router shares leave less than half of the text for training")
@@ -254,18 +269,30 @@ def _run_file(mapping: object, *, where: str) -> RunFile:
     except ConfigError as error:
         message = str(error) if where in str(error) else f"{where}: {error}"
         raise ConfigError(message, hint=error.hint) from None
-    tables = {known.name: getattr(layout, known.name) for known in dataclasses.fields(RunFile) if known.name != "run"}
-    return RunFile(run=run, **tables)
+    names = {known.name for known in dataclasses.fields(RunFile)} - {"run", "checkpoint"}
+    return RunFile(run=run, checkpoint=layout.warmup.from_, **{name: getattr(layout, name) for name in names})
+
+
+def _without_warmup(mapping: object) -> object:
+    """A checkpoint is trained: it is forked at once, unless the file asks for a warm-up."""
+    table = mapping.get("warmup") if isinstance(mapping, dict) else None
+    if not isinstance(table, dict) or not table.get("from") or "rounds" in table:
+        return mapping
+    assert isinstance(mapping, dict)
+    return {**mapping, "warmup": {**table, "rounds": 0}}
 
 
 def _run_config(layout: _Layout) -> RunConfig:
     """`RunConfig` has the keys of [run] and, beside them, the tables that are shared."""
     values = {known.name: getattr(layout.run, known.name) for known in dataclasses.fields(_RunTable)}
     shared = {known.name for known in dataclasses.fields(RunConfig)} - set(values)
-    return RunConfig(**values, **{name: getattr(layout, name) for name in shared})
+    tables = {name: getattr(layout, name) for name in shared}
+    return RunConfig(**values, **tables | {"warmup": layout.warmup.config()})
 
 
 def _beside(file: RunFile, folder: Path) -> RunFile:
+    if file.checkpoint:
+        file = dataclasses.replace(file, checkpoint=str(folder / Path(file.checkpoint).expanduser()))
     beside = folder / file.corpus.source
     if file.corpus.source == "found" or Path(file.corpus.source).is_absolute() or not beside.exists():
         return file
@@ -287,7 +314,7 @@ def template(name: str) -> str:
 def _table(name: str, value: Any, *, is_first: bool = True) -> str:
     """One table and those inside it. What is said of a key in its dataclass stands above the key, in the first table of
     a list alone."""
-    inner = {known.name: getattr(value, known.name) for known in dataclasses.fields(value)}
+    inner = {strict.written(known.name): getattr(value, known.name) for known in dataclasses.fields(value)}
     below, lines = "", ["", f"[[{name}]]" if name == LEVELS else f"[{name}]"]
     texts = _texts(type(value)) if is_first else {}
     if is_first:
@@ -307,11 +334,12 @@ def _comment(text: str) -> list[str]:
 
 
 def _texts(kind: type) -> dict[str, str]:
-    """What stands below each field of a dataclass."""
+    """What stands below each field of a dataclass, and of those that it extends."""
+    above = [_texts(base) for base in kind.__bases__ if dataclasses.is_dataclass(base)]
     [tree] = ast.parse(inspect.getsource(kind)).body
     assert isinstance(tree, ast.ClassDef)
-    return {
-        field.target.id: text.value.value
+    return dict(itertools.chain.from_iterable(each.items() for each in above)) | {
+        strict.written(field.target.id): text.value.value
         for field, text in itertools.pairwise(tree.body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)

@@ -30,6 +30,9 @@ UPLINKS = ("int8", "int4", "top128")
 DOWNLINKS = ("int8", "int4")
 """Those for updates: one that leaves most values out would leave the followers behind."""
 
+OPTIMIZERS = ADAMW, MUON = "adamw", "muon"
+"""Of the inner steps (core/model/optimizer.py)."""
+
 ADMISSIONS = OPEN, INVITE, LIST = "open", "invite", "list"
 """Whose work a run takes: anybody's; that of the invited; that of those on a list."""
 LISTED_MAX = 1024
@@ -151,7 +154,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerConfig:
-    """The inner loop of a path: AdamW on its own shard (DiPaCo sections 2.3 and 4)."""
+    """The inner loop of a path on its own shard (DiPaCo sections 2.3 and 4)."""
 
     steps: int = bounded(30, low=1, high=1_000_000)
     """Inner steps per round: tau."""
@@ -171,6 +174,9 @@ class InnerConfig:
     """How strongly weights are drawn to zero."""
     clip: float = bounded(1.0, low=1e-6)
     """Largest norm of a step's gradient."""
+    optimizer: str = added(ADAMW, choices=OPTIMIZERS)
+    """`adamw`; or `muon`, torch's own from 2.9 on, for the matrices inside the blocks, and AdamW for the rest; `lr` and
+    `weight_decay` are those of both, `beta1` and `beta2` AdamW's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """From a plain mapping (TOML, JSON) to a frozen dataclass, refusing whatever is not exactly right.
 
 An unknown key is refused with the nearest known name; there are no aliases and no silent conversions, except that
-an integer may stand for a float. A type with a `parse` class method (a module, a path) is written as its text, and one
-with `load` and `to_dict` (a signed document) reads and writes itself. A bound is written beside the field:
-`rounds: int = bounded(16, low=1)`.
+an integer may stand for a float. The field of a key that is a word of Python's, as `from`, has `_` behind it. A
+type with a `parse` class method (a module, a path) is written as its text, and one with `load` and `to_dict` (a signed
+document) reads and writes itself. A bound is written beside the field: `rounds: int = bounded(16, low=1)`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,16 @@ def bounded(
     return dataclasses.field(default=default, metadata=bounds)
 
 
-def added(default: Any) -> Any:
+def added(default: Any, **bounds: Any) -> Any:
     """A dataclass field that documents were signed without: it is left out of `plain` while it has its default, so that
-    these keep their bytes and their ids."""
-    return dataclasses.field(default=default, metadata={"is_added": True})
+    these keep their bytes and their ids. Its bounds are as `bounded` takes them."""
+    field = bounded(default, **bounds)
+    return dataclasses.field(default=default, metadata={**field.metadata, "is_added": True})
+
+
+def written(name: str) -> str:
+    """The key of the field with this name."""
+    return name.removesuffix("_")
 
 
 def load(kind: type[T], mapping: object, *, where: str) -> T:
@@ -60,9 +66,9 @@ def load(kind: type[T], mapping: object, *, where: str) -> T:
             if is_bounded[name]:
                 _check_items(value, field, f"`{name}` in {where}")
             is_plain = type(value) is hint and hint in _EXACT
-            values[name] = value if is_plain else _convert(value, hint, f"`{name}` in {where}")
+            values[field.name] = value if is_plain else _convert(value, hint, f"`{name}` in {where}")
             if is_bounded[name]:
-                _check_bounds(values[name], field, f"`{name}` in {where}")
+                _check_bounds(values[field.name], field, f"`{name}` in {where}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"`{name}` is missing in {where}")
     return kind(**values)
@@ -87,11 +93,12 @@ def _plainer(kind: type) -> Callable[[Any], Any]:
         added = {field.name: field.default for field in dataclasses.fields(kind) if "is_added" in field.metadata}
         if added:
             return lambda value: {
-                name: plain(getattr(value, name))
+                written(name): plain(getattr(value, name))
                 for name in names
                 if name not in added or getattr(value, name) != added[name]
             }
-        return lambda value: {name: plain(getattr(value, name)) for name in names}
+        keys = [(written(name), name) for name in names]
+        return lambda value: {key: plain(getattr(value, name)) for key, name in keys}
     if issubclass(kind, (tuple, list)):
         return lambda value: [plain(item) for item in value]
     return lambda value: value
@@ -101,12 +108,12 @@ def _plainer(kind: type) -> Callable[[Any], Any]:
 def _shape(kind: Any) -> tuple[dict[str, dataclasses.Field[Any]], dict[str, Any], dict[str, bool]]:
     """A dataclass's fields by name, their types, and whether they are bounded: finding these out takes longer than all
     the rest of `load`."""
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    fields = {written(field.name): field for field in dataclasses.fields(kind)}
     is_bounded = {
         name: any(field.metadata.get(bound) not in (None, ()) for bound in ("low", "high", "choices", "items"))
         for name, field in fields.items()
     }
-    return fields, typing.get_type_hints(kind), is_bounded
+    return fields, {written(name): hint for name, hint in typing.get_type_hints(kind).items()}, is_bounded
 
 
 @functools.cache

@@ -31,7 +31,7 @@ class PeerConfig:
     checkpoint: bool | None = None
     """Whether activations are computed again on the way back, to save memory; None: if need be."""
     eight_bit: bool | None = None
-    """Whether AdamW keeps its moments in 8 bits; None: on a GPU that is short of memory (core/model/inner.py)."""
+    """Whether AdamW keeps its moments in 8 bits; None: on a GPU that is short of memory (core/model/optimizer.py)."""
     listen: str = "/ip4/0.0.0.0/tcp/0"
     is_listening: bool = True
     """Whether others may dial this peer; one that does not listen leads no module."""

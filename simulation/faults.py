@@ -287,8 +287,8 @@ async def bribed_volunteer(world: Environment, chance: random.Random) -> None:
 @fault("forging volunteer")
 async def forging_volunteer(world: Environment, chance: random.Random) -> None:
     """A volunteer works well, and from now on its outer gradients are not what its steps come to, but longer, and good
-    for its path. At most one at a time. Now and then whoever hears of it from auditors dies soon after, perhaps before a
-    version says so. Half of the forgers train honestly again when they may have been found out, and have to wait all
+    for its path. At most one at a time. Now and then whoever hears of it from auditors dies soon after, perhaps before
+    a version says so. Half of the forgers train honestly again when they may have been found out, and have to wait all
     the same."""
     if any(volunteer.is_forging for volunteer in world.volunteers):
         return

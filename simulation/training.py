@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.config import PROTOCOL_VERSION, RunConfig
 from dipaco_p2p.core import tensor_file as codec
-from dipaco_p2p.core.model.inner import InnerResult, InnerState, StepReport
+from dipaco_p2p.core.model.inner import InnerResult, StepReport
 from dipaco_p2p.core.model.layout import encode_module, module_layout
+from dipaco_p2p.core.model.optimizer import InnerState
 from dipaco_p2p.core.model.shards import Shard, encode_shard
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.node import Member
@@ -59,8 +60,8 @@ class NoLoop:
     def state_bytes(self) -> bytes:
         return self.state().to_bytes()
 
-    def moments(self, values: object = None) -> float:
-        return 0.0
+    def moments(self, values: object = None) -> tuple[float, ...]:
+        return (0.0,)
 
     def load_state(self, data: bytes) -> None:
         tensors, _ = codec.decode(data)

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.trainer.loops import PLAIN, PLAIN_COMPILED, loops
 from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
 from dipaco_p2p.core.model.engine import head_loss, hindrance
-from dipaco_p2p.core.model.inner import make_optimizer
+from dipaco_p2p.core.model.optimizer import make_optimizer
 from dipaco_p2p.core.model.transformer import PathModel
 
 from . import inside

@@ -32,9 +32,13 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="Only this method or change, by its name; repeatable.")] = None,
     compare: Annotated[
         str | None,
-        typer.Option(help="Instead: lost-work, compression, compression-long or overlap, in short runs of a 2x2 grid."),
+        typer.Option(
+            help="Instead: lost-work, compression, compression-long, overlap or muon, in short runs of a 2x2 grid."
+        ),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Of a comparison's runs. Default: 6; 60 if long.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Of a comparison's runs. Default: 6; 20 of muon, 60 if long.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Inner steps of these rounds. Default: 30.")] = None,
     out: Annotated[
         Path | None,

@@ -4,6 +4,7 @@
     compression         codecs of outer gradients and updates
     compression-long    the same in long runs, where top128 belongs
     overlap             rounds that begin from an estimate of the next version
+    muon                AdamW and Muon as inner optimizers, each with every inner rate and outer momentum of one grid
 
 Every cost is over the reference of the same seed, so that what differs between seeds for other reasons cancels. With
 `overlap` every path trains round r + 1 from an estimate of version r + 1, made from version r and its own outer
@@ -13,6 +14,7 @@ are flat vectors.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,13 +24,15 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.report import spread, table
+from dipaco_p2p.config import ADAMW
+from dipaco_p2p.config import MUON as MUON_OPTIMIZER
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.outer.outer_step import Course, weights
 from dipaco_p2p.topology import ModuleId
 
 from .grid import Arrived, Grid, WarmStart
-from .jobs import Job
+from .jobs import SIZES, Job
 
 ELSEWHERE = "; its documents routed elsewhere"
 CLEAN, OFF = "clean", "off"
@@ -56,6 +60,8 @@ class Comparison:
     """Inner steps of a round."""
     points: int = 1
     """How often the loss is taken."""
+    rivals: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    """Two groups of variations, of which each has its best: how long the second takes to the loss of the first."""
 
     def jobs(self, seeds: Sequence[int]) -> dict[str, list[Job]]:
         """Of every variation, the job of each seed."""
@@ -164,11 +170,38 @@ OVERLAP = Comparison(
     variations={OFF: _INT4} | {name: {**_INT4, "estimate": name} for name in ESTIMATES}, references=(OFF,)
 )
 
+RATES, MOMENTA = (1.0, 2.0, 4.0), (0.9, 0.6)
+"""Times the usual inner rate; and of the outer step: the default, and what MuLoCo (arXiv 2505.23725) takes for Muon."""
+
+
+def _tuned(optimizer: str) -> dict[str, Fields]:
+    return {
+        f"{optimizer}, inner rate x{rate:g}, outer momentum {momentum:g}": {
+            **_INT4,
+            "optimizer": optimizer,
+            "inner_lr": rate,
+            "momentum": momentum,
+        }
+        for rate in RATES
+        for momentum in MOMENTA
+    }
+
+
+_ADAMW, _MUON = _tuned(ADAMW), _tuned(MUON_OPTIMIZER)
+MUON = Comparison(
+    variations=_ADAMW | _MUON,
+    references=tuple(_ADAMW),
+    rivals=(tuple(_ADAMW), tuple(_MUON)),
+    rounds=20,
+    points=10,
+)
+
 COMPARISONS: Mapping[str, Comparison] = {
     "lost-work": LOST_WORK,
     "compression": COMPRESSION,
     "compression-long": COMPRESSION_LONG,
     "overlap": OVERLAP,
+    "muon": MUON,
 }
 
 
@@ -231,6 +264,8 @@ def tables(comparison: Comparison, curves: Curves) -> Iterator[Table]:
         yield pairs_table(comparison, losses)
     if comparison.points > 1:
         yield curve_table(comparison, curves)
+    if comparison.rivals is not None:
+        yield rivals_table(comparison, comparison.rivals, curves)
 
 
 def costs_table(comparison: Comparison, losses: Losses) -> Table:
@@ -270,6 +305,40 @@ def curve_table(comparison: Comparison, curves: Curves) -> Table:
         rows.append((name, *(f"{cost:+.3f}" for cost in costs)))
     title = f"Over {comparison.references[0]}, by rounds of {comparison.steps} steps"
     return table(title, ("", *map(str, rounds)), rows)
+
+
+def rivals_table(comparison: Comparison, rivals: tuple[Sequence[str], Sequence[str]], curves: Curves) -> Table:
+    """For each seed the best of either group, and the tokens of a path until the second has the last loss of the first.
+    Both are on their way along a cosine then, so an earlier end would have suited the quicker one better."""
+    size, rows = SIZES["short"], []
+    tokens = comparison.steps * Job(method="", seed=0).batch * size.context
+    for seed in range(len(next(iter(curves.values())))):
+        (first, goal), (second, curve) = (_best(group, curves, seed) for group in rivals)
+        loss, rounds = goal[max(goal)], max(goal)
+        reached = rounds_to(loss, curve)
+        share = f"{reached * tokens:,.0f}, {reached / rounds:.0%}" if math.isfinite(reached) else "not reached"
+        rows.append(
+            (str(seed), first, f"{loss:.4f}", f"{rounds * tokens:,}", second, f"{curve[max(curve)]:.4f}", share)
+        )
+    columns = ("seed", "best", "loss", "tokens", "rival", "its loss", "tokens to the same")
+    return table("Tokens of a path to the same loss", columns, rows, left=("best", "rival"))
+
+
+def _best(names: Sequence[str], curves: Curves, seed: int) -> tuple[str, Mapping[int, float]]:
+    found = {name: curves[name][seed] for name in names}
+    name = min(found, key=lambda each: found[each][max(found[each])])
+    return name, found[name]
+
+
+def rounds_to(loss: float, curve: Mapping[int, float]) -> float:
+    """Rounds until a curve is first as low as `loss`, on straight lines between its points; infinity: never."""
+    points = sorted(curve.items())
+    if points[0][1] <= loss:
+        return float(points[0][0])
+    for (before, high), (after, low) in itertools.pairwise(points):
+        if low <= loss:
+            return before + (after - before) * (high - loss) / (high - low)
+    return math.inf
 
 
 def percents(before: Sequence[float], after: Sequence[float]) -> list[float]:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.model.engine import training_loss
-from dipaco_p2p.core.model.inner import InnerState, learning_rate, make_optimizer
+from dipaco_p2p.core.model.inner import learning_rate
 from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.model.optimizer import InnerState, make_optimizer
 from dipaco_p2p.core.model.shards import Shard, batch
 from dipaco_p2p.core.model.transformer import PathModel, load_modules, read_module
 from dipaco_p2p.core.outer.outer_step import Share, weights

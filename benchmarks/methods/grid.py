@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dipaco_p2p.config import ModelConfig
-from dipaco_p2p.core.arrays import Floats
+from dipaco_p2p.config import MUON, ModelConfig
+from dipaco_p2p.core.arrays import Floats, to_bfloat16
 from dipaco_p2p.core.model.inner import InnerLoop
 from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.model.optimizer import BUFFER, MEAN, SEPARATOR, InnerState, is_hidden
 from dipaco_p2p.core.model.shards import Shard
+from dipaco_p2p.core.model.transformer import PathModel
 from dipaco_p2p.core.outer.codec import BLOCK, Blocks, Compressed
 from dipaco_p2p.core.outer.compress import CODECS, beginning, compress
 from dipaco_p2p.core.outer.outer_step import OuterState, Share, average, nesterov, outer_gradient, outer_step, weights
@@ -104,6 +106,19 @@ class WarmStart:
         layouts = [module_layout(model, level) for level in range(len(model.levels))]
         return [layout.flatten({name: self.tensors[name] for name in layout.names}) for layout in layouts]
 
+    def state(self, path: PathModel, optimizer: str) -> bytes:
+        """What that optimizer of `path` begins with. AdamW's first moment and Muon's momentum are means of the same
+        gradients, the latter over twice as many."""
+        state = InnerState.from_bytes(self.optimizer, path)
+        if optimizer != MUON or not state.values:
+            return self.optimizer
+        hidden = {name for name, parameter in path.named_parameters() if is_hidden(name, parameter)}
+        values = {key: value for key, value in state.values.items() if key.partition(SEPARATOR)[0] not in hidden}
+        for name in hidden:
+            mean = state.moment(f"{name}{SEPARATOR}{MEAN}").numpy()
+            values[f"{name}{SEPARATOR}{BUFFER}"] = to_bfloat16(mean.reshape(-1)).reshape(mean.shape)
+        return InnerState(values=values).to_bytes()
+
 
 Arrived = dict[ModuleId, list[Contribution]]
 
@@ -124,7 +139,7 @@ class Worker:
         self._job = job
         self._is_attacker = job.attack and number == 0
         self._loop = InnerLoop(job.inner, total_steps, job.model, device=device, seed=seed, fast=fast)
-        self._loop.load_state(start.optimizer)
+        self._loop.load_state(start.state(self._loop.path, job.optimizer))
         self._senders = [
             Sender(job.codec, feedback=job.feedback, decay=job.decay, goes_on=job.goes_on) for _ in job.model.levels
         ]

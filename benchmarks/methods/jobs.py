@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
-from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
+from dipaco_p2p.config import ADAMW, InnerConfig, LevelConfig, ModelConfig
 from dipaco_p2p.strict import plain
 
 VOCAB_SIZE = 1024
@@ -23,6 +23,7 @@ ROUND_STEPS = 40
 _LATER: Mapping[str, object] = {
     **{"inner_lr": 1.0, "batch": InnerConfig().batch, "goes_on": True, "size": "small"},
     **{"late": 0.0, "untrained": False, "zero": False, "coasts": False, "estimate": "", "points": 3},
+    "optimizer": ADAMW,
 }
 """Fields that came later with their defaults: finished experiments find their results by keys without them."""
 
@@ -146,6 +147,8 @@ class Job:
     """Share of the training text that is used at all."""
     inner_lr: float = 1.0
     """Of the usual inner learning rate."""
+    optimizer: str = ADAMW
+    """Of the inner steps, as in a run file; the warm-up's is AdamW."""
     batch: int = InnerConfig().batch
     """Sequences of an inner step of one worker; the warm-up has the usual number."""
     size: str = "small"
@@ -172,7 +175,8 @@ class Job:
 
     @property
     def inner(self) -> InnerConfig:
-        return InnerConfig(batch=self.batch, steps=self.round_steps, lr=InnerConfig().lr * self.inner_lr)
+        lr = InnerConfig().lr * self.inner_lr
+        return InnerConfig(batch=self.batch, steps=self.round_steps, lr=lr, optimizer=self.optimizer)
 
     @property
     def rounds(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from dipaco_p2p.config import PROTOCOL_VERSION, RunConfig
 from dipaco_p2p.core.model.engine import on_device, spare_device
 from dipaco_p2p.core.model.inner import InnerLoop, StepReport
 from dipaco_p2p.core.model.layout import decode_module, encode_module, module_layout
+from dipaco_p2p.core.model.optimizer import check_optimizer
 from dipaco_p2p.core.model.shards import Shard, encode_held_out, encode_shard
 from dipaco_p2p.core.model.transformer import initial_modules, path_model
 from dipaco_p2p.errors import ConfigError, IntegrityError
@@ -26,6 +28,7 @@ from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, ShardRe
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 
+from ..checkpoint import Checkpoint
 from ..folder import write_stage
 from ..progress import stage
 from ..runfile import RunFile
@@ -50,18 +53,29 @@ class Start:
     sequences: Sequences
     flats: Sequence[Flat]
     """Version 0 of each level."""
+    is_trained: bool = False
+    """Whether these are more than random weights, though there was no warm-up."""
 
 
 def prepare(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
-    """Make the first stage of the run that `file` describes, or open the newest there is. Raises DipacoError."""
+    """Make the first stage of the run that `file` describes, or open the newest there is.
+
+    It begins from random weights, or from the checkpoint that the file names. Raises DipacoError.
+    """
     found = folder.newest()
     if found is not None:
         _require_same(file.run, found[0], folder)
         return found[0]
+    check_optimizer(file.run.inner)
     tokenizer, sequences = prepare_sequences(file, folder.root)
-    modules = initial_modules(file.run.model, seed=file.run.seed)
-    flats = [modules[level] for level in range(len(file.run.model.levels))]
-    start = Start(config=file.run, signer=signer, tokenizer=tokenizer, sequences=sequences, flats=flats)
+    start = Start(
+        config=file.run,
+        signer=signer,
+        tokenizer=tokenizer,
+        sequences=sequences,
+        flats=first_flats(file),
+        is_trained=bool(file.checkpoint),
+    )
     if file.run.warmup.rounds:
         return _open_warmup(start, folder.store(WARMUP))
     return _open_grid(start, folder.store(GRID), origin="")
@@ -75,6 +89,14 @@ def fork(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
     flats = [_head(warmup, store, level) for level in range(len(file.run.model.levels))]
     start = Start(config=file.run, signer=signer, tokenizer=tokenizer, sequences=sequences, flats=flats)
     return _open_grid(start, folder.store(GRID), origin=warmup.id)
+
+
+def first_flats(file: RunFile) -> list[Flat]:
+    """What a path begins with, one per level: random weights, or those of the checkpoint. Raises DipacoError."""
+    if file.checkpoint:
+        return Checkpoint(Path(file.checkpoint), file.run.model).flats()
+    modules = initial_modules(file.run.model, seed=file.run.seed)
+    return [modules[level] for level in range(len(file.run.model.levels))]
 
 
 def _require_same(config: RunConfig, run: Run, folder: RunFolder) -> None:
@@ -108,7 +130,7 @@ def _open_warmup(start: Start, store: Store) -> Run:
 def _open_grid(start: Start, store: Store, *, origin: str) -> Run:
     """The stage of all paths: optimizer state, router, shards."""
     config, sequences = start.config, start.sequences
-    optimizer = _moments(config, start.flats, sequences)
+    optimizer = _moments(start)
     vectors = routing_features(config, path_model(config.model, start.flats), sequences)
     with stage("Routing the sequences"):
         router = first_router(config, vectors["train"], sequences.train.tokens)
@@ -149,15 +171,16 @@ def _open(
     return write_stage(store, seal(start.signer, manifest))
 
 
-def _moments(config: RunConfig, flats: Sequence[Flat], sequences: Sequences) -> bytes:
+def _moments(start: Start) -> bytes:
     """AdamW's state as if it had come here: moments of the gradients at the fork, taken without moving.
 
     Each volunteer of the warm-up has a state of its own, and none need be believed: this one anyone can recompute.
     Without moments every path would begin with steps that are far too long for its gradients.
     """
-    if not config.warmup.rounds:
+    config = start.config
+    if not config.warmup.rounds and not start.is_trained:
         return _loop(config).state_bytes()
-    still, shard = replace(config, inner=replace(config.inner, lr=0.0)), Shard(tokens=sequences.train.tokens)
+    still, shard = replace(config, inner=replace(config.inner, lr=0.0)), Shard(tokens=start.sequences.train.tokens)
 
     def taken(device: str) -> bytes:
         with stage("Taking the optimizer's moments", total=MOMENT_STEPS) as advance:
@@ -167,7 +190,7 @@ def _moments(config: RunConfig, flats: Sequence[Flat], sequences: Sequences) -> 
                 return True
 
             loop = _loop(still, device)
-            loop.run(list(flats), shard, first_step=0, steps=MOMENT_STEPS, on_step=on_step)
+            loop.run(list(start.flats), shard, first_step=0, steps=MOMENT_STEPS, on_step=on_step)
         return loop.state_bytes()
 
     return on_device(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dipaco_p2p.config import ADAMW
 from dipaco_p2p.errors import ConfigError, CorpusError, DipacoError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.program.control.show import show_findings
@@ -30,6 +31,7 @@ from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.hivemind.daemon import wait_port_free
 from dipaco_p2p.use.folder import GRID, WARMUP
 
+from ..checkpoint import Checkpoint
 from ..folder import RESTORED, read_stage
 from ..runfile import RunFile, load_run_file, run_folder
 from ..text.corpus import documents_min, load_corpus
@@ -43,13 +45,14 @@ async def examine(path: Path, folder: Path | None) -> list[Finding]:
     """All findings on the run that `path` describes, and on the folder that it would be kept in."""
     try:
         file = load_run_file(path)
+        check_checkpoint(file)
     except ConfigError as error:
         return [failure("run file", str(error), error.hint or "docs/define.md lists every key", code=error.exit_code)]
     facts = await asyncio.to_thread(probe_folder, file, folder or run_folder(file))
     corpus, text = await asyncio.to_thread(_corpus, file, facts.path)
     planned = planned_of(file, LINE, text_bytes=text or file.corpus.bytes_max)
     findings = [judge_file(planned), judge_folder(facts), *corpus]
-    findings += [judge_text(planned)] if text is not None else []
+    findings += [*_optimizer(file), *([judge_text(planned)] if text is not None else [])]
     return [*findings, judge_disk(facts, planned), *await _ports(file, facts), judge_clock(is_clock_synchronised())]
 
 
@@ -67,7 +70,9 @@ def text_bytes_of(file: RunFile) -> int:
 def planned_of(
     file: RunFile, line: Line, volunteers: int = 0, *, tokens_per_s: float = 0.0, text_bytes: int | None = None
 ) -> Plan:
-    """The plan of a run file, of whose corpus nothing is read; `text_bytes` if that is known."""
+    """The plan of a run file, of whose corpus nothing is read; `text_bytes` if that is known. Raises as
+    `check_checkpoint`."""
+    check_checkpoint(file)
     return plan(
         file.run,
         text_bytes=text_bytes_of(file) if text_bytes is None else text_bytes,
@@ -76,6 +81,25 @@ def planned_of(
         retention=Retention(rounds=file.archive.rounds, snapshots=file.archive.snapshots),
         tokens_per_s=tokens_per_s,
     )
+
+
+def check_checkpoint(file: RunFile) -> None:
+    """Raise ConfigError unless the checkpoint that a run begins from is one of its model; no weights are read."""
+    if file.checkpoint:
+        Checkpoint(Path(file.checkpoint), file.run.model).tokenizer()
+
+
+def _optimizer(file: RunFile) -> list[Finding]:
+    """Whether this machine's torch has it, which takes the moments at the fork; nothing is said where it has."""
+    if file.run.inner.optimizer == ADAMW:
+        return []
+    from dipaco_p2p.core.model.optimizer import check_optimizer
+
+    try:
+        check_optimizer(file.run.inner)
+    except EnvironmentUnfit as error:
+        return [failure("optimizer", str(error), error.hint, code=error.exit_code)]
+    return []
 
 
 # -- the corpus and its tokenizer
@@ -112,6 +136,8 @@ def _tokenizer(file: RunFile, texts: list[str], path: Path) -> Finding:
     from ..text.tokenizer import train_tokenizer
 
     wanted = file.run.model.vocab_size
+    if file.checkpoint:
+        return judge_tokenizer(wanted, None, is_there=True)  # it was looked at with the file
     try:
         data = path.read_bytes() if path.exists() else train_tokenizer(_first(texts), vocab_size=wanted)
         found = Tokenizer(data).vocab_size

@@ -10,9 +10,10 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dipaco_p2p.config import DOWNLINKS, RunConfig
+from dipaco_p2p.config import DOWNLINKS, MUON, RunConfig
+from dipaco_p2p.core.model.layout import hidden_values
 from dipaco_p2p.core.outer.compress import CODECS, bytes_max
 from dipaco_p2p.node.sizes import (
     FLOAT_BYTES,
@@ -32,12 +33,17 @@ from dipaco_p2p.topology import ModuleId
 
 from ..genesis.prepare import WARMUP_REPLICAS
 
+if TYPE_CHECKING:
+    from .probe import Probe
+
 SCHEMA = "dipaco.plan/1"
 TEXT_BYTES_A_TOKEN = (2048, 2.6)
 """Of the demo, with its vocabulary: 94.97 of perplexity are 2.472 bits a byte. With one of bytes alone it is 1."""
 TOKEN_BYTES = 4
 MOMENT_BYTES = 2 * FLOAT_BYTES
 EIGHT_BIT_MOMENT_BYTES = 2
+MOMENTUM_BYTES = FLOAT_BYTES
+"""Of Muon, which has nothing smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,12 +270,16 @@ def _round(config: RunConfig, levels: tuple[Level, ...], *, up: int, down: int, 
 def _memory(config: RunConfig, parameters: int, *, least: int) -> Memory:
     need, batch = memory_of(config.model, parameters), config.inner.batch
     weights, moments = FLOAT_BYTES * parameters, MOMENT_BYTES * parameters
+    hidden = hidden_values(config.model) if config.inner.optimizer == MUON else 0
+    # AdamW's two, but one for what Muon steps.
+    optimizer = moments - (MOMENT_BYTES - MOMENTUM_BYTES) * hidden
+    eight_bit = optimizer if hidden else EIGHT_BIT_MOMENT_BYTES * parameters
     half = need.sequence // 2
     return Memory(
         weights=weights,
         gradients=weights,
-        optimizer=moments,
-        optimizer_8bit=EIGHT_BIT_MOMENT_BYTES * parameters,
+        optimizer=optimizer,
+        optimizer_8bit=eight_bit,
         copies=need.fixed - 2 * weights - moments,
         sequence_float32=need.sequence,
         sequence_bfloat16=half,
@@ -338,9 +348,12 @@ def _contributions(config: RunConfig, volunteers: int) -> int:
     return max(config.topology.path_count, volunteers) * a_path
 
 
-def show_plan(planned: Plan, *, is_json: bool) -> None:
-    """Print it on the standard output."""
-    print(json.dumps(planned.document(), indent=2) if is_json else "\n".join(lines(planned)))
+def show_plan(planned: Plan, *, is_json: bool, probe: Probe | None = None) -> None:
+    """Print it on the standard output, and what a probe found."""
+    if is_json:
+        print(json.dumps(planned.document() | ({} if probe is None else {"probe": probe.document()}), indent=2))
+        return
+    print("\n".join([*lines(planned), *([] if probe is None else probe.lines())]))
 
 
 def lines(planned: Plan) -> Iterator[str]:
@@ -378,9 +391,11 @@ def _line_rows(planned: Plan) -> Iterator[tuple[str, str]]:
 
 def _memory_rows(memory: Memory) -> Iterator[tuple[str, str]]:
     fixed = memory.weights + memory.gradients + memory.optimizer + memory.copies
-    adamw = f"{in_bytes(memory.optimizer)} ({in_bytes(memory.optimizer_8bit)} in 8 bits)"
+    has_8bit = memory.optimizer_8bit < memory.optimizer
+    name, in_8bit = "AdamW" if has_8bit else "Muon and AdamW", f" ({in_bytes(memory.optimizer_8bit)} in 8 bits)"
+    adamw = f"{name} {in_bytes(memory.optimizer)}{in_8bit if has_8bit else ''}"
     yield "memory", f"at least {in_bytes(memory.least)}, besides {in_bytes(memory.program)} of the program itself"
-    yield "  parameters", f"{in_bytes(fixed)}, of which AdamW {adamw}"
+    yield "  parameters", f"{in_bytes(fixed)}, of which {adamw}"
     yield "  whole batches", f"{in_bytes(memory.batch_float32)}; in bfloat16 {in_bytes(memory.batch_bfloat16)}"
 
 

@@ -20,6 +20,7 @@ from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.strict import plain
 from dipaco_p2p.use.tokenizer import Tokenizer
 
+from ..checkpoint import Checkpoint
 from ..progress import stage
 from ..runfile import RunFile
 from .corpus import documents_min, load_corpus, require_documents
@@ -53,7 +54,7 @@ def prepare_sequences(file: RunFile, folder: Path) -> tuple[bytes, Sequences]:
     with stage("Reading the corpus"):
         documents = load_corpus(file.corpus, seed=file.run.seed)
     require_documents(documents, documents_min(file.run.topology.path_count))
-    data = _tokenizer(file.run.model, documents, tokenizer_path)
+    data = _tokenizer(file, documents, tokenizer_path)
     with stage("Tokenising", total=len(documents)) as advance:
         arrays = tokenise(documents, Tokenizer(data), on_progress=advance)
     sequences = split(arrays, file)
@@ -108,7 +109,12 @@ def read_sequences(path: Path, model: ModelConfig, *, key: str | None = None) ->
 
 
 def _key(file: RunFile) -> str:
-    return digest(canonical_bytes([plain(file.run), plain(file.corpus)]))
+    begins = [digest(_checkpoint(file).tokenizer())] if file.checkpoint else []
+    return digest(canonical_bytes([plain(file.run), plain(file.corpus), *begins]))
+
+
+def _checkpoint(file: RunFile) -> Checkpoint:
+    return Checkpoint(Path(file.checkpoint), file.run.model)
 
 
 def _part(pieces: list[Tokens], numbers: NDArray[np.int64]) -> HeldOut:
@@ -116,11 +122,15 @@ def _part(pieces: list[Tokens], numbers: NDArray[np.int64]) -> HeldOut:
     return HeldOut(tokens=np.concatenate([pieces[n] for n in numbers]), documents=documents)
 
 
-def _tokenizer(model: ModelConfig, documents: list[Document], path: Path) -> bytes:
+def _tokenizer(file: RunFile, documents: list[Document], path: Path) -> bytes:
     if path.exists():
         return path.read_bytes()
+    if file.checkpoint:
+        data = _checkpoint(file).tokenizer()
+        write_atomically(path, data)
+        return data
     with stage("Training the tokenizer", total=sum(document.size_bytes for document in documents)) as advance:
         texts = (document.text for document in documents)
-        data = train_tokenizer(texts, vocab_size=model.vocab_size, on_progress=advance)
+        data = train_tokenizer(texts, vocab_size=file.run.model.vocab_size, on_progress=advance)
     write_atomically(path, data)
     return data

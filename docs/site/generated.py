@@ -30,6 +30,7 @@ from dipaco_p2p.protocol import judgement as checks
 from dipaco_p2p.protocol.claims import CLAIM_TRANSITIONS
 from dipaco_p2p.protocol.reasons import PASSING, Reason
 from dipaco_p2p.protocol.rounds import ROUND_TRANSITIONS
+from dipaco_p2p.strict import written
 from dipaco_p2p.swarm.api import Reply
 from peers.preferences.layers import template as preferences
 
@@ -89,9 +90,12 @@ def documented(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
 
 
 def texts_of(kind: type) -> dict[str, str]:
-    """What stands below each field of a dataclass, or below each member of an enum."""
+    """What stands below each field of a dataclass and of those that it extends, or below each member of an enum."""
+    found: dict[str, str] = {}
+    for base in filter(dataclasses.is_dataclass, kind.__bases__):
+        found |= texts_of(base)
     [tree] = ast.parse(inspect.getsource(kind)).body
-    return dict(documented(tree.body))
+    return found | dict(documented(tree.body))
 
 
 def fields(kinds: Iterable[type]) -> str:
@@ -235,21 +239,24 @@ class Key:
 def keys(kind: type = _Layout, above: str = "") -> Iterator[Key]:
     """Every key that the run file may have, table by table."""
     hints, texts = typing.get_type_hints(kind), texts_of(kind)
+    tables: list[tuple[type, str]] = []
     for field in dataclasses.fields(kind):
-        hint = hints[field.name]
+        hint, name = hints[field.name], written(field.name)
         inner = next((each for each in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(each)), None)
         if inner is None:
-            yield Key(table=above, name=field.name, field=field, text=texts.get(field.name, ""))
+            yield Key(table=above, name=name, field=field, text=texts.get(field.name, ""))
         else:
-            yield from keys(inner, f"{above}.{field.name}" if above else field.name)
+            tables.append((inner, f"{above}.{name}" if above else name))
+    for inner, name in tables:
+        yield from keys(inner, name)
 
 
 def run_keys() -> str:
     """A heading and a table for each table of the run file: default, bounds and meaning of every key."""
-    written = tomllib.loads(template("my-run"))
+    tables_written = tomllib.loads(template("my-run"))
     tables: dict[str, list[tuple[str, str, str, str]]] = {}
     for key in keys():
-        found: Any = written
+        found: Any = tables_written
         for name in [*key.table.split("."), key.name]:
             found = (found[0] if isinstance(found, list) else found)[name]
         row = (f"`{key.name}`", f"`{json.dumps(found)}`", bounds(key.field), key.text)

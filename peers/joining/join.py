@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from dipaco_p2p.clock import SystemClock
+from dipaco_p2p.core.model.optimizer import check_optimizer
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.doorplate import tell_address
 from dipaco_p2p.node.invitations import Code, read_code
@@ -85,6 +86,7 @@ async def _join(
 
     try:
         preview = await take_preview(arrival, config, device=device, with_path=is_dry)
+        check_optimizer(preview.run.config.inner, eight_bit=config.eight_bit)
         if is_dry:
             print("\n".join(preview.lines()), flush=True)
         check_ban(preview.decreed, swarm.peer)

@@ -9,6 +9,7 @@ was owed makes any two vectors look alike.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 
 Doubles = NDArray[np.float64]
 
+TINY = 1e-9
+"""As near to 0 as a ratio of norms counts."""
 TRIES = 3
 """To get a state from its author, who may be sending much else."""
 
@@ -93,7 +96,7 @@ class Repeater:
             return self._useless(work, error)
         own = [outer_gradient(old, new) for old, new in zip(flats, result.flats, strict=True)]
         claimed = claims(sent, left=owed, owed=trainer.owed())
-        return compared(claimed, own, moments=ratio(moments, trainer.moments()))
+        return compared(claimed, own, moments=farthest(moments, trainer.moments()))
 
     async def _left(
         self, work: Contribution, ref: BlobRef, trainer: PathTrainer, before: Sequence[Floats], after: Sequence[Floats]
@@ -177,6 +180,15 @@ def compared(claimed: Iterable[Doubles], own: Iterable[Floats], *, moments: floa
     cosine = product / lengths if lengths else float(theirs == ours)
     return Repetition(
         cosine=min(1.0, max(-1.0, cosine)), ratio=ratio(math.sqrt(theirs), math.sqrt(ours)), moments=moments
+    )
+
+
+def farthest(theirs: Sequence[float], ours: Sequence[float]) -> float:
+    """Of the ratios of several norms that which is farthest from 1; as many come from both."""
+    if len(theirs) != len(ours):
+        return GAIN_MAX
+    return max(
+        itertools.starmap(ratio, zip(theirs, ours, strict=True)), key=lambda found: abs(math.log(max(found, TINY)))
     )
 
 

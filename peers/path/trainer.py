@@ -160,7 +160,7 @@ class PathTrainer:
     ) -> None:
         """`shard` is of the sharding with that number; `optimizer` is AdamW's state when nobody has trained the path
         yet: raises IntegrityError if it is damaged. Without `engines` every step is exact, without `micro` the whole
-        batch goes through at once; `eight_bit` as in core/model/inner.py; `steps` is what goes on between two of
+        batch goes through at once; `eight_bit` as in core/model/optimizer.py; `steps` is what goes on between two of
         them.
         Raises EnvironmentUnfit when memory is too small."""
         config = run.config
@@ -269,8 +269,8 @@ class PathTrainer:
         self._loop.load_state(codec.encode(tensors))
         self._residuals = residuals
 
-    def read_state(self, data: bytes) -> tuple[list[Flat | None], float]:
-        """What a state says is owed, for each module; and the norm of AdamW's second moments. Raises IntegrityError."""
+    def read_state(self, data: bytes) -> tuple[list[Flat | None], tuple[float, ...]]:
+        """What a state says is owed, for each module; and the norms of its moments. Raises IntegrityError."""
         tensors, _ = codec.decode(data, is_view=True)
         owed: list[Flat | None] = []
         for module in self.path.modules():
@@ -278,8 +278,8 @@ class PathTrainer:
             owed.append(None if residual is None else from_bfloat16(self._checked(residual, module)))
         return owed, self._loop.moments(tensors)
 
-    def moments(self) -> float:
-        """The norm of AdamW's second moments, as they are now."""
+    def moments(self) -> tuple[float, ...]:
+        """The norms of the optimizer's moments, as they are now."""
         return self._loop.moments()
 
     def start_over(self) -> None:

@@ -30,7 +30,7 @@ class TinyJob(Job):
 
     @property
     def inner(self) -> InnerConfig:
-        return InnerConfig(steps=self.round_steps, batch=2, warmup_steps=1)
+        return InnerConfig(steps=self.round_steps, batch=2, warmup_steps=1, optimizer=self.optimizer)
 
 
 def tiny_job(**changes: object) -> TinyJob:

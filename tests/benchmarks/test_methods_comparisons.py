@@ -22,6 +22,7 @@ from benchmarks.methods.comparisons import (
     FLOAT32,
     FLOAT32_SHORT,
     LOST_WORK,
+    MUON,
     OFF,
     OVERLAP,
     OverlappedGrid,
@@ -30,11 +31,15 @@ from benchmarks.methods.comparisons import (
     curves_of,
     pairs_table,
     percents,
+    rivals_table,
+    rounds_to,
     tables,
 )
 from benchmarks.methods.data import own_documents
 from benchmarks.methods.grid import Arrived, Grid, missing, untrained_path
-from dipaco_p2p.core.arrays import Floats
+from dipaco_p2p.core.arrays import Floats, from_bfloat16
+from dipaco_p2p.core.model.inner import InnerLoop
+from dipaco_p2p.core.model.optimizer import BUFFER, MEAN, SEPARATOR, is_hidden
 from dipaco_p2p.topology import ModuleId, PathId
 
 ALL = MODEL.topology.modules()
@@ -193,3 +198,41 @@ def test_the_projects_own_text_is_its_files_and_no_hidden_ones(tmp_path: Path) -
         (tmp_path / name).write_text(name)
     found = own_documents(tmp_path)
     assert [(document.source, document.domain) for document in found] == [("a.py", "code"), ("docs/b.md", "documents")]
+
+
+# -- two optimizers
+
+
+def test_muon_and_adamw_are_tuned_on_one_grid() -> None:
+    assert MUON.rivals is not None
+    adamw, muon = ([MUON.variations[name] for name in group] for group in MUON.rivals)
+    assert [{**fields, "optimizer": "muon"} for fields in adamw] == muon and len(muon) >= 6
+
+
+def test_muon_begins_with_the_mean_gradient_of_the_warm_up() -> None:
+    assert not same(after(1, optimizer="muon"), after(1), ALL[1]), "another optimizer, another version"
+    job = tiny_job(optimizer="muon")
+    flats, text = start().flats(job.model), made_up_shards(job)[0]
+    warm = InnerLoop(replace(job.inner, optimizer="adamw"), 8, job.model, device="cpu", seed=0)
+    warm.run(flats, text, first_step=0, steps=2)
+    grid = Grid(job, replace(start(), optimizer=warm.state_bytes()), made_up_shards(job), fast=False)
+    [worker] = grid._workers[0]
+    kept, begun = warm.state(), worker._loop.state()
+    name = next(name for name, p in worker._loop.path.named_parameters() if is_hidden(name, p))
+    mean = kept.moment(f"{name}{SEPARATOR}{MEAN}").numpy()
+    found = from_bfloat16(begun.values[f"{name}{SEPARATOR}{BUFFER}"].reshape(-1)).reshape(mean.shape)
+    assert np.any(mean) and np.allclose(found, mean, rtol=1e-2)
+
+
+def test_how_long_a_rival_takes_lies_on_straight_lines() -> None:
+    assert rounds_to(2.5, {2: 4.0, 4: 3.0, 6: 2.0}) == pytest.approx(5.0)
+    assert rounds_to(4.5, {2: 4.0, 4: 3.0}) == 2 and math.isinf(rounds_to(1.0, {2: 4.0, 4: 3.0}))
+
+
+def test_each_group_of_rivals_counts_with_its_best() -> None:
+    comparison = replace(COMPARISONS["muon"], rounds=4, steps=10)
+    curves = {"a": [{2: 4.0, 4: 3.0}], "b": [{2: 5.0, 4: 3.5}], "c": [{2: 3.5, 4: 2.5}], "d": [{2: 9.0, 4: 8.0}]}
+    shown = rivals_table(comparison, (("a", "b"), ("c", "d")), curves)
+    cells = [list(column.cells)[0] for column in shown.columns]
+    tokens = 3 * 10 * 8 * 128
+    assert cells == ["0", "a", "3.0000", f"{4 * 10 * 8 * 128:,}", "c", "2.5000", f"{tokens:,}, 75%"]

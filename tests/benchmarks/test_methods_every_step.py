@@ -14,8 +14,9 @@ from benchmarks.methods.every_step import EveryStep
 from benchmarks.methods.grid import WarmStart
 from benchmarks.methods.jobs import WARMUP_STEPS
 from dipaco_p2p.core import tensor_file as codec
-from dipaco_p2p.core.model.inner import InnerLoop, InnerState, learning_rate
+from dipaco_p2p.core.model.inner import InnerLoop, learning_rate
 from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.model.optimizer import InnerState
 from dipaco_p2p.core.model.shards import Shard, batch
 from dipaco_p2p.core.model.transformer import PathModel, load_modules
 from dipaco_p2p.errors import DipacoError

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from e2e_harness import write_run
 from stages_harness import Home, run_file
 from tiny_run import SEED_NUMBER, signer
@@ -33,8 +34,10 @@ from bootstrap.planning.examine import (
 )
 from bootstrap.planning.plan import Line, Plan, lines, plan
 from bootstrap.runfile import ArchiveConfig, CorpusConfig, RunFile, load_run_file
-from dipaco_p2p.config import CompressionConfig, RunConfig
+from dipaco_p2p.config import MUON, CompressionConfig, RunConfig
+from dipaco_p2p.core.model.layout import hidden_values
 from dipaco_p2p.core.outer.compress import HEADER_BYTES_MAX
+from dipaco_p2p.errors import EnvironmentUnfit
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.program.examination import Finding, Level
@@ -340,3 +343,21 @@ def test_a_warm_up_costs_rounds_and_disk() -> None:
     without = replace(config, warmup=replace(config.warmup, rounds=0))
     cold, warm = (plan(each, text_bytes=10**7, line=LINE) for each in (without, config))
     assert warm.disk.seed_versions > cold.disk.seed_versions and warm.line_s > cold.line_s
+
+
+def test_muon_needs_half_of_what_adamw_keeps_for_the_matrices_inside_the_blocks() -> None:
+    config = RunConfig()
+    muon = plan(replace(config, inner=replace(config.inner, optimizer=MUON)), text_bytes=10**7, line=LINE)
+    adamw = plan(config, text_bytes=10**7, line=LINE)
+    assert adamw.memory.optimizer - muon.memory.optimizer == 4 * hidden_values(config.model)
+    said = "\n".join(lines(muon))
+    assert "in 8 bits" in "\n".join(lines(adamw)) and "in 8 bits" not in said and "of which Muon and AdamW" in said
+
+
+def test_a_torch_without_the_runs_optimizer_is_5(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text(file.read_text().replace("[inner]", '[inner]\noptimizer = "muon"'))
+    monkeypatch.delattr(torch.optim, "Muon")
+    found = CliRunner().invoke(app, ["check", str(file), "--dir", str(file.parent / "new")], env={"COLUMNS": "160"})
+    assert found.exit_code == 5 and "torch>=2.9" in found.output, found.output
+    with pytest.raises(EnvironmentUnfit, match="Muon"):
+        prepare(load_run_file(file), RunFolder(file.parent / "new"), signer(SEED_NUMBER))

@@ -9,7 +9,7 @@ import torch
 from models_harness import path_model, small
 
 from dipaco_p2p.config import InnerConfig, LevelConfig
-from dipaco_p2p.core.model.inner import (
+from dipaco_p2p.core.model.optimizer import (
     MOMENTS_BYTES,
     _allowed_bytes,
     is_short,

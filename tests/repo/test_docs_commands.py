@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from bootstrap import runfile
 from bootstrap.cli import app as bootstrap_app
+from dipaco_p2p.strict import written
 from peers.cli import app as peer_app
 from peers.preferences.keys import Preferences
 
@@ -202,7 +203,8 @@ def test_every_make_target_and_benchmark_of_a_page_exists(page: str) -> None:
 
 def unknown_keys(kind: Any, mapping: dict[str, Any], where: str = "") -> list[str]:
     """The keys of a TOML table, and of those in it, that the dataclass does not know."""
-    fields, hints = {field.name for field in dataclasses.fields(kind)}, typing.get_type_hints(kind)
+    hints = {written(name): hint for name, hint in typing.get_type_hints(kind).items()}
+    fields = {written(field.name) for field in dataclasses.fields(kind)}
     found = [f"{where}{key}" for key in mapping if key not in fields]
     for key in fields & set(mapping):
         inner = next(

@@ -1,4 +1,4 @@
-"""The inner loop of a path: AdamW on its own shard, with a schedule over the whole run.
+"""The inner loop of a path: AdamW, or Muon, on its own shard, with a schedule over the whole run.
 
 Rule 1: a step depends on the modules, the optimizer state, the shard, the seed and the step's number only. Taking a
 state rounds the moments to what it holds, so a restart from `state_bytes` goes on with the same bits.
@@ -6,38 +6,25 @@ Rule 2: no clock in here: `on_step` may stop the loop after any step, and `goes_
 Rule 3: on a GPU nobody waits for a step: its report is read while the next one runs, so that `on_step` and the check of
 its numbers come one step late, and the last ones before `run` returns.
 Source: DiPaCo (arXiv 2403.10616) sections 2.3 and 4; DiLoCo keeps the optimizer state between rounds.
-
-AdamW has the form that suits the device: torch's fused one, or bitsandbytes' with 8-bit moments. These save 6 bytes a
-parameter, but bitsandbytes waits for the GPU after every parameter (0.50, its `Optimizer8bit.step`), so that the
-processor cannot launch work ahead: they are for GPUs that are short of memory. A limit on a GPU's memory counts as its
-size.
-Its state has one form for all optimizers (`InnerState`): AdamW's two moments (moments.py) and the count of steps, by
-the parameter's name. So the state that a coordinator's CPU made starts an 8-bit optimizer on a volunteer's GPU, and a
-path may move between the two.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...config import InnerConfig, ModelConfig
-from ...errors import DipacoError, IntegrityError
+from ...errors import DipacoError
 from ..arrays import Array, Floats
-from ..tensor_file import decode, encode
 from .engine import Loss, attention_of, eager_loss, fast_loss, gives_up_compiling, has_failed, training_loss
 from .microbatch import Fit, MicroBatch, accumulate, measure, within_memory
-from .moments import BLOCK, SIGNED, SQUARES, pack, unpack
+from .optimizer import InnerState, make_optimizer, moments_bytes_to_come, optimizer_name
 from .shards import Shard, batch
 from .transformer import PathModel, load_modules, read_module
 
@@ -88,7 +75,7 @@ class InnerLoop:
         says how much of a batch goes through at once, all of it by default; `reads_late` is rule 3, by default where it
         helps.
 
-        Raises EnvironmentUnfit when the device has not the memory.
+        Raises EnvironmentUnfit when the device has not the memory, and as `check_optimizer`.
         """
         self._config = config
         self._total_steps = total_steps
@@ -146,14 +133,16 @@ class InnerLoop:
 
     def load_state(self, data: bytes) -> None:
         """Continue from `state_bytes`; raises IntegrityError, and then nothing has changed, and EnvironmentUnfit."""
-        state = InnerState.from_bytes(data, self._model)
+        state = InnerState.from_bytes(data, self._model, optimizer=self._config.optimizer)
         with within_memory():
             state.restore(self._model, self._optimizer)
 
-    def moments(self, values: Mapping[str, Array] | None = None) -> float:
-        """The norm of all second moments: its own, or in the `values` of a state; raises IntegrityError if they are no
-        state of this path."""
-        return (self.state() if values is None else InnerState.checked(values, self._model)).moments()
+    def moments(self, values: Mapping[str, Array] | None = None) -> tuple[float, ...]:
+        """The norms of `InnerState.moments`: of its own state, or of one with these `values`; raises IntegrityError if
+        they are no state of this path."""
+        if values is None:
+            return self.state().moments()
+        return InnerState.checked(values, self._model, optimizer=self._config.optimizer).moments()
 
     @property
     def path(self) -> PathModel:
@@ -295,194 +284,3 @@ def _check_finite(report: StepReport) -> None:
             f"inner step {report.step} has the loss {report.loss} and a gradient of norm {report.grad_norm}",
             hint="fetch the newest modules and start the round again; if it happens again, the run's `lr` is too high",
         )
-
-
-MOMENTS_SHARE = 0.1
-"""Of a GPU's memory: where float32 moments would take more, they are held in 8 bits."""
-MOMENTS_BYTES, MOMENTS_BYTES_8BIT = 8, 2
-"""Of one parameter, in float32 and in 8 bits."""
-
-
-def make_optimizer(
-    model: torch.nn.Module, config: InnerConfig, *, eight_bit: bool | None = None
-) -> torch.optim.Optimizer:
-    """AdamW that decays matrices but not norms.
-
-    `eight_bit` says outright whether its moments have 8 bits; None leaves it to the device.
-    """
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    betas = (config.beta1, config.beta2)
-    if _is_8bit_better(parameters) if eight_bit is None else eight_bit:
-        optimizer = importlib.import_module("bitsandbytes.optim").AdamW8bit(groups, lr=config.lr, betas=betas)
-        return cast(torch.optim.Optimizer, optimizer)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=True)
-
-
-def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
-    """For people."""
-    return "fused AdamW" if isinstance(optimizer, torch.optim.AdamW) else "8-bit AdamW"
-
-
-def moments_bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
-    """What the optimizer's first step will take for moments: those that a state has brought are there already."""
-    each = MOMENTS_BYTES if isinstance(optimizer, torch.optim.AdamW) else MOMENTS_BYTES_8BIT
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    return each * sum(int(p.numel()) for p in parameters if p not in optimizer.state)
-
-
-def is_short(parameter_count: int, *, memory_bytes: int) -> bool:
-    """Whether float32 moments of so many parameters would take too much of a device's memory."""
-    return MOMENTS_BYTES * parameter_count > MOMENTS_SHARE * memory_bytes
-
-
-def _is_8bit_better(parameters: list[torch.nn.Parameter]) -> bool:
-    device = parameters[0].device
-    if device.type != "cuda" or importlib.util.find_spec("bitsandbytes") is None:
-        return False
-    return is_short(sum(p.numel() for p in parameters), memory_bytes=_allowed_bytes(device))
-
-
-def _allowed_bytes(device: torch.device) -> int:
-    """Of a GPU's memory, what this process may take (`set_per_process_memory_fraction`)."""
-    fraction_of = getattr(torch.cuda.memory, "get_per_process_memory_fraction", None)  # newer than our oldest torch
-    fraction = 1.0 if fraction_of is None else float(fraction_of(device))
-    return int(fraction * int(torch.cuda.get_device_properties(device).total_memory))
-
-
-SEPARATOR = "/"
-"""Between a parameter's name and the name of a value that the optimizer keeps for it."""
-SQUARED = "exp_avg_sq"
-BLOCKSIZE = 256
-"""Values that share a scale in bitsandbytes' 8-bit optimizers."""
-MOMENTS = {"state1": "exp_avg", "state2": SQUARED}
-"""What bitsandbytes calls the moments, and what torch and we call them."""
-FORMS = {"exp_avg": SIGNED, SQUARED: SQUARES}
-"""Of AdamW's moments, as they are packed."""
-SCALES = "_scales"
-KINDS = ("step", *FORMS, *(kind + SCALES for kind in FORMS))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InnerState:
-    """What the optimizer keeps per parameter, packed: `values["model.norm.weight/exp_avg"]` and so on; nothing before a
-    step."""
-
-    values: Mapping[str, Array]
-
-    @classmethod
-    def taken(cls, model: PathModel, optimizer: torch.optim.Optimizer) -> Self:
-        """The optimizer's state. What it holds is rounded to that, but 8-bit moments, which are not exact anyway."""
-        values: dict[str, Array] = {}
-        for name, parameter in model.named_parameters():
-            state = optimizer.state.get(parameter, {})
-            if "step" in state:
-                values[f"{name}{SEPARATOR}step"] = np.array(int(state["step"]), dtype=np.int64)
-            for kind, moment in _moments(state).items():
-                codes, scales = pack(moment.detach().float(), FORMS[kind])
-                values[f"{name}{SEPARATOR}{kind}"] = codes.cpu().numpy()
-                values[f"{name}{SEPARATOR}{kind}{SCALES}"] = scales.cpu().numpy()
-                if kind in state:
-                    state[kind].copy_(unpack(codes, scales, FORMS[kind]))
-        return cls(values=values)
-
-    @classmethod
-    def from_bytes(cls, data: bytes, model: PathModel) -> Self:
-        """The inverse of `to_bytes`; raises IntegrityError if it is not a state of `model`'s parameters."""
-        return cls.checked(decode(data)[0], model)
-
-    @classmethod
-    def checked(cls, values: Mapping[str, Array], model: PathModel) -> Self:
-        """The state with these values; raises IntegrityError as above."""
-        parameters = dict(model.named_parameters())
-        for key, value in values.items():
-            name, _, kind = key.partition(SEPARATOR)
-            if name not in parameters or kind not in KINDS:
-                raise IntegrityError(f"an optimizer state of another model: it has {ascii(key)[:80]}")
-            _check(value, kind, key, shape=tuple(parameters[name].shape))
-        missing = {name + SEPARATOR + kind for name in parameters for kind in KINDS} - values.keys()
-        if values and missing:
-            raise IntegrityError(f"an optimizer state without `{min(missing)}`")
-        return cls(values=values)
-
-    def to_bytes(self) -> bytes:
-        return encode(self.values)
-
-    def restore(self, model: PathModel, optimizer: torch.optim.Optimizer) -> None:
-        """Make this the optimizer's state."""
-        optimizer.state.clear()
-        places = {
-            id(p): (g, i) for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])
-        }
-        for name, parameter in model.named_parameters():
-            prefix, device = name + SEPARATOR, parameter.device
-            if prefix + "step" not in self.values:
-                continue
-            step = torch.tensor(int(self.values[prefix + "step"]), dtype=torch.float32, device=device)
-            moments = {kind: self.moment(prefix + kind, device=device) for kind in FORMS}
-            if hasattr(optimizer, "init_state"):
-                group, index = places[id(parameter)]
-                optimizer.init_state(optimizer.param_groups[group], parameter, group, index)
-                _fill_8bit(optimizer.state[parameter], int(step), list(moments.values()))
-            else:
-                optimizer.state[parameter] = {"step": step, **moments}
-
-    def moments(self) -> float:
-        """Euclidean norm of all second moments."""
-        keys = (key for key in self.values if key.endswith(SEPARATOR + SQUARED))
-        return math.sqrt(math.fsum(float(self.moment(key).double().square().sum()) for key in keys))
-
-    def moment(self, key: str, *, device: torch.device | str = "cpu") -> Tensor:
-        """The moment of that name, such as `model.norm.weight/exp_avg`, as float32."""
-        codes, scales = (torch.from_numpy(np.array(self.values[name])).to(device) for name in (key, key + SCALES))
-        return unpack(codes, scales, FORMS[key.rpartition(SEPARATOR)[2]])
-
-
-def _check(value: Array, kind: str, key: str, *, shape: tuple[int, ...]) -> None:
-    """Raise IntegrityError for what no AdamW leaves behind: the state may come from another volunteer."""
-    if kind == "step":
-        if value.dtype != np.int64 or value.shape or value < 0:
-            raise IntegrityError(f"`{key}` of an optimizer state is not a count of steps")
-        return
-    is_scales = kind.endswith(SCALES)
-    dtype, wanted = (np.float32, (-(-math.prod(shape) // BLOCK),)) if is_scales else (np.uint8, shape)
-    if value.dtype != dtype or value.shape != wanted:
-        raise IntegrityError(f"`{key}` of an optimizer state has the shape {value.shape} of {value.dtype}")
-    if is_scales and not (np.isfinite(value) & (value >= 0)).all():
-        raise IntegrityError(f"`{key}` of an optimizer state has a scale that is negative or not finite")
-
-
-def _moments(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The moments of one parameter's state; those of 8 bits are expanded."""
-    if "state1" not in state:
-        return {kind: state[kind] for kind in FORMS if kind in state}
-    return {ours: _expand_8bit(state, theirs) for theirs, ours in MOMENTS.items()}
-
-
-def _expand_8bit(state: Mapping[str, Any], name: str) -> torch.Tensor:
-    """A moment as bitsandbytes holds it, in float32: small parameters are not quantised by it."""
-    codes: torch.Tensor = state[name]
-    if codes.dtype != torch.uint8:
-        return codes
-    functional = importlib.import_module("bitsandbytes.functional")
-    absmax, code = state[f"absmax{name[-1]}"], state[f"qmap{name[-1]}"]
-    expanded = functional.dequantize_blockwise(codes, absmax=absmax, code=code, blocksize=BLOCKSIZE)
-    return cast(torch.Tensor, expanded)
-
-
-def _fill_8bit(state: dict[str, Any], step: int, moments: Sequence[torch.Tensor]) -> None:
-    """Put float32 moments into a state that `init_state` of bitsandbytes has made."""
-    state["step"] = step
-    functional = importlib.import_module("bitsandbytes.functional")
-    for name, moment in zip(MOMENTS, moments, strict=True):
-        moment = moment.to(state[name].device)
-        if state[name].dtype != torch.uint8:
-            state[name].copy_(moment)
-            continue
-        code = state[f"qmap{name[-1]}"]
-        codes, quantised = functional.quantize_blockwise(moment, code=code, blocksize=BLOCKSIZE)
-        state[name].copy_(codes.view_as(moment))
-        state[f"absmax{name[-1]}"].copy_(quantised.absmax)

@@ -82,6 +82,12 @@ def first_layer(model: ModelConfig, level: int) -> int:
     return sum(other.blocks for other in model.levels[:level])
 
 
+def hidden_values(model: ModelConfig) -> int:
+    """Values of a path in matrices inside its blocks."""
+    shapes = [shape for _, shape in _layer_tensors(model) if len(shape) == 2]
+    return sum(level.blocks for level in model.levels) * sum(math.prod(shape) for shape in shapes)
+
+
 def encode_module(flat: Floats, layout: Layout) -> bytes:
     """A module as a safetensors file with one tensor per name of `layout`."""
     return b"".join(module_parts(flat, layout))

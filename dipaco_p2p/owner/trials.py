@@ -71,8 +71,7 @@ class _Audit:
     def found(self) -> list[Sealed[Appraisal]]:
         """What came of it after its work counted; nothing while auditors do not agree."""
         found = [sealed for sealed in self.said.values() if sealed.document.repeated is not None]
-        is_decided = self.late and not gate.is_undecided(sealed.document for sealed in found)
-        return found if is_decided else []
+        return found if self.late and not _is_undecided(self.said) else []
 
 
 class Trials:
@@ -102,7 +101,6 @@ class Trials:
         """Whose work was refused last when the module had which version."""
         self._audits: dict[str, _Audit] = {}
         self._draws: dict[str, asyncio.Task[str]] = {}
-        """Both by work."""
         self._taken: dict[str, int] = {}
         """The works that were taken lately, and after which version."""
         self._evidence: list[Sealed[Appraisal]] = []
@@ -176,15 +174,10 @@ class Trials:
         run, works = self._node.run, {sealed.document.work for sealed in contributions} if self.is_on else set()
         said = [sealed for work in works for sealed in self._said.get(work, {}).values()]
         for audit in self._audits.values():
-            late = audit.found
+            said += (late := audit.found)
             audit.is_told = bool(late)
-            said += late
-        return Verdicts(
-            [*said, *self._evidence],
-            self._chain.ledger.standings,
-            audited=run.config.audited,
-            coordinator=run.manifest.author,
-        )
+        standings, coordinator = self._chain.ledger.standings, run.manifest.author
+        return Verdicts([*said, *self._evidence], standings, audited=run.config.audited, coordinator=coordinator)
 
     def refused(self, contributions: Iterable[Sealed[Contribution]], verdicts: Verdicts) -> dict[str, Reason]:
         """Which of these do not count by `verdicts`, and why. They are barred for a while."""
@@ -309,10 +302,8 @@ class Trials:
                 await self._answered(asking, said, silent)
             audited, standing = self._node.run.config.audited, self._standing(document.author)
             if (audit := self._audits.get(document.work)) is not None and standing.is_on_probation(audited):
-                left_s = until_s - self._node.clock.now_s()
-                while left_s > 0 and not audit.task.done() and not _is_repeated(said):
-                    await done_or_later(audit.task, self._node.clock, min(left_s, RETRY_S))
-                    left_s = until_s - self._node.clock.now_s()
+                while self._node.clock.now_s() < until_s and not audit.task.done() and _is_undecided(said):
+                    await done_or_later(audit.task, self._node.clock, RETRY_S)
         finally:
             for task in asking:
                 task.cancel()
@@ -335,12 +326,11 @@ class Trials:
         finally:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-        is_in_vain = False
+        is_in_vain = any(task.result() is None for task in done & asking.keys())
         for task in done & asking.keys():
             judge, found = asking.pop(task), task.result()
             if found is None:
                 silent[judge] += 1
-                is_in_vain = True
             elif judge not in said:  # it may have repeated the work meanwhile
                 said[judge] = found
         if waiting in done:
@@ -383,7 +373,7 @@ class Trials:
         if not self._is_audited(document, draw):
             return
         least = 2 if _is_drawn(f"again {draw}", AGAIN) else 1
-        while _repeated(said) < least or not _is_repeated(said):
+        while _repeated(said) < least or _is_undecided(said):
             now_s = self._node.clock.now_s()
             left = [judge for judge in self._auditors(document, draw) if judge not in asked]
             if not left or now_s >= until_s + self._limit_s():
@@ -393,21 +383,21 @@ class Trials:
                 taken.clear()
                 await self._node.clock.sleep(RETRY_S)
                 continue
-            try:
-                found = await self._audited(judge, sealed, max(until_s, now_s + self._limit_s()))
-            except Refused:
-                taken.add(judge)
-                continue
             asked.add(judge)
-            if found is not None and found.document.repeated is not None:
-                said[judge] = found
+            try:
+                if (found := await self._audited(judge, sealed, max(until_s, now_s + self._limit_s()))) is not None:
+                    said[judge] = found
+            except Refused:
+                asked.remove(judge)
+                taken.add(judge)
 
     async def _audited(self, judge: PeerId, sealed: Sealed[Contribution], until_s: float) -> Sealed[Appraisal] | None:
         """What comes of it when this one repeats the work; None if it does not, or not by then. Raises Refused if it
         repeats another one now."""
         while self._node.clock.now_s() < until_s:
             try:
-                return await self._appraised(judge, sealed, until_s, is_audit=True)
+                found = await self._appraised(judge, sealed, until_s, is_audit=True)
+                return found if found and found.document.repeated else None
             except Refused as refused:
                 if refused.reason == Reason.FULL:
                     raise
@@ -436,10 +426,8 @@ class Trials:
         clock = self._node.clock
         while (left_s := until_s - clock.now_s()) > 0:
             try:
-                signature = (
-                    await ask(self._node, leader, GetDraw(module=module, work=work), timeout_s=left_s)
-                ).signature
-                return (leader, signature) if verify(leader, gate.DRAW, work.encode(), signature) else None
+                part = await ask(self._node, leader, GetDraw(module=module, work=work), timeout_s=left_s)
+                return (leader, part.signature) if verify(leader, gate.DRAW, work.encode(), part.signature) else None
             except DipacoError as error:
                 if not isinstance(error, Refused) or error.reason != Reason.CONTRIBUTION_MISSING:
                     return None
@@ -498,9 +486,8 @@ def _key(document: Contribution) -> Key:
     return document.author, document.path, document.base_version
 
 
-def _is_repeated(said: Mapping[PeerId, Sealed[Appraisal]]) -> bool:
-    """Whether auditors have said what came of it; one that looks once more may still be at it."""
-    return _repeated(said) > 0 and not gate.is_undecided(found.document for found in said.values())
+def _is_undecided(said: Mapping[PeerId, Sealed[Appraisal]]) -> bool:
+    return gate.is_undecided(sealed.document for sealed in said.values())
 
 
 def _repeated(said: Mapping[PeerId, Sealed[Appraisal]]) -> int:

@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 
 from ..canonical import Parts, digest
+from ..config import ADAMW
 from ..core.arrays import Floats, at_once
 from ..core.model.layout import module_parts
 from ..core.outer import copies
@@ -220,7 +221,8 @@ def make_version(
     `grant` is the id of the grant of `term` to `author`; without `verdicts` all work weighs the same.
     Raises StepNotFinite, and what reading a contribution raises.
     """
-    gradients = Gradients(admitted, furthest=run.norms(parent.module, ()).furthest if clip_norm is None else None)
+    is_bounded = clip_norm is None and run.config.inner.optimizer == ADAMW  # of Muon's steps that bound is not known
+    gradients = Gradients(admitted, furthest=run.norms(parent.module, ()).furthest if is_bounded else None)
     ordered = gradients.items
     assert ordered, "a module without contributors gets no step"
     near = gradients.alike(size=run.layout(parent.module).size)

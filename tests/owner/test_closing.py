@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from dipaco_p2p.core.outer.outer_step import OuterState
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner import version
-from dipaco_p2p.protocol import admission
+from dipaco_p2p.protocol import admission, norms
 from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.documents import BlobRef, Receipt, Sealed, cosign, seal
 from dipaco_p2p.protocol.signing import PeerId
@@ -131,6 +132,7 @@ async def test_what_makes_no_finite_step_expires_and_the_round_closes_without_it
     """Two outer gradients whose sum is no float32: this leader and every later one would fail at it for ever."""
     for module in (admission, version):
         monkeypatch.setattr(module, "judge_norm", lambda norm, norms, *, base: ADMITTED)
+    monkeypatch.setattr(norms, "FURTHEST_MULTIPLE", math.inf)
     step = outer.outer_step
 
     def outer_step(state: OuterState, gradient: Floats, **named: Any) -> Any:

@@ -41,7 +41,9 @@ def test_a_lost_coordinator_is_restored_elsewhere_and_training_never_stopped(
     ticket = lost.wait_address()["ticket"]
     listen = f"/ip4/127.0.0.1/tcp/{free_port()}"
     home = folder / "second-seed"
-    second = programs.start("dipaco-bootstrap", "seed", ticket, "--dir", home, "--listen", listen, home=home)
+    everything = ("--rounds", "0", "--snapshots", "0")  # as the run file says
+    words = ("seed", ticket, "--dir", home, "--listen", listen, *everything)
+    second = programs.start("dipaco-bootstrap", *words, home=home)
     peer = second.wait_address()["address"].rpartition("/")[2]
     assert programs.run("dipaco-bootstrap", "appoint", peer, lost.home).process.returncode == 0
     volunteers = [programs.volunteer(ticket, name) for name in ("first", "second")]

@@ -51,28 +51,25 @@ def forgers_wait(outcome: Outcome) -> Iterator[Broken]:
 
 
 def evidence_outlives_leaders(outcome: Outcome) -> Iterator[Broken]:
-    """2: whoever takes a module over, and was given what auditors said against somebody's work, counts none of its
-    work, in the version that tells of it and before."""
-    authors = {each.id: each.peer for chain in outcome.chains.values() for link in chain for each in link.counts}
+    """2: whoever takes a module over, and was given before what auditors said against somebody's work, tells of it in
+    the first version that it makes, and counts nothing of that author there."""
+    spoiled = {event.who for ev in ("disk lost", "bit rot") for event in outcome.of(ev)}
     for event in outcome.of("evidence"):
-        module, of = event.facts["module"], event.facts["of"]
-        spoiled = any(other.who == event.who for ev in ("disk lost", "bit rot") for other in outcome.of(ev))
-        leads = [each.t_s for each in outcome.of("leads") if (each.who, each.facts["module"]) == (event.who, module)]
+        who, module, of, work = event.who, event.facts["module"], event.facts["of"], event.facts["work"]
+        leads = [one.t_s for one in outcome.of("leads") if (one.who, one.facts["module"]) == (who, module)]
         since_s = min((t_s for t_s in leads if t_s > event.t_s), default=float("inf"))
-        if spoiled or not event.facts["is_forged"]:
+        made = [one for one in outcome.of("version") if (one.who, one.facts["module"]) == (who, module)]
+        made = [one for one in made if one.t_s > since_s]
+        if who in spoiled or not event.facts["is_forged"] or not made:
             continue
-        for made in outcome.of("version"):
-            if (made.who, made.facts["module"]) == (event.who, module) and made.t_s > since_s:
-                number = int(made.facts["version"])
-                yield from (
-                    Broken(
-                        2,
-                        f"version {number} of {module} counts {id_[:8]}, whose author forged {event.facts['work'][:8]}",
-                    )
-                    for id_ in made.facts["contributions"]
-                    if authors.get(id_) == of
-                )
-                break
+        chain = outcome.chains[str(module)][: int(made[0].facts["version"])]
+        if not chain or {each.id for each in chain[-1].counts} != set(made[0].facts["contributions"]):
+            continue  # its branch was given up
+        told = {finding for link in chain for finding in link.findings}
+        if not told & {("forged", of, work), ("withheld", of, work)}:
+            yield Broken(2, f"version {chain[-1].version} of {module} does not tell who forged {work[:8]}")
+        if any(each.peer == of for each in chain[-1].counts):
+            yield Broken(2, f"version {chain[-1].version} of {module} counts work of who forged {work[:8]}")
 
 
 def audits_earn_once(outcome: Outcome) -> Iterator[Broken]:

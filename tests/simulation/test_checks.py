@@ -121,17 +121,31 @@ def test_owners_expel_together(leaders: str, voters: str, found: str, broken: se
     assert promises(good(chains={MODULE: chain}, events=(), rounds=6)) == broken
 
 
-def test_a_new_leader_goes_by_what_auditors_said_to_the_last_one() -> None:
-    chain = (link(1, counted("one", peer="x")), link(2, counted("two", peer="x", base=1, base_digest="digest-1")))
-    claimed = Event(1.0, "stranger", "claims", {"peer": "x", "path": PATH})
-    heard = Event(20.0, BERT, "evidence", {"module": MODULE, "work": "one", "of": "x", "is_forged": True})
-    leads = Event(25.0, BERT, "leads", {"module": MODULE, "term": 1})
-    made = Event(30.0, BERT, "version", {"module": MODULE, "version": 2, "contributions": ["two"]})
-    quiet = Event(20.0, BERT, "evidence", {**heard.facts, "is_forged": False})
-    for events, found in (((heard, leads, made), {2}), ((quiet, leads, made), set())):
-        assert promises(replace(with_events(claimed, *events), chains={MODULE: chain})) == found
-    early = replace(leads, t_s=19.0), heard, made
-    assert promises(replace(with_events(claimed, *early), chains={MODULE: chain})) == set(), "it led before"
+@pytest.mark.parametrize(
+    ("author", "told", "is_forged", "led_s", "found"),
+    [
+        ("y", (("forged", "x", "one"),), True, 25.0, set()),
+        ("y", (("withheld", "x", "one"),), True, 25.0, set()),
+        ("y", (), True, 25.0, {2}),
+        ("x", (("forged", "x", "one"),), True, 25.0, {2}),
+        ("x", (), False, 25.0, set()),
+        ("x", (), True, 19.0, set()),
+    ],
+    ids=["told", "told milder", "not told", "counted", "nothing against it", "it led before"],
+)
+def test_a_new_leader_goes_by_what_auditors_said_to_the_last_one(
+    author: str, told: tuple[tuple[str, str, str], ...], is_forged: bool, led_s: float, found: set[int]
+) -> None:
+    last = link(2, counted("two", peer=author, base=1, base_digest="digest-1"), findings=told)
+    events = (
+        Event(1.0, "stranger", "claims", {"peer": "x", "path": PATH}),
+        Event(1.0, "stranger", "claims", {"peer": "y", "path": PATH}),
+        Event(20.0, BERT, "evidence", {"module": MODULE, "work": "one", "of": "x", "is_forged": is_forged}),
+        Event(led_s, BERT, "leads", {"module": MODULE, "term": 1}),
+        Event(30.0, BERT, "version", {"module": MODULE, "version": 2, "contributions": ["two"]}),
+    )
+    chain = (link(1, counted("one", peer="y")), last)
+    assert promises(replace(with_events(*events), chains={MODULE: chain})) == found
 
 
 def test_who_finds_a_forger_is_named_for_work_that_does_not_count() -> None:

@@ -176,7 +176,6 @@ def live(
         joined_s = one.events("joined")[0].t_s - one.began_s
         receipts, made = len(one.events("receipt")), len(one.events("version"))
         moved = f"{by_relay / MB:.2f}", f"{in_all / MB:.2f}"
-        moved = f"{by_relay / MB:.2f}", f"{in_all / MB:.2f}"
         rows.append((name, f"{joined_s:.1f}", status.get("reached", "killed"), led, made, receipts, *moved))
     facts = {
         "seconds": round(took_s, 1),

@@ -98,7 +98,7 @@ def _reply_kind(kind: Any) -> Any:
 @functools.cache
 def _wire_names(kind: Any) -> dict[str, str]:
     """The names of the header's fields on the wire, by their names here."""
-    return {field.name: field.name.rstrip("_") for field in dataclasses.fields(kind) if field.name != "body"}
+    return {field.name: strict.written(field.name) for field in dataclasses.fields(kind) if field.name != "body"}
 
 
 def encode(value: Any) -> tuple[dict[str, Any], bytes]:
@@ -114,9 +114,8 @@ def decode(kind: type[T], header: dict[str, Any], body: bytes, *, where: str) ->
     """The inverse, of what another peer sent; raises IntegrityError with the first thing that is wrong."""
     if issubclass(kind, Reply):
         return kind(header, body)
-    values: dict[str, Any] = {
-        name: header[wire] for name, wire in _wire_names(typing.cast(Any, kind)).items() if wire in header
-    }
+    names = _wire_names(typing.cast(Any, kind)).values()
+    values: dict[str, Any] = {name: header[name] for name in names if name in header}
     if "body" in kind.__dataclass_fields__:  # type: ignore[attr-defined]
         values["body"] = body
     try:

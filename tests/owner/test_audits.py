@@ -5,59 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from audit_scene import OFF, SAME, Auditors, AuditScene, accusation
-from judging_scene import GOOD, MODULE, OTHER_PATH, PATH, judged_config
-from runtime_harness import TinyLeader, World, claim
+from audit_scene import OFF, AuditScene, accusation
+from judging_scene import GOOD, MODULE, OTHER_PATH, PATH
+from runtime_harness import TinyLeader, claim
 from tiny_run import signer
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.calls import GetDraw, KeepEvidence
 from dipaco_p2p.node.node import Member, ask
 from dipaco_p2p.owner import trials
-from dipaco_p2p.owner.judge import Judge
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.trials import Trials
-from dipaco_p2p.protocol.documents import Contribution, Sealed, seal
-from dipaco_p2p.protocol.gate import DRAW, NOTHING_GIVEN, Appraisal
+from dipaco_p2p.protocol.documents import seal
+from dipaco_p2p.protocol.gate import DRAW, NOTHING_GIVEN
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.rounds import Entry
-from dipaco_p2p.protocol.standing import FORGERS_WAIT, PROBATION_WEIGHT, Findings, Standing
+from dipaco_p2p.protocol.standing import FORGERS_WAIT, PROBATION_WEIGHT, Findings
 from dipaco_p2p.protocol.versions import Known
 from dipaco_p2p.topology import ModuleId
-from simulation.training import toy_gains
 
 OTHER_MODULE = ModuleId(2, 0)
-
-
-@pytest.fixture
-def audit_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[AuditScene], Any]], None]:
-    """Play with a leader, three auditors, and audits of everything; the first work of each author is on probation."""
-    monkeypatch.setattr(Standing, "audit_chance", lambda self, audited: 1.0)
-
-    def played(act: Callable[[AuditScene], Any]) -> None:
-        async def scenario() -> None:
-            config = judged_config(rounds=20)
-            config = replace(config, judging=replace(config.judging, audited=1))
-            auditors = Auditors()
-            async with World(tmp_path, config=config, measure=toy_gains, repeat=auditors) as world:
-                leader = world.leader(50)
-                on = AuditScene(world, leader, await leader.lead(MODULE))
-                peers = {world.leader(number).peer for number in (51, 52, 53)}
-                for each in world.leaders:
-                    each.chains.has_worked = lambda peer: peer in peers  # type: ignore[method-assign]
-                await leader.node.watch.refresh()
-                on.auditors = auditors
-                await act(on)
-
-        play(scenario)
-
-    return played
 
 
 Play = Callable[[Callable[[AuditScene], Any]], None]
@@ -88,70 +59,6 @@ def test_a_round_waits_for_the_audit_of_a_newcomer(audit_scene: Play) -> None:
     audit_scene(act)
 
 
-def test_an_auditor_has_as_long_as_a_round_waits(audit_scene: Play) -> None:
-    """It takes the same steps: with half of that time no audit of slow work ever ended in time, and nobody was off
-    probation."""
-
-    async def act(on: AuditScene) -> None:
-        author = await on.author(60)
-        await on.push(author, GOOD)
-        await eventually(lambda: bool(on.auditors.asked))
-        await asyncio.sleep(0.9 * on.run.config.rounds.deadline_s)
-        assert len(on.auditors.asked) == 1 and on.owner.head.version == 0
-        on.auditors.may_end.set()
-        await on.version(1)
-        assert on.findings(1) == Findings(repeated=(author.swarm.peer,)) and len(on.auditors.asked) == 1
-
-    audit_scene(act)
-
-
-def test_two_works_are_repeated_by_two_auditors_at_once(audit_scene: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever repeats one says so to whoever asks for another, though it is the first choice for both."""
-
-    async def act(on: AuditScene) -> None:
-        first, second = await on.author(60), await on.author(61)
-        order = [leader.peer for leader in on.world.leaders if leader.peer != on.leader.peer]
-        monkeypatch.setattr(Trials, "_auditors", lambda self, document, draw: order)
-        await on.push(first, GOOD)
-        await on.push(second, GOOD, path=OTHER_PATH)
-        await eventually(lambda: len(on.auditors.asked) == 2)
-        assert {work.author for work in on.auditors.asked} == {first.swarm.peer, second.swarm.peer}
-        on.auditors.may_end.set()
-        await on.version(1)
-        found = on.findings(1)
-        assert found is not None and set(found.repeated) == {first.swarm.peer, second.swarm.peer}
-        assert {audit.by for audit in on.owner.head.audits} == set(order[:2])
-
-    monkeypatch.setattr(trials, "AGAIN", 0.0)
-    audit_scene(act)
-
-
-def test_a_round_does_not_wait_for_whoever_repeats_a_work_once_more(
-    audit_scene: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def act(on: AuditScene) -> None:
-        ended = asyncio.Event()
-        repeat = Auditors.__call__
-
-        async def once_fast(self: Auditors, work: Contribution, *parts: Any) -> Any:
-            found = await repeat(self, work, *parts)
-            if [one.work for one in self.asked].count(work.work) > 1:
-                await ended.wait()
-            return found
-
-        monkeypatch.setattr(Auditors, "__call__", once_fast)
-        on.auditors.may_end.set()
-        began_s = on.leader.node.clock.now_s()
-        for number, path in ((60, PATH), (61, OTHER_PATH)):
-            await on.push(await on.author(number), GOOD, path=path)
-        await on.version(1)
-        assert len({one.work for one in on.auditors.asked}) == 2 < len(on.auditors.asked)
-        assert on.leader.node.clock.now_s() - began_s < on.run.config.rounds.deadline_s / 2
-
-    monkeypatch.setattr(trials, "AGAIN", 1.0)
-    audit_scene(act)
-
-
 def test_versions_name_the_auditors_of_what_they_count_and_of_what_ended_since_each_once(
     audit_scene: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,24 +83,6 @@ def test_versions_name_the_auditors_of_what_they_count_and_of_what_ended_since_e
         await on.verified()
 
     monkeypatch.setattr(trials, "AGAIN", 1.0)
-    audit_scene(act)
-
-
-def test_nobody_names_itself_an_auditor(audit_scene: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attack: a judge that is only asked to measure says that it has repeated the work as well."""
-
-    async def eager(self: Judge, contribution: Contribution, *, is_audit: bool = False) -> Sealed[Appraisal]:
-        return seal(self._node.swarm.signer, replace((await measure(self, contribution)).document, repeated=SAME))
-
-    async def act(on: AuditScene) -> None:
-        sealed, judge = await on.work(await on.author(60), GOOD), on.world.leaders[1].peer
-        await on.push(await on.author(61), GOOD)
-        monkeypatch.setattr(Judge, "appraise", eager)
-        ask, until_s = on.owner.trials._appraised, on.leader.node.clock.now_s() + 60.0
-        assert await ask(judge, sealed, until_s) is None
-        assert await ask(judge, sealed, until_s, is_audit=True) is not None
-
-    measure = Judge.appraise
     audit_scene(act)
 
 
@@ -462,26 +351,6 @@ def test_a_part_of_the_draw_that_is_not_its_leaders_own_is_left_out(
         draw = await on.owner.trials._joint_draw(sealed.document)
         assert draw == on.leader.swarm.signer.sign(DRAW, sealed.document.work.encode())
 
-    audit_scene(act)
-
-
-def test_an_auditor_that_did_not_look_is_found_when_another_one_does(audit_scene: Play, monkeypatch: Any) -> None:
-    """Attack: the first auditor says "the same" of everything. Now and then a second one repeats it, too."""
-
-    async def act(on: AuditScene) -> None:
-        author = await on.forger()
-        on.auditors.lazy_calls = 1
-        forged = await on.push(author, GOOD)
-        await eventually(lambda: on.expired() == {forged: Reason.NOT_REPEATED})
-        await on.push(await on.author(61), GOOD)
-        await on.version(1)
-        findings = on.findings(1)
-        assert findings is not None and len(findings.contradicted) == 1
-        judges = on.owner.trials._judges((await on.work(author, GOOD)).document, "any draw")
-        assert len(judges) == 2 and findings.contradicted[0] not in judges
-        await on.verified()
-
-    monkeypatch.setattr(trials, "AGAIN", 1.0)
     audit_scene(act)
 
 

@@ -49,7 +49,7 @@ def test_a_dead_seed_costs_nothing_beside_a_good_one_and_alone_it_is_exit_4(
     programs: Programs, endless: Program
 ) -> None:
     ticket = read_ticket(endless.wait_address()["ticket"])
-    checks = visit(programs, write_ticket(replace(ticket, seeds=(DEAD, *ticket.seeds))), code=0)
+    checks = visit(programs, write_ticket(replace(ticket, seeds=(DEAD, ticket.seeds[0]))), code=0)
     assert sorted(check["level"] for name, check in checks.items() if name.startswith("seed ")) == ["ok", "warn"]
     checks = visit(programs, write_ticket(replace(ticket, seeds=(DEAD,))), code=4)
     [dead] = [check for name, check in checks.items() if name.startswith("seed ")]

@@ -53,6 +53,7 @@ def test_a_run_goes_on_when_its_archive_keeps_the_last_rounds_alone(
     coordinator.kill()
     first.kill()
     coordinator = programs.coordinator(run_file, folder)
+    coordinator.wait_address()
     third = programs.volunteer(ticket, "third", "--grace", "10")
     third.wait_event("receipt", count=2)
     before = min(versions_of(coordinator).values())

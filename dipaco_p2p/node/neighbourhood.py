@@ -186,7 +186,7 @@ class Neighbourhood:
 
     def _lives_under(self, key: str) -> bool:
         """Whether somebody says under a key of its own that it lives."""
-        return any(not record.body.get("left") for record in self._found[key].values())
+        return any(not record.body.get("left") for record in self._found.get(key, {}).values())
 
     def _population(self, bucket: str) -> int:
         return self._count(bucket) + self._count(bucket + "0") + self._count(bucket + "1")

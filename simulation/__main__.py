@@ -6,12 +6,13 @@ The exit code is 1 if a promise was broken; then one command is printed for each
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+
+from . import with_fixed_hashes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -125,7 +126,5 @@ def _many(seeds: Sequence[int], wish, *, workers: int, folder: Path | None = Non
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # else the order of a set of names differs from run to run
-        environment = os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-        os.execve(sys.executable, [sys.executable, "-m", "simulation", *sys.argv[1:]], environment)
+    with_fixed_hashes("simulation")
     sys.exit(main())

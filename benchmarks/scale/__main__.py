@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from simulation import with_fixed_hashes
 
 GRID = "4x4"
 
@@ -137,7 +138,5 @@ def _grid(text: str) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # as the simulator: a run must repeat itself
-        environment = os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.scale", *sys.argv[1:]], environment)
+    with_fixed_hashes("benchmarks.scale")
     sys.exit(main())

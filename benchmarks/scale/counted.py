@@ -63,7 +63,7 @@ def count(volunteers: int, *, grid: Sequence[int], minutes: float, warm_up_s: fl
         tempfile.TemporaryDirectory(prefix="dipaco-scale-", dir=disks_folder()) as name,
         remembered_signatures(),
     ):
-        world = _Unfinished(plan, Path(name))
+        world = Unfinished(plan, Path(name))
         with _counted(world, from_s=warm_up_s) as counter:
             perform(world)
     assert not world.bugs, world.bugs
@@ -95,10 +95,11 @@ def counted_plan(volunteers: int, *, grid: Sequence[int], until_s: float, seed: 
         loss=0.0,
         faulty_s=until_s,
         faults=(),
+        is_narrow=False,
     )
 
 
-class _Unfinished(World):
+class Unfinished(World):
     """A world that ends when its time is over."""
 
     async def _finish(self) -> None:

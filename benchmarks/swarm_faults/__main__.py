@@ -91,6 +91,9 @@ def paced(
 ) -> None:
     """Run the real programs in virtual time, where every step takes as long as it is told to; show what judging, audits
     and kills cost."""
+    from simulation import with_fixed_hashes
+
+    with_fixed_hashes("benchmarks.swarm_faults")
     from .paced import run_paced
 
     run_paced(

@@ -17,11 +17,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.report import show, table, write_json
-from dipaco_p2p.config import LevelConfig
+from benchmarks.scale.counted import Unfinished, counted_plan
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from simulation.plan import Plan as Scene
-from simulation.plan import make_plan
 from simulation.speed import remembered_signatures
 from simulation.world import World, disks_folder, perform
 
@@ -52,8 +51,8 @@ class Paced:
     """After that."""
 
 
-class _Struck(World):
-    """A world whose volunteers are killed as a schedule says, and that ends when its time is over."""
+class _Struck(Unfinished):
+    """A world whose volunteers are killed as a schedule says."""
 
     schedule: Sequence[Action] = ()
     away_s = 0.0
@@ -62,6 +61,7 @@ class _Struck(World):
         striking = asyncio.create_task(self._follow())
         await super().play()
         striking.cancel()
+        await asyncio.gather(striking, return_exceptions=True)  # it counts who is still away
 
     async def _follow(self) -> None:
         killed_s: dict[str, float] = {}
@@ -77,9 +77,6 @@ class _Struck(World):
                     self.away_s += self.now_s - killed_s.pop(action.name)
         finally:
             self.away_s += sum(self.plan.faulty_s - each_s for each_s in killed_s.values())
-
-    async def _finish(self) -> None:
-        return
 
 
 def play_paced(
@@ -98,45 +95,21 @@ def play_paced(
 
 
 def _scene(peers: int, *, seed: int, until_s: float, round_s: float, ttl_s: float, judges: int) -> Scene:
-    plan = make_plan(seed, (), volunteers=peers)
-    config = plan.config
-    levels = tuple(
-        LevelConfig(modules=width, blocks=min(number, 1), embedding=not number, head=not number)
-        for number, width in enumerate(WIDTHS)
-    )
+    plan = counted_plan(peers, grid=WIDTHS, until_s=until_s, seed=seed)
     rounds = replace(
-        config.rounds,
-        rounds=10_000,
-        min_paths=min(peers, 4),
-        quorum=0.75,
-        deadline_s=2.5 * round_s,
-        grace_s=1.0,
-        owners=3,
-        staleness=1,
-        overlap=False,
+        plan.config.rounds, min_paths=min(peers, 4), quorum=0.75, deadline_s=2.5 * round_s, grace_s=1.0, owners=3
     )
     config = replace(
-        config,
-        model=replace(config.model, levels=levels),
-        inner=replace(config.inner, steps=STEPS),
+        plan.config,
+        inner=replace(plan.config.inner, steps=STEPS),
         rounds=rounds,
-        liveness=replace(config.liveness, heartbeat_ttl_s=ttl_s, settle_s=0.5),
-        judging=replace(config.judging, judges=judges, audited=10 if judges else 0),
+        liveness=replace(plan.config.liveness, heartbeat_ttl_s=ttl_s, settle_s=0.5),
+        judging=replace(plan.config.judging, judges=judges, audited=10 if judges else 0),
     )
-    return replace(
-        plan,
-        config=config,
-        step_s=(round_s / STEPS,) * peers,
-        join_s=tuple(0.2 * number for number in range(peers)),
-        delay_s=(0.01, 0.05),
-        loss=0.0,
-        faulty_s=until_s,
-        faults=(),
-        is_narrow=False,
-    )
+    return replace(plan, config=config, step_s=(round_s / STEPS,) * peers)
 
 
-def _figures(world: World) -> Paced:
+def _figures(world: _Struck) -> Paced:
     archive, audited = SeedArchive(world.run, Store(world.seed.folder)), world.plan.config.judging.audited
     trunk, *_ = world.run.topology.modules()
     repeated, known = Counter[str](), {peer.peer for peer in world.volunteers}
@@ -148,7 +121,7 @@ def _figures(world: World) -> Paced:
     lengths_s = [after - before for before, after in pairwise([0.0, *times_s])]
     shares = [s for ledger in archive.ledgers.values() for v in ledger.versions for s in v.document.shares]
     in_all_s, rounds = len(known) * world.plan.faulty_s, [event for event in world.events if event.ev == "round"]
-    living_s = in_all_s - (world.away_s if isinstance(world, _Struck) else 0.0)
+    living_s = in_all_s - world.away_s
     return Paced(
         tokens=sum(share.tokens for share in shares),
         versions=len(times_s),

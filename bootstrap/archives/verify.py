@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dipaco_p2p.core.model.layout import decode_module
-from dipaco_p2p.core.outer.outer_step import OuterState, decode_state
+from dipaco_p2p.core.outer.outer_step import OuterState
 from dipaco_p2p.errors import ConfigError, DipacoError, IntegrityError
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
@@ -119,10 +119,7 @@ def check_signed(run: Run, archive: SeedArchive, ledger: Ledger) -> int:
 def state_of(run: Run, archive: SeedArchive, version: ModuleVersion) -> OuterState:
     """Parameters, momentum and residual after `version`; raises IntegrityError if they are not here."""
     params = decode_module(archive.blob(version.digest), run.layout(version.module))
-    if version.state is None:
-        return OuterState.fresh(params)
-    momentum, residual = decode_state(archive.blob(version.state.digest), params.size)
-    return OuterState(params=params, momentum=momentum, residual=residual)
+    return OuterState.restored(params, None if version.state is None else archive.blob(version.state.digest))
 
 
 def verify_fork(grid: Run, warmup_archive: SeedArchive, warmup: Run) -> list[ChainReport]:

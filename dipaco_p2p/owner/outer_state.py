@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..core.arrays import Floats
 from ..core.model.layout import decode_module
-from ..core.outer.outer_step import OuterState, decode_state
+from ..core.outer.outer_step import OuterState
 from ..errors import BlobMissing, IntegrityError
 from ..node.node import Reader, fetch_kept
 from ..protocol.documents import ModuleVersion
@@ -45,14 +45,12 @@ class KeptState:
             if (made.version, made.digest, made.state) == (version.version, version.digest, version.state):
                 return known
         params = await self._params(version, holders)
-        if version.state is None:
-            return OuterState.fresh(params)
         try:
-            momentum, residual = decode_state(await fetch_kept(self._node, version.state, holders=holders), params.size)
+            data = None if version.state is None else await fetch_kept(self._node, version.state, holders=holders)
+            return OuterState.restored(params, data)
         except (BlobMissing, IntegrityError) as error:
             log.warning("%s: the outer state of version %d is lost: %s", version.module, version.version, error)
             return None
-        return OuterState(params=params, momentum=momentum, residual=residual)
 
     async def read_patiently(self, version: ModuleVersion, *, holders: Sequence[PeerId]) -> OuterState | None:
         """As `read`, after some tries: momentum must not be lost with a message."""

@@ -56,6 +56,14 @@ class OuterState:
         """No momentum, nothing lost."""
         return cls(params=params, momentum=np.zeros_like(params), residual=np.zeros_like(params))
 
+    @classmethod
+    def restored(cls, params: Floats, data: bytes | None) -> Self:
+        """With what `state_parts` wrote, fresh without it; raises IntegrityError."""
+        if data is None:
+            return cls.fresh(params)
+        momentum, residual = decode_state(data, params.size)
+        return cls(params=params, momentum=momentum, residual=residual)
+
 
 def outer_gradient(before: Floats, after: Floats) -> Floats:
     """What the inner steps subtracted from the parameters."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from pathlib import Path
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.core.model.engine import BFLOAT16, EXACT
-from dipaco_p2p.errors import DipacoError, SwarmError, WrongRun
+from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, SwarmError, WrongRun
 from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.decree_news import serve_decrees
 from dipaco_p2p.node.doorplate import whom_to_name
@@ -47,6 +48,8 @@ from .path.repeating import Repeater
 from .path.trainer import Engines, PathTrainer
 from .status import Pauses, Status, in_words
 from .volunteer import Volunteer
+
+log = logging.getLogger(__name__)
 
 NEXT_STAGE_S = 1.0
 """Between two looks whether the next stage is open."""
@@ -320,7 +323,10 @@ class StageRunner:
             met = list(map(best_address, direct))
             self._entrance.meet(node.run, sorted(met))
             seeds, volunteers = whom_to_name(watch, workers=chains.workers)
-            self._entrance.name(node.run, seeds, volunteers)
+            try:
+                self._entrance.name(node.run, seeds, volunteers)
+            except EnvironmentUnfit as error:
+                log.warning("the ticket was not renewed: %s", error)
             if not watch.seeds():
                 with contextlib.suppress(DipacoError):
                     await self._entrance.dial()

@@ -239,11 +239,11 @@ class Appraised:
 @call(
     "module.appraise",
     by="volunteers that can be dialled, the seed",
-    refuses=(Reason.NOT_LEADER, Reason.PAYLOAD_MISSING, Reason.OTHER),
+    refuses=(Reason.NOT_LEADER, Reason.PAYLOAD_MISSING, Reason.FULL, Reason.OTHER),
 )
 class Appraise(Request[Appraised]):
     """Measure the work that a contribution is a part of, for the module's leader; and repeat it, if that is wanted.
-    While that takes, the answer is `busy`, and the caller asks again."""
+    While that takes, the answer is `busy`, and the caller asks again; while another work is repeated, it is `full`."""
 
     contribution: Sealed[Contribution]
     sharding: Sealed[Sharding] | None = None

@@ -349,10 +349,11 @@ def plan(
 
         file = load_run_file(run_file)  # before the imports that take seconds
 
-        from .planning.examine import planned_of
+        from .planning.examine import check_checkpoint, planned_of
         from .planning.plan import Line, show_plan
 
         line = Line(up_mbit=up_mbit, down_mbit=down_mbit)
+        check_checkpoint(file)
         planned = planned_of(file, line, volunteers, tokens_per_s=tokens_per_s)
         if not with_probe:
             return show_plan(planned, is_json=as_json)
@@ -426,7 +427,7 @@ def seed(
         int, typer.Option(min=0, help="Of how many last rounds it keeps everything, as `rounds` of [archive]; 0: all.")
     ] = 2,
     snapshots: Annotated[
-        int, typer.Option(min=0, help="Of every how manieth round it keeps the parameters for good; 0: of none.")
+        int, typer.Option(min=0, help="Every how many rounds it keeps the parameters for good; 0: never.")
     ] = 50,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details to seed.log.")] = False,
 ) -> None:

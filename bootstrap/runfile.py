@@ -139,8 +139,8 @@ class ArchiveConfig:
     rounds: int = bounded(2, low=0)
     """Of how many last rounds everything is kept, so that `verify` can make their versions again; 0: of all rounds."""
     snapshots: int = bounded(50, low=0)
-    """The parameters of every so manieth round are kept for good, to go back to or to export; 0: of none. Those of
-    rounds that are served, or that text is sharded at, stay besides."""
+    """Every so many rounds the parameters are kept for good, to go back to or to export; 0: never. Those of rounds that
+    are served, or that text is sharded at, stay besides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ class Retention:
     rounds: int = 0
     """Of how many last versions of a module all is kept; 0: of all of them."""
     snapshots: int = 0
-    """The parameters of every so manieth version are kept for good; 0: of none."""
+    """Every so many versions the parameters are kept for good; 0: never."""
 
     def versions(self, config: RunConfig) -> int:
         """The newest versions whose parameters, updates and outer states stay: work may be based on all but the first,

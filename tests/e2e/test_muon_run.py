@@ -1,4 +1,4 @@
-"""A run with Muon, by real programs: it completes and verifies, and who wants what it has not is told so."""
+"""A run with Muon, by real programs: it completes and verifies, and refuses a volunteer that asks for 8-bit moments."""
 
 from __future__ import annotations
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from judging_scene import MODULE, Scene
+from judging_scene import MODULE, Scene, judged_config
+from runtime_harness import World
 from virtual_time import eventually
 
 from bootstrap.archives.verify import verify_run
@@ -15,8 +19,18 @@ from dipaco_p2p.protocol.documents import BlobRef, Contribution, Recipe, Sealed,
 from dipaco_p2p.protocol.gate import DRAW, Appraisal, Repetition
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.standing import Findings
+from simulation.training import toy_gains
 
 SAME, OFF = Repetition(cosine=1.0, ratio=1.0, moments=1.0), Repetition(cosine=0.5, ratio=1.0, moments=1.0)
+
+
+@asynccontextmanager
+async def audited_world(folder: Path) -> AsyncIterator[tuple[World, Auditors]]:
+    """A world whose works are all repeated, by these auditors; the first work of each author is on probation."""
+    config, auditors = judged_config(rounds=20), Auditors()
+    config = replace(config, judging=replace(config.judging, audited=1))
+    async with World(folder, config=config, measure=toy_gains, repeat=auditors) as world:
+        yield world, auditors
 
 
 @dataclass

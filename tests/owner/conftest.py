@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from audit_scene import Auditors, AuditScene
-from judging_scene import MODULE, judged_config
-from runtime_harness import World
+from audit_scene import AuditScene, audited_world
+from judging_scene import MODULE
 from virtual_time import play
 
 from dipaco_p2p.protocol.standing import Standing
-from simulation.training import toy_gains
 
 
 @pytest.fixture
@@ -24,10 +21,7 @@ def audit_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Ca
 
     def played(act: Callable[[AuditScene], Any]) -> None:
         async def scenario() -> None:
-            config = judged_config(rounds=20)
-            config = replace(config, judging=replace(config.judging, audited=1))
-            auditors = Auditors()
-            async with World(tmp_path, config=config, measure=toy_gains, repeat=auditors) as world:
+            async with audited_world(tmp_path) as (world, auditors):
                 leader = world.leader(50)
                 on = AuditScene(world, leader, await leader.lead(MODULE))
                 peers = {world.leader(number).peer for number in (51, 52, 53)}

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audit_scene import Auditors, AuditScene
-from judging_scene import GOOD, MODULE, OTHER_PATH, judged_config
-from runtime_harness import World
+from audit_scene import AuditScene, audited_world
+from judging_scene import GOOD, MODULE, OTHER_PATH
 from tiny_run import SEED_NUMBER, signer
 from virtual_time import eventually, play
 
@@ -25,7 +24,6 @@ from dipaco_p2p.protocol.expulsion import Charge, Vote
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.standing import FORGERS_WAIT, Standing, Standings
-from simulation.training import toy_gains
 
 NUMBERS = (50, 51, 52, 53, 54)
 
@@ -76,10 +74,7 @@ def owner_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
 
     def played(act: Callable[[OwnerScene], Any]) -> None:
         async def scenario() -> None:
-            config = judged_config(rounds=20)
-            config = replace(config, judging=replace(config.judging, audited=1))
-            auditors = Auditors()
-            async with World(tmp_path, config=config, measure=toy_gains, repeat=auditors) as world:
+            async with audited_world(tmp_path) as (world, auditors):
                 leader = world.leader(NUMBERS[0])
                 on = OwnerScene(world, leader, await leader.lead(MODULE))
                 others = {world.leader(number).peer for number in NUMBERS[1:]}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,26 @@ async def test_a_wrong_clock_is_called_by_its_name(net: Any, monkeypatch: pytest
     await net.join()
     with pytest.raises(EnvironmentUnfit, match="clock of this machine differs"):
         await net.join()
+
+
+async def test_what_is_given_up_keeps_no_connection_to_the_daemon(net: Any) -> None:
+    seed, peer = await net.join(), await net.join()
+    requests = [
+        peer.ways,
+        lambda: peer.connect(seed.addresses[0], timeout_s=5),
+        lambda: peer.call(seed.peer, "echo", {}, timeout_s=5),
+    ]
+    for request in requests:
+        for turns in range(12):  # each later than the one before: opened, asked, answered
+            task = asyncio.create_task(request())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert [str(each.message) for each in caught if each.category is ResourceWarning] == []
 
 
 async def test_a_peer_that_does_not_listen_calls_is_called_and_publishes(net: Any) -> None:

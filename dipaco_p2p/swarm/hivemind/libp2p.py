@@ -3,9 +3,9 @@
 hivemind's `P2P` and `DHTNode` run in the program's own event loop, not in the process that `hivemind.DHT` forks, so
 that nothing outlives the program but for a second (the daemon ends when its parent does). TCP only; no UPnP. A peer
 behind a NAT keeps slots at relays (reservations.py), and who offers it is one (circuits.py). Every wait has a limit of
-our own. Traps in hivemind 1.1.12 that are designed around (those of
-its DHT: dht.py): one seed with a wrong clock aborts a join (`_join_through`), a failed dial leaks its connection to the
-daemon (`_Daemon`), and an answer to a call that was just given up ends the reading of all others (`_Pending`).
+our own. Traps in hivemind 1.1.12 that are designed around (those of its DHT: dht.py): one seed with a wrong clock
+aborts a join (`_join_through`), a request that fails or is given up leaks its connection to the daemon (`_Daemon`), and
+an answer to a call that was just given up ends the reading of all others (`_Pending`).
 """
 
 from __future__ import annotations
@@ -247,10 +247,7 @@ class Libp2pSwarm:
 
     async def ways(self) -> dict[PeerId, list[str]]:
         """Where the connections with each peer lead to, as in `places`."""
-        found: dict[PeerId, list[str]] = {}
-        for info in await self._p2p.list_peers():
-            found.setdefault(PeerId(info.peer_id.to_base58()), []).extend(map(str, info.addrs))
-        return found
+        return await self._daemon.ways()
 
     async def clock_ahead_s(self, peer: PeerId) -> tuple[float, float]:
         """How far the clock of `peer` is ahead of ours, and the time that its answer took. Raises Unreachable."""
@@ -363,7 +360,7 @@ _Stream = tuple[StreamReader, StreamWriter, str]
 
 
 class _Daemon:
-    """Requests to the daemon that close their connection to it also when they fail."""
+    """Requests to the daemon that close their connection to it also when they fail or are given up."""
 
     def __init__(self, p2p: P2P) -> None:
         self._connector = p2p._client.control.daemon_connector
@@ -377,6 +374,16 @@ class _Daemon:
         )
         _, writer, _ = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=raw))
         writer.close()
+
+    async def ways(self) -> dict[PeerId, list[str]]:
+        """Where the connections with each peer lead to; raises P2PDaemonError."""
+        _, writer, response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        writer.close()
+        found: dict[PeerId, list[str]] = {}
+        for each in response.peers:
+            places = [str(Multiaddr(place)) for place in each.addrs]
+            found.setdefault(PeerId(PeerID(each.id).to_base58()), []).extend(places)
+        return found
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections with `peer`; raises P2PDaemonError."""
@@ -394,9 +401,12 @@ class _Daemon:
         raw = p2pd_pb2.StreamOpenRequest(
             peer=PeerID.from_base58(peer).to_bytes(), proto=[protocol], timeout=int(DIAL_TIMEOUT_S)
         )
-        return await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=raw))
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=raw)
+        reader, writer, response = await self._ask(request)
+        leads_to = response.streamInfo.addr
+        return reader, writer, str(Multiaddr(leads_to)) if leads_to else ""
 
-    async def _ask(self, request: Any) -> _Stream:
+    async def _ask(self, request: Any) -> tuple[StreamReader, StreamWriter, Any]:
         reader, writer = await self._connector.open_connection()
         try:
             await write_pbmsg(writer, request)
@@ -406,8 +416,7 @@ class _Daemon:
         except BaseException:
             writer.close()
             raise
-        leads_to = response.streamInfo.addr
-        return reader, writer, str(Multiaddr(leads_to)) if leads_to else ""
+        return reader, writer, response
 
 
 class _P2P(P2P):  # type: ignore[misc]

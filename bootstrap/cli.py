@@ -332,6 +332,9 @@ def plan(
     tokens_per_s: Annotated[
         float, typer.Option(min=0, help="What a volunteer trains in a second, as its `status` says; 0: unknown.")
     ] = 0.0,
+    with_measure: Annotated[
+        bool, typer.Option("--measure", help="Train some seconds here to learn it, as if volunteers had this machine.")
+    ] = False,
     with_probe: Annotated[
         bool, typer.Option("--probe", help="Also train here for some minutes: do paths pay on this text, or DiLoCo?")
     ] = False,
@@ -340,9 +343,13 @@ def plan(
 ) -> None:
     """Estimate what a run takes: parameters, traffic by codec, memory, disk, and time.
 
-    Computed from the run file alone, with the functions the programs use. How fast volunteers train is not known.
+    Computed from the run file alone, with the functions the programs use. How fast volunteers train is for you to say,
+    or to measure on a machine like theirs.
     With --probe the text is read and a small warm-up continued on clusters of it: the last line says grid or DiLoCo.
     """
+
+    if with_measure and tokens_per_s:
+        raise typer.BadParameter("measured or given, not both", param_hint="--measure and --tokens-per-s")
 
     async def main() -> None:
         from .runfile import load_run_file
@@ -354,7 +361,12 @@ def plan(
 
         line = Line(up_mbit=up_mbit, down_mbit=down_mbit)
         check_checkpoint(file)
-        planned = planned_of(file, line, volunteers, tokens_per_s=tokens_per_s)
+        pace = tokens_per_s
+        if with_measure:
+            from .planning.pace import tokens_per_s as measured
+
+            pace = measured(file.run)
+        planned = planned_of(file, line, volunteers, tokens_per_s=pace)
         if not with_probe:
             return show_plan(planned, is_json=as_json)
 

@@ -32,6 +32,7 @@ from bootstrap.planning.examine import (
     planned_of,
     text_bytes_of,
 )
+from bootstrap.planning.pace import tokens_per_s
 from bootstrap.planning.plan import Line, Plan, lines, plan
 from bootstrap.runfile import ArchiveConfig, CorpusConfig, RunFile, load_run_file
 from dipaco_p2p.config import MUON, CompressionConfig, RunConfig
@@ -277,6 +278,16 @@ def test_training_takes_as_long_as_volunteers_with_several_paths_need(tmp_path: 
     said = CliRunner().invoke(app, ["plan", str(path), "--tokens-per-s", "1000"]).output
     assert " a round, " in said and "at 1,000 tokens/s of each volunteer" in said
     assert " more; " in said and "if [archive] kept all rounds" in said
+
+
+def test_how_fast_this_machine_trains_is_measured_after_the_first_step(tmp_path: Path) -> None:
+    config = RunConfig(inner=replace(RunConfig().inner, batch=3))
+    clock = iter([0.0, 0.5, 2.0, 6.0])  # the end of the first step, and of those that count
+    assert tokens_per_s(config, now=lambda: next(clock)) == pytest.approx(3 * 3 * config.model.context / 6.0)
+    path = tmp_path / "run.toml"
+    path.write_text('[run]\nname = "timed"\n')
+    refused = CliRunner().invoke(app, ["plan", str(path), "--measure", "--tokens-per-s", "1000"])
+    assert refused.exit_code == 2 and "measured or given, not both" in refused.output
 
 
 def test_larger_modules_are_planned_closely() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +14,7 @@ from tiny_run import signer
 from virtual_time import BASE_S, eventually
 
 from dipaco_p2p.errors import EnvironmentUnfit
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.swarm.memory import MemorySwarm
@@ -102,3 +103,27 @@ async def test_a_home_that_may_not_grow_ends_the_volunteer_with_the_limit_in_its
     async with begun(tmp_path, corpus) as home:
         with pytest.raises(EnvironmentUnfit, match="`disk_gb`"):
             await join(home, 1, limits=Limits(disk_gb=0.0001))
+
+
+async def test_whoever_has_no_room_for_a_ticket_dials_all_the_same(tmp_path: Path, corpus: Path) -> None:
+    dialled = []
+
+    async def dial() -> None:
+        dialled.append(home.clock.now_s())
+
+    def name(run: Run, seeds: Sequence[str], volunteers: Sequence[str]) -> None:
+        raise EnvironmentUnfit("the disk is full")
+
+    async with begun(tmp_path, corpus) as home:
+        swarm = home.network.join(signer(1))
+        stages = await fetch_stages(swarm, home.coordinator, expected=None)
+        entrance = Entrance(host=home.coordinator, dial=dial, name=name)
+        runner = StageRunner(
+            swarm, PeerConfig(home=home.homes / "volunteer-1"), home.clock, entrance=entrance, device="cpu"
+        )
+        taking_part = asyncio.create_task(runner.take_part(stages))
+        await eventually(lambda: bool(events(home, 1, "joined")))
+        await home.die()
+        await eventually(lambda: len(dialled) > 1)
+        runner.stop()
+        await taking_part

@@ -6,6 +6,10 @@ READY  := .venv/.ready
 SEEDS  ?= 100
 FIRST  ?= 1
 JOBS   ?= 2
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+LONGEST := tests/e2e tests/hostile tests/leaderboard/test_browser.py tests/leaderboard/test_screens.py \
+           tests/leaderboard/test_leaderboard_whole_run.py tests/repo/test_site_in_a_browser.py \
+           tests/benchmarks/test_benchmarks_gpu.py tests/simulation/test_played.py
 
 .PHONY: help venv demo test e2e browser simulate mutants lint types docs site wheel smoke clean
 .DEFAULT_GOAL := help
@@ -19,10 +23,10 @@ demo: $(READY) ## train a small swarm on this machine; ARGS="--help" lists what 
 	$(BIN)/dipaco-bootstrap demo --export demo/leaderboard $(ARGS)
 
 test: $(READY) browser ## run the tests but the longest; ARGS="tests/core -k outer" picks some, JOBS=0 uses one process
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --ignore tests/e2e $(ARGS)
+	$(PYTEST) $(LONGEST:%=--ignore %) $(ARGS)
 
-e2e: $(READY) ## run the longest tests: whole swarms of processes, end to end
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder tests/e2e $(ARGS)
+e2e: $(READY) browser ## run the longest tests: whole swarms of processes, attackers, browsers
+	$(PYTEST) $(LONGEST) $(ARGS)
 
 browser: ## see to a headless browser for the tests of the leaderboard; without one these are skipped
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \

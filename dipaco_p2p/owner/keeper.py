@@ -216,6 +216,8 @@ class Keeper:
     def _make_room(self, need_bytes: int, *, wanted: Range | None = None) -> bool:
         """Give up what is not ours to keep, then our least lots, until `need_bytes` fit; False if `wanted` would be
         the next to go."""
+        if self._used_bytes + need_bytes <= self._room():
+            return True
         ours = set(self.wanted())
         while self._used_bytes + need_bytes > self._room():
             held = [each for each in self._refs if each != wanted and self._refs[each]]

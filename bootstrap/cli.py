@@ -154,14 +154,22 @@ def invite(
 
 @app.command(epilog="Example: dipaco-bootstrap verify my-run\n\n" + EPILOG)
 def verify(
-    folder: RunFolder,
+    source: use_cli.Source,
+    to: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Keep what is gathered of a live run here. Default: a folder that is removed."),
+    ] = None,
 ) -> None:
-    """Recompute every module's chain from genesis to head, from the archived contributions."""
+    """Recompute every module's chain from genesis to head, from its contributions.
+
+    Of a live run, they are gathered from the archive and from keepers, also when the coordinator is gone.
+    """
 
     async def main() -> None:
-        from .archives.verify import print_chains, verify_folder
+        from .archives.gathered import verify_source
+        from .archives.verify import print_chains
 
-        print_chains(verify_folder(folder))
+        print_chains(await verify_source(source, to))
 
     end_program(main)
 

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 from dipaco_p2p import strict
 from dipaco_p2p.config import (
+    KEEPERS,
     AdmissionConfig,
     CompressionConfig,
     InnerConfig,
@@ -141,6 +142,9 @@ class ArchiveConfig:
     snapshots: int = bounded(50, low=0)
     """Every so many rounds the parameters are kept for good, to go back to or to export; 0: never. Those of rounds that
     are served, or that text is sharded at, stay besides."""
+    keepers: int = bounded(0, low=0, high=KEEPERS)
+    """How many volunteers must have proved that they keep what is dropped of the grid before it is; with fewer, the
+    coordinator keeps it. 0: it is dropped whoever has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

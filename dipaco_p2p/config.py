@@ -17,6 +17,8 @@ PROTOCOL_VERSION = 13
 """Raised when two versions of the program could misunderstand each other."""
 SHARES_MAX = 384
 """Contributions that one version of a module counts at most: each takes up to 500 bytes of its document."""
+KEEPERS = 3
+"""Volunteers that keep each range of old versions (protocol/keeping.py)."""
 PACKAGE = "dipaco-p2p"
 NEWER_HINT = f"it is newer; upgrade this program: uv tool upgrade {PACKAGE}, pipx upgrade {PACKAGE}, or git pull"
 OLDER_HINT = f"it is older; install the version that its coordinator names, such as: pip install '{PACKAGE}==VERSION'"

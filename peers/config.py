@@ -60,6 +60,11 @@ class PeerConfig:
     def of(cls, preferences: Preferences) -> Self:
         """What the preferences come to on this machine."""
         peer, training, limits = preferences.peer, preferences.training, preferences.limits
+        if limits.disk_gb is not None and limits.keep_gb > limits.disk_gb / 2:
+            raise ConfigError(
+                f"`keep_gb` is {limits.keep_gb:g}, and the home folder may have {limits.disk_gb:g} GB (`disk_gb`)",
+                hint="keep at most half of it for others: training needs room, too",
+            )
         return cls(
             home=Path(peer.home).expanduser() if peer.home else default_home(),
             device="cpu" if limits.gpu == "none" else training.device,

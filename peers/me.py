@@ -21,16 +21,17 @@ from rich.text import Text
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.errors import ConfigError, DipacoError, SwarmError
 from dipaco_p2p.node.node import Observer, open_observer
-from dipaco_p2p.node.reading import fetch_chain, fetch_judgements, fetch_rejections, open_connection
+from dipaco_p2p.node.reading import fetch_chain, fetch_judgements, fetch_keepers, fetch_rejections, open_connection
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.program.history import HISTORY_NAME, read_history
-from dipaco_p2p.program.text import printable
+from dipaco_p2p.program.text import duration, printable
 from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.credit import Earned, recent_credit, share_credit
 from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.documents import ModuleVersion, Share, rejected
 from dipaco_p2p.protocol.judgement import Judgement
+from dipaco_p2p.protocol.keeping import KeepersCount
 from dipaco_p2p.protocol.liveness import Heartbeat, shown_names
 from dipaco_p2p.protocol.names import name_words
 from dipaco_p2p.protocol.reasons import Reason
@@ -148,6 +149,7 @@ async def show_me(text: str, home: Path, *, expected: str | None, is_whole: bool
         accounts = [await _account(node, me, home) for node in nodes]
         await ask_first(nodes[-1])
         decreed, beat = nodes[-1].decrees.state, nodes[-1].watch.heartbeats.get(me)
+        keeping = await fetch_keepers(nodes[-1])
     console = Console()
     console.print(f"volunteer {me}")
     print_name(me, beat, decreed, console)
@@ -158,6 +160,8 @@ async def show_me(text: str, home: Path, *, expected: str | None, is_whole: bool
     for line in standings_explained(accounts[-1], audited=stages[-1].config.audited):  # of earlier ones nothing follows
         console.print(line)
     _print_sum([module for modules in accounts for module in modules], stages[-1], console, now_s=clock.now_s())
+    if line := keeping_line(keeping, me, now_s=clock.now_s()):
+        console.print(line)
 
 
 def print_name(me: PeerId, beat: Heartbeat | None, decreed: Decreed, console: Console) -> None:
@@ -169,6 +173,18 @@ def print_name(me: PeerId, beat: Heartbeat | None, decreed: Decreed, console: Co
     if line:
         console.print(Text(printable(line)))  # words of the volunteer and of the coordinator are no markup
     console.print()
+
+
+def keeping_line(count: KeepersCount | None, me: PeerId, *, now_s: float) -> str:
+    """What keeping old versions for others came to, as the coordinator has signed it; empty for who keeps none."""
+    found = [one for one in count.keepers if one.peer == me] if count is not None else []
+    if not found:
+        return ""
+    if found[0].barred_until_s > now_s:
+        left = duration(found[0].barred_until_s - now_s)
+        return f"barred as a keeper for {left}: it could not show what it offers to keep. Look at this machine's disk."
+    proofs = found[0].proofs
+    return f"keeps old versions for others: {proofs} challenge{'' if proofs == 1 else 's'} answered right"
 
 
 def account(

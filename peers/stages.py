@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -28,10 +29,13 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner.chain import Chains
 from dipaco_p2p.owner.judge import Judge, Measure
+from dipaco_p2p.owner.keeper import FOLDER as KEEP_FOLDER
+from dipaco_p2p.owner.keeper import Keeper, Kept
 from dipaco_p2p.owner.leadership import Electing, Leadership
 from dipaco_p2p.program.console import log_to
 from dipaco_p2p.program.curves import Curves, Subject
 from dipaco_p2p.program.history import HISTORY_NAME, History, read_history
+from dipaco_p2p.program.tasks import keep_going
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.addresses import best_address
@@ -46,6 +50,7 @@ from .governor.machine import give_memory_back, trainer_settings
 from .path.kept import outbox_of
 from .path.repeating import Repeater
 from .path.trainer import Engines, PathTrainer
+from .preferences.keys import GB
 from .status import Pauses, Status, in_words
 from .volunteer import Volunteer
 
@@ -66,6 +71,8 @@ class Parts:
     log_to: Callable[[Path], None] = partial(log_to, verbose=False)
     measure: Measure | None = None
     make_repeater: Callable[..., Repeater] = Repeater
+    keeps_on: bool = True
+    """Whether keepers stay after the last round."""
     curves: Curves = field(default_factory=Curves)
 
 
@@ -125,6 +132,7 @@ class StageRunner:
         """Of the stage that we take part in; None before the first."""
         self.node: Member | None = None
         """What this stage was last taken part in with."""
+        self._keeper: Keeper | None = None
 
     async def take_part(self, stages: Sequence[Run]) -> None:
         """Take part from the newest of `stages` on, until the run is complete or a signal says stop."""
@@ -219,7 +227,9 @@ class StageRunner:
                 await self._begin(run, scope, history)
                 await self._live(status)
                 if status.is_complete:  # others may still need what is here
-                    return run
+                    await self._keep_on(status)
+                    if not self.pauses or self._stopped.is_set():
+                        return run
                 await scope.close()
         return None
 
@@ -253,13 +263,30 @@ class StageRunner:
         node.invitations.own = self._entrance.invitations
         watch = node.watch
         watch.typed.update(self.typed)
-        serve_store(scope, store, outbox_of(store))
+        keeper = self._keeper = self._open_keeper(node)
+        serve_store(scope, store, outbox_of(store), *([keeper.store] if keeper is not None else []))
         serve_decrees(node.swarm, node.decrees, node.presence)
         serve_shardings(node)
         history.add("joined", run=run.origin, stage=run.manifest.stage, peer=scope.peer)
         await watch.refresh()
         await ask_first(node)
         await withdraw_claims(watch, node.presence, scope.peer)
+
+    def _open_keeper(self, node: Member) -> Keeper | None:
+        """Who keeps old versions for others, if our owner gives room for that; what was kept before goes without it. Of
+        the warm-up nobody keeps any: everybody moves on to the grid."""
+        folder, room_bytes = node.store.folder / KEEP_FOLDER, int(self._config.limits.keep_gb * GB)
+        if not room_bytes or not node.run.is_last_stage:
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+        keeper = Keeper(node, folder, room_bytes=room_bytes, on_change=self._note_kept)
+        keeper.serve()
+        return keeper
+
+    def _note_kept(self, kept: Kept) -> None:
+        if (status := self.status) is not None:
+            status.keep_bytes, status.kept_bytes = kept.room_bytes, kept.used_bytes
+            status.kept_ranges, status.keeping_proofs = kept.ranges, kept.proofs
 
     async def _live(self, status: Status) -> None:
         """Train until the stage is complete, or we are to stop or to rest."""
@@ -290,14 +317,38 @@ class StageRunner:
         )
         self.steps.tell(partial(_note_limit, node.history, status))
         every_s = heartbeat_interval_s(node.run.config.liveness)
-        rejoining = asyncio.create_task(self._keep_joined(node, chains, every_s=every_s))
+        beside = [asyncio.create_task(self._keep_joined(node, chains, every_s=every_s))]
+        if self._keeper is not None:
+            chains.kept = self._keeper.versions
+            beside.append(asyncio.create_task(keep_going(self._keeper.run, node.clock)))
         try:
             await self._run(volunteer)
         finally:
             judge.close()
             repeat.close()
-            rejoining.cancel()
-            await asyncio.gather(rejoining, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+
+    async def _keep_on(self, status: Status) -> None:
+        """After the last round: whoever keeps old versions for others stays for that, until we are to stop or to
+        rest."""
+        node, keeper = self.node, self._keeper
+        if keeper is None or node is None or not self._parts.keeps_on:
+            return
+        status.doing = "keeping"
+        print("the run is complete; old versions are still kept here for others: Ctrl-C leaves", flush=True)
+        await node.presence.say(left=False, doing="keeping", path=None)
+        loops = (node.presence.run, keeper.run, partial(_look_on, node))
+        tasks = [asyncio.create_task(keep_going(loop, node.clock)) for loop in loops]
+        try:
+            while not (self._stopped.is_set() or self.pauses):
+                await self._pausing.changed()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await node.presence.leave()
 
     async def _run(self, volunteer: Volunteer) -> None:
         node = self.node
@@ -371,6 +422,13 @@ class StageRunner:
 def receipts_in(history: Path) -> int:
     """How many contributions have one, as far back as a history goes."""
     return len({event.get("id") for event in read_history(history) if event.get("ev") == "receipt"})
+
+
+async def _look_on(node: Member) -> None:
+    """See who is there, while nothing is trained here any more."""
+    while True:
+        await node.watch.refresh()
+        await node.clock.sleep(heartbeat_interval_s(node.run.config.liveness))
 
 
 def _note_limit(history: History, status: Status, text: str) -> None:

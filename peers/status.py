@@ -10,7 +10,7 @@ from typing import Any
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.program.tasks import done_or_later
-from dipaco_p2p.program.text import duration
+from dipaco_p2p.program.text import duration, size
 from dipaco_p2p.topology import ModuleId, PathId
 
 
@@ -44,6 +44,13 @@ class Status:
     receipts: int = 0
     """Of this identity, in all stages of the run and over restarts, as its histories have them."""
     leads: list[ModuleId] = field(default_factory=list)
+    keep_bytes: int = 0
+    """Room that is given to keep old versions for others."""
+    kept_bytes: int = 0
+    kept_ranges: int = 0
+    """Ranges of versions that are whole here."""
+    keeping_proofs: int = 0
+    """Challenges of the coordinator that were answered since the start."""
     peers_alive: int = 0
     """Peers whose heartbeat is heard."""
     peers_training: int = 0
@@ -75,6 +82,10 @@ class Status:
             "receipts": self.receipts,
             "last_receipt": self.last_receipt or None,
             "leads": list(map(str, self.leads)),
+            "keep_bytes": self.keep_bytes,
+            "kept_bytes": self.kept_bytes,
+            "kept_ranges": self.kept_ranges,
+            "keeping_proofs": self.keeping_proofs,
             "peers_alive": self.peers_alive,
             "peers_training": self.peers_training,
             "paths_covered": self.paths_covered,
@@ -86,6 +97,7 @@ def in_rows(figures: Mapping[str, Any]) -> dict[str, str]:
     """The `figures` of a status for people, by what they are called, in the order in which somebody asks for them."""
     cut = ", cut short" if figures["is_cut"] else ""
     covered = f"{figures['paths_covered']} of {figures['paths']} paths have a volunteer"
+    kept = {"keeps": _kept(figures)} if figures.get("keep_bytes") else {}
     return {
         "doing": figures["doing"] + (f" for {figures['waits_for']}" if figures["waits_for"] else ""),
         "path": figures["path"] or "none",
@@ -95,9 +107,16 @@ def in_rows(figures: Mapping[str, Any]) -> dict[str, str]:
         "speed": f"{figures['tokens_per_s']:,.0f} tokens/s",
         "receipts": str(figures["receipts"]),
         "last receipt": figures["last_receipt"] or "-",
+        **kept,
         "swarm": f"{figures['peers_alive']} peers alive, {figures['peers_training']} train; {covered}",
         "time left": _time_left(figures),
     }
+
+
+def _kept(figures: Mapping[str, Any]) -> str:
+    """For others; whoever offers nothing has no such line."""
+    room = f"{size(figures['kept_bytes'])} of {size(figures['keep_bytes'])}"
+    return f"{room} for others, {figures['kept_ranges']} ranges; proved {figures['keeping_proofs']} times"
 
 
 def _time_left(figures: Mapping[str, Any]) -> str:

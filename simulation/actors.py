@@ -26,11 +26,13 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import Stages, fetch_stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.judge import Gains
+from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.memory import MemoryNetwork, MemorySwarm
 from dipaco_p2p.topology import ModuleId
 from dipaco_p2p.use.folder import open_stage
 from peers.config import PeerConfig
+from peers.preferences.keys import Limits
 from peers.stages import Entrance, Parts, StageRunner
 
 from .disk import Crashed, SimulatedDisk
@@ -44,6 +46,8 @@ RETRY_S = 1.0
 RESTART_S = 4.0
 """After a program ended with an error; then its user starts it again."""
 RESTARTS_MAX = 8
+KEEPERS_WANTED = 2
+"""Before a version may be forgotten. None is: the checkers read all of them."""
 SEED_KEY = b"coordinator of a simulated run.."
 
 
@@ -234,6 +238,8 @@ class VolunteerMachine(Machine):
         """Whether it lies as a judge."""
         self.is_forging = False
         """Whether its own steps are others than those of its path."""
+        self.is_empty_handed = False
+        """Whether it says that it keeps old versions, and keeps none."""
         self.lie = ""
         """What it says of the paths through its modules: `crowded`, `empty`, `junk`, or the truth."""
         self._tour: StageRunner | None = None
@@ -265,7 +271,7 @@ class VolunteerMachine(Machine):
         repeater = partial(BribedRepeater, bribed=lambda: self.is_bribed, make_trainer=own_trainer)
         self._tour = StageRunner(
             swarm,
-            PeerConfig(home=self.folder, grace_s=GRACE_S),
+            PeerConfig(home=self.folder, grace_s=GRACE_S, limits=Limits(keep_gb=float(self.world.plan.has_keepers))),
             self.clock,
             entrance=Entrance(host=self.world.seed.peer),
             device="cpu",
@@ -275,6 +281,7 @@ class VolunteerMachine(Machine):
                 log_to=_log_nowhere,
                 measure=self._measure,
                 make_repeater=lambda node, make_trainer: repeater(node),
+                keeps_on=False,
             ),
         )
         await self._tour.take_part(stages)
@@ -341,6 +348,7 @@ class SeedMachine(Machine):
             clock=self.clock,
             make_evaluator=cast(Any, NoEvaluator),
             measure=toy_gains,
+            retention=Retention(keepers=KEEPERS_WANTED if self.world.plan.has_keepers else 0),
         )
         stage.begin()
         self._open = self.process, stage

@@ -321,6 +321,11 @@ def _was_closed(outcome: Outcome, receipt: Event, *, before_s: float) -> bool:
     )
 
 
+def what_is_forgotten_is_kept(outcome: Outcome) -> Iterator[Broken]:
+    """1: what the archive may forget since others keep it, they keep."""
+    yield from (Broken(1, line) for line in outcome.unkept)
+
+
 def programs_do_not_fail(outcome: Outcome) -> Iterator[Broken]:
     """No promise, but the ground of all: no assertion and no unexpected exception in any program."""
     yield from (Broken(0, bug) for bug in dict.fromkeys(outcome.bugs))
@@ -351,6 +356,7 @@ SAFETY: tuple[Check, ...] = (
     records_expire,
     leaders_stay,
     outages_lose_open_rounds_only,
+    what_is_forgotten_is_kept,
     programs_do_not_fail,
 )
 LIVENESS: tuple[Check, ...] = (

@@ -284,6 +284,16 @@ async def bribed_volunteer(world: Environment, chance: random.Random) -> None:
         world.note(victim.name, "bribed")
 
 
+@fault("lying keeper")
+async def lying_keeper(world: Environment, chance: random.Random) -> None:
+    """A volunteer offers to keep old versions, answers every challenge, and keeps nothing, also when the other faults
+    are over. At most one in a run."""
+    if not any(volunteer.is_empty_handed for volunteer in world.volunteers):
+        liar = some(world, chance)
+        liar.is_empty_handed = True
+        world.note(liar.name, "keeps nothing")
+
+
 @fault("forging volunteer")
 async def forging_volunteer(world: Environment, chance: random.Random) -> None:
     """A volunteer works well, and from now on its outer gradients are not what its steps come to, but longer, and good

@@ -129,6 +129,8 @@ class Outcome:
     """Both sides of every wait, if the swarm stood still for longer than any rule lets it; else nothing."""
     unfinished: tuple[str, ...] = ()
     """Who had not come to the end of the run in time, and where it was."""
+    unkept: tuple[str, ...] = ()
+    """Versions that the coordinator would forget for keepers, of which one of these has less than it proved."""
     behind: tuple[str, ...] = ()
     """Modules of which somebody who was there at the end held another newest version."""
 

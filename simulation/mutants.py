@@ -20,6 +20,7 @@ from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner import intake
 from dipaco_p2p.owner import version as recompute
 from dipaco_p2p.owner.chain import ModuleChain
+from dipaco_p2p.owner.challenges import Answer, Challenges
 from dipaco_p2p.owner.intake import Intake
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.leadership import Leadership
@@ -354,6 +355,16 @@ replacing(
     (Sightings, "_judge", _always(None)),
     faults=("idle claimant", "gone for good", "leave", "seed death"),
 )
+
+
+@mutant("a keeper that keeps nothing", faults=("lying keeper",))
+def a_keeper_that_keeps_nothing(patches: Patches) -> None:
+    """Whatever is answered to a challenge counts as a proof."""
+
+    @patches.wrap(Challenges, "challenge")
+    async def challenge(original: Any, self: Challenges, *parts: Any) -> Answer:
+        answer: Answer = await original(self, *parts)
+        return Answer.PROVED if answer is Answer.LIED else answer
 
 
 @mutant("whoever says so is a seed", faults=("false seed",))

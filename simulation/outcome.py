@@ -18,12 +18,15 @@ from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.owner.keeper import FOLDER as KEEP_FOLDER
+from dipaco_p2p.owner.ranges import refs_of_version
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, Share
 from dipaco_p2p.protocol.gate import NOTHING_GIVEN, Repetition
 from dipaco_p2p.protocol.norms import FURTHEST_MULTIPLE
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.verdicts import read_appraisals
 from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.topology import ModuleId
 from dipaco_p2p.use.folder import open_stage
 
 from .history import Counted, Link, Outcome
@@ -68,6 +71,7 @@ def outcome_of(world: World) -> Outcome:
         end_s=world.end_s,
         problems=problems,
         not_finite=unsound,
+        unkept=tuple(_unkept(world)),
         behind=tuple(_others(world, chains)),
         bugs=tuple(world.bugs),
         waits=world.waits,
@@ -114,6 +118,26 @@ def _others(world: World, chains: dict[str, tuple[Link, ...]]) -> Iterator[str]:
                 if sealed.document.digest != link.digest:
                     yield f"{volunteer.name} ended with another version {link.version} of {module}"
                     break
+
+
+def _unkept(world: World) -> Iterator[str]:
+    """Where a keeper proved that it has what makes a version again, and its disk, which lost nothing, has less."""
+    told = [event for event in world.events if event.ev == "kept_elsewhere"]
+    spoiled = {event.who for event in world.events if event.ev in ("disk lost", "bit rot", "crashed", "struck")}
+    stores = {
+        volunteer.peer: Store(volunteer.folder / "runs" / world.run.id[:16] / KEEP_FOLDER, is_read_only=True)
+        for volunteer in world.volunteers
+        if volunteer.name not in spoiled
+    }
+    archive = SeedArchive(world.run, Store(world.seed.folder), must_be_whole=False) if told else None
+    for event in told:
+        assert archive is not None
+        module, version = ModuleId.parse(event.facts["module"]), int(event.facts["version"])
+        known = version <= archive.ledgers[module].head.version
+        refs = (refs_of_version(archive, module, version) if known else None) or ()
+        for peer in filter(stores.get, event.facts["by"]):
+            if any(stores[peer].size(ref.digest) != ref.size for ref in refs):
+                yield f"version {version} of {module} would be forgotten for ...{peer[-6:]}, which does not have it"
 
 
 def _is_unmeasured(version: ModuleVersion, tokens_full: int) -> bool:

@@ -34,6 +34,9 @@ DECREES = ("ban", "halt", "rollback")
 """What the coordinator may decree, by its names among the faults (faults.py)."""
 NARROW_SHARE = 0.25
 OF_LARGE_SWARMS = ("lying summary", "flooded bucket")
+KEEPING = "lying keeper"
+"""Where it strikes, volunteers keep old versions for others."""
+KEEPING_SHARE = 0.15
 DECREED_SHARE = 0.3
 """Of the seeds that may, if they may have other faults as well."""
 
@@ -68,6 +71,11 @@ class Plan:
     members, and nobody reads the swarm whole."""
 
     @property
+    def has_keepers(self) -> bool:
+        """Whether volunteers keep old versions, and the archive waits for them."""
+        return any(fault.name == KEEPING for fault in self.faults)
+
+    @property
     def ttl_s(self) -> float:
         return self.config.liveness.heartbeat_ttl_s
 
@@ -78,10 +86,12 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
     count = volunteers or chance.choice((4, 4, 4, 5, 5, 5, 6, 6, 8, 12))
     is_large = count > 20
     faulty_s = chance.uniform(*FAULTY_S)
-    others, decrees = [name for name in faults if name not in DECREES], [name for name in faults if name in DECREES]
+    others = [name for name in faults if name not in (*DECREES, KEEPING)]
+    decrees = [name for name in faults if name in DECREES]
     count_of_others = chance.randint(3, 10) if others else 0
     found = _drawn(chance, others, count_of_others, until_s=faulty_s)
     found += _decrees(seed, decrees, is_all=not others, until_s=faulty_s)
+    found += _keeping(seed, faults, is_all=not (others or decrees))
     return Plan(
         seed=seed,
         config=_config(chance, is_large=is_large, overlap=_has_overlap(seed), judging=_judging(seed)),
@@ -109,6 +119,14 @@ def _decrees(seed: int, names: Sequence[str], *, is_all: bool, until_s: float) -
     if not names or (chance.random() >= DECREED_SHARE and not is_all):
         return []
     return _drawn(chance, names, chance.randint(1, 3), until_s=until_s)
+
+
+def _keeping(seed: int, faults: Sequence[str], *, is_all: bool) -> list[PlannedFault]:
+    """As decrees, and early: a keeper that once had everything lies about little."""
+    chance = random.Random(f"keepers {seed}")
+    if KEEPING not in faults or (chance.random() >= KEEPING_SHARE and not is_all):
+        return []
+    return [PlannedFault(at_s=chance.uniform(1.0, 10.0), name=KEEPING, seed=chance.randrange(2**31))]
 
 
 def is_narrow(seed: int) -> bool:

@@ -14,10 +14,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from dipaco_p2p.canonical import digest
 from dipaco_p2p.node import neighbourhood
+from dipaco_p2p.node.calls import Prove, Proven
 from dipaco_p2p.node.path_counts import PathCounts
+from dipaco_p2p.owner import challenges, keeper
+from dipaco_p2p.owner.keeper import Keeper
 from dipaco_p2p.program.files import listening
 from dipaco_p2p.protocol import neighbours
+from dipaco_p2p.protocol.keeping import Range
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm import record_cache
 
 from .actors import Environment
@@ -26,7 +32,7 @@ from .faults import FAULTS, OWNERS_IN_A_NARROW_KEY, pardon
 from .history import Look
 from .observe import DiskView, Movement, logged, longest_rest_s, look, observed, told_waits
 from .plan import Plan
-from .virtual_time import WHO, VirtualLoop
+from .virtual_time import WHO, Process, VirtualLoop
 
 LOOK_EVERY_S = 1.0
 BOUND_ROUNDS_S = 40.0
@@ -41,6 +47,9 @@ NARROW = (
     (record_cache, "OWNERS_PER_KEY_MAX", OWNERS_IN_A_NARROW_KEY),
 )
 """What makes a swarm of a dozen look like a large one to its peers."""
+
+SOONER = ((keeper, "LOOK_LIVES", 0.15), (challenges, "LOOK_LIVES", 0.3), (keeper, "FREE_BYTES_MIN", 0))
+"""A run here is over before keepers would have looked often."""
 
 _home: str | None = None
 """The folder of this process's disks, if somebody chose one."""
@@ -140,6 +149,24 @@ def _lying(world: World) -> Callable[..., str]:
     return tell
 
 
+def _empty_handed(world: World) -> Iterator[tuple[Any, str, Any]]:
+    """What keepers do: one that lies brings nothing, and makes its answers up."""
+    keep, prove = Keeper._keep, Keeper._on_prove
+    volunteers = {volunteer.name: volunteer for volunteer in world.volunteers}
+
+    def lies(process: Process | None) -> bool:
+        return process is not None and process.name in volunteers and volunteers[process.name].is_empty_handed
+
+    async def brings(self: Keeper, wanted: Range) -> bool:
+        return lies(WHO.get()) or await keep(self, wanted)
+
+    async def proves(self: Keeper, sender: PeerId, request: Prove) -> Proven:
+        return Proven(proof=digest(b"made up")) if lies(WHO.get()) else await prove(self, sender, request)
+
+    yield Keeper, "_keep", brings
+    yield Keeper, "_on_prove", proves
+
+
 def keep_disks_in(home: str) -> None:
     """Have the disks of this process's runs in a folder that whoever made it removes."""
     global _home
@@ -155,6 +182,9 @@ def perform(world: World, *, with_log: bool = False) -> None:
         stack.enter_context(logged(world, logging.INFO if with_log else logging.ERROR))
         stack.enter_context(_without_collector())
         stack.enter_context(mock.patch.object(PathCounts, "tell", _lying(world)))
+        if world.plan.has_keepers:
+            for home, name, value in (*SOONER, *_empty_handed(world)):
+                stack.enter_context(mock.patch.object(home, name, value))
         if world.plan.is_narrow:
             for home, name, value in NARROW:
                 stack.enter_context(mock.patch.object(home, name, value))

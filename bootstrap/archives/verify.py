@@ -45,13 +45,18 @@ class ChainReport:
     contributions: int
     signed: int = 0
     """The versions up to this one are not made again: their contributions were dropped, as the run file says."""
+    unshown: int = 0
+    """So many final versions follow, and nobody alive has what made them."""
     problem: str = ""
 
     @property
     def words(self) -> str:
         """What was shown, for people."""
-        if self.problem or not self.signed:
-            return self.problem or "to the bit"
+        if self.problem:
+            return self.problem
+        newer = f"; {self.unshown} newer as the coordinator signed them" if self.unshown else ""
+        if not self.signed:
+            return f"to the bit{newer}"
         after = f"to the bit from version {self.signed + 1} on" if self.versions > self.signed else "not made again"
         return f"{after}; up to {self.signed} as the coordinator signed them"
 

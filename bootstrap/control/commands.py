@@ -115,6 +115,13 @@ def _is_reachable(row: Report) -> str:
     return "yes" if row["is_reachable"] else "no"
 
 
+def _keeps(row: Report) -> str:
+    """Of what it keeps for others, and how often it proved that."""
+    if row.get("is_barred_keeper"):
+        return "BARRED"
+    return f"{row['keeps']:.0%}, {row['keeping_proofs']}" if row.get("keeps") else UNKNOWN
+
+
 def _judged(report: Report) -> str:
     if report["judged_perplexity"] is None:
         return UNKNOWN
@@ -134,6 +141,7 @@ PEERS = (
     Column(head="heard", cell=lambda row: ago(row["heartbeat_age_s"]), is_number=True),
     Column(head="reachable", cell=lambda row: _is_reachable(row)),
     Column(head="leads", cell=lambda row: ", ".join(row["leads"]) or UNKNOWN),
+    Column(head="keeps", cell=lambda row: _keeps(row)),
     # The last one: letters may be wider than others, and of scripts that are read the other way. A coordinator that was
     # started before there were names tells none.
     Column(head="name", cell=lambda row: name_words(row.get("name", ""), row.get("team", "")) or UNKNOWN),

@@ -17,7 +17,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from dipaco_p2p import __version__
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.node.authority import Decrees, Mandates
 from dipaco_p2p.program.metrics import CONTENT_TYPE, Metric, counter, exposition, gauge, one
+from dipaco_p2p.protocol.keeping import SHARES, Conduct
 from dipaco_p2p.protocol.liveness import Heartbeat, shown_names
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
@@ -67,6 +68,8 @@ class Seen:
     """What its archive has dropped of a module."""
     is_catching_up: bool = False
     """Whether it came out of a backup, and learns first what it has signed since."""
+    keepers: Mapping[PeerId, Conduct] = field(default_factory=dict)
+    """What the challenges of those who offer to keep came to."""
 
 
 class View:
@@ -203,6 +206,7 @@ def list_peers(seen: Seen) -> dict[str, Any]:
 def _peer(seen: Seen, peer: PeerId, path: PathId | None, leads: list[str]) -> dict[str, Any]:
     beat, beaten_s = seen.watch.heartbeats[peer], seen.watch.beaten_s(peer)
     name, team = shown_names(peer, beat, seen.decrees.state)
+    tested = seen.keepers.get(peer, Conduct())
     return {
         "peer": peer,
         "role": beat.role,
@@ -216,6 +220,9 @@ def _peer(seen: Seen, peer: PeerId, path: PathId | None, leads: list[str]) -> di
         "leads": leads,
         "name": name,
         "team": team,
+        "keeps": round(beat.keeps / SHARES, 3),
+        "keeping_proofs": tested.proofs,
+        "is_barred_keeper": tested.is_barred(seen.now_s),
     }
 
 

@@ -49,7 +49,7 @@ from ..folder import require_caught_up
 from ..genesis.prepare import fork, prepare
 from ..processes import PublicPage
 from ..recovery.rejoin import find_swarm
-from ..runfile import Place, RunFile
+from ..runfile import ArchiveConfig, Place, RunFile
 from ..text.sequences import Sequences, prepare_sequences
 from .stage import SeedStage
 
@@ -228,7 +228,7 @@ class Seed:
             follows=self._opened[-1] if self._opened else None,
             curves=self._curves,
             words=self._words,
-            retention=Retention(rounds=self._file.archive.rounds, snapshots=self._file.archive.snapshots),
+            retention=retention_of(self._file.archive),
         )
         stage.begin()
         self._opened.append(stage)
@@ -287,6 +287,11 @@ class Seed:
         else:
             rounds = run.config.rounds.rounds
             print(f"{run.name} is open: {rounds} rounds of warm-up, all on one path", flush=True)
+
+
+def retention_of(archive: ArchiveConfig) -> Retention:
+    """What a run file says of its archive."""
+    return Retention(rounds=archive.rounds, snapshots=archive.snapshots, keepers=archive.keepers)
 
 
 def serve_earlier(run: Run, swarm: Swarm, store: Store, *, clock: Clock) -> None:

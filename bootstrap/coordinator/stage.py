@@ -24,6 +24,7 @@ from dipaco_p2p.node.node import open_member, serve_store
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
+from dipaco_p2p.owner.challenges import Challenges
 from dipaco_p2p.owner.judge import Judge, Measure
 from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.owner.retention import Retention
@@ -106,6 +107,10 @@ class SeedStage:
         )
         self._archive = SeedArchive(run, store)
         self._archive.thinning.retention, self._archive.thinning.needed = retention or Retention(), self._needed
+        # Of the warm-up nothing is forgotten for keepers: who keeps ranges moves on to the grid with everybody else.
+        wanted = self._archive.thinning.retention.keepers
+        self._challenges = Challenges(self._node, self._archive, wanted=wanted if run.is_last_stage else 0)
+        self._archive.thinning.kept_elsewhere = self._challenges.kept if wanted else None
         self._chains = ArchiveChains(self._node, self._archive, is_closed=lambda: self._catching_up.is_going_on)
         self._judge = Judge(self._node, device=spare_device(), measure=measure)
         self._chains.appraise = self._judge.appraise
@@ -158,6 +163,7 @@ class SeedStage:
         serve_decrees(self._node.swarm, self._node.decrees, self._node.presence)
         self._terms.serve()
         self._judge.serve()
+        self._challenges.serve()
         self._chains.listen(self._on_version)
         self._resharding.serve()
         self._records.serve(self._node.swarm)
@@ -170,6 +176,7 @@ class SeedStage:
             self._catching_up.run,
             partial(self._once_caught_up, self._evaluate),
             partial(self._once_caught_up, self._resharding.run),
+            partial(self._once_caught_up, self._challenges.run),
         )
         self._tasks = [asyncio.create_task(keep_going(loop, self._node.clock)) for loop in loops]
         self._note_complete()
@@ -200,6 +207,7 @@ class SeedStage:
             line=self._node.swarm.statistics(),
             now_s=self._node.clock.now_s(),
             is_catching_up=self._catching_up.is_going_on,
+            keepers=self._challenges.tested,
         )
 
     @property

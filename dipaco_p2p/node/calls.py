@@ -29,13 +29,14 @@ from ..protocol.documents import (
 from ..protocol.gate import Appraisal
 from ..protocol.invitations import LINKS_MAX, Invitation
 from ..protocol.judgement import Check, Judgement
+from ..protocol.keeping import NONCE_CHARS, PROOF_BYTES_MAX, KeepersCount
 from ..protocol.reasons import ADMISSION, Reason
 from ..protocol.signing import PeerId, require_digest
 from ..protocol.versions import Branch
 from ..strict import bounded
 from ..swarm.api import Reply
 from ..swarm.calls import CALLS as CALLS  # with those below: all of a run
-from ..swarm.calls import Done, Request, call
+from ..swarm.calls import COUNT_MAX, Done, Request, call
 from ..topology import ModuleId, PathId
 from .items import CheckPage, Page
 
@@ -410,7 +411,7 @@ class Follow(ChainRequest[Done]):
     """Take the caller's chain over, as a new mirror."""
 
 
-@call("archive.contributions", by=SEED)
+@call("archive.contributions", by=f"{SEED}, keepers")
 class GetContributions(Request[Page[Contribution]]):
     """Those of these contributions that are here, in this order."""
 
@@ -447,3 +448,43 @@ class Adopt(Request[Granted]):
         if len(self.mirrors) > MIRRORS_MAX:
             raise ConfigError(f"`mirrors` are {len(self.mirrors)} peers, limit {MIRRORS_MAX}")
         require_peers(*self.mirrors)
+
+
+# -- of keepers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proven:
+    """What only who has the bytes can say: `proof` of protocol/keeping.py, with the answering peer's own id."""
+
+    proof: str
+
+    def __post_init__(self) -> None:
+        require_digest(self.proof)
+
+
+@call("keep.prove", by="keepers", refuses=(Reason.MISSING,))
+class Prove(Request[Proven]):
+    """Show that a part of a blob is here, without sending it."""
+
+    digest: str
+    offset: int = bounded(low=0, high=COUNT_MAX)
+    length: int = bounded(low=1, high=PROOF_BYTES_MAX)
+    nonce: str
+
+    def __post_init__(self) -> None:
+        require_digest(self.digest)
+        if len(self.nonce) != NONCE_CHARS or not self.nonce.isalnum():
+            raise ConfigError(f"`nonce` is no {NONCE_CHARS} letters and digits")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What the coordinator has signed of keepers; left out before it has challenged any."""
+
+    count: Sealed[KeepersCount] | None = None
+
+
+@call("run.keepers", by="the coordinator's seed")
+class GetKeepers(Request[Counted]):
+    """What the coordinator's challenges of keepers came to."""

@@ -17,17 +17,18 @@ from ..clock import Clock, SystemClock
 from ..errors import IntegrityError, Refused, SwarmError, Unreachable
 from ..protocol.documents import ModuleVersion, Rejection, Sealed, rejected
 from ..protocol.judgement import Judgement
+from ..protocol.keeping import KeepersCount
 from ..protocol.signing import PeerId
 from ..protocol.versions import check_chain
 from ..swarm.addresses import read_address
 from ..swarm.api import Swarm
 from ..swarm.identity import KEY_NAME
 from ..topology import ModuleId
-from .calls import GetChain, GetJudgements, GetRejections, GetVersions
+from .calls import GetChain, GetJudgements, GetKeepers, GetRejections, GetVersions
 from .dial import doors, knock
 from .entry import read_entry
 from .items import Page, read_items
-from .node import CALL_TIMEOUT_S, Observer, ask
+from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Observer, ask
 
 Teller = tuple[PeerId, type[GetVersions] | type[GetChain]]
 """Who has a chain, and the call that it answers."""
@@ -139,6 +140,21 @@ async def fetch_judgements(node: Observer, *, begin: int = 0) -> list[Judgement]
             break
         found += page
     return found
+
+
+async def fetch_keepers(node: Observer) -> KeepersCount | None:
+    """What the coordinator's challenges of keepers came to; None before it challenged any, or while it is away."""
+    manifest = node.run.manifest
+    for seed in node.watch.coordinators():
+        try:
+            reply = await ask(node, seed, GetKeepers(), timeout_s=CONTROL_TIMEOUT_S)
+        except (SwarmError, Refused, IntegrityError) as error:
+            log.info("no count of keepers: %s", error)
+            continue
+        count = None if reply.count is None else reply.count.document
+        if count is not None and (count.author, count.run) == (manifest.author, node.run.id):
+            return count
+    return None
 
 
 async def _checked_chain(

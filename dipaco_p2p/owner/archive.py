@@ -33,11 +33,14 @@ from .version import Made
 class SeedArchive:
     """All chains of a run, as they are on disk; raises IntegrityError when one was damaged."""
 
-    def __init__(self, run: Run, store: Store) -> None:
+    def __init__(self, run: Run, store: Store, *, must_be_whole: bool = True) -> None:
+        """Without `must_be_whole` a chain ends where it was damaged."""
         self._store = store
         self.thinning = Thinning(store, run.config, self._payload)
         """What is dropped here; at first nothing is."""
-        self.ledgers = {module: Ledger(run, store, module, must_be_whole=True) for module in run.topology.modules()}
+        self.ledgers = {
+            module: Ledger(run, store, module, must_be_whole=must_be_whole) for module in run.topology.modules()
+        }
 
     def contribution(self, contribution_id: str) -> Sealed[Contribution]:
         """A contribution by id, also long after it was counted; raises IntegrityError if it is not here."""
@@ -56,6 +59,10 @@ class SeedArchive:
     def keep(self, sealed: Sealed[Contribution]) -> None:
         """From now on it can be found."""
         self._store.write_document(_name(sealed.id), canonical_bytes(sealed.to_dict()))
+
+    def drop(self, contribution_id: str) -> None:
+        """From now on it cannot be found."""
+        self._store.drop_document(_name(contribution_id))
 
     def find(self, contribution_id: str) -> Sealed[Contribution] | None:
         """The same, or None; anybody may ask for anything."""

@@ -57,6 +57,8 @@ class Chains:
         """This peer's own judge."""
         self.earlier: frozenset[PeerId] = frozenset()
         """Whose work the stage before counts, if that is known here."""
+        self.kept: Callable[[ModuleId], Sequence[Sealed[ModuleVersion]]] = lambda module: ()
+        """The chain of a module as this peer keeps it for others (keeper.py), also of those that it does not follow."""
 
     def __getitem__(self, module: ModuleId) -> ModuleChain:
         if module not in self._chains:

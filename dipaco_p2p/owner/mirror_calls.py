@@ -70,7 +70,9 @@ class MirrorCalls:
         return items_reply(self._node.mandates.newest(module_of_run(self._node, request.module)))
 
     async def _on_chain(self, sender: PeerId, request: GetChain) -> Page[ModuleVersion]:
-        return items_reply(self._chain(request).ledger.versions[request.after :])
+        chain = self._chain(request)
+        longest = max(chain.ledger.versions, self._chains.kept(chain.module), key=len)
+        return items_reply(longest[request.after :])
 
     async def _on_branch(self, sender: PeerId, request: GetBranch) -> Branch:
         return (await self._seen(sender, request)).ledger.branch

@@ -38,6 +38,8 @@ class Retention:
     """Of how many last versions of a module all is kept; 0: of all of them."""
     snapshots: int = 0
     """Every so many versions the parameters are kept for good; 0: never."""
+    keepers: int = 0
+    """How many volunteers must have proved that they keep what is dropped (challenges.py); 0: nobody."""
 
     def versions(self, config: RunConfig) -> int:
         """The newest versions whose parameters, updates and outer states stay: work may be based on all but the first,
@@ -85,6 +87,8 @@ class Thinning:
         self.retention = Retention()
         self.needed: Callable[[ModuleId], Collection[int]] = lambda module: ()
         """Further versions whose parameters must stay."""
+        self.kept_elsewhere: Callable[[ModuleId], int] | None = None
+        """Up to which version others keep all (challenges.py): what lies behind stays. None: nobody is waited for."""
         self._store = store
         self._config = config
         self._payload = payload
@@ -105,7 +109,8 @@ class Thinning:
             return []
         module, before = ledger.module, self.of(ledger.module)
         head, final = ledger.head.version, ledger.final
-        contributions = max(before.contributions, min(final, head - self.retention.rounds))
+        elsewhere = final if self.kept_elsewhere is None else self.kept_elsewhere(module)
+        contributions = max(before.contributions, min(final, elsewhere, head - self.retention.rounds))
         # The versions that are kept whole are made again from the one before them, with its outer state.
         versions = max(before.versions, min(contributions - 1, head - self.retention.versions(self._config)))
         passed = [*before.snapshots, *range(before.versions + 1, versions + 1)]

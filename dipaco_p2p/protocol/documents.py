@@ -1,6 +1,7 @@
 """The signed documents: contribution, receipt, rejection, version, sharding, scores, manifest; one canonical form each.
 
-The coordinator's judgements, and checks of them, are in judgement.py; its decrees in decrees.py; invitations.py.
+The coordinator's judgements, and checks of them, are in judgement.py; its decrees in decrees.py; its count of keepers
+in keeping.py; invitations.py.
 
 - A document's `id` is the digest of its canonical bytes; the signature is over the same bytes, under its `KIND`.
 - `unseal` is the only door for a document from outside: schema, bounds, then signature. What comes out is safe to use.
@@ -25,6 +26,7 @@ from .expulsion import Expulsion, Readmission
 from .gate import Appraisal
 from .invitations import Invitation
 from .judgement import Check, Judgement
+from .keeping import KeepersCount
 from .references import BlobRef as BlobRef
 from .references import GenesisRef as GenesisRef
 from .references import Part as Part
@@ -380,7 +382,7 @@ class Manifest:
 
 
 _Traded = Contribution | Receipt | Grant | ModuleVersion | Sharding | Scores
-Document = _Traded | Appraisal | Judgement | Check | Rejection | Decree | Invitation | Manifest
+Document = _Traded | Appraisal | Judgement | Check | KeepersCount | Rejection | Decree | Invitation | Manifest
 D = TypeVar("D", bound=Document)
 
 

@@ -20,6 +20,7 @@ from ..topology import PathId
 from .decrees import DECREES_MAX, Decreed
 from .documents import MIRRORS_MAX, PROBLEM_CHARS_MAX
 from .grants import Seniority, seniority
+from .keeping import SHARES
 from .names import clean_name
 from .signing import VALUES_MAX, PeerId
 from .versions import Branch
@@ -52,6 +53,8 @@ class Heartbeat:
     """Whom it says to work with; likewise."""
     relays: bool = added(False)
     """Whether peers behind a NAT can be dialled through this one."""
+    keeps: int = added(0, low=0, high=SHARES)
+    """Of which share of its lots this peer keeps the ranges, in thousandths (keeping.py)."""
 
     @property
     def is_relayed(self) -> bool:

@@ -25,7 +25,7 @@ from bootstrap.runfile import _Layout, load_run_file, template
 from dipaco_p2p import errors
 from dipaco_p2p.node.calls import CALLS
 from dipaco_p2p.node.items import Page
-from dipaco_p2p.protocol import decrees, documents, invitations, judgement, liveness, records
+from dipaco_p2p.protocol import decrees, documents, invitations, judgement, keeping, liveness, records
 from dipaco_p2p.protocol import judgement as checks
 from dipaco_p2p.protocol.claims import CLAIM_TRANSITIONS
 from dipaco_p2p.protocol.reasons import PASSING, Reason
@@ -50,6 +50,8 @@ DOCUMENTS = (
     judgement.ModuleLoss,
     judgement.PathLoss,
     checks.Check,
+    keeping.KeepersCount,
+    keeping.KeeperCount,
     documents.Rejection,
     decrees.Decree,
     decrees.Rollback,

@@ -142,6 +142,13 @@ class Limits:
     disk_gb: float | None = key(
         None, "Size of the home folder in GB: old data goes before it is reached.", low=0.0001, example="20"
     )
+    keep_gb: float = key(
+        0.0,
+        "What may be taken of the disk to keep old versions of the run for others, in GB; 0: none are kept.",
+        low=0.0,
+        high=1e6,
+        example="20",
+    )
     up_mbit: float | None = key(
         None, "The most that blobs may take of the uplink, in Mbit/s. Default: no limit.", example="20"
     )

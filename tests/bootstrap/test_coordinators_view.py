@@ -102,6 +102,9 @@ def test_peers_as_json_name_the_volunteer_before_the_seed(running: Path, seen: S
         "leads": ["L1.M0"],
         "name": "",
         "team": "",
+        "keeps": 0.0,
+        "keeping_proofs": 0,
+        "is_barred_keeper": False,
     }
     assert found["peers"][1]["role"] == "seed" and not found["peers"][1]["is_reachable"]
 
@@ -205,9 +208,21 @@ def test_status_off_a_terminal_is_plain_lines(running: Path, seen: Seen) -> None
 
 def test_lists_off_a_terminal_are_columns_that_only_spaces_keep_apart(running: Path) -> None:
     head, first, _ = run("peers", running).splitlines()
-    assert head.split() == ["peer", "role", "path", "round", "doing", "tokens/s", "heard", "reachable", "leads", "name"]
+    assert head.split() == [
+        "peer",
+        "role",
+        "path",
+        "round",
+        "doing",
+        "tokens/s",
+        "heard",
+        "reachable",
+        "leads",
+        "keeps",
+        "name",
+    ]
     assert first.split() == [
-        f"...{WORKER.peer[-6:]}", "volunteer", "P0-0-1", "0", "training", "1,235", "2", "s", "yes", "L1.M0", "-",
+        f"...{WORKER.peer[-6:]}", "volunteer", "P0-0-1", "0", "training", "1,235", "2", "s", "yes", "L1.M0", "-", "-",
     ]  # fmt: skip
     assert head.index("doing") == first.index("training")
     paths = run("paths", running)
@@ -241,7 +256,9 @@ def test_a_name_stands_behind_the_id_and_a_decree_takes_it_away(tmp_path: Path) 
     seen = seen_with(tmp_path, beat(name="[bold]Ada", team="Analysts"))
     with answering(tmp_path, seen):
         _, first, second = run("peers", tmp_path).splitlines()
-        assert first.startswith(f"...{WORKER.peer[-6:]} ") and first.endswith("  L1.M0  [bold]Ada, team Analysts")
+        assert first.startswith(f"...{WORKER.peer[-6:]} ") and first.endswith(
+            "  L1.M0  -      [bold]Ada, team Analysts"
+        )
         assert second.startswith(f"...{SEED.peer[-6:]} ") and second.endswith(" -")
         seen.decrees.issue(SEED, "hide-name", at_s=0.0, peer=WORKER.peer, reason="an insult")
         [row, _] = json.loads(run("peers", tmp_path, "--json"))["peers"]

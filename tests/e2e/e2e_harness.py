@@ -295,6 +295,7 @@ def write_run(
     has_page: bool = False,
     keep_rounds: int = 0,
     keep_snapshots: int = 0,
+    keepers: int = 0,
 ) -> Path:
     """A run file whose preparation takes no time: two paths of one tiny block each."""
     path.write_text(f"""\
@@ -333,6 +334,7 @@ source = {json.dumps(str(corpus))}
 [archive]
 rounds = {keep_rounds}
 snapshots = {keep_snapshots}
+keepers = {keepers}
 [leaderboard]
 serve = {str(has_page).lower()}
 port = 0

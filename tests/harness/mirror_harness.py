@@ -49,12 +49,19 @@ class Shelf:
         assert self.node.mandates.believes(MODULE, sealed)
 
     def contribution(
-        self, number: int, *, base: int | None = None, path: int = 0, variant: int = 0, size: float = 1e-3
+        self,
+        number: int,
+        *,
+        base: int | None = None,
+        path: int = 0,
+        variant: int = 0,
+        size: float = 1e-3,
+        author: Signer | None = None,
     ) -> tuple[Sealed[Contribution], bytes]:
-        """From the version before `number`, by an author that depends on the path; its payload was uploaded."""
+        """From the version before `number`, by `author`, or one that depends on the path; its payload was uploaded."""
         payload = gradient_bytes(self.run, MODULE, seed=1000 * variant + 10 * number + path, size=size)
         self.node.store.put(payload)
-        author = signer(AUTHOR + path)
+        author = author or signer(AUTHOR + path)
         chosen = self.run.topology.paths_through(MODULE)[path]
         base = number - 1 if base is None else base
         values: dict[str, Any] = {"base_version": base}
@@ -71,9 +78,11 @@ class Shelf:
         is_handed_in: bool = True,
         variant: int = 0,
         size: float = 1e-3,
+        authors: tuple[Signer | None, Signer | None] = (None, None),
     ) -> tuple[Sealed[ModuleVersion], Made]:
         """An honest version of two contributions, which are here unless they are not `is_handed_in`."""
-        items = [self.contribution(number, path=path, variant=variant, size=size) for path in (0, 1)]
+        named = enumerate(authors)
+        items = [self.contribution(number, path=p, variant=variant, size=size, author=who) for p, who in named]
         if is_handed_in:
             for contribution, _ in items:
                 self.chain.add(contribution)

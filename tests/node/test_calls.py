@@ -33,6 +33,7 @@ from dipaco_p2p.protocol.documents import (
 )
 from dipaco_p2p.protocol.gate import DRAW, Appraisal
 from dipaco_p2p.protocol.judgement import Check
+from dipaco_p2p.protocol.keeping import NONCE_CHARS, PROOF_BYTES_MAX, KeeperCount, KeepersCount
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.versions import Branch
@@ -115,6 +116,8 @@ CHECK = seal(
         author=ALICE.peer,
     ),
 )
+KEEPER = KeeperCount(peer=BOB.peer, proofs=3, barred_until_s=0.0)
+KEEPERS = seal(ALICE, KeepersCount(run=RUN, number=1, keepers=(KEEPER,), author=ALICE.peer))
 VERSION = seal(
     ALICE,
     ModuleVersion(
@@ -298,6 +301,19 @@ CASES = {
             replied={"grant": GRANT.to_dict()},
             wrong={"mirrors": (["nobody"], [BOB.peer] * (calls.MIRRORS_MAX + 1))},
         ),
+        Case(
+            request=calls.Prove(digest=ID, offset=1, length=2, nonce="a1" * 16),
+            header={"digest": ID, "offset": 1, "length": 2, "nonce": "a1" * 16},
+            reply=calls.Proven(proof=ID),
+            replied={"proof": ID},
+            wrong={"digest": ("", ID[:-1]), "length": (0, PROOF_BYTES_MAX + 1), "nonce": ("", "-" * NONCE_CHARS)},
+        ),
+        Case(
+            request=calls.GetKeepers(),
+            header={},
+            reply=calls.Counted(count=KEEPERS),
+            replied={"count": KEEPERS.to_dict()},
+        ),
     )
 }
 OF_TYPE: dict[Any, tuple[Any, ...]] = {
@@ -340,7 +356,7 @@ def unsound(kind: Any, header: dict[str, Any], more: dict[str, tuple[Any, ...]])
 
 
 def test_every_call_has_a_case() -> None:
-    assert CASES.keys() == CALLS.keys() and len(CALLS) == 35
+    assert CASES.keys() == CALLS.keys() and len(CALLS) == 37
 
 
 @pytest.mark.parametrize("method", CASES)

@@ -40,7 +40,7 @@ KEYS = {
     "waits_for", "path", "round", "rounds", "rounds_after", "step", "steps", "is_cut", "loss", "tokens_per_s", "eta_s",
     "receipts", "last_receipt", "leads", "frozen", "modules", "peers_alive", "peers_training", "paths_covered", "paths",
     "bytes_up", "bytes_down", "name", "team", "name_hidden", "bytes_relayed", "reached", "peers_direct",
-    "peers_relayed", "relay_slots", "relay_bytes",
+    "peers_relayed", "relay_slots", "relay_bytes", "keep_bytes", "kept_bytes", "kept_ranges", "keeping_proofs",
 }  # fmt: skip
 PATH = PathId.parse("P0-1")
 

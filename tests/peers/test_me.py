@@ -21,6 +21,7 @@ from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.credit import share_credit
 from dipaco_p2p.protocol.decrees import Decreed
+from dipaco_p2p.protocol.keeping import KeeperCount, KeepersCount
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.standing import Findings, Standing
@@ -32,6 +33,7 @@ from peers.me import (
     _table,
     account,
     explained,
+    keeping_line,
     print_name,
     read_receipts,
     show_me,
@@ -193,3 +195,12 @@ def test_a_folder_where_nobody_lives_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no volunteer lives"):
         address = "/ip4/127.0.0.1/tcp/1/p2p/" + signer(1).peer
         asyncio.run(show_me(address, tmp_path, expected=None, is_whole=False, clock=SystemClock()))
+
+
+def test_what_keeping_came_to_is_told_as_the_coordinator_has_signed_it() -> None:
+    me, other, coordinator = (signer(number).peer for number in (1, 2, 3))
+    kept = (KeeperCount(peer=me, proofs=1, barred_until_s=0.0), KeeperCount(peer=other, proofs=0, barred_until_s=90.0))
+    count = KeepersCount(run="ab" * 32, number=1, keepers=kept, author=coordinator)
+    assert keeping_line(count, me, now_s=30.0).endswith(": 1 challenge answered right")
+    assert keeping_line(count, other, now_s=30.0).startswith("barred as a keeper for 1 min")
+    assert keeping_line(count, coordinator, now_s=30.0) == keeping_line(None, me, now_s=30.0) == ""

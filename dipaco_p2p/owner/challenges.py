@@ -1,0 +1,250 @@
+"""Challenges of keepers: the coordinator finds out who has what it offers to keep, and says so with its signature.
+
+- **At random**: at every look each keeper is asked for a part of a blob of a range that it should keep.
+- **Before the archive forgets** a version, as many keepers as its owner wants must have proved every blob of it. So a
+  version leaves the archive only when others have it, and with fewer keepers the archive keeps it.
+
+An answer is compared with the blob here. Without one, or where they differ, the keeper has to bring the whole blob: its
+digest decides, so neither another keeper's word nor a bit that was lost here can harm anybody. Who says that it lacks a
+blob has told no lie: it earns nothing, and fails only when it has been a keeper of the range for LATE_LIVES. Who says
+nothing fails if somebody else has answered at this look: else the fault may be ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Mapping
+from enum import Enum
+
+from ..canonical import canonical_bytes
+from ..errors import DipacoError, IntegrityError, Refused
+from ..node.calls import Counted, GetKeepers, Prove
+from ..node.node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member, ask
+from ..protocol.documents import BlobRef, Sealed, seal, unseal
+from ..protocol.keeping import (
+    BARRED_LIVES,
+    LATE_LIVES,
+    NONCE_CHARS,
+    PROOF_BYTES_MAX,
+    Conduct,
+    KeepersCount,
+    Range,
+    counts_of,
+    proof,
+    range_of,
+)
+from ..protocol.reasons import Reason
+from ..protocol.signing import PeerId, short
+from ..swarm.blobs.fetch import fetch_blob
+from ..topology import ModuleId
+from .archive import SeedArchive
+from .ranges import Offers, refs_of_version
+
+log = logging.getLogger(__name__)
+
+LOOK_LIVES = 4
+"""Between two looks, in lifetimes of a heartbeat."""
+TRIES = 64
+"""Ranges that are drawn to find one of a keeper's."""
+AT_ONCE = 8
+"""Keepers that are asked at the same time."""
+CONFIRMED_MAX = 8
+"""Versions of one module that a look lets the archive forget."""
+NAME = "keepers"
+
+
+class Answer(Enum):
+    """What a keeper's answer showed."""
+
+    PROVED = "proved"
+    LIED = "lied"
+    LACKS = "lacks"
+    SILENT = "silent"
+
+
+class Challenges:
+    """Of one run's keepers, by the coordinator."""
+
+    def __init__(self, node: Member, archive: SeedArchive, *, wanted: int) -> None:
+        """Of every version `wanted` keepers must have proved all before the archive may forget it; 0: it waits for
+        nobody."""
+        self._node = node
+        self._archive = archive
+        self._wanted = wanted
+        self._offers = Offers(node, lambda: archive.ledgers.values())
+        self._since: dict[tuple[Range, PeerId], float] = {}
+        """When a keeper was first asked for anything of a range."""
+        self._proved: dict[tuple[ModuleId, int], set[PeerId]] = {}
+        """Who has proved all of the versions that are to be forgotten next."""
+        self._kept: dict[ModuleId, int] = {}
+        self._asked = 0
+        self._sealed: Sealed[KeepersCount] | None = self._read()
+        count = None if self._sealed is None else self._sealed.document
+        self.tested: dict[PeerId, Conduct] = {
+            one.peer: Conduct(proofs=one.proofs, barred_until_s=one.barred_until_s)
+            for one in (() if count is None else count.keepers)
+        }
+        """What the challenges of each keeper came to."""
+        self._offers.count = count
+
+    def serve(self) -> None:
+        """Tell the count to whoever asks."""
+        GetKeepers.serve(self._node.swarm, self._on_count)
+
+    def kept(self, module: ModuleId) -> int:
+        """Up to which version others keep all of a module, as they have proved."""
+        return self._kept.get(module, self._archive.thinning.of(module).contributions)
+
+    async def run(self) -> None:
+        """Challenge until cancelled."""
+        while True:
+            await self._node.clock.sleep(LOOK_LIVES * self._node.run.config.liveness.heartbeat_ttl_s)
+            await self.look()
+
+    async def look(self) -> None:
+        """Ask every keeper once at random, and for what the archive is to forget next."""
+        self._offers.look()
+        before = dict(self.tested)
+        drawn = [(peer, *what) for peer in self._alive() if (what := self._draw(peer)) is not None]
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def asked(peer: PeerId, wanted: Range, ref: BlobRef) -> list[Answer]:
+            async with gate:
+                return [self._excused(await self.challenge(peer, wanted, ref), wanted, peer)]
+
+        found = await asyncio.gather(*(asked(peer, wanted, ref) for peer, wanted, ref in drawn))
+        answers = {peer: answer for (peer, _, _), answer in zip(drawn, found, strict=True)}
+        for module in self._archive.ledgers if self._wanted else ():
+            await self._confirm(module, answers)
+        self._note(answers)
+        if self.tested != before:
+            self._sign()
+
+    def _alive(self) -> list[PeerId]:
+        return sorted(peer for peer in self._offers.peers if peer in self._node.watch.heartbeats)
+
+    async def challenge(self, peer: PeerId, wanted: Range, ref: BlobRef) -> Answer:
+        """Have `peer` show a part of a blob of a range that it should keep."""
+        chance = self._chance(peer)
+        length = min(ref.size, PROOF_BYTES_MAX)
+        offset, nonce = chance.randrange(ref.size - length + 1), f"{chance.getrandbits(128):0{NONCE_CHARS}x}"
+        request = Prove(digest=ref.digest, offset=offset, length=length, nonce=nonce)
+        self._since.setdefault((wanted, peer), self._node.clock.now_s())
+        try:
+            said = await ask(self._node, peer, request, timeout_s=CONTROL_TIMEOUT_S)
+        except Refused as error:
+            return Answer.LACKS if error.reason == Reason.MISSING else Answer.SILENT
+        except DipacoError as error:
+            log.info("...%s did not answer a challenge: %s", short(peer), error)
+            return Answer.SILENT
+        here = await asyncio.to_thread(self._node.store.read_range, ref.digest, offset, length)
+        if here is not None and said.proof == proof(nonce, peer, here):
+            return Answer.PROVED
+        return await self._whole(peer, ref, offset, said.proof, nonce)
+
+    async def _whole(self, peer: PeerId, ref: BlobRef, offset: int, said: str, nonce: str) -> Answer:
+        """Whether `peer` brings all of a blob, and what it said of a part of it is true."""
+        holder = (peer, self._node.watch.addresses(peer))
+        try:
+            data = await fetch_blob(
+                self._node.swarm, ref.digest, size=ref.size, holders=[holder], timeout_s=CALL_TIMEOUT_S
+            )
+        except DipacoError as error:
+            log.info("...%s said that it has blob %s, and did not bring it: %s", short(peer), ref.digest[:8], error)
+            return Answer.LIED
+        is_true = said == proof(nonce, peer, data[offset : offset + min(ref.size, PROOF_BYTES_MAX)])
+        return Answer.PROVED if is_true else Answer.LIED
+
+    # -- what is asked for
+
+    def _draw(self, peer: PeerId) -> tuple[Range, BlobRef] | None:
+        """A blob of a range that `peer` should keep, by chance; None if it keeps nothing that is known here."""
+        chance, ledgers = self._chance(peer), self._archive.ledgers
+        modules = [module for module in ledgers if ledgers[module].final]
+        for _ in range(TRIES if modules else 0):
+            module = chance.choice(modules)
+            version = chance.randint(1, ledgers[module].final)
+            wanted = range_of(module, version)
+            if peer in self._offers.keepers(wanted):
+                refs = refs_of_version(self._archive, module, version)
+                return (wanted, chance.choice(refs)) if refs else None
+        return None
+
+    async def _confirm(self, module: ModuleId, answers: dict[PeerId, list[Answer]]) -> None:
+        """Let the archive forget the next versions of which the keepers prove all."""
+        final = self._archive.ledgers[module].final
+        begin = self.kept(module)
+        for version in range(begin + 1, min(begin + CONFIRMED_MAX, final) + 1):
+            proved = self._proved.setdefault((module, version), set())
+            for peer in self._offers.keepers(range_of(module, version)):
+                is_silent = peer not in self._node.watch.heartbeats or Answer.SILENT in answers.get(peer, [])
+                if len(proved) < self._wanted and peer not in proved and not is_silent:
+                    if await self._proves_all(peer, module, version, answers):
+                        proved.add(peer)
+            if len(proved & set(self._offers.keepers(range_of(module, version)))) < self._wanted:
+                return
+            self._kept[module] = version
+            by = sorted(self._proved.pop((module, version)))
+            self._node.history.add("kept_elsewhere", module=str(module), version=version, by=by)
+
+    async def _proves_all(
+        self, peer: PeerId, module: ModuleId, version: int, answers: dict[PeerId, list[Answer]]
+    ) -> bool:
+        for ref in refs_of_version(self._archive, module, version) or ():
+            answer = await self.challenge(peer, range_of(module, version), ref)
+            if answer is not Answer.PROVED:
+                answers.setdefault(peer, []).append(self._excused(answer, range_of(module, version), peer))
+                return False
+        answers.setdefault(peer, []).append(Answer.PROVED)
+        return True
+
+    # -- what came of it
+
+    def _excused(self, answer: Answer, wanted: Range, peer: PeerId) -> Answer:
+        """Who lacks something too late might as well have lied."""
+        late_s = LATE_LIVES * self._node.run.config.liveness.heartbeat_ttl_s
+        is_late = self._node.clock.now_s() - self._since[wanted, peer] > late_s
+        return Answer.LIED if answer is Answer.LACKS and is_late else answer
+
+    def _note(self, answers: Mapping[PeerId, list[Answer]]) -> None:
+        """One look counts once for a peer: the worst of what it answered."""
+        somebody_answered = any(Answer.PROVED in found or Answer.LACKS in found for found in answers.values())
+        now_s = self._node.clock.now_s()
+        barred_s = BARRED_LIVES * self._node.run.config.liveness.heartbeat_ttl_s
+        for peer, found in answers.items():
+            known = self.tested.get(peer, Conduct())
+            if Answer.LIED in found or (Answer.SILENT in found and somebody_answered):
+                self.tested[peer] = known = known.failed(now_s=now_s, barred_s=barred_s)
+                if known.is_barred(now_s):
+                    self._node.history.add("keeper_barred", peer=peer, until_s=known.barred_until_s)
+            elif Answer.PROVED in found:
+                self.tested[peer] = known.passed()
+        keepers = self._offers.keepers  # who has given a range up has as long again when it takes it once more
+        self._since = {(each, peer): s for (each, peer), s in self._since.items() if peer in keepers(each)}
+
+    def _sign(self) -> None:
+        number = 1 if self._sealed is None else self._sealed.document.number + 1
+        author = self._node.swarm.signer
+        count = KeepersCount(run=self._node.run.id, number=number, keepers=counts_of(self.tested), author=author.peer)
+        self._sealed, self._offers.count = seal(author, count), count
+        self._node.store.write_document(NAME, canonical_bytes(self._sealed.to_dict()))
+
+    def _read(self) -> Sealed[KeepersCount] | None:
+        data = self._node.store.read_document(NAME)
+        try:
+            return None if data is None else unseal(KeepersCount, json.loads(data))
+        except (ValueError, IntegrityError) as error:
+            log.warning("the count of keepers was damaged, and begins again: %s", error)
+            return None
+
+    def _chance(self, peer: PeerId) -> random.Random:
+        """What nobody else can foresee, and a simulation plays alike each time: from a signature of ours."""
+        self._asked += 1
+        text = f"{self._node.run.id}|{peer}|{self._asked}|{self._node.clock.now_s()}"
+        return random.Random(self._node.swarm.signer.sign("challenge", text.encode()))
+
+    async def _on_count(self, sender: PeerId, request: GetKeepers) -> Counted:
+        return Counted(count=self._sealed)

@@ -1,0 +1,75 @@
+"""Old versions outlive the coordinator: its archive forgets them once volunteers have proved that they keep them, and
+anybody verifies the run from these when the coordinator's folder is gone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from e2e_harness import Program, Programs, copy_prepared, eventually, free_port, refused, versions_of, write_run
+
+pytestmark = pytest.mark.libp2p
+KEPT, WANTED, FORGOTTEN = 2, 2, 4
+MODULES = ("L0.M0", "L1.M0", "L1.M1")
+
+
+def forgotten(coordinator: Program) -> dict[str, int]:
+    """Up to which version of each module the archive has dropped the contributions."""
+    documents = coordinator.home / "grid" / "documents"
+    found = {module: documents / f"thinned-{module}.json" for module in MODULES}
+    return {
+        module: json.loads(path.read_text())["contributions"] if path.exists() else 0 for module, path in found.items()
+    }
+
+
+def test_a_run_is_verified_through_its_keepers_when_the_coordinators_folder_is_gone(
+    programs: Programs, corpus: Path, endless_prepared: tuple[Path, Path]
+) -> None:
+    folder = copy_prepared(endless_prepared[1], programs.folder / "coordinator")
+    run_file = write_run(
+        programs.folder / "endless.toml",
+        corpus,
+        rounds=100_000,
+        min_paths=1,
+        port=free_port(),
+        keep_rounds=KEPT,
+        keepers=WANTED,
+    )
+    coordinator = programs.coordinator(run_file, folder)
+    ticket = coordinator.wait_address()["ticket"]
+    alone = programs.volunteer(ticket, "alone", "--grace", "10")
+    eventually(lambda: versions_of(coordinator).get("L1.M0", 0) > KEPT + 2, within_s=120)
+    assert set(forgotten(coordinator).values()) == {0}, "nobody keeps it, so the archive does"
+
+    names = ("first", "second", "third")
+    keepers = [programs.volunteer(ticket, name, "--grace", "10", "--keep-gb", "0.2") for name in names]
+    eventually(
+        lambda: min(forgotten(coordinator).values()) >= FORGOTTEN,
+        within_s=300,
+        what=lambda: f"{forgotten(coordinator)} {versions_of(coordinator)} {coordinator.complaint[-2000:]}",
+    )
+    status = programs.run("dipaco-peer", "status", "--json", "--home", keepers[0].home)
+    figures = json.loads(status.said)
+    assert figures["keep_bytes"] == 200_000_000 and figures["kept_ranges"] > 0, figures
+    listed = programs.run("dipaco-bootstrap", "peers", folder, "--json")
+    rows = json.loads(listed.said)["peers"]
+    assert sum(row["keeps"] > 0 and row["keeping_proofs"] > 0 for row in rows) >= WANTED, rows
+    ours = programs.run("dipaco-bootstrap", "verify", folder)
+    assert ours.wait() == 0 and "as the coordinator signed them" in flat(ours), ours.said + ours.complaint
+
+    line = programs.run("dipaco-peer", "ticket", "--home", keepers[0].home)
+    word = line.said.split()[-1]
+    coordinator.kill()
+    shutil.rmtree(folder)
+    keepers[2].kill()
+    seen = programs.run("dipaco-bootstrap", "verify", word, "--dir", programs.folder / "gathered", timeout_s=300)
+    assert seen.wait() == 0 and "to the bit" in flat(seen), seen.said + seen.complaint
+    assert "from version" not in flat(seen), "from the first version on"
+    refused(programs.run("dipaco-bootstrap", "verify", programs.folder / "gathered", "--dir", "x"), 2, "leave it out")
+    assert [each.end() for each in (alone, *keepers[:2])] == [0, 0, 0]
+
+
+def flat(program: Program) -> str:
+    return " ".join(program.said.replace("│", " ").split())

@@ -5,7 +5,7 @@ a leader, two mirrors and the coordinator, which have the version at once, and t
 coordinator's line serves the versions of other modules as well, so this module has only a part of it. `before` asks as
 trainers did before they had turns: the leader, the mirrors, three trainers and the coordinator, all at once.
 
-Bytes are scaled: a blob of BLOB_BYTES stands for the whole one, on lines that are as much thinner. Applying the update
+Bytes are scaled: a smaller blob stands for the whole one, on lines that are as much thinner. Applying the update
 and disks take no time. Hostile trainers stand where they do most harm in the first version, at the front of the order;
 in the ones after it they stand where the hash of the version puts them.
 """
@@ -41,7 +41,9 @@ from simulation.virtual_time import VirtualClock, VirtualLoop
 
 MODULE = ModuleId(0, 0)
 OWNERS = 3
-BLOB_BYTES = 1 << 20
+BLOB_BYTES_MIN = 1 << 20
+SCALE_MAX = 40
+"""A line that is scaled down further would be thinner than any limit may be (swarm/blobs/bandwidth.py)."""
 DELAY_S = 0.02
 LIMIT_S = 24 * 3600.0
 TRICKLE = 0.01
@@ -67,8 +69,13 @@ class Case:
     versions: int = 1
 
     @property
+    def blob_bytes(self) -> int:
+        """Of the blob that stands for the whole one."""
+        return max(BLOB_BYTES_MIN, int(self.size_mb * MB / SCALE_MAX))
+
+    @property
     def scale(self) -> float:
-        return self.size_mb * MB / BLOB_BYTES
+        return self.size_mb * MB / self.blob_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +179,7 @@ class Stage:
         return [await self._version(number) for number in range(1, self.case.versions + 1)]
 
     async def _version(self, number: int) -> Told:
-        data = random.Random(number).randbytes(BLOB_BYTES)
+        data = random.Random(number).randbytes(self.case.blob_bytes)
         for peer in (self.seed, self.leader, *self.mirrors):
             self.nodes[peer].store.put(data)
         ref = BlobRef.of(data)

@@ -324,12 +324,12 @@ def _was_closed(outcome: Outcome, receipt: Event, *, before_s: float) -> bool:
 def owners_send_to_few(outcome: Outcome) -> Iterator[Broken]:
     """10: of those whose work a version counts no more turn to its owners at once than there are owners. The others get
     it from trainers, as far as these are there."""
-    readers: defaultdict[tuple[str, str, tuple[str, ...]], set[str]] = defaultdict(set)
+    readers: defaultdict[tuple[str, str, str, tuple[str, ...]], set[str]] = defaultdict(set)
     for event in outcome.of("fetched"):
         facts = event.facts
         if facts["is_counted"] and facts["tier"] == 0:
-            readers[facts["module"], facts["digest"], tuple(facts["owners"])].add(event.who)
-    for (module, digest, owners), found in readers.items():
+            readers[facts["module"], facts["digest"], facts["author"], tuple(facts["owners"])].add(event.who)
+    for (module, digest, _, owners), found in readers.items():
         if len(found) > len(owners):
             yield Broken(10, f"{len(found)} turned at once to {len(owners)} owners of {module} for {digest[:8]}")
 

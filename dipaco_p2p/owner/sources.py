@@ -20,6 +20,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ..errors import DipacoError, IntegrityError, Refused, SwarmError
 from ..node.node import CONTROL_TIMEOUT_S, Member, ask, fetch
@@ -69,13 +70,13 @@ class Sources:
         assert ref is not None
         if node.store.size(ref.digest) is not None:
             return await fetch(node, ref, holders=self.holders(version))
-        place, tries = await self._place(version), Tries(node, ref, is_kept=keep)
-        data = await self._in_turn(version, ref, place, tries)
+        turn, tries = await self._turn(version), Tries(node, ref, is_kept=keep)
+        data = await self._in_turn(version, ref, turn, tries)
         if data is None:
             data = await tries.fetch(self.holders(version))
         tries.convict(data)
         if tries.brought:
-            self._note(version, place, tries)
+            self._note(version, turn, tries)
         return data
 
     def holders(self, version: ModuleVersion) -> list[PeerId]:
@@ -105,13 +106,13 @@ class Sources:
 
     # -- our turn
 
-    async def _in_turn(self, version: ModuleVersion, ref: BlobRef, place: Place, tries: Tries) -> bytes | None:
+    async def _in_turn(self, version: ModuleVersion, ref: BlobRef, turn: Turn, tries: Tries) -> bytes | None:
         """The update from those before us, then from other trainers and the owners; None if none of these gives it."""
-        node, patience_s, owners = self._node, PATIENCE_S + ref.size / THIN_BYTES_S, self._owners(version)
+        node, patience_s, place, owners = self._node, PATIENCE_S + ref.size / THIN_BYTES_S, turn.place, turn.owners
         if node.peer in owners:
             await self._made_here(ref, patience_s)
             return await tries.once(owners, patience_s)
-        newer, older = self._askable(version, place.newer), self._askable(version, place.older)
+        newer, older = (self._askable(version, peers, owners) for peers in (place.newer, place.older))
         asked = list(dict.fromkeys([*newer, *older]))  # the owners, where they are older, have least to give yet
         waits = place.tier or int(version.author in node.watch.seeds())  # mirrors may still be at it then
         if asked and (not waits or await self._has_come(ref, newer or older, waits * patience_s)):
@@ -119,27 +120,23 @@ class Sources:
                 return data
         fair = ref.size / (2 * max(1, len(asked)))
         self._blame([peer for peer in asked if peer not in owners and tries.brought[peer] < fair], version)
-        owners = [*owners[place.at % len(owners) :], *owners[: place.at % len(owners)]]
-        others = self._askable(version, fan_out.order(node.peer, self._members(version)))
-        has_liars = tries.brought.total() >= ref.size
-        wider = owners if has_liars else list(dict.fromkeys([*owners, *others, *asked]))
+        begin = place.at % len(owners)
+        wider = [*owners[begin:], *owners[:begin]]
+        if tries.brought.total() < ref.size:  # else somebody lied, and it is not known who
+            others = self._askable(version, fan_out.order(node.peer, turn.members), owners)
+            wider = list(dict.fromkeys([*wider, *others, *asked]))
         return await tries.once(wider, 2 * patience_s)  # they may have many to give it to by now
 
-    async def _place(self, version: ModuleVersion) -> Place:
+    async def _turn(self, version: ModuleVersion) -> Turn:
         """Where we stand; in a large swarm those are looked up whom we may ask."""
-        node, owners = self._node, self._owners(version)
-        members = self._members(version)
+        node, beats, owners = self._node, self._node.watch.heartbeats, self._owners(version)
+        authors = {share.peer for share in version.shares} - set(owners) - {node.run.manifest.author}
+        relayed = {peer for peer in authors if peer in beats and beats[peer].is_relayed}
+        members = fan_out.order(version.digest, authors, relayed=relayed)
         found = fan_out.place(node.peer, members, owners=owners, version=version.digest)
         if not node.watch.neighbourhood.is_all:
             await node.watch.find(*found.newer[:LOOKED_FOR], *found.older[:LOOKED_FOR])
-        return found
-
-    def _members(self, version: ModuleVersion) -> list[PeerId]:
-        """Whose work the version counts, in order, without those who have it anyway."""
-        owners, beats = self._owners(version), self._node.watch.heartbeats
-        authors = {share.peer for share in version.shares} - set(owners) - {self._node.run.manifest.author}
-        relayed = {peer for peer in authors if peer in beats and beats[peer].is_relayed}
-        return fan_out.order(version.digest, authors, relayed=relayed)
+        return Turn(owners=owners, members=members, place=found)
 
     def _owners(self, version: ModuleVersion) -> list[PeerId]:
         """Who has the version without fetching it, those first who need no relay; an archive only if nobody else."""
@@ -155,12 +152,11 @@ class Sources:
         beat = self._node.watch.heartbeats.get(peer)
         return beat is not None and beat.is_relayed
 
-    def _askable(self, version: ModuleVersion, peers: Iterable[PeerId]) -> list[PeerId]:
+    def _askable(self, version: ModuleVersion, peers: Iterable[PeerId], owners: Sequence[PeerId]) -> list[PeerId]:
         """The owners among them as they are; of the others the first few that live, can be dialled directly, train the
         module as far as they say, and were not asked in vain."""
-        owners = set(self._owners(version))
         found = [peer for peer in peers if peer in owners or self._is_promising(peer, version)]
-        return found if owners.issuperset(found) else found[:ASKED_OF_A_TIER]
+        return found if set(owners).issuperset(found) else found[:ASKED_OF_A_TIER]
 
     def _is_promising(self, peer: PeerId, version: ModuleVersion) -> bool:
         beat = self._node.watch.heartbeats.get(peer)
@@ -210,8 +206,8 @@ class Sources:
         self._in_vain = {peer: until for peer, until in self._in_vain.items() if until > version.version}
         self._in_vain |= dict.fromkeys(peers, version.version + FORGIVEN_AFTER)
 
-    def _note(self, version: ModuleVersion, place: Place, tries: Tries) -> None:
-        brought, owners, seeds = tries.brought, set(self._owners(version)), set(self._node.watch.seeds())
+    def _note(self, version: ModuleVersion, turn: Turn, tries: Tries) -> None:
+        brought, owners, seeds = tries.brought, set(turn.owners), set(self._node.watch.seeds())
         from_owners = sum(count for peer, count in brought.items() if peer in owners)
         from_seeds = sum(count for peer, count in brought.items() if peer in seeds - owners)
         self._node.history.add(
@@ -219,14 +215,26 @@ class Sources:
             module=str(self._module),
             version=version.version,
             digest=version.digest,
+            author=version.author,
             owners=sorted(owners),
-            tier=place.tier,
-            is_counted=self._node.peer in self._members(version),
+            tier=turn.place.tier,
+            is_counted=self._node.peer in turn.members,
             seconds=self._node.clock.now_s() - tries.began_s,
             from_owners=from_owners,
             from_trainers=brought.total() - from_owners - from_seeds,
             from_seeds=from_seeds,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """How one version is handed on, as we see it when we begin to fetch it."""
+
+    owners: Sequence[PeerId]
+    members: Sequence[PeerId]
+    """Whose work it counts, in order, without those who have it anyway."""
+    place: Place
+    """Ours."""
 
 
 class Tries:

@@ -38,7 +38,8 @@ def test_a_receipt_may_be_lost_with_all_disks_that_held_it_and_only_then() -> No
     ids=["at once", "in turn", "without work in it", "as many as owners"],
 )
 def test_no_more_turn_to_owners_at_once_than_there_are(changes: dict[str, object], found: set[int]) -> None:
-    facts = {"module": MODULE, "version": 1, "digest": "d" * 64, "owners": ["a"], "tier": 0, "is_counted": True}
+    version = {"module": MODULE, "version": 1, "digest": "d" * 64, "author": "a"}
+    facts = version | {"owners": ["a"], "tier": 0, "is_counted": True}
     assert promises(with_events(*(Event(9.0, who, "fetched", facts | changes) for who in (ANNA, BERT)))) == found
     assert promises(with_events(*(Event(t_s, ANNA, "fetched", facts) for t_s in (9.0, 10.0)))) == set()
 

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.fan_out import HOSTILE, Case, Stage, Told, played
 from benchmarks.report import MB
+from dipaco_p2p.owner import sources
 from dipaco_p2p.owner.sources import PATIENCE_S, THIN_BYTES_S
 from simulation.virtual_time import VirtualLoop
 
@@ -40,8 +41,9 @@ def test_hostile_trainers_at_the_front_cost_a_bounded_time_and_less_the_next_tim
     assert first.leader < TRAINERS / 2 and second.leader < TRAINERS / 4
 
 
-def test_behind_a_relay_nobody_is_asked_to_hand_on() -> None:
+def test_behind_a_relay_nobody_is_asked_to_hand_on(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(Case(trainers=10, **LINES))
+    monkeypatch.setattr(sources, "THIN_BYTES_S", THIN_BYTES_S / stage.case.scale)
     beats, relayed = stage.nodes[stage.seed].watch.heartbeats, stage.trainers[:4]
     for peer in relayed:
         beats[peer] = replace(beats[peer], addresses=(f"/ip4/192.0.2.1/tcp/1/p2p/relay/p2p-circuit/p2p/{peer}",))

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from dipaco_p2p.program.control.show import pairs, panel_width
 from dipaco_p2p.program.history import History
-from dipaco_p2p.program.text import duration, printable
+from dipaco_p2p.program.text import duration, printable, size
 
 from .status import Status, in_rows
 
@@ -34,8 +34,9 @@ STATE_SOURCES = {
 """By where the inner state of a path was found (path/kept.py)."""
 STAGES = {"warmup": "warm-up", "grid": "run"}
 """What is complete when a stage is; events of earlier programs do not say which it was."""
-IN_PANEL = frozenset({"doing", "limited"})
-"""Events that the panel shows until the next of their kind: as lines they would push away those that are to stay."""
+IN_PANEL = frozenset({"doing", "limited", "fetched"})
+"""Events that the panel shows until the next of their kind, or that come with each round of each module: as lines they
+would push away those that are to stay."""
 STEPS_LINE_S = 10.0
 """A plain line about training at most this often."""
 
@@ -154,6 +155,7 @@ def words_for(event: Mapping[str, Any]) -> str:
         "leads": lambda e: f"leads {e['module']} from version {e['version']}, term {e['term']}",
         "handed_over": lambda e: f"handed {e['module']} over to ...{e['to'][-6:]}",
         "deposed": lambda e: f"leads {e['module']} no more: term {e['term']} is over",
+        "fetched": lambda e: f"fetched {e['module']} version {e['version']} in {e['seconds']:.1f} s: {_sources(e)}",
         "gave_up": lambda e: f"gave up what follows {e['module']} version {e['after']}, for another branch",
         "version": lambda e: f"made {e['module']} version {e['version']} {e['digest'][:8]}",
         "curves_stopped": lambda e: f"curves to {e['to']} have stopped: {e['detail']}; training goes on",
@@ -164,6 +166,12 @@ def words_for(event: Mapping[str, Any]) -> str:
         ),
     }
     return words[event["ev"]](event) if event["ev"] in words else ""
+
+
+def _sources(event: Mapping[str, Any]) -> str:
+    """Where the bytes of a version came from."""
+    told = {"trainers": "from_trainers", "owners": "from_owners", "the coordinator": "from_seeds"}
+    return ", ".join(f"{size(event[key])} from {who}" for who, key in told.items() if event[key])
 
 
 def _print(text: str) -> None:

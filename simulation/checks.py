@@ -326,6 +326,19 @@ def what_is_forgotten_is_kept(outcome: Outcome) -> Iterator[Broken]:
     yield from (Broken(1, line) for line in outcome.unkept)
 
 
+def owners_send_to_few(outcome: Outcome) -> Iterator[Broken]:
+    """10: of those whose work a version counts no more turn to its owners at once than there are owners. The others get
+    it from trainers, as far as these are there."""
+    readers: defaultdict[tuple[str, str, str, tuple[str, ...]], set[str]] = defaultdict(set)
+    for event in outcome.of("fetched"):
+        facts = event.facts
+        if facts["is_counted"] and facts["tier"] == 0:
+            readers[facts["module"], facts["digest"], facts["author"], tuple(facts["owners"])].add(event.who)
+    for (module, digest, _, owners), found in readers.items():
+        if len(found) > len(owners):
+            yield Broken(10, f"{len(found)} turned at once to {len(owners)} owners of {module} for {digest[:8]}")
+
+
 def programs_do_not_fail(outcome: Outcome) -> Iterator[Broken]:
     """No promise, but the ground of all: no assertion and no unexpected exception in any program."""
     yield from (Broken(0, bug) for bug in dict.fromkeys(outcome.bugs))
@@ -357,6 +370,7 @@ SAFETY: tuple[Check, ...] = (
     leaders_stay,
     outages_lose_open_rounds_only,
     what_is_forgotten_is_kept,
+    owners_send_to_few,
     programs_do_not_fail,
 )
 LIVENESS: tuple[Check, ...] = (

@@ -27,7 +27,7 @@ from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.owner.originals import Originals
 from dipaco_p2p.owner.trials import Trials
 from dipaco_p2p.program import files
-from dipaco_p2p.protocol import admission, expulsion, gate, owners
+from dipaco_p2p.protocol import admission, expulsion, fan_out, gate, owners
 from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.audits import Audited
 from dipaco_p2p.protocol.norms import Norms
@@ -402,6 +402,13 @@ replacing(
     (Tally, "check", _nothing),
     (Ledger, "counted", _property(dict)),
     faults=("duplication", "partition"),
+)
+
+
+replacing(
+    "owners send to everybody",
+    (fan_out, "tiers", lambda original: lambda members, *, owners: [members] if members else []),
+    faults=("slow", "join"),
 )
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dipaco_p2p.config import DOWNLINKS, UPLINKS
 from simulation import with_fixed_hashes
 
 GRID = "4x4"
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found["modelled"] = _play(runs, options)
     if options.flash:
         found["flash"] = _play([(size, options.flash_hours, True) for size in options.flash], options)
+    if options.lines:
+        found["lines"] = _lines(options)
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0
@@ -47,6 +50,20 @@ def _count(options: argparse.Namespace) -> list[dict[str, Any]]:
         told = "  ".join(f"{exponent(sizes, [each.median[name] for each in found]):10.2f}" for name in MEASURES)
         print(f"{'exponent':>10}  {told}")
     return [asdict(each) for each in found]
+
+
+def _lines(options: argparse.Namespace) -> list[dict[str, Any]]:
+    from .lines import load, rows
+
+    widths = _grid(options.modelled_grid)
+    kinds = {"uplink": options.uplink, "downlink": options.downlink, "round_s": options.round_s}
+    values = round(options.path_values / len(widths))
+    loads = [load(size, widths=widths, values=values, **kinds) for size in options.lines]
+    print(
+        f"Mbit/s on lines of {options.up_mbit:g} Mbit/s up, worked out from the rules, {options.modelled_grid} paths:"
+    )
+    print(*rows(loads, up_mbit=options.up_mbit), sep="\n")
+    return [asdict(one) for one in loads]
 
 
 def _play(runs: Sequence[tuple[int, float, bool]], options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -106,13 +123,19 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--flash", type=_sizes, default=(), help="the model with a flash crowd: 3000,10000")
     parser.add_argument("--flash-hours", type=float, default=2.0, help="of the model with a flash crowd")
     parser.add_argument("--modelled-grid", default="16x16", help="modules of each level in the model")
+    parser.add_argument("--lines", type=_sizes, default=(), help="what lines carry in a round: 256,1000,10000")
+    parser.add_argument("--path-values", type=_size, default=25_000_000, help="parameters of a path, for --lines")
+    parser.add_argument("--round-s", type=_positive, default=600.0, help="how long a round lasts, for --lines")
+    parser.add_argument("--up-mbit", type=_positive, default=20.0, help="everybody's uplink, for --lines")
+    parser.add_argument("--uplink", choices=UPLINKS, default="int4", help="codec of outer gradients, for --lines")
+    parser.add_argument("--downlink", choices=DOWNLINKS, default="int4", help="codec of updates, for --lines")
     parser.add_argument("--grid", type=_grid, default=GRID, help="modules of each level")
     parser.add_argument("--minutes", type=float, default=2.0, help="that are counted, of virtual time")
     parser.add_argument("--warm-up-s", type=float, default=60.0, help="before them")
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args(arguments)
     options.grid = _grid(options.grid) if isinstance(options.grid, str) else options.grid
-    if not (options.counted or options.modelled or options.flash):
+    if not (options.counted or options.modelled or options.flash or options.lines):
         options.modelled = (100, 300, 1000)
     return options
 
@@ -125,6 +148,22 @@ def _sizes(text: str) -> tuple[int, ...]:
     if not sizes or min(sizes) < 2:
         raise argparse.ArgumentTypeError(f"`{text}` is no list of sizes of at least 2, such as 12,25,50")
     return sizes
+
+
+def _size(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is no number of parameters, such as 25000000")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"`{text}` is no number above 0")
+    return value
 
 
 def _grid(text: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +26,7 @@ from ..protocol.liveness import Heartbeat
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
 from ..swarm.blobs.blobs import send_blob, serve_blobs
-from ..swarm.blobs.fetch import fetch_blob
+from ..swarm.blobs.fetch import Ranges, fetch_blob
 from ..swarm.calls import Request
 from .authority import Decrees, Mandates
 from .invitations import Invitations
@@ -142,8 +143,12 @@ async def fetch(
     holders: Sequence[PeerId],
     keep: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
+    brought: Counter[PeerId] | None = None,
+    wrong: list[Ranges] | None = None,
 ) -> bytes:
-    """The blob, from our store or from `holders`; kept in the store on request. Raises BlobMissing."""
+    """The blob, from our store or from `holders`; kept in the store on request. `brought` counts the bytes of each
+    holder and `wrong` is as for `fetch_blob`, unless another caller fetches the same blob already. Raises BlobMissing,
+    and IntegrityError."""
     try:
         data = await asyncio.to_thread(node.store.get, ref.digest)
     except IntegrityError as error:  # removed, so that it is fetched again
@@ -162,6 +167,8 @@ async def fetch(
             partial=node.store.partial_path(ref.digest),
             timeout_s=CALL_TIMEOUT_S,
             on_progress=on_progress,
+            brought=brought,
+            wrong=wrong,
         )
         data = await node.fetching.do(ref.digest, work)
         if keep:

@@ -1,7 +1,8 @@
 """One module as a trainer follows it: its head's parameters, checked to the bit, and nothing else of the run.
 
-Close behind the head, the quantised updates are fetched and applied; far behind, a snapshot. Either way the bytes
-must have the digest that the leader signed, and the chain of versions must lead back to the run's genesis.
+Close behind the head, the quantised updates are fetched, in turn (sources.py), and applied; far behind, a snapshot.
+Either way the bytes must have the digest that the leader signed, and the chain of versions must lead back to the run's
+genesis.
 
 A leader's word is not enough: somebody that it did not choose must have made the version again, while anybody lives
 who could.
@@ -37,6 +38,7 @@ from ..protocol.versions import check_successor, genesis_version, is_final, up_t
 from ..swarm.calls import Request
 from ..topology import ModuleId, PathId
 from .chain import ModuleChain
+from .sources import Sources
 from .version import kept
 
 R = TypeVar("R")
@@ -44,9 +46,6 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
-TRAINERS_MAX = 3
-"""Of those that train from a version, so many are asked for its blobs; who has not got them costs a call."""
-ARCHIVES_MAX = 2
 FAR_BEHIND = 16
 """Final versions, of which more are not read before training begins."""
 READ_BEFORE = 4
@@ -61,6 +60,7 @@ class Follower:
         self._node = node
         self._chain = chain
         self._layout = node.run.layout(module)
+        self.sources = Sources(node, module)
         self.module = module
         self.version: ModuleVersion = genesis_version(node.run.manifest, module)
         self.params: NDArray[np.float32] | None = None
@@ -319,9 +319,10 @@ class Follower:
     async def _apply(self, sealed: Sealed[ModuleVersion]) -> None:
         version = sealed.document
         assert version.update is not None and self.params is not None
-        blob = await fetch(self._node, version.update, holders=self._holders(version))
+        is_next = self._is_next_here(version)
+        blob = await self.sources.update(version, keep=is_next)  # before it is applied: others wait for it
         params, snapshot = await asyncio.to_thread(self._updated, blob, version)
-        if self._is_next_here(version):  # here, since they may be large: in the event loop heartbeats would wait
+        if is_next and self._is_next_here(version):  # here: in the event loop heartbeats would wait for large ones
             await kept(version, [(version.snapshot, snapshot), (version.update, [blob])], self._node.store)
         self.params, self.version = params, version
         self._note_shares(version)
@@ -350,34 +351,9 @@ class Follower:
         limit = self._node.run.snapshot_bytes_max(self.module)
         if version.snapshot.size > limit:
             raise IntegrityError(f"a snapshot of {self.module} with {version.snapshot.size} bytes, limit {limit}")
-        data = await fetch(self._node, version.snapshot, holders=self._holders(version))
+        data = await fetch(self._node, version.snapshot, holders=self.sources.holders(version))
         self.params, self.version = decode_module(data, self._layout), version
         return [data]
-
-    def _holders(self, version: ModuleVersion) -> list[PeerId]:
-        """Who should have this version's blobs: its leader, the present one with its mirrors, who trains from it, and
-        the archives: named last, since all turn to them."""
-        watch, coordinator = self._node.watch, self._node.run.manifest.author
-        grant, present = self._node.mandates.grant(self.module), watch.leader(self.module)
-        archives = sorted(watch.seeds(), key=lambda peer: peer != coordinator)[:ARCHIVES_MAX]
-        alive = watch.heartbeats.keys() - archives
-        mirrors = [peer for peer in (grant.group if grant else ()) if peer in alive]
-        owners = [version.author, *([present] if present else []), *mirrors]
-        return list(dict.fromkeys([*owners, *self._trainers(version), *archives]))
-
-    def _trainers(self, version: ModuleVersion) -> list[PeerId]:
-        """Who trains from this version by its claim, or is about to train from the next; each of us begins with another
-        one, so that they share the work."""
-        watch, me = self._node.watch, self._node.peer
-        reachable = {peer for peer, beat in watch.heartbeats.items() if beat.addresses and peer != me}
-        found = {
-            peer
-            for path, claims in watch.claims.items()
-            if self.module in path.modules()
-            for peer, claim in claims.items()
-            if peer in reachable and 0 <= claim.round - version.version <= 1
-        }
-        return sorted(found, key=lambda peer: (peer < me, peer))[:TRAINERS_MAX]
 
 
 def _append(chain: ModuleChain, versions: list[Sealed[ModuleVersion]]) -> None:

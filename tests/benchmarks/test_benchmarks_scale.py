@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 import statistics
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 
 from benchmarks.scale.__main__ import exponent, main
 from benchmarks.scale.churned import DAY_S, FLASH_S, Churn
 from benchmarks.scale.costs import depth_of, nearest, record_bytes
+from benchmarks.scale.lines import load
 from benchmarks.scale.model import Swarm
+from dipaco_p2p.config import SHARES_MAX
 from dipaco_p2p.protocol.records import KEY_BYTES_MAX, KEY_RECORDS_MAX
 
 
@@ -62,7 +65,21 @@ def test_an_exponent_is_a_slope() -> None:
     assert exponent([10, 100], [7, 7]) == 0.0 and exponent([10, 100], [0, 7]) == 0.0
 
 
-@pytest.mark.parametrize("arguments", [["--modelled", "many"], ["--counted", "1"], ["--grid", "0x4"]])
+def test_of_a_version_a_leader_sends_two_copies_however_many_train_the_module() -> None:
+    kinds: dict[str, Any] = {"widths": (16, 16), "values": 12_500_000, "uplink": "top128", "downlink": "int4"}
+    few, many = (load(volunteers, round_s=600.0, **kinds) for volunteers in (256, 10_000))
+    assert few.leader_now == many.leader_now < 0.2 < few.leader_before < many.leader_before
+    assert (few.contributions, few.trainers, many.trainers) == (16, 16, 625)
+    assert many.contributions <= SHARES_MAX and many.leader_out < 10
+    half = load(10_000, round_s=300.0, **kinds)
+    assert half.leader_out == pytest.approx(2 * many.leader_out)
+    assert half.contributions_of(half.leader_out) in (half.contributions, half.contributions - 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--modelled", "many"], ["--counted", "1"], ["--grid", "0x4"], ["--round-s", "0"], ["--path-values", "a few"]],
+)
 def test_bad_input_is_one_clear_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)

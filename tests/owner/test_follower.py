@@ -23,8 +23,10 @@ from dipaco_p2p.node.items import items_reply, read_items
 from dipaco_p2p.node.ledger import RemoteLedger
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.owner import follower as modules
+from dipaco_p2p.owner import sources
 from dipaco_p2p.owner.chain import Chains
-from dipaco_p2p.owner.follower import TRAINERS_MAX, Follower
+from dipaco_p2p.owner.follower import Follower
+from dipaco_p2p.owner.sources import TRAINERS_MAX
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, seal
 from dipaco_p2p.protocol.liveness import Claim, Heartbeat
 from dipaco_p2p.protocol.reasons import Reason
@@ -93,7 +95,8 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(ref.digest)
         return await original(node, ref, **options)
 
-    monkeypatch.setattr(modules, "fetch", fetch)
+    for home in (modules, sources):
+        monkeypatch.setattr(home, "fetch", fetch)
     return found
 
 
@@ -209,6 +212,20 @@ async def test_a_trainer_keeps_what_others_may_ask_it_for(tmp_path: Path) -> Non
         assert held == [[False, False], [True, True]]
 
 
+async def test_where_a_version_came_from_is_told_and_the_coordinator_gave_nothing(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, leader, reader, advance):
+        told: list[dict[str, Any]] = []
+        reader._node.history.listen(told.append)
+        await reader.sync()
+        await advance(2)
+        await reader.sync()
+        sizes = [sealed.document.update.size for sealed in world.seed.archive.ledgers[MODULE].versions]  # type: ignore[union-attr]
+        fetched = [event for event in told if event["ev"] == "fetched"]
+        assert [event["version"] for event in fetched] == [1, 2]
+        assert [event["from_owners"] + event["from_trainers"] for event in fetched] == sizes
+        assert {event["from_seeds"] for event in fetched} == {0}
+
+
 async def test_a_few_who_train_from_a_version_are_asked_for_it_before_the_archive(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as (world, leader, reader, advance):
         await advance(1)
@@ -221,7 +238,7 @@ async def test_a_few_who_train_from_a_version_are_asked_for_it_before_the_archiv
         watch.claims[elsewhere] = {far: Claim(path=elsewhere, since_s=0.0, round=rounds[far])}
         watch.heartbeats |= {peer: Heartbeat(addresses=("/memory",)) for peer in [*here, far]}
         watch.heartbeats[deaf] = Heartbeat()
-        first, *asked, last = reader._holders(reader.version)
+        first, *asked, last = reader.sources.holders(reader.version)
         assert (first, last) == (leader.peer, world.seed.node.peer)
         assert len(asked) == TRAINERS_MAX and {rounds[peer] for peer in asked} <= {1, 2} and set(asked) <= set(here)
 

@@ -32,6 +32,18 @@ def test_a_receipt_may_be_lost_with_all_disks_that_held_it_and_only_then() -> No
     assert promises(with_events(lost[0], receipt("lost", t_s=25.0))) == {1}, "it was written after the loss"
 
 
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [({}, {10}), ({"tier": 1}, set()), ({"is_counted": False}, set()), ({"owners": ["a", "b"]}, set())],
+    ids=["at once", "in turn", "without work in it", "as many as owners"],
+)
+def test_no_more_turn_to_owners_at_once_than_there_are(changes: dict[str, object], found: set[int]) -> None:
+    version = {"module": MODULE, "version": 1, "digest": "d" * 64, "author": "a"}
+    facts = version | {"owners": ["a"], "tier": 0, "is_counted": True}
+    assert promises(with_events(*(Event(9.0, who, "fetched", facts | changes) for who in (ANNA, BERT)))) == found
+    assert promises(with_events(*(Event(t_s, ANNA, "fetched", facts) for t_s in (9.0, 10.0)))) == set()
+
+
 def test_one_holder_or_the_word_of_a_stranger_promises_nothing() -> None:
     assert promises(with_events(receipt("lost", holders=("id-anna",)))) == set()
     lies = receipt("lost", holders=("id-liar", "id-other-liar"))

@@ -12,7 +12,7 @@ import pytest
 from virtual_time import VirtualClock, play
 
 from dipaco_p2p.canonical import digest
-from dipaco_p2p.errors import BlobMissing
+from dipaco_p2p.errors import BlobMissing, IntegrityError
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.blobs.bandwidth import CUT_BYTES_MIN, MBIT_BYTES, Line
@@ -137,6 +137,24 @@ async def test_two_liars_among_three_are_found_too(tmp_path: Path) -> None:
     liars = [net.holder(bytes([number]) * len(BLOB)) for number in (1, 2)]
     assert (await fetch(net.join(), *liars, net.holder(), partial=tmp_path / "partial"))[0] == BLOB
     assert not (tmp_path / "partial").exists()
+
+
+async def test_who_sent_wrong_bytes_is_asked_last_from_then_on() -> None:
+    net = Net()
+    liar, *others = [net.holder(up_mbit=20.0) for _ in range(3)]
+    liar.data, reader = bytes(len(BLOB)), net.join()
+    await fetch(reader, liar, *others)
+    known = Holders(reader, digest(BLOB), [(each.peer, ()) for each in (liar, *others)], size=1, timeout_s=1.0)
+    assert known.trusted()[-1][0] == liar.peer and pace_of(reader).has_lied(liar.peer)
+
+
+async def test_what_several_liars_sent_shows_who_they_are_once_the_blob_is_there() -> None:
+    net, wrong = Net(), list[Any]()
+    liars, honest = [net.holder(bytes([number]) * len(BLOB), up_mbit=20.0) for number in (1, 2)], net.holder()
+    with pytest.raises(IntegrityError):
+        await fetch(net.join(), *liars, honest, wrong=wrong)
+    assert [ranges.liars(BLOB) for ranges in wrong] == [{liar.peer for liar in liars}]
+    assert sum(each.read_bytes for each in (*liars, honest)) < 4 * len(BLOB)
 
 
 @pytest.mark.parametrize(("up_mbit", "is_kept"), [(8.0, True), (800.0, False)], ids=["slow", "fast"])

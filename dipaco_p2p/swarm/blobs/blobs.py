@@ -177,11 +177,13 @@ def _timed(swarm: Swarm, peer: PeerId, length: int) -> Iterator[None]:
 
 
 class Pace:
-    """The length of the next range from or to each peer; remembered, since a range that never arrived says most."""
+    """The length of the next range from or to each peer; remembered, since a range that never arrived says most. And
+    who brought wrong bytes."""
 
     def __init__(self) -> None:
         self._lengths: OrderedDict[PeerId, int] = OrderedDict()
         self._speeds: OrderedDict[PeerId, float] = OrderedDict()
+        self._liars: OrderedDict[PeerId, int] = OrderedDict()
 
     def range_bytes(self, peer: PeerId) -> int:
         """How long the next range is to be, at most."""
@@ -210,6 +212,13 @@ class Pace:
         self._note_slow(peer, length, elapsed_s)
         if elapsed_s > SLOW_S and peer in self._speeds:
             self._speeds[peer] /= 2
+
+    def lied(self, peer: PeerId) -> None:
+        """What it brought was not the blob: it is asked last from now on."""
+        _remember(self._liars, peer, 1)
+
+    def has_lied(self, peer: PeerId) -> bool:
+        return peer in self._liars
 
     def _note_slow(self, peer: PeerId, length: int, elapsed_s: float) -> None:
         if elapsed_s > SLOW_S:

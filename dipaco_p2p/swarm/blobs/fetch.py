@@ -38,7 +38,8 @@ KEEP_EVERY_S = 1.0
 """What has arrived is on this disk after at most this long."""
 LATE_S = 1.0
 LATE_TIMES = 2.0
-"""A range is late after this many times what another holder would take for it, but not before a second."""
+"""A range is late after this many times what another holder would take for it, and what the last ranges took; but not
+before a second."""
 AHEAD_BYTES_MAX = 16 * RANGE_BYTES
 """How far beyond the first hole ranges are asked for."""
 
@@ -55,17 +56,22 @@ async def fetch_blob(
     partial: Path | None = None,
     timeout_s: float,
     on_progress: OnProgress | None = None,
+    brought: Counter[PeerId] | None = None,
+    wrong: list[Ranges] | None = None,
 ) -> bytes:
     """The blob named `digest`, of `size` bytes, from `holders`, of whom the likeliest comes first.
 
     `timeout_s` is for each range. What arrived is kept in `partial` until the blob is whole, so that a later fetch goes
-    on from there. `on_progress` gets (bytes so far, bytes in all). Raises BlobMissing when no holder gives it, and
-    IntegrityError when the only bytes to be had are wrong ones.
+    on from there. `on_progress` gets (bytes so far, bytes in all), and `brought` counts those of each holder. Raises
+    BlobMissing when no holder gives it, and IntegrityError when the only bytes to be had are wrong ones.
+
+    With `wrong` nobody is asked for the whole blob once more when more than one of them lies: what came is added there,
+    so that whoever has the blob from others can say who lied.
     """
     assert is_digest(digest), f"not a digest: {digest}"
-    known = Holders(swarm, digest, holders, size=size, timeout_s=timeout_s)
+    known = Holders(swarm, digest, holders, size=size, timeout_s=timeout_s, brought=brought)
     fetch = _Fetch(swarm, digest, known, on_progress or (lambda done, size: None))
-    data = await fetch.together(partial) or await fetch.one_by_one(partial)
+    data = await fetch.together(partial, wrong) or await fetch.one_by_one(partial)
     await asyncio.to_thread(_discard, partial)
     return data.value()
 
@@ -76,8 +82,9 @@ class _Fetch:
     def __init__(self, swarm: Swarm, digest: str, known: Holders, on_progress: OnProgress) -> None:
         self._swarm, self._digest, self._known, self._on_progress = swarm, digest, known, on_progress
 
-    async def together(self, partial: Path | None) -> Ranges | None:
-        """The blob, from all holders; None if they do not bring it, or more than one of them lies."""
+    async def together(self, partial: Path | None, wrong: list[Ranges] | None) -> Ranges | None:
+        """The blob, from all holders; None if they do not bring it, or more than one of them lies: with `wrong`, which
+        takes what came, that raises IntegrityError."""
         ranges = await self._bring(self._known.trusted(), partial)
         if ranges is None or await self._is_right(ranges):
             return ranges
@@ -85,10 +92,15 @@ class _Fetch:
         for suspect in ranges.sources():
             lost = ranges.forget(suspect)
             if not await self._fill(ranges, self._known.trusted(but=suspect), None):
-                return None
+                ranges.restore(lost, suspect)
+                break
             if await self._is_right(ranges):
+                self._known.convict(suspect)
                 return ranges
             ranges.restore(lost, suspect)
+        if wrong is not None:
+            wrong.append(ranges)
+            raise IntegrityError(f"some sent bytes that are not the blob {self._digest[:12]}")
         return None
 
     async def one_by_one(self, partial: Path | None) -> Ranges:
@@ -102,6 +114,7 @@ class _Fetch:
             if await self._is_right(ranges):
                 return ranges
             liars.append(holder[0])
+            self._known.convict(holder[0])
         if liars:
             await asyncio.to_thread(_discard, partial)
             names = ", ".join(map(short, liars))
@@ -162,6 +175,8 @@ class _Errands:
         self._line, self._pace, self._loop = swarm.line, pace_of(swarm), asyncio.get_running_loop()
         self._known, self._ranges = known, ranges
         self._holders = list(holders)
+        self._typical_s = 0.0
+        """What the last ranges took, whoever brought them: where many fetch at once, more than one alone would."""
         self.calls: dict[asyncio.Task[bytes | None], Call] = {}
 
     def hand_out(self) -> float | None:
@@ -193,7 +208,7 @@ class _Errands:
     def _late_s(self, other: Holder, part: range) -> float:
         """After what time it pays to ask `other` for a part that somebody was asked for."""
         speed = self._pace.speed(other[0])
-        return max(LATE_S, LATE_TIMES * (len(part) / speed if speed else SLOW_S))
+        return max(LATE_S, LATE_TIMES * max(len(part) / speed if speed else SLOW_S, self._typical_s))
 
     def _idle(self, *, but: Holder | None = None) -> Holder | None:
         """Who may be asked for one more range: of the first few holders the one that has the fewest to bring."""
@@ -223,6 +238,8 @@ class _Errands:
     async def _take(self, call: Call, data: bytes | None) -> None:
         rivals = {task: other for task, other in self.calls.items() if other.part == call.part}
         if data is not None:
+            took_s = 0.0 if call.since_s is None else self._loop.time() - call.since_s
+            self._typical_s = (self._typical_s + took_s) / 2 if self._typical_s else took_s
             self._ranges.put(call.part.start, data, call.holder[0])
             self._ranges.give_back(call.part[len(data) :])
             await self._give_up(rivals)
@@ -254,8 +271,18 @@ class Call:
 class Holders:
     """The peers that may have the blob named `digest`, of `size` bytes; `timeout_s` is for each range."""
 
-    def __init__(self, swarm: Swarm, digest: str, holders: Sequence[Holder], *, size: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        swarm: Swarm,
+        digest: str,
+        holders: Sequence[Holder],
+        *,
+        size: int,
+        timeout_s: float,
+        brought: Counter[PeerId] | None = None,
+    ) -> None:
         self._swarm, self._digest, self._timeout_s = swarm, digest, timeout_s
+        self._brought = Counter[PeerId]() if brought is None else brought
         self.size = size
         self._pace, self._loop = pace_of(swarm), asyncio.get_running_loop()
         self._all = self._ranked(holders)
@@ -287,7 +314,13 @@ class Holders:
             return None
         down.give_back(asked - len(reply.body))
         self._pace.brought(peer, asked, len(reply.body), elapsed_s)
+        self._brought[peer] += len(reply.body)
         return reply.body
+
+    def convict(self, peer: PeerId | None) -> None:
+        """What it brought was wrong; None: it came from our own disk."""
+        if peer is not None:
+            self._pace.lied(peer)
 
     async def _ask(self, holder: Holder, part: range) -> Range | None:
         request = ReadBlob(digest=self._digest, offset=part.start, length=len(part))
@@ -303,11 +336,16 @@ class Holders:
 
     def _ranked(self, holders: Sequence[Holder]) -> list[Holder]:
         """The first stays first, since it is the likeliest to have the blob; of the others, those that were fast come
-        first and those that were slow last."""
+        first and those that were slow last. Who has sent wrong bytes comes after all."""
+        holders = sorted(holders, key=lambda holder: self._pace.has_lied(holder[0]))
         speeds = {peer: self._pace.speed(peer) for peer, _ in holders}
         known = [speed for speed in speeds.values() if speed is not None]
         middle = sum(known) / len(known) if known else 0.0
-        return [*holders[:1], *sorted(holders[1:], key=lambda holder: -(speeds[holder[0]] or middle))]
+
+        def rank(holder: Holder) -> tuple[bool, float]:
+            return self._pace.has_lied(holder[0]), -(speeds[holder[0]] or middle)
+
+        return [*holders[:1], *sorted(holders[1:], key=rank)]
 
 
 class Ranges:
@@ -367,6 +405,13 @@ class Ranges:
         for part, peer in self._brought:
             shares[peer] += len(part)
         return sorted(shares, key=lambda peer: shares[peer])
+
+    def liars(self, data: bytes) -> set[PeerId]:
+        """Who brought anything that is not so in `data`, the blob."""
+        wrong = {
+            peer for part, peer in self._brought if self.read(part.start, part.stop) != data[part.start : part.stop]
+        }
+        return {peer for peer in wrong if peer is not None}
 
     def forget(self, suspect: PeerId | None) -> Sequence[tuple[range, bytes]]:
         """Take out what `suspect` brought, and return it; the rest stays."""

@@ -1,0 +1,107 @@
+"""What a round costs the lines of a busy leader and of the coordinator: worked out from the rules, not played.
+
+A module is counted through which most paths go, when everybody trains. Its leader takes in each contribution that a
+version counts, and sends it on to its mirrors and the archive. Versions went to every trainer from the leader, the
+mirrors and the coordinator, which shared that evenly, before trainers had turns; now an owner sends at most two copies,
+and the coordinator none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dipaco_p2p.config import SHARES_MAX
+from dipaco_p2p.core.outer.compress import CODECS
+from peers.path.claiming import DRAWN
+
+COPIES = 2
+"""Of a version that an owner sends (protocol/fan_out.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One case; Mbit/s are means over a round."""
+
+    volunteers: int
+    values: int
+    """Of a module."""
+    uplink: str
+    downlink: str
+    round_s: float
+    contributions: int
+    """That a version counts."""
+    trainers: int
+    """Of the module."""
+    leader_in: float
+    leader_work: float
+    """Contributions that the leader sends on."""
+    leader_before: float
+    """Versions that it sent before trainers had turns."""
+    leader_now: float
+    coordinator_before: float
+    """Versions of all modules that the coordinator sent."""
+
+    @property
+    def leader_out(self) -> float:
+        return self.leader_work + self.leader_now
+
+    def contributions_of(self, up_mbit: float) -> int:
+        """So many a version could count before the leader's uplink is full."""
+        return int(self.contributions * (up_mbit - self.leader_now) / self.leader_work)
+
+
+def load(
+    volunteers: int,
+    *,
+    widths: Sequence[int],
+    values: int,
+    uplink: str,
+    downlink: str,
+    round_s: float,
+    owners: int = 3,
+) -> Load:
+    """Of a grid of modules of `values` parameters each."""
+    paths, width = math.prod(widths), min(widths)
+    through = paths // width
+    places = max(1, int(DRAWN * (SHARES_MAX // through)))
+    contributions = through * max(1, min(volunteers // paths, places))
+    trainers = max(1, volunteers // width)
+    payload, update = CODECS[uplink].tensor_bytes(values), CODECS[downlink].tensor_bytes(values)
+
+    def mbit(bytes_: float) -> float:
+        return bytes_ * 8 / 1e6 / round_s
+
+    shared = trainers / (owners + 1)
+    return Load(
+        volunteers=volunteers,
+        values=values,
+        uplink=uplink,
+        downlink=downlink,
+        round_s=round_s,
+        contributions=contributions,
+        trainers=trainers,
+        leader_in=mbit(contributions * payload),
+        leader_work=mbit(contributions * payload * owners),
+        leader_before=mbit(shared * update),
+        leader_now=mbit(min(COPIES, trainers / owners) * update),
+        coordinator_before=mbit(shared * update * sum(widths)),
+    )
+
+
+def rows(loads: Sequence[Load], *, up_mbit: float) -> Iterator[str]:
+    """For people; the first line says what the columns are."""
+    yield "volunteers  values of a module  up      down    s a round  counted  trainers  |  leader: in    work on"
+    yield "            versions before       now  out in all  |  coordinator: versions before  now  |  fragments"
+    for one in loads:
+        is_full = one.leader_out > up_mbit
+        verdict = f"needed above {one.contributions_of(up_mbit)} contributions" if is_full else "not needed"
+        yield (
+            f"{one.volunteers:10d}  {one.values:18,d}  {one.uplink:6s}  {one.downlink:6s}  {one.round_s:9.0f}"
+            f"  {one.contributions:7d}  {one.trainers:8d}  |  {one.leader_in:10.1f}  {one.leader_work:9.1f}"
+        )
+        yield (
+            f"            {one.leader_before:15.1f}  {one.leader_now:8.2f}  {one.leader_out:10.1f}  |"
+            f"  {one.coordinator_before:29.1f}  {0:3d}  |  {verdict}"
+        )

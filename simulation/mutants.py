@@ -15,6 +15,7 @@ from bootstrap.coordinator.terms import Terms
 from dipaco_p2p.core.outer import codec, copies
 from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner import intake
@@ -403,6 +404,13 @@ replacing(
     faults=("rollback", "slow", "loss"),
 )
 replacing("what a rollback undoes is not reported", (Ledger, "undone", _property(list)), faults=("rollback",))
+
+
+replacing(
+    "a stage goes on after the round of growth",
+    (Run, "rounds", lambda original: property(lambda run: run.config.rounds.rounds)),
+    faults=("growth",),
+)
 
 
 # -- owner groups: receipts, takeovers, branches, mandates

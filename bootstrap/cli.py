@@ -289,6 +289,23 @@ def rollback(
 
 
 @app.command(epilog=DECREE_CODES)
+def grow(
+    levels: Annotated[str, typer.Option("--levels", help="How many modules each level has afterwards, as 1,2,4.")],
+    folder: Folder = None,
+    at_round: Annotated[
+        int, typer.Option("--at-round", min=0, help="The last round before. Default: the soonest.")
+    ] = 0,
+    reason: Why = "",
+) -> None:
+    """Give the grid more modules and paths after a round: each begins as a module there was, with its outer state.
+
+    Volunteers go on without a restart, on text that is routed anew. The run becomes no longer.
+    Example: dipaco-bootstrap grow my-run --levels 1,2,4 --at-round 12
+    """
+    _decree(folder, act="grow", levels=levels, version=at_round, reason=reason)
+
+
+@app.command(epilog=DECREE_CODES)
 def decrees(folder: Folder = None, is_json: Json = False) -> None:
     """List all decrees, oldest first, and what is in force now.
 
@@ -300,11 +317,11 @@ def decrees(folder: Folder = None, is_json: Json = False) -> None:
     end(lambda: show(folder, is_json=is_json))
 
 
-def _decree(folder: Folder, **order: str | int) -> None:
+def _decree(folder: Folder, *, levels: str = "", **order: str | int) -> None:
     def work() -> None:
-        from .control.decrees import Order, decree
+        from .control.decrees import Order, decree, read_levels
 
-        decree(folder, Order(**order))  # type: ignore[arg-type]
+        decree(folder, Order(levels=read_levels(levels), **order))  # type: ignore[arg-type]
 
     end(work)
 

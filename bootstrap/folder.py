@@ -18,12 +18,11 @@ from dipaco_p2p.node.run import Run, open_run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.protocol.documents import Manifest, Sealed, Sharding
+from dipaco_p2p.protocol.manifest import STAGES
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create
-from dipaco_p2p.use.folder import GRID, MANIFEST, WARMUP, RunFolder, manifest_path
-
-DECREES = "decrees"
-"""The store of what the coordinator decreed, beside those of the stages."""
+from dipaco_p2p.use.folder import DECREES as DECREES
+from dipaco_p2p.use.folder import MANIFEST, RunFolder, manifest_path
 
 
 def read_stage(root: Path, stage: str) -> Run | None:
@@ -35,6 +34,11 @@ def read_stage(root: Path, stage: str) -> Run | None:
         return None
     except (OSError, ValueError, IntegrityError) as error:
         raise IntegrityError(f"{path} was damaged on disk: {error}", hint=DAMAGED_HINT) from None
+
+
+def read_stages(root: Path) -> list[Run]:
+    """All that are prepared, the first one first; as `read_stage`."""
+    return [run for name in STAGES if (run := read_stage(root, name)) is not None]
 
 
 def write_stage(store: Store, sealed: Sealed[Manifest]) -> Run:
@@ -108,10 +112,10 @@ KEY_HINT = "bring its identity.key back"
 def invitation_of(folder: Path, peer: str, *, at_s: float) -> str:
     """The code that lets a peer into the run in `folder`, by the coordinator's word; it may be at work there. Raises
     ConfigError for a folder without a run of the invited, and for what is no peer id."""
-    stages = (read_stage(folder, name) for name in (GRID, WARMUP))
-    run = next((stage for stage in stages if stage is not None), None)
-    if run is None:
+    stages = read_stages(folder)
+    if not stages:
         raise ConfigError(f"`{folder}` holds no prepared run", hint="give the folder that `start --dir` was given")
+    run = stages[-1]
     if (policy := run.config.admission.policy) != INVITE:
         hint = 'only a run file with `policy = "invite"` in [admission] makes a run of the invited'
         raise ConfigError(f"the admission of {run.name} is `{policy}`: nobody is invited to it", hint=hint)

@@ -6,6 +6,7 @@ What only one machine chooses (device, folders, ports, corpus on disk) is not he
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from . import __version__
@@ -13,7 +14,7 @@ from .errors import ConfigError, WrongRun
 from .strict import added, bounded
 from .topology import Topology
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 """Raised when two versions of the program could misunderstand each other."""
 SHARES_MAX = 384
 """Contributions that one version of a module counts at most: each takes up to 500 bytes of its document."""
@@ -372,6 +373,34 @@ class RunConfig:
             rounds=replace(self.rounds, rounds=max(self.warmup.rounds, 1), min_paths=1),
             routing=RoutingConfig(),
         )
+
+    def after(self, rounds: int) -> RunConfig:
+        """What holds in a grid that begins when the run has gone through this many rounds."""
+        if not rounds:
+            return self
+        marks = tuple(mark - rounds for mark in self.routing.reshard_rounds if mark > rounds)
+        return replace(
+            self,
+            rounds=replace(self.rounds, rounds=self.rounds.rounds - rounds),
+            routing=replace(self.routing, reshard_rounds=marks),
+        )
+
+    def grown(self, widths: Sequence[int]) -> RunConfig:
+        """The same with so many modules in each level; raises ConfigError unless the grid grows so."""
+        now = self.topology
+        if any(level.private for level in self.model.levels):
+            raise ConfigError("a grid with private levels cannot grow", hint="begin another run, from a checkpoint")
+        if len(widths) != len(now.widths):
+            hint = f"name all of them, as in {','.join(map(str, now.widths))}: levels are never added"
+            raise ConfigError(f"{len(widths)} levels, but the run has {len(now.widths)}", hint=hint)
+        for level, (width, found) in enumerate(zip(widths, now.widths, strict=True)):
+            if not found <= width <= MODULES_MAX:
+                hint = f"no level loses a module, and none has more than {MODULES_MAX}"
+                raise ConfigError(f"level {level} has {found} modules, and cannot have {width}", hint=hint)
+        if tuple(widths) == now.widths:
+            raise ConfigError(f"the grid is {now} already", hint="give at least one level more modules")
+        levels = (replace(level, modules=width) for level, width in zip(self.model.levels, widths, strict=True))
+        return replace(self, model=replace(self.model, levels=tuple(levels)))
 
     def _check_routing(self) -> None:
         rounds, paths = self.routing.reshard_rounds, self.model.path_count

@@ -119,6 +119,20 @@ class Topology:
         """The paths that contain `module`."""
         return _paths_through(self, module)
 
+    def parent(self, module: ModuleId, before: Topology) -> ModuleId:
+        """The module of the smaller grid `before` that `module` begins as when that grows into this one.
+
+        Of a level that goes from w to v modules, module m comes of module m * w // v, rounded down: so every module of
+        before has a child, the children of one stand side by side, and a level that stays as it is keeps its modules.
+        """
+        old, new = before.widths[module.level], self.widths[module.level]
+        assert old <= new and module.index < new, (before, self, module)
+        return ModuleId(module.level, module.index * old // new)
+
+    def parent_path(self, path: PathId, before: Topology) -> PathId:
+        """The path of `before` whose modules those of `path` begin as."""
+        return PathId(tuple(self.parent(module, before).index for module in path.modules()))
+
     def __contains__(self, item: object) -> bool:
         if isinstance(item, ModuleId):
             return 0 <= item.level < len(self.widths) and 0 <= item.index < self.widths[item.level]

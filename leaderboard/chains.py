@@ -173,7 +173,7 @@ class Chain:
     @property
     def is_settled(self) -> bool:
         """Whether nothing can change any more."""
-        return self.final == self._run.config.rounds.rounds
+        return self.final == self._run.rounds
 
     @property
     def counted(self) -> Mapping[str, int]:
@@ -250,6 +250,8 @@ class Chain:
         tally, parent = self._tally.copy(), self.head
         for sealed in tail:
             try:
+                if sealed.document.version > self._run.rounds:
+                    raise IntegrityError(f"{self.module} ends with version {self._run.rounds}: its grid grows")
                 check_successor(parent, sealed.document, self._run.manifest)
                 tally.check(sealed.document)
                 self._check_names(sealed.document)

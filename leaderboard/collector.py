@@ -320,7 +320,7 @@ class StagePull:
             reply = await ask_chain(self._node, teller, module, after=begin, timeout_s=CONTROL_TIMEOUT_S)
             page = self.stage.refusals.read_page(ModuleVersion, reply.body)
             found += page
-            if not page or begin + len(page) > self.stage.run.config.rounds.rounds + 1:
+            if not page or begin + len(page) > self.stage.run.rounds + 1:
                 return
             await self._learn_grants(teller[0], module, page)
             self.stage.take_versions(module, found, now_s=self._clock.now_s())
@@ -385,7 +385,7 @@ class StagePull:
 
     async def _pull_judgements(self) -> None:
         """From the coordinator, or whoever else has them: they are signed."""
-        if len(self.stage.judgements) > self.stage.run.config.rounds.rounds:
+        if len(self.stage.judgements) > self.stage.run.rounds:
             return
         for peer in self._seeds():
             if await self._try(f"judgements of {peer}", self._pull_judgements_of(peer)):

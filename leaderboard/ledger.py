@@ -32,6 +32,7 @@ from dipaco_p2p.protocol.documents import (
     rejected,
 )
 from dipaco_p2p.protocol.judgement import IN_ALL_MAX, OF_PATH_MAX, Check, Judgement
+from dipaco_p2p.protocol.manifest import STAGES
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 from leaderboard.chains import Reason, Refusals
@@ -55,6 +56,7 @@ class Stage:
         self.run = run
         self.refusals = refusals
         self.decrees = Decrees(run) if decrees is None else decrees
+        self.decrees.tell(run)
         if run.id == run.origin:  # one stage writes them down for all
             self.decrees.listen(self._keep_decree)
         self.chains = {module: Chain(run, module) for module in run.topology.modules()}
@@ -78,7 +80,7 @@ class Stage:
         self.changes = 0
         """Grows with every change: rows that were made before are still good while it stays."""
         self._writes: list[Write] = []
-        self._keep("record", "manifest", run.id, "", int(run.is_last_stage), run.sealed)
+        self._keep("record", "manifest", run.id, "", STAGES.index(run.manifest.stage), run.sealed)
 
     def copy(self) -> Stage:
         """This stage as it is now, for a thread to read while it goes on."""
@@ -178,7 +180,7 @@ class Stage:
                 self.refusals.note(Reason.RUN, sealed.id)
             elif check.author == self.run.manifest.author:
                 self.refusals.note(Reason.AUTHOR, sealed.id)
-            elif check.path not in self.run.topology or check.version > self.run.config.rounds.rounds:
+            elif check.path not in self.run.topology or check.version > self.run.rounds:
                 self.refusals.note(Reason.MODULE, sealed.id)
             elif check.author in known:
                 if known[check.author] != check:
@@ -215,7 +217,7 @@ class Stage:
         if document.run != self.run.id:
             return Reason.RUN
         is_ours = document.module == module and document.path in self.run.topology
-        if not is_ours or note.round > self.run.config.rounds.rounds:
+        if not is_ours or note.round > self.run.rounds:
             return Reason.MODULE
         if note.author not in self.leaders(module).get(note.term, set()):
             return Reason.LEADER
@@ -246,7 +248,7 @@ class Stage:
         """Whether all there will ever be is here."""
         return (
             all(chain.is_settled for chain in self.chains.values())
-            and len(self.judgements) == self.run.config.rounds.rounds + 1
+            and len(self.judgements) == self.run.rounds + 1
             and not any(id_ not in self.recorded for chain in self.chains.values() for id_ in chain.counted)
         )
 
@@ -323,7 +325,7 @@ class Stage:
             len(set(modules)) == len(modules)
             and len(set(paths)) == len(paths)
             and all(name in self.run.topology for name in (*modules, *paths))
-            and judgement.version <= self.run.config.rounds.rounds
+            and judgement.version <= self.run.rounds
         )
 
     def _share(self, module: ModuleId, contribution: str) -> Share | None:
@@ -344,7 +346,7 @@ class Stage:
         known = self.receipts.get(receipt.contribution)
         if known is not None and (known.round, known.term) >= (receipt.round, receipt.term):
             return
-        if receipt.round > self.run.config.rounds.rounds:
+        if receipt.round > self.run.rounds:
             self.refusals.note(Reason.SUCCESSOR, sealed.id)
             return
         self.receipts[receipt.contribution] = receipt

@@ -44,11 +44,11 @@ class PathState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageInfo:
-    """One stage of the run: the warm-up, or the grid."""
+    """One stage of the run: the warm-up, the grid, or a larger grid."""
 
     id: str
     name: str
-    """`warmup` or `grid`."""
+    """`warmup`, `grid`, `grid-2` and so on."""
     grid: str
     """As in `2x2`."""
     modules: int
@@ -156,14 +156,16 @@ class DecreeRow:
     peer: PeerId | None = None
     """Who is banned, admitted again, appointed or dismissed, or whose name is hidden or shown again."""
     stage: str = ""
-    """Of a rollback, as what follows; else empty."""
+    """Of a rollback, as what follows, or of a growth; else empty."""
     module: ModuleId | None = None
     to: int | None = None
-    """The version whose parameters come back."""
+    """The version whose parameters come back; of a growth, the last one of its stage."""
     version: int | None = None
     """The version that carries it out; None until it is made."""
     ended_by: int | None = None
     """The number of the next decree about the same thing; None while this one is the newest."""
+    levels: str = ""
+    """Of a growth: the grid that follows, as in `2x4`; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

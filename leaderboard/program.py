@@ -31,6 +31,7 @@ from dipaco_p2p.program.web import listening, serve_app
 from dipaco_p2p.protocol.decrees import Decree
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed
 from dipaco_p2p.protocol.judgement import Check, Judgement
+from dipaco_p2p.protocol.manifest import STAGES
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.ticket import WORD
 from leaderboard.chains import Refusals
@@ -192,7 +193,6 @@ def _of_folder(folder: Path) -> Snapshot:
     return replace(snapshot, peers_alive=0, peers_training=0, peers_relayed=0)
 
 
-STAGES = ("warmup", "grid")
 DECREES = "decrees"
 """Beside them in the coordinator's folder."""
 

@@ -22,6 +22,7 @@ from dipaco_p2p.protocol.decrees import (
     BAN,
     DISMISS,
     FREEZE,
+    GROW,
     HIDE_NAME,
     ROLLBACK,
     SHOW_NAME,
@@ -280,9 +281,10 @@ def _decree_row(decree: Decree, *, version: int | None, ended_by: int | None) ->
         peer=decree.peer,
         stage=decree.stage,
         module=decree.module,
-        to=decree.to if decree.act == ROLLBACK else None,
+        to=decree.to if decree.act in (ROLLBACK, GROW) else None,
         version=version,
         ended_by=ended_by,
+        levels="x".join(map(str, decree.levels)),
     )
 
 

@@ -159,7 +159,7 @@ def path_states(run: Run, reached: Mapping[ModuleId, int], live: Live) -> dict[P
     """What goes on with each path of the open stage; `reached` says the version of each module."""
 
     def state(path: PathId) -> PathState:
-        if path_round(path, reached) >= run.config.rounds.rounds:
+        if path_round(path, reached) >= run.rounds:
             return PathState.DONE
         return PathState.TRAINING if live.claims.get(path) or live.told.get(path) else PathState.FREE
 
@@ -179,7 +179,7 @@ def run_info(stages: Sequence[Run]) -> RunInfo:
         coordinator=stages[-1].manifest.author,
         stages=tuple(map(_stage_info, stages)),
         settings=tuple(_settings(strict.plain(stages[-1].manifest.config))),
-        rounds_after=0 if stages[-1].is_last_stage else stages[-1].manifest.config.rounds.rounds,
+        rounds_after=stages[-1].rounds_after,
     )
 
 
@@ -191,7 +191,7 @@ def _stage_info(run: Run) -> StageInfo:
         grid=str(topology),
         modules=len(topology.modules()),
         paths=topology.path_count,
-        rounds=run.config.rounds.rounds,
+        rounds=run.rounds,
         steps=run.config.inner.steps,
         parameters=sum(run.layout(module).size for module in topology.modules()),
     )

@@ -32,8 +32,6 @@ STATE_SOURCES = {
     "dropped": "{path} starts over: the inner state that was fetched is of no use",
 }
 """By where the inner state of a path was found (path/kept.py)."""
-STAGES = {"warmup": "warm-up", "grid": "run"}
-"""What is complete when a stage is; events of earlier programs do not say which it was."""
 IN_PANEL = frozenset({"doing", "limited", "fetched"})
 """Events that the panel shows until the next of their kind, or that come with each round of each module: as lines they
 would push away those that are to stay."""
@@ -161,9 +159,7 @@ def words_for(event: Mapping[str, Any]) -> str:
         "curves_stopped": lambda e: f"curves to {e['to']} have stopped: {e['detail']}; training goes on",
         "paused": lambda e: f"paused for {e['detail']}",
         "resumed": lambda e: "goes on",
-        "left": lambda e: (
-            "left" + (f": the {STAGES.get(e.get('stage', ''), 'stage')} is complete" if e["complete"] else "")
-        ),
+        "left": lambda e: "left" + (f": the {_ended(e)} is complete" if e["complete"] else ""),
     }
     return words[event["ev"]](event) if event["ev"] in words else ""
 
@@ -172,6 +168,12 @@ def _sources(event: Mapping[str, Any]) -> str:
     """Where the bytes of a version came from."""
     told = {"trainers": "from_trainers", "owners": "from_owners", "the coordinator": "from_seeds"}
     return ", ".join(f"{size(event[key])} from {who}" for who, key in told.items() if event[key])
+
+
+def _ended(event: Mapping[str, Any]) -> str:
+    """What a stage that is complete was, in one word; a program from before there were stages did not say."""
+    stage = str(event.get("stage", "stage"))
+    return {"stage": "stage", "warmup": "warm-up"}.get(stage, stage if event.get("grows") else "run")
 
 
 def _print(text: str) -> None:

@@ -212,7 +212,7 @@ def _module_account(
     ids = {one.share.contribution for one in counted}
     left = {id_: base for id_, (of, base) in receipts.items() if of == module and id_ not in ids}
     head, rounds = (chain[-1].version if chain else 0), run.config.rounds
-    waiting = {id_ for id_, base in left.items() if head <= base + rounds.staleness and head < rounds.rounds}
+    waiting = {id_ for id_, base in left.items() if head <= base + rounds.staleness and head < run.rounds}
     tally = Tally()
     for version in chain:
         tally.add(version)

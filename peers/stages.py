@@ -15,7 +15,7 @@ from pathlib import Path
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.core.model.engine import BFLOAT16, EXACT
-from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, SwarmError, WrongRun
+from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError, SwarmError, WrongRun
 from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.decree_news import serve_decrees
 from dipaco_p2p.node.doorplate import whom_to_name
@@ -24,7 +24,7 @@ from dipaco_p2p.node.node import Member, open_member, serve_store
 from dipaco_p2p.node.presence import Presence
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import serve_shardings
-from dipaco_p2p.node.stages import Stages, check_next_stage, fetch_stages
+from dipaco_p2p.node.stages import Stages, fetch_stages, stages_after
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner.chain import Chains
@@ -235,9 +235,9 @@ class StageRunner:
 
     def _new_status(self, run: Run) -> Status:
         config = run.config
-        status = Status(run=run.name, peer=self._swarm.peer, rounds=config.rounds.rounds, steps=config.inner.steps)
+        status = Status(run=run.name, peer=self._swarm.peer, rounds=run.rounds, steps=config.inner.steps)
         status.paths, status.is_last_stage = run.topology.path_count, run.is_last_stage
-        status.rounds_after = 0 if run.is_last_stage else run.manifest.config.rounds.rounds
+        status.rounds_after = run.rounds_after
         histories = [self._config.run_folder(stage) / HISTORY_NAME for stage in self._known.ids]
         status.receipts = sum(map(receipts_in, histories))
         self.status = status
@@ -386,11 +386,12 @@ class StageRunner:
 
     async def _next(self, run: Run) -> Run | None:
         """The stage after `run`, as soon as the coordinator has opened it; None after a stop."""
-        print("the warm-up is complete; waiting for the coordinator to open the grid", flush=True)
+        ended, what = ("warm-up", "the grid") if run.growth is None else (run.manifest.stage, "the larger grid")
+        print(f"the {ended} is complete; waiting for the coordinator to open {what}", flush=True)
         assert self.status is not None and self.node is not None
         while not self._stopped.is_set():
             await self._rest(self.status, self.node.history)
-            self.status.doing, self.status.waits_for = "waiting", "the coordinator to open the grid"
+            self.status.doing, self.status.waits_for = "waiting", f"the coordinator to open {what}"
             if (opened := await self._opened(run, {})) is not None:
                 return opened
             with contextlib.suppress(DipacoError):
@@ -407,15 +408,15 @@ class StageRunner:
         return await self._opened(run, others)
 
     async def _opened(self, run: Run, others: Mapping[PeerId, Sequence[str]]) -> Run | None:
-        """The stage after `run`, if the coordinator, our host or one of `others` says that it is open."""
+        """The newest stage after `run`, if the coordinator, our host or one of `others` says that there is one."""
         for host in dict.fromkeys((run.manifest.author, self._entrance.host, *others)):
-            with contextlib.suppress(SwarmError, WrongRun):
+            with contextlib.suppress(SwarmError, WrongRun, IntegrityError):
                 addresses = others.get(host, ())
                 stages = await fetch_stages(self._swarm, host, expected=run.origin, addresses=addresses)
-                if stages[-1].id != run.id:
-                    check_next_stage(run, stages[-1])
-                    self._known.add(stages[-1])
-                    return stages[-1]
+                for stage in (later := stages_after(run, stages)):
+                    self._known.add(stage)
+                if later:
+                    return later[-1]
         return None
 
 

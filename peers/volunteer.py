@@ -220,7 +220,7 @@ class Volunteer:
         readers = [self._reader(module) for module in path.modules()]
         await self._read_rounds(path)  # before the versions, so that these are not older
         await asyncio.gather(*(reader.sync() for reader in readers))
-        assignment = Assignment(trainer, readers, rounds=run.config.rounds.rounds)
+        assignment = Assignment(trainer, readers, rounds=lambda: run.rounds)
         is_alone = self._claiming.replica(path)[1] == 1
         left_until_s = self._node.clock.now_s() + self._training.deadline_s(path)
         from_round = self._claiming.round
@@ -325,7 +325,8 @@ class Volunteer:
         await self._release(ClaimEvent.RELEASED)
         await self._node.presence.leave()
         complete, receipts, stage = self._status.is_complete, self._status.receipts, self._node.run.manifest.stage
-        self._node.history.add("left", complete=complete, receipts=receipts, stage=stage)
+        grows = self._node.run.growth is not None
+        self._node.history.add("left", complete=complete, receipts=receipts, stage=stage, grows=grows)
 
     # -- small questions and notes
 
@@ -354,7 +355,7 @@ class Volunteer:
         unfinished, watch = self._claiming.unfinished(), self._node.watch
         if not self._training.rounds_done or not all(unfinished.values()):
             return bool(unfinished)
-        return any(self._node.run.config.rounds.rounds - watch.round(path) > 1 for path in unfinished)
+        return any(self._node.run.rounds - watch.round(path) > 1 for path in unfinished)
 
     def _is_ready(self, path: PathId) -> bool:
         """Whether we could train `path` now: its shard is here, or there is somebody to ask for it."""
@@ -363,7 +364,7 @@ class Volunteer:
     def _is_over(self) -> bool:
         """Whether every module has its last version, and nothing that we lead or keep needs us. After a partition the
         branch may go on that is behind: then there is work again."""
-        last, watch = self._node.run.config.rounds.rounds, self._node.watch
+        last, watch = self._node.run.rounds, self._node.watch
         return all(watch.reached(module) >= last for module in watch.heads) and self._ownership.is_complete
 
     def _background(self) -> list[Coroutine[Any, Any, None]]:
@@ -373,7 +374,8 @@ class Volunteer:
     async def _watch_swarm(self) -> None:
         while True:
             await self._node.watch.refresh()
-            watch, status = self._node.watch, self._status
+            run, watch, status = self._node.run, self._node.watch, self._status
+            status.rounds, status.rounds_after, status.is_last_stage = run.rounds, run.rounds_after, run.is_last_stage
             status.peers_alive = watch.peers_alive
             status.peers_training = watch.paths.training()
             status.paths_covered = watch.paths.covered()

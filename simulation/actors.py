@@ -228,6 +228,13 @@ class Machine:
         raise NotImplementedError
 
 
+class _Runner(StageRunner):
+    """As ever, up to a growth: here no larger grid is opened, and the stage's end is what is looked at."""
+
+    async def _next(self, run: Run) -> Run | None:
+        return None if run.growth is not None else await super()._next(run)
+
+
 class VolunteerMachine(Machine):
     """A volunteer's."""
 
@@ -269,7 +276,7 @@ class VolunteerMachine(Machine):
         make_trainer = partial(FakeTrainer, clock=self.clock, step_s=self.step_s)
         own_trainer = partial(make_trainer, device="cpu")  # a forger judges others like anybody else
         repeater = partial(BribedRepeater, bribed=lambda: self.is_bribed, make_trainer=own_trainer)
-        self._tour = StageRunner(
+        self._tour = _Runner(
             swarm,
             PeerConfig(home=self.folder, grace_s=GRACE_S, limits=Limits(keep_gb=float(self.world.plan.has_keepers))),
             self.clock,

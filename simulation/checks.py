@@ -126,6 +126,13 @@ def bases_are_fresh(outcome: Outcome) -> Iterator[Broken]:
                     yield Broken(2, f"{module} counts a contribution of {each.path}, which is not its own")
 
 
+def stages_end_as_decreed(outcome: Outcome) -> Iterator[Broken]:
+    """2: no module has a version beyond the one with which its stage ends."""
+    for module, chain in sorted(outcome.chains.items()):
+        if len(chain) > outcome.rounds:
+            yield Broken(2, f"{module} goes on to version {len(chain)}, and its stage ends with {outcome.rounds}")
+
+
 def claims_come_first(outcome: Outcome) -> Iterator[Broken]:
     """2: work of a stranger counts only on a path that it has claimed."""
     claimed = {(event.facts["peer"], event.facts["path"]) for event in outcome.of("claims")}
@@ -350,6 +357,7 @@ SAFETY: tuple[Check, ...] = (
     holders_are_named,
     nothing_counts_twice,
     bases_are_fresh,
+    stages_end_as_decreed,
     claims_come_first,
     harm_counts_nowhere,
     honest_work_passes,

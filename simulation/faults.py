@@ -13,6 +13,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
+from dipaco_p2p.protocol.decrees import GROW_AHEAD
 from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.neighbours import bits, place
 from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S, claims_key
@@ -446,6 +447,18 @@ async def rollback(world: Environment, chance: random.Random) -> None:
         module = chance.choice(sorted(heads))
         to, after = chance.randrange(heads[module]), heads[module]
         world.seed.decree("rollback", stage=world.run.id, module=module, to=to, after=after)
+
+
+@fault("growth")
+async def growth(world: Environment, chance: random.Random) -> None:
+    """The stage ends early, for its grid to grow, if there is a round left for it; this never ends."""
+    if (stage := world.seed.stage) is None:
+        return
+    seen = stage.seen()
+    head = max(max(ledger.head.version, seen.watch.reached(module)) for module, ledger in seen.ledgers.items())
+    last, levels = head + GROW_AHEAD, tuple(2 * width for width in world.run.topology.widths)
+    if last < world.run.config.rounds.rounds:
+        world.seed.decree("grow", stage=world.run.id, to=last, after=head, levels=levels)
 
 
 async def pardon(world: Environment) -> None:

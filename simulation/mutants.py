@@ -15,6 +15,7 @@ from bootstrap.coordinator.terms import Terms
 from dipaco_p2p.core.outer import codec, copies
 from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner import intake
@@ -122,7 +123,6 @@ def _rules(changed: Callable[[Intake], dict[str, Any]]) -> tuple[Any, str, Calla
 BESIDE_ITS_COPY = (Originals, "copies", _always([]))
 FORGETS_COUNTED = (Intake, "has", lambda original: lambda self, contribution: contribution in self.admitted)
 
-
 # -- disks
 
 
@@ -207,8 +207,6 @@ def norm_check_skipped(patches: Patches) -> None:
 
 
 replacing("first steps of any length count", (recompute.Gradients, "first_clip_norm", _always(None)), faults=("join",))
-
-
 replacing("a lone first step goes any distance", (Norms, "furthest", _always(float("inf"))), faults=FORGING)
 
 
@@ -403,14 +401,11 @@ replacing(
     (Ledger, "counted", _property(dict)),
     faults=("duplication", "partition"),
 )
-
-
 replacing(
     "owners send to everybody",
     (fan_out, "tiers", lambda original: lambda members, *, owners: [members] if members else []),
     faults=("slow", "join"),
 )
-
 
 # -- decrees
 
@@ -421,7 +416,11 @@ replacing(
     faults=("rollback", "slow", "loss"),
 )
 replacing("what a rollback undoes is not reported", (Ledger, "undone", _property(list)), faults=("rollback",))
-
+replacing(
+    "a stage goes on after the round of growth",
+    (Run, "rounds", lambda original: property(lambda run: run.config.rounds.rounds)),
+    faults=("growth",),
+)
 
 # -- owner groups: receipts, takeovers, branches, mandates
 

@@ -14,6 +14,7 @@ from bootstrap.archives.verify import verify_run
 from dipaco_p2p.canonical import is_digest
 from dipaco_p2p.core.model.layout import decode_module
 from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
@@ -61,7 +62,7 @@ def outcome_of(world: World) -> Outcome:
         looks=tuple(world.looks),
         paths={str(path): tuple(map(str, path.modules())) for path in run.topology.paths()},
         names={machine.peer: machine.name for machine in world.machines},
-        rounds=rounds.rounds,
+        rounds=_rounds(world),
         staleness=rounds.staleness,
         tokens_max=run.tokens_full,
         ttl_s=world.plan.ttl_s,
@@ -83,12 +84,20 @@ def outcome_of(world: World) -> Outcome:
     )
 
 
+def _rounds(world: World) -> int:
+    """With which version the stage ends: an earlier one than the configuration says, if a growth is decreed."""
+    decrees = Decrees(world.run, Store(world.seed.folder))
+    number = decrees.state.growths.get(world.run.id)
+    return world.plan.config.rounds.rounds if number is None else decrees.log[number - 1].document.to
+
+
 def _archive(world: World) -> tuple[dict[str, tuple[Link, ...]], tuple[str, ...], tuple[str, ...]]:
     """The chains, what recomputing them found, and which modules are not sound."""
     store = Store(world.seed.folder)
     try:
         run = open_stage(store)
         assert run is not None
+        Decrees(run, store)
         archive = SeedArchive(run, store)
         reports = verify_run(run, store, archive)
     except DipacoError as error:

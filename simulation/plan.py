@@ -32,6 +32,10 @@ AUDITED = (0, 1, 3, 100)
 """How many first works of each volunteer are audited."""
 DECREES = ("ban", "halt", "rollback")
 """What the coordinator may decree, by its names among the faults (faults.py)."""
+GROWTH = "growth"
+GROWN_UNTIL_S = 15.0
+GROWN_SHARE = 0.1
+"""Of the seeds that may, if they may have other faults as well."""
 NARROW_SHARE = 0.25
 OF_LARGE_SWARMS = ("lying summary", "flooded bucket")
 KEEPING = "lying keeper"
@@ -86,12 +90,13 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
     count = volunteers or chance.choice((4, 4, 4, 5, 5, 5, 6, 6, 8, 12))
     is_large = count > 20
     faulty_s = chance.uniform(*FAULTY_S)
-    others = [name for name in faults if name not in (*DECREES, KEEPING)]
     decrees = [name for name in faults if name in DECREES]
+    others = [name for name in faults if name not in (*DECREES, KEEPING, GROWTH)]
     count_of_others = chance.randint(3, 10) if others else 0
     found = _drawn(chance, others, count_of_others, until_s=faulty_s)
     found += _decrees(seed, decrees, is_all=not others, until_s=faulty_s)
     found += _keeping(seed, faults, is_all=not (others or decrees))
+    found += _growth(seed, is_all=not others) if GROWTH in faults else []
     return Plan(
         seed=seed,
         config=_config(chance, is_large=is_large, overlap=_has_overlap(seed), judging=_judging(seed)),
@@ -127,6 +132,14 @@ def _keeping(seed: int, faults: Sequence[str], *, is_all: bool) -> list[PlannedF
     if KEEPING not in faults or (chance.random() >= KEEPING_SHARE and not is_all):
         return []
     return [PlannedFault(at_s=chance.uniform(1.0, 10.0), name=KEEPING, seed=chance.randrange(2**31))]
+
+
+def _growth(seed: int, *, is_all: bool) -> list[PlannedFault]:
+    """By a lot of its own as well; soon, or no round is left in which it could end a stage."""
+    chance = random.Random(f"growth {seed}")
+    if chance.random() >= GROWN_SHARE and not is_all:
+        return []
+    return _drawn(chance, [GROWTH], 1, until_s=GROWN_UNTIL_S)
 
 
 def is_narrow(seed: int) -> bool:

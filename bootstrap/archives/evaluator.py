@@ -243,8 +243,8 @@ def judge_finished(evaluator: Evaluator, rows: list[dict[str, Any]]) -> dict[str
     """Perplexity, 95 % interval and bits per byte for each way to route; raises IntegrityError for missing blobs."""
     run = evaluator.run
     part = evaluator.held_out["validation"]
-    table = score_table(evaluator, run.config.rounds.rounds, part.tokens)
-    last = run.config.rounds.rounds
+    table = score_table(evaluator, run.rounds, part.tokens)
+    last = run.rounds
     newest = max((sealed.document.number for sealed in run.shardings), default=0)
     ways = {"routed once": routed_once(table, evaluator.assign("validation", newest, version=last))}
     if newest:
@@ -266,7 +266,7 @@ def judge_finished(evaluator: Evaluator, rows: list[dict[str, Any]]) -> dict[str
     stopped = stopped_evaluation(rows)
     if stopped is not None:
         routing["routed once, each path at its best round"] = _routing_row(stopped)
-    return {"run": run.id, "version": run.config.rounds.rounds, "sharding": newest, "routing": routing}
+    return {"run": run.id, "version": run.rounds, "sharding": newest, "routing": routing}
 
 
 def score_table(evaluator: Evaluator, version: int, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
@@ -279,7 +279,7 @@ def _choices(evaluator: Evaluator, sharding: int) -> NDArray[np.int64]:
     tokens = evaluator.held_out["validation"].tokens
     points = token_features(evaluator.frozen(), tokens, at=window_starts(tokens.shape[1]))
     count, windows, width = points.shape
-    last = evaluator.run.config.rounds.rounds
+    last = evaluator.run.rounds
     router, usable = evaluator.token_router(sharding), evaluator.usable(last)
     choices = assign(router, points.reshape(-1, width), usable).reshape(count, windows)
     choices[:, 0] = evaluator.assign("validation", sharding, version=last)

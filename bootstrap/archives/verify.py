@@ -30,7 +30,7 @@ from dipaco_p2p.protocol.norms import NORM_VERSIONS, Norms
 from dipaco_p2p.protocol.standing import Standings
 from dipaco_p2p.protocol.versions import Tally, check_chain, genesis_version, is_final
 from dipaco_p2p.topology import ModuleId
-from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
+from dipaco_p2p.use.folder import RunFolder
 
 from ..progress import stage
 
@@ -127,14 +127,24 @@ def state_of(run: Run, archive: SeedArchive, version: ModuleVersion) -> OuterSta
     return OuterState.restored(params, None if version.state is None else archive.blob(version.state.digest))
 
 
-def verify_fork(grid: Run, warmup_archive: SeedArchive, warmup: Run) -> list[ChainReport]:
-    """The modules of the grid that do not begin as the warm-up's head of their level; empty when all do."""
-    heads = {module.level: ledger.head for module, ledger in warmup_archive.ledgers.items()}
+def verify_fork(after: Run, archive: SeedArchive, before: Run) -> list[ChainReport]:
+    """The modules of a stage that do not begin as their parents ended in the stage before, parameters and, where the
+    grid grew, outer state as well; empty when all do. `archive` is of the stage before."""
+    ended, spent = before.manifest, after.manifest.spent
+    last = spent - ended.spent if spent else before.rounds
     reports = []
-    for module in grid.topology.modules():
-        head, begin = heads[module.level], genesis_version(grid.manifest, module)
-        if grid.manifest.origin != warmup.id or begin.digest != head.digest:
-            problem = f"its version 0 is {begin.digest[:8]}, but the warm-up ended with {head.digest[:8]}"
+    for module in after.topology.modules():
+        parent, begin = after.topology.parent(module, before.topology), genesis_version(after.manifest, module)
+        ledger, problem = archive.ledgers[parent], ""
+        if after.manifest.before != before.id:
+            problem = f"its stage does not follow from the {ended.stage}"
+        elif ledger.head.version < last:
+            problem = f"it begins as {parent} ended with version {last}, which is not in the {ended.stage}'s archive"
+        elif begin.digest != (end := ledger.at(last)).digest:
+            problem = f"its version 0 is {begin.digest[:8]}, but {parent} ended with {end.digest[:8]}"
+        elif spent and begin.state != end.state:
+            problem = f"its outer state is not the one with which {parent} ended"
+        if problem:
             reports.append(ChainReport(stage="fork", module=module, versions=0, contributions=0, problem=problem))
     return reports
 
@@ -177,15 +187,16 @@ def verify_folder(folder: Path) -> list[ChainReport]:
 def verify_stages(folder: RunFolder) -> list[ChainReport]:
     """Verify all stages that there are, and that each begins where the one before ended."""
     reports: list[ChainReport] = []
-    warmup, grid = folder.open(WARMUP), folder.open(GRID)
-    for run in filter(None, (warmup, grid)):
+    before: Run | None = None
+    for run in folder.stages():
         store = folder.store(run.manifest.stage)
         archive = SeedArchive(run, store)
         total = sum(len(ledger.versions) for ledger in archive.ledgers.values())
         with stage(f"Verifying the {run.manifest.stage}'s chains", total=total) as advance:
             reports += verify_run(run, store, archive, on_progress=advance)
-    if warmup is not None and grid is not None:
-        reports += verify_fork(grid, SeedArchive(warmup, folder.store(WARMUP)), warmup)
+        if before is not None:
+            reports += verify_fork(run, SeedArchive(before, folder.store(before.manifest.stage)), before)
+        before = run
     return reports
 
 

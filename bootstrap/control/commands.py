@@ -106,7 +106,10 @@ def _reached(report: Report) -> str:
 def _round(report: Report) -> str:
     if report["round"] is None:
         return UNKNOWN
-    return f"{report['round']} of {report['rounds']}, for {duration(report['round_age_s'])}"
+    words = f"{report['round']} of {report['rounds']}, for {duration(report['round_age_s'])}"
+    if report.get("grows_to"):
+        words += f"; then the grid grows to {'x'.join(map(str, report['grows_to']))}, for {report['rounds_after']} more"
+    return words
 
 
 def _is_reachable(row: Report) -> str:

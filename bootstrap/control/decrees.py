@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import ConfigError, IntegrityError, NotRunning
 from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.ledger import Ledger
@@ -27,6 +28,8 @@ from dipaco_p2p.protocol.decrees import (
     BAN,
     DISMISS,
     FREEZE,
+    GROW,
+    GROW_AHEAD,
     HIDE_NAME,
     OF_PEER,
     ROLLBACK,
@@ -34,9 +37,11 @@ from dipaco_p2p.protocol.decrees import (
     UNFREEZE,
     Decree,
 )
-from dipaco_p2p.protocol.documents import Sealed
+from dipaco_p2p.protocol.documents import DOCUMENT_BYTES_MAX, Sealed
+from dipaco_p2p.protocol.manifest import STAGES, WARMUP
 from dipaco_p2p.protocol.signing import PeerId, Signer, public_key_of, short
 from dipaco_p2p.protocol.versions import Damage, damage_by
+from dipaco_p2p.strict import plain
 from dipaco_p2p.swarm.identity import load_or_create
 from dipaco_p2p.topology import ModuleId
 from dipaco_p2p.use.folder import RunFolder
@@ -49,6 +54,10 @@ SCHEMA = "dipaco.coordinator.decrees/1"
 ABBREVIATION_CHARS_MIN = 4
 HOLDS_HINT = "`dipaco-bootstrap decrees` lists all decrees, and what is in force"
 AMBIGUOUS_SHOWN_MAX = 4
+SHARD_BYTES, GENESIS_BYTES = 190, 290
+"""What a path and a module take at most in a manifest."""
+SEQUENCES_MIN = 8
+"""For each path of a grid that grows: with fewer its router may find no text for one, and the stage could not begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +72,8 @@ class Order:
     version: int = 0
     undo: bool = False
     """Of a ban: whether every module goes back to the last version before the first that counts the peer's work."""
+    levels: tuple[int, ...] = ()
+    """Of a growth: the modules of each level; `version` is then the round that is the last one, 0: the soonest."""
 
 
 class Decreeing:
@@ -77,20 +88,25 @@ class Decreeing:
         alive: Iterable[PeerId] = (),
         *,
         thinned: Callable[[ModuleId], Thinned] = lambda module: Thinned(),
+        reached: Callable[[ModuleId], int] | None = None,
     ) -> None:
-        """`alive` are peers that are heard of now; `thinned` is what the archive has dropped of a module."""
+        """`alive` are peers that are heard of now; `thinned` is what the archive has dropped of a module, `reached` the
+        newest version of one that anybody tells of: None while nobody can be heard."""
         self._decrees = decrees
         self._signer = signer
         self._run = run
         self._ledgers = ledgers
         self._alive = alive
         self._thinned = thinned
+        self._reached = reached
 
     def issue(self, order: Order, *, at_s: float) -> dict[str, Any]:
         """Sign it and keep it; how it is listed. Raises ConfigError for what makes no sense, and nothing is written."""
         values = self._of_peer(order) if order.act in OF_PEER else {}
         if order.act == ROLLBACK:
             values = self._of_module(order)
+        elif order.act == GROW:
+            values = self._of_growth(order)
         elif order.act == FREEZE and self._decrees.is_frozen:
             raise ConfigError(f"the run is frozen already: {self._decrees.state.frozen}", hint=HOLDS_HINT)
         elif order.act == UNFREEZE and not self._decrees.is_frozen:
@@ -113,7 +129,7 @@ class Decreeing:
         """Where versions that count work of `peer` can still be undone."""
         for module, ledger in sorted(self._ledgers.items()):
             damage = damage_by(peer, [sealed.document for sealed in ledger.versions])
-            if damage is not None and ledger.head.version < self._run.config.rounds.rounds:
+            if damage is not None and ledger.head.version < self._run.rounds:
                 yield module, damage
 
     def listed(self) -> dict[str, Any]:
@@ -131,18 +147,19 @@ class Decreeing:
 
     def _row(self, sealed: Sealed[Decree]) -> dict[str, Any]:
         decree = sealed.document
-        is_rollback = decree.act == ROLLBACK
+        is_rollback, is_growth = decree.act == ROLLBACK, decree.act == GROW
         return {
             "number": decree.number,
             "at_s": decree.at_s,
             "act": decree.act,
             "peer": decree.peer,
             "module": str(decree.module) if is_rollback else None,
-            "to": decree.to if is_rollback else None,
-            "after": decree.after if is_rollback else None,
+            "to": decree.to if is_rollback or is_growth else None,
+            "after": decree.after if is_rollback or is_growth else None,
             "version": self._version_of(decree) if is_rollback else None,
             "reason": decree.reason,
             "id": sealed.id,
+            "levels": list(decree.levels) if is_growth else None,
         }
 
     def _version_of(self, decree: Decree) -> int | None:
@@ -207,7 +224,7 @@ class Decreeing:
         if module not in self._run.topology:
             known = ", ".join(map(str, self._run.topology.modules()))
             raise ConfigError(f"this run has no {module}", hint=f"its modules are {known[:200]}")
-        head, rounds = self._ledgers[module].head.version, self._run.config.rounds.rounds
+        head, rounds = self._ledgers[module].head.version, self._run.rounds
         if head >= rounds:
             hint = "the stage is over for it; generate and export take an earlier `--version`"
             raise ConfigError(f"{module} has its last version, {head}: none may follow to go back with", hint=hint)
@@ -218,6 +235,42 @@ class Decreeing:
             hint = f"the newest before it that the archive keeps is {thinned.kept_before(order.version)}"
             raise ConfigError(f"version {order.version} of {module} is not kept, as [archive] says", hint=hint)
         return {"stage": self._run.id, "module": module, "to": order.version, "after": head}
+
+    def _of_growth(self, order: Order) -> dict[str, Any]:
+        run = self._run
+        if run.manifest.stage == WARMUP:
+            message = f"{run.name} is still in its warm-up, which has one path"
+            raise ConfigError(message, hint="wait until the grid is open; the run file says how large that is")
+        if run.growth is not None:
+            grid = "x".join(map(str, run.growth.levels))
+            raise ConfigError(f"a growth to {grid} after round {run.growth.to} is decreed already", hint=HOLDS_HINT)
+        if run.manifest.stage == STAGES[-1]:
+            raise ConfigError(f"{run.name} has grown {len(STAGES) - 2} times, and cannot once more")
+        grown = run.manifest.config.grown(order.levels)
+        sequences = sum(ref.sequences for ref in run.manifest.shards) // run.config.routing.overlap
+        if sequences < SEQUENCES_MIN * grown.model.path_count:
+            message = f"the text has {sequences} sequences, which {grown.model.path_count} paths cannot share"
+            raise ConfigError(message, hint=f"each path needs {SEQUENCES_MIN} at the very least: grow by fewer modules")
+        known, modules = run.topology, len(grown.topology.modules())
+        more = SHARD_BYTES * (grown.model.path_count - known.path_count) + GENESIS_BYTES * modules
+        if len(canonical_bytes(plain(run.manifest))) + more > DOCUMENT_BYTES_MAX:
+            message = f"a grid of {modules} modules and {grown.model.path_count} paths is too large for one manifest"
+            raise ConfigError(message, hint=f"that has at most {DOCUMENT_BYTES_MAX} bytes: grow by fewer modules")
+        if self._reached is None:
+            message = "the coordinator is not running: others may be further than it knows"
+            raise ConfigError(message, hint="start it, and say it again")
+        head = max(max(ledger.head.version, self._reached(module)) for module, ledger in self._ledgers.items())
+        soonest = head + GROW_AHEAD
+        if soonest >= run.rounds:
+            message = (
+                f"the newest version is {head} of {run.rounds}: no round is left in which a larger grid could train"
+            )
+            raise ConfigError(message, hint="begin another run from its checkpoint: `dipaco-bootstrap export`")
+        at = order.version or soonest
+        if not soonest <= at < run.rounds:
+            message = f"the grid cannot grow after round {at}"
+            raise ConfigError(message, hint=f"name one from {soonest} to {run.rounds - 1}: all must hear of it before")
+        return {"stage": run.id, "to": at, "after": head, "levels": order.levels}
 
 
 def decrees_in(folder: RunFolder, run: Run) -> Decrees:
@@ -237,6 +290,15 @@ def offline(root: Path, *, is_read_only: bool = False) -> Decreeing:
     return Decreeing(decrees_in(folder, run), signer, run, archive.ledgers, thinned=archive.thinning.of)
 
 
+def read_levels(text: str) -> tuple[int, ...]:
+    """Numbers of modules as somebody types them, `1,2,4` or `1x2x4`; nothing for no text. Raises ConfigError."""
+    words = text.replace("x", ",").split(",") if text else []
+    if not all(word.strip().isascii() and word.strip().isdecimal() and len(word) <= 6 for word in words):
+        hint = "write the number of modules of each level, as 1,2,4"
+        raise ConfigError(f"`{text[:80]}` does not say how many modules the levels have", hint=hint)
+    return tuple(map(int, words))
+
+
 LOCKED_HINT = "its coordinator may be starting or ending: try again"
 
 
@@ -244,7 +306,13 @@ def decree(given: Path | None, order: Order) -> None:
     """Have it signed, and say so."""
     folder = chosen_folder(given)
     request = Request(
-        ask=order.act, reason=order.reason, peer=order.peer, module=order.module, version=order.version, undo=order.undo
+        ask=order.act,
+        reason=order.reason,
+        peer=order.peer,
+        module=order.module,
+        version=order.version,
+        undo=order.undo,
+        levels=order.levels,
     )
     try:
         row = ask(folder, request, timeout_s=TIMEOUT_S).body
@@ -289,6 +357,8 @@ def told(row: dict[str, Any]) -> str:
     about = row["act"]
     if row["peer"] is not None:
         about += f" {row['peer']}"
+    if row.get("levels"):  # a coordinator that was started before grids grew does not say
+        about += f" to {'x'.join(map(str, row['levels']))} after round {row['to']}"
     if row["module"] is not None:
         done = "not carried out yet" if row["version"] is None else f"done by version {row['version']}"
         about += f" {row['module']} from {row['after']} to {row['to']} ({done})"

@@ -39,6 +39,7 @@ class Request:
     module: str = ""
     version: int = 0
     undo: bool = False
+    levels: tuple[int, ...] = ()
 
 
 Verb = Callable[[Request], dict[str, Any] | Awaitable[dict[str, Any]]]

@@ -128,7 +128,7 @@ def _state(seen: Seen | None) -> str:
         return "preparing"
     if seen.is_catching_up:
         return "catching-up"
-    if seen.run.is_last_stage and seen.round >= seen.run.config.rounds.rounds:
+    if seen.run.is_last_stage and seen.round >= seen.run.rounds:
         return "complete"
     if seen.decrees.is_frozen:
         return "frozen"
@@ -147,11 +147,13 @@ def _rounds(seen: Seen | None) -> dict[str, Any]:
     judged = None if seen is None else seen.judged
     return {
         "round": None if seen is None else seen.round,
-        "rounds": None if seen is None else seen.run.config.rounds.rounds,
+        "rounds": None if seen is None else seen.run.rounds,
         "round_age_s": None if seen is None else round(seen.round_age_s, 1),
         "judged_round": None if judged is None else judged["version"],
         "judged_loss": None if judged is None else _finite(judged["loss"]),
         "judged_perplexity": None if judged is None else _finite(judged["perplexity"]),
+        "rounds_after": None if seen is None else seen.run.rounds_after,
+        "grows_to": None if seen is None or seen.run.growth is None else list(seen.run.growth.levels),
     }
 
 

@@ -124,7 +124,7 @@ class Resharding:
     ) -> tuple[Router, tuple[ShardRef, ...]]:
         """Cut anew, unless nobody will train on them; as they were, if a path would get nothing."""
         before = tuple(self._run.shard(path, number - 1) for path in self._run.topology.paths())
-        if round_number >= self._run.config.rounds.rounds:
+        if round_number >= self._run.rounds:
             return routers.router, before
         vectors, tokens = self._features(sequences.train.tokens), sequences.train.tokens
         try:
@@ -162,7 +162,7 @@ class Resharding:
     async def _on_work(self, sender: PeerId, request: GetWork) -> Scoring:
         """A path to score and its snapshots, the asker's own if that is missing; `wait` while others are at it."""
         if self._wanted is None:
-            is_to_come = not self.done.is_set() and self._evaluator.complete_version() >= self._run.config.rounds.rounds
+            is_to_come = not self.done.is_set() and self._evaluator.complete_version() >= self._run.rounds
             return Scoring(wait=True if is_to_come else None)
         number, round_number = self._wanted
         missing, now_s = self._missing(number), self._node.clock.now_s()

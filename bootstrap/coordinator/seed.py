@@ -1,11 +1,11 @@
 """The seed node: where newcomers knock. It opens the stages of a run one after the other, and serves them.
 
 Its identity, terms and chains are on disk, so a restart goes on where it stopped, at the same address: also between the
-end of the warm-up and the opening of the grid.
+end of a stage and the opening of the next.
 
-After a restart the stage before the open one is still served: a collector that was away at its end, or whoever measures
-or verifies it, needs no folder for that. Nobody leads it, nothing is taken, and no heartbeat says that we are there:
-who finds a seed node in a stage expects that it grants terms.
+After a restart the stages before the open one are still served: a collector that was away at their end, or whoever
+measures or verifies them, needs no folder for that. Nobody leads them, nothing is taken, and no heartbeat says that we
+are there: who finds a seed node in a stage expects that it grants terms.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 from dipaco_p2p.swarm.identity import KEY_NAME
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
-from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
+from dipaco_p2p.use.folder import RunFolder
 
 from ..archives.records import Checks, PublicRecords
 from ..archives.writing import PageWords
@@ -46,6 +46,7 @@ from ..control.decrees import Decreeing, Order, decrees_in
 from ..control.requests import Control, Request
 from ..control.view import Seen, View, metrics_served
 from ..folder import require_caught_up
+from ..genesis.growth import grow
 from ..genesis.prepare import fork, prepare
 from ..processes import PublicPage
 from ..recovery.rejoin import find_swarm
@@ -158,12 +159,14 @@ class Seed:
             raise failure
 
     async def _serve(self, run: Run) -> None:
-        if run.manifest.origin:
-            self._open_earlier(self._warmup())
+        for earlier in self._folder.stages():
+            if earlier.id != run.id:
+                self._open_earlier(earlier)
         stage = self._open(run)
         self._print_address(run)
         while await self._is_complete(stage) and not run.is_last_stage:
-            run = await asyncio.to_thread(fork, self._file, self._folder, self._swarm.signer)
+            go_on = fork if run.growth is None else grow
+            run = await asyncio.to_thread(go_on, self._file, self._folder, self._swarm.signer)
             stage = self._open(run)  # the last one stays: some volunteers still fetch what came of it
             self._print_open(run)
         await self._stopped.wait()
@@ -192,6 +195,7 @@ class Seed:
             module=request.module,
             version=request.version,
             undo=request.undo,
+            levels=tuple(request.levels),
         )
         require_caught_up(self._folder.root)
         row = self._decreeing().issue(order, at_s=self._clock.now_s())
@@ -212,7 +216,15 @@ class Seed:
             raise ConfigError("the run is still being prepared", hint="wait until its line to join with is printed")
         seen = self._opened[-1].seen()
         alive = list(seen.watch.heartbeats)
-        return Decreeing(self._decrees, self._swarm.signer, seen.run, seen.ledgers, alive, thinned=seen.thinned)
+        return Decreeing(
+            self._decrees,
+            self._swarm.signer,
+            seen.run,
+            seen.ledgers,
+            alive,
+            thinned=seen.thinned,
+            reached=seen.watch.reached,
+        )
 
     def _open(self, run: Run) -> SeedStage:
         if self._decrees is None:
@@ -238,13 +250,8 @@ class Seed:
     def _sequences(self) -> Sequences:
         return prepare_sequences(self._file, self._folder.root)[1]
 
-    def _warmup(self) -> Run:
-        """The stage that the grid came from: after a restart it is told of, and its archive is served."""
-        warmup = self._folder.open(WARMUP)
-        assert warmup is not None, f"the {GRID} was forked from it"
-        return warmup
-
     def _open_earlier(self, run: Run) -> None:
+        """A stage before the open one: after a restart it is told of, and its archive is served."""
         self._stages.add(run)
         serve_earlier(run, self._swarm, self._folder.store(run.manifest.stage), clock=self._clock)
 
@@ -282,10 +289,12 @@ class Seed:
                 print("the ticket now names volunteers, too: with it others join while this machine is off", flush=True)
 
     def _print_open(self, run: Run) -> None:
-        if run.is_last_stage:
+        if run.manifest.is_grown:
+            print(f"{run.name} has grown: {run.topology} modules, {run.topology.path_count} paths", flush=True)
+        elif run.manifest.router is not None:
             print(f"{run.name} is open: {run.topology} modules, {run.topology.path_count} paths", flush=True)
         else:
-            rounds = run.config.rounds.rounds
+            rounds = run.rounds
             print(f"{run.name} is open: {rounds} rounds of warm-up, all on one path", flush=True)
 
 

@@ -34,6 +34,7 @@ from dipaco_p2p.program.history import History
 from dipaco_p2p.program.tasks import keep_going
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
+from dipaco_p2p.protocol.manifest import GRID, WARMUP
 from dipaco_p2p.protocol.signing import PeerId, short
 from dipaco_p2p.protocol.verdicts import auditors_against, read_appraisals
 from dipaco_p2p.swarm.api import Swarm
@@ -302,13 +303,13 @@ class SeedStage:
         )
 
     def _print_judged(self, version: int, perplexity: float) -> None:
-        rounds = self.run.config.rounds.rounds
-        name = "warm-up round" if not self.run.is_last_stage else "round"
+        rounds, stage = self.run.rounds, self.run.manifest.stage
+        name = {WARMUP: "warm-up round", GRID: "round"}.get(stage, f"{stage} round")
         when = f"{name} {version} of {rounds}" if version else f"before {name} 1"
         there = f", {self._closed[version]}" if version in self._closed else ""
         print(f"{when}: validation perplexity {perplexity:.1f}{there}", flush=True)
         if version == rounds and self.run.is_last_stage:
-            end = f"{rounds} rounds, perplexity {perplexity:.1f}"
+            end = f"{self.run.manifest.spent + rounds} rounds, perplexity {perplexity:.1f}"
             print(f"the run is complete: {end}; still serving, Ctrl-C stops", flush=True)
 
     def _propose_rollback(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -372,7 +373,7 @@ class SeedStage:
                 except Exception:  # a model can be worse than we thought of: later rounds must be judged all the same
                     log.exception("round %d was not evaluated", version)
                 judged.add(version)
-            if self.run.config.rounds.rounds in judged:
+            if self.run.rounds in judged:
                 self.told.set()
                 if self.run.is_last_stage:
                     await self._judge_finished()

@@ -1,12 +1,12 @@
-"""From a run file to signed stages: first the warm-up of one path, then, forked from it, the grid.
+"""From a run file to signed stages: first the warm-up of one path, then, forked from it, the grid, then larger ones.
 
-Read `prepare` and `fork` from top to bottom: they are the whole story in its order. A stage's manifest is written last:
-whatever was interrupted before is done again, and a prepared stage is opened, never redone.
+Read `prepare` and `fork`, then growth.py, from top to bottom: they are the whole story in its order. A stage's manifest
+is written last: whatever was interrupted before is done again, and a prepared stage is opened, never redone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dipaco_p2p.config import PROTOCOL_VERSION, RunConfig
 from dipaco_p2p.core.model.engine import on_device, spare_device
-from dipaco_p2p.core.model.inner import InnerLoop, StepReport
+from dipaco_p2p.core.model.inner import InnerLoop
 from dipaco_p2p.core.model.layout import decode_module, encode_module, module_layout
 from dipaco_p2p.core.model.optimizer import check_optimizer
 from dipaco_p2p.core.model.shards import Shard, encode_held_out, encode_shard
@@ -26,6 +26,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, ShardRef, seal
 from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.topology import Topology
 from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 
 from ..checkpoint import Checkpoint
@@ -57,6 +58,19 @@ class Start:
     """Whether these are more than random weights, though there was no warm-up."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a stage's manifest says besides."""
+
+    stage: str
+    origin: str = ""
+    follows: str = ""
+    spent: int = 0
+    router: BlobRef | None
+    optimizer: bytes
+    shards: tuple[ShardRef, ...]
+
+
 def prepare(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
     """Make the first stage of the run that `file` describes, or open the newest there is.
 
@@ -64,7 +78,7 @@ def prepare(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
     """
     found = folder.newest()
     if found is not None:
-        _require_same(file.run, found[0], folder)
+        _require_same(file.run, folder)
         return found[0]
     check_optimizer(file.run.inner)
     tokenizer, sequences = prepare_sequences(file, folder.root)
@@ -99,7 +113,9 @@ def first_flats(file: RunFile) -> list[Flat]:
     return [modules[level] for level in range(len(file.run.model.levels))]
 
 
-def _require_same(config: RunConfig, run: Run, folder: RunFolder) -> None:
+def _require_same(config: RunConfig, folder: RunFolder) -> None:
+    """As the first stage has it: what a later one has more was decreed."""
+    run = folder.stages()[0]
     if run.manifest.config != config:
         raise ConfigError(
             f"{folder.root} holds {run.name}, which was made from another run file",
@@ -111,7 +127,7 @@ def _head(warmup: Run, store: Store, level: int) -> Flat:
     module = warmup.topology.path(0).modules()[level]
     head = Ledger(warmup, store, module).head
     data = store.get(head.digest)
-    if data is None or head.version < warmup.config.rounds.rounds:
+    if data is None or head.version < warmup.rounds:
         raise IntegrityError(f"{module} is not through the warm-up: version {head.version} is the newest here")
     return decode_module(data, warmup.layout(module))
 
@@ -124,7 +140,8 @@ def _open_warmup(start: Start, store: Store) -> Run:
     blob = store.put(encode_shard(Shard(tokens=rows[chosen])))
     [path] = config.for_warmup().topology.paths()
     shards = (ShardRef(path=path, blob=blob, sequences=len(chosen)),)
-    return _open(start, store, WARMUP, origin="", router=None, optimizer=_loop(config).state_bytes(), shards=shards)
+    opening = Opening(stage=WARMUP, router=None, optimizer=_loop(config).state_bytes(), shards=shards)
+    return open_stage(start, store, opening, genesis=_genesis(start, store, config.for_warmup().topology))
 
 
 def _open_grid(start: Start, store: Store, *, origin: str) -> Run:
@@ -136,36 +153,36 @@ def _open_grid(start: Start, store: Store, *, origin: str) -> Run:
         router = first_router(config, vectors["train"], sequences.train.tokens)
         shards = cut_shards(config, store, router, sequences.train.tokens, vectors["train"])
     ref = router_blob(store, router)
-    return _open(start, store, GRID, origin=origin, router=ref, optimizer=optimizer, shards=shards)
+    opening = Opening(stage=GRID, origin=origin, router=ref, optimizer=optimizer, shards=shards)
+    return open_stage(start, store, opening, genesis=_genesis(start, store, config.topology))
 
 
-def _open(
-    start: Start,
-    store: Store,
-    stage: str,
-    *,
-    origin: str,
-    router: BlobRef | None,
-    optimizer: bytes,
-    shards: tuple[ShardRef, ...],
-) -> Run:
+def _genesis(start: Start, store: Store, topology: Topology) -> tuple[GenesisRef, ...]:
+    """All modules of a level begin alike."""
+    layouts = (module_layout(start.config.model, level) for level in range(len(start.flats)))
+    blobs = [store.put(encode_module(flat, layout)) for flat, layout in zip(start.flats, layouts, strict=True)]
+    return tuple(GenesisRef(module=module, blob=blobs[module.level]) for module in topology.modules())
+
+
+def open_stage(start: Start, store: Store, opening: Opening, *, genesis: tuple[GenesisRef, ...]) -> Run:
+    """Sign the manifest, and write it down: from here on the stage is there."""
     config, sequences = start.config, start.sequences
-    blobs = [store.put(encode_module(flat, module_layout(config.model, at))) for at, flat in enumerate(start.flats)]
-    topology = (config.for_warmup() if stage == WARMUP else config).topology
     manifest = Manifest(
         protocol=PROTOCOL_VERSION,
         config=config,
-        stage=stage,
-        origin=origin,
+        stage=opening.stage,
+        origin=opening.origin,
+        follows=opening.follows,
+        spent=opening.spent,
         admission=config.admission.policy,
         tokenizer=store.put(start.tokenizer),
-        router=router,
-        optimizer=store.put(optimizer),
-        shards=shards,
+        router=opening.router,
+        optimizer=store.put(opening.optimizer),
+        shards=opening.shards,
         validation=store.put(encode_held_out(sequences.validation)),
         holdout=store.put(encode_held_out(sequences.holdout)),
         router_split=store.put(encode_held_out(sequences.router)),
-        genesis=tuple(GenesisRef(module=module, blob=blobs[module.level]) for module in topology.modules()),
+        genesis=genesis,
         author=start.signer.peer,
     )
     return write_stage(store, seal(start.signer, manifest))
@@ -180,17 +197,20 @@ def _moments(start: Start) -> bytes:
     config = start.config
     if not config.warmup.rounds and not start.is_trained:
         return _loop(config).state_bytes()
-    still, shard = replace(config, inner=replace(config.inner, lr=0.0)), Shard(tokens=start.sequences.train.tokens)
+    return moments(config, lambda step: (start.flats, Shard(tokens=start.sequences.train.tokens)))
+
+
+def moments(config: RunConfig, at: Callable[[int], tuple[Sequence[Flat], Shard]]) -> bytes:
+    """AdamW's state after `MOMENT_STEPS` gradients, each of the weights and text that `at` gives for its number."""
+    still = replace(config, inner=replace(config.inner, lr=0.0))
 
     def taken(device: str) -> bytes:
         with stage("Taking the optimizer's moments", total=MOMENT_STEPS) as advance:
-
-            def on_step(report: StepReport) -> bool:
-                advance(report.step + 1)
-                return True
-
             loop = _loop(still, device)
-            loop.run(list(start.flats), shard, first_step=0, steps=MOMENT_STEPS, on_step=on_step)
+            for step in range(MOMENT_STEPS):
+                flats, shard = at(step)
+                loop.run(list(flats), shard, first_step=step, steps=1)
+                advance(step + 1)
         return loop.state_bytes()
 
     return on_device(

@@ -29,10 +29,9 @@ from dipaco_p2p.program.examination import (
 from dipaco_p2p.program.files import LOCK_NAME, free_disk, is_clock_synchronised, why_unwritable
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.hivemind.daemon import wait_port_free
-from dipaco_p2p.use.folder import GRID, WARMUP
 
 from ..checkpoint import Checkpoint
-from ..folder import RESTORED, read_stage
+from ..folder import RESTORED, read_stages
 from ..runfile import RunFile, load_run_file, run_folder
 from ..text.corpus import documents_min, load_corpus
 from .plan import Line, Plan, plan, tokens_of
@@ -179,10 +178,9 @@ def probe_folder(file: RunFile, folder: Path) -> FolderFacts:
         is_restored=(folder / RESTORED).exists(),
     )
     try:
-        for name in (GRID, WARMUP):
-            run = read_stage(folder, name)
-            if run is not None:
-                return replace(facts, stage=name, is_other=run.manifest.config != file.run)
+        if stages := read_stages(folder):  # the first as the run file describes it: growth is decreed later
+            newest, is_other = stages[-1].manifest.stage, stages[0].manifest.config != file.run
+            return replace(facts, stage=newest, is_other=is_other)
     except DipacoError as error:
         return replace(facts, damage=str(error))
     return facts

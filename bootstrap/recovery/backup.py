@@ -32,8 +32,9 @@ from typing import Any
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.program.files import unfit
+from dipaco_p2p.protocol.manifest import STAGES
 from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create, private_file
-from dipaco_p2p.use.folder import GRID, MANIFEST, WARMUP, manifest_path
+from dipaco_p2p.use.folder import MANIFEST, manifest_path
 from leaderboard import words
 from leaderboard.places import IN_RUN_FOLDER
 
@@ -66,7 +67,7 @@ def back_up(root: Path, to: Path, *, now_s: float) -> Written:
     Raises ConfigError for a folder without a run and for a file that is there, EnvironmentUnfit for a disk that will
     not, IntegrityError for damaged files.
     """
-    stages = [name for name in (WARMUP, GRID) if manifest_path(root, name).exists()]
+    stages = [name for name in STAGES if manifest_path(root, name).exists()]
     if not (root / KEY_NAME).exists() or not stages:
         raise ConfigError(f"`{root}` holds no run that was prepared here", hint=RUN_HINT)
     run = read_stage(root, stages[0])

@@ -257,6 +257,7 @@ def refs_of(run: Run) -> Iterator[BlobRef]:
     yield from filter(None, [manifest.router])
     yield from (found.blob for found in manifest.shards)
     yield from (found.blob for found in manifest.genesis)
+    yield from (found.state for found in manifest.genesis if found.state is not None)
     for sealed in run.shardings:
         yield sealed.document.router
         yield sealed.document.token_router

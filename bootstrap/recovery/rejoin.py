@@ -20,7 +20,7 @@ from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, Unreachable
 from dipaco_p2p.node.entry import read_entry
 from dipaco_p2p.node.node import Member, fetch, open_member
 from dipaco_p2p.node.run import Run
-from dipaco_p2p.node.stages import fetch_stages
+from dipaco_p2p.node.stages import fetch_stages, stages_after
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
@@ -65,9 +65,9 @@ async def learn_stages(swarm: Swarm, folder: RunFolder, addresses: Sequence[str]
     Raises Unreachable if not all that it needs is to be had: then nothing of it is taken.
     """
     known = folder.newest()
-    if known is None or known[0].is_last_stage:
+    if known is None:
         return
-    run = known[0]
+    run, is_taken = known[0], False
     for text in addresses:
         try:
             peer = read_address(text).peer
@@ -75,8 +75,11 @@ async def learn_stages(swarm: Swarm, folder: RunFolder, addresses: Sequence[str]
         except DipacoError as error:
             log.info("%s does not list the stages of %s: %s", text, run.name, error)
             continue
-        if stages[-1].id != run.id:
-            await _take_over(swarm, folder, run, stages[-1], text, clock)
+        for after in stages_after(run, stages):
+            await _take_over(swarm, folder, run, after, text, clock)
+            run = after
+            is_taken = True
+        if is_taken:
             return
 
 
@@ -92,14 +95,15 @@ async def _take_over(swarm: Swarm, folder: RunFolder, before: Run, run: Run, add
             log.info("blob %s of the %s: %s", ref.digest[:8], run.manifest.stage, error)
             missing += 1
     if missing:
-        message = f"{run.name} has gone on to its grid since the backup, and {missing} of its files cannot be found"
+        name = run.manifest.stage
+        message = f"{run.name} has gone on to its {name} since the backup, and {missing} of its files cannot be found"
         raise Unreachable(message, hint=GRID_HINT)
-    await _end_warmup(await _reader(swarm, before, folder.store(before.manifest.stage), address, clock), folder)
+    await _end_stage(await _reader(swarm, before, folder.store(before.manifest.stage), address, clock), folder)
     write_stage(store, run.sealed)
 
 
-async def _end_warmup(node: Member, folder: RunFolder) -> None:
-    """The chain of the warm-up from whoever still serves it; without it the grid goes on all the same."""
+async def _end_stage(node: Member, folder: RunFolder) -> None:
+    """The chains of the stage before from whoever still serves it; without it the grid goes on all the same."""
     archive = SeedArchive(node.run, node.store)
     catching_up = CatchingUp(ArchiveChains(node, archive), folder.root, tell=log.info)
     await catching_up.learn_once()

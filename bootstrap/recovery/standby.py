@@ -24,7 +24,7 @@ from dipaco_p2p.node.ledger import RemoteLedger
 from dipaco_p2p.node.node import open_member, serve_store
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import learn_shardings, serve_shardings
-from dipaco_p2p.node.stages import Stages, fetch_stages
+from dipaco_p2p.node.stages import Stages, fetch_stages, stages_after
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.mirror_calls import MirrorCalls
@@ -44,7 +44,7 @@ from dipaco_p2p.swarm.identity import KEY_NAME
 from dipaco_p2p.swarm.relay_slots import RelayLimits
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
-from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
+from dipaco_p2p.use.folder import RunFolder
 
 from ..archives.records import PublicRecords
 from ..folder import write_stage
@@ -194,7 +194,7 @@ class Standby:
             with contextlib.suppress(DipacoError):
                 origin = newest.run.origin
                 stages = await fetch_stages(self._swarm, peer, expected=origin, author=author, addresses=places)
-                if stages[-1].id != newest.run.id:
+                if stages_after(newest.run, stages):
                     self.open(stages)
                     return
 
@@ -243,7 +243,7 @@ async def _first_of(*works: Coroutine[Any, Any, Any]) -> None:
 
 async def _stages(swarm: Any, entry: Entry, folder: RunFolder, enter: Callable[[str], Any]) -> list[Run]:
     """As the swarm tells, or what is here while nobody answers: then this is where others find back."""
-    here = [run for run in map(folder.open, (WARMUP, GRID)) if run is not None]
+    here = folder.stages()
     try:
         met = read_met(folder.root)
         opened = await knock(swarm, doors(entry, friends=met), SystemClock(), enter=enter)

@@ -127,7 +127,7 @@ def _about(card: Card) -> Iterator[str]:
         yield f"this checkpoint is path number {topology.number(card.paths[0].path)},"
     yield f"a Llama decoder with {sum(level.blocks for level in model.levels)} layers of width {model.width} that sees"
     yield f"{model.context} tokens. Written by dipaco-p2p {__version__}."
-    if not card.run.is_last_stage:
+    if card.run.manifest.router is None:
         yield "The run was still in its warm-up: all paths of its grid will begin as this one."
     yield ""
 

@@ -38,8 +38,9 @@ class Decrees:
     """The chain from decree 1 on, of one run with all its stages; each is on disk before it holds."""
 
     def __init__(self, run: Run, store: Store | None = None, *, must_be_whole: bool = False) -> None:
-        """Without a `store` for a peer that only reads, and forgets. What was damaged on disk is asked for again;
-        `must_be_whole` raises IntegrityError instead: the coordinator must not sign a number twice."""
+        """`run` is any stage of it, which is told when it ends early. Without a `store` for a peer that only reads, and
+        forgets. What was damaged on disk is asked for again; `must_be_whole` raises IntegrityError instead: the
+        coordinator must not sign a number twice."""
         self._run = run.origin
         self._coordinator = run.manifest.author
         self._store = store
@@ -48,6 +49,7 @@ class Decrees:
         """The oldest first."""
         self.state = Decreed()
         """What holds."""
+        self._told = [run]
         self._load(must_be_whole=must_be_whole)
 
     @property
@@ -58,6 +60,13 @@ class Decrees:
     @property
     def is_frozen(self) -> bool:
         return self.state.frozen is not None
+
+    def tell(self, run: Run) -> None:
+        """Let this stage of the run know when it ends early, now and by decrees to come."""
+        if all(run is not other for other in self._told):
+            self._told.append(run)
+        if (number := self.state.growths.get(run.id)) is not None:
+            run.end_early(self.log[number - 1])
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Tell it of every further decree, after it holds."""
@@ -121,6 +130,8 @@ class Decrees:
     def _add(self, sealed: Sealed[Decree]) -> None:
         self.log.append(sealed)
         self.state = self.state.after(sealed.document)
+        for run in self._told:
+            self.tell(run)
 
     def _load(self, *, must_be_whole: bool) -> None:
         if self._store is None:

@@ -158,7 +158,7 @@ class Ledger:
 
     @property
     def is_complete(self) -> bool:
-        return self.head.version >= self._run.config.rounds.rounds
+        return self.head.version >= self._run.rounds
 
     def require(self, known: Known) -> None:
         """Raise Refused unless this chain has the version that somebody knows."""
@@ -169,6 +169,8 @@ class Ledger:
 
     def check(self, sealed: Sealed[ModuleVersion]) -> None:
         """Raise IntegrityError unless this version may be the next."""
+        if sealed.document.version > self._run.rounds:
+            raise IntegrityError(f"version {sealed.document.version}, but {self.module} ends with {self._run.rounds}")
         check_successor(self.head, sealed.document, self._run.manifest)
         self._tally.check(sealed.document)
 
@@ -263,7 +265,7 @@ class Ledger:
     def _load(self) -> None:
         names = self._store.documents(f"version-{self.module}-")
         # One that came while the folder was listed can be among the names without the one before it, which is there.
-        last = int(names[-1].rpartition("-")[2]) if names else 0
+        last = min(int(names[-1].rpartition("-")[2]) if names else 0, self._run.rounds)
         for name in map(self._version_name, range(1, last + 1)):
             try:
                 version = self._read(name, ModuleVersion)
@@ -349,15 +351,15 @@ class RemoteLedger:
         return found if until is None else found[: max(until - after, 0)]
 
     async def page(self, *, after: int) -> list[Sealed[ModuleVersion]]:
-        """The first few versions that follow `after`. A page that goes on with others, or beyond the run's last one, is
-        an IntegrityError: whoever answers could page for ever."""
+        """The first few versions that follow `after`, up to the stage's last one. A page that goes on with others, or
+        beyond what the run can have, is an IntegrityError: whoever answers could page for ever."""
         found = read_items(ModuleVersion, await self._ask(GetChain(module=self.module, after=after)))
         numbers = [sealed.document.version for sealed in found]
         if numbers != list(range(after + 1, after + 1 + len(found))):
             raise IntegrityError(f"asked for the versions of {self.module} after {after}, it gave {numbers[:5]}")
         if after + len(found) > self._node.run.config.rounds.rounds:
             raise IntegrityError(f"it gave more versions of {self.module} than the run has rounds")
-        return found
+        return [sealed for sealed in found if sealed.document.version <= self._node.run.rounds]
 
     async def meet(
         self, ours: Sequence[Sealed[ModuleVersion]], *, until: int | None

@@ -126,6 +126,7 @@ def open_member(
 
 def _authority(run: Run, swarm: Swarm, clock: Clock, store: Store | None, decrees: Decrees | None) -> dict[str, Any]:
     decrees = Decrees(run, store) if decrees is None else decrees
+    decrees.tell(run)
     mandates = Mandates(run, store, is_banned=decrees.is_banned)
     watch = Watch(run, swarm, clock, mandates, decrees, Neighbourhood(run, swarm, clock))
     return {"decrees": decrees, "mandates": mandates, "watch": watch}

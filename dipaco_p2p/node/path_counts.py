@@ -78,7 +78,7 @@ class PathCounts:
             return None
         versions = [version for _, version, _ in known]
         done = [told[path].round > version for _, version, told in known]
-        return standing(versions, done, rounds=self._run.config.rounds.rounds)
+        return standing(versions, done, rounds=self._run.rounds)
 
     def tell(self, module: ModuleId, is_in: Container[PathId], *, version: int) -> str:
         """What to tell of the paths through a module that we lead, of which those of `is_in` are in the open round."""

@@ -130,7 +130,7 @@ async def fetch_judgements(node: Observer, *, begin: int = 0) -> list[Judgement]
     IntegrityError."""
     run = node.run
     found: list[Judgement] = []
-    while len(found) <= run.config.rounds.rounds:
+    while len(found) <= run.rounds:
         begin = found[-1].version + 1 if found else begin
         reply = await ask(node, run.manifest.author, GetJudgements(from_=begin))
         page = [sealed.document for sealed in read_items(Judgement, reply)]
@@ -183,7 +183,8 @@ async def _chain_of(
     found = list(known)
     while True:
         page = read_items(ModuleVersion, await ask_chain(node, teller, module, after=len(found)))
-        if len(found) + len(page) > node.run.config.rounds.rounds:
+        page = [sealed for sealed in page if sealed.document.version <= node.run.rounds]
+        if len(found) + len(page) > node.run.rounds:
             raise IntegrityError(f"more versions of {module} than the run has rounds")
         found += page
         if not page:

@@ -11,7 +11,9 @@ from ..core.model.layout import Layout, module_layout
 from ..core.outer.codec import Compressed
 from ..core.outer.compress import bytes_max, decode_compressed
 from ..errors import IntegrityError
+from ..protocol.decrees import Decree
 from ..protocol.documents import Manifest, ModuleVersion, Sealed, Sharding, ShardRef, run_name, unseal
+from ..protocol.manifest import WARMUP
 from ..protocol.norms import Norms, lr_sum
 from ..protocol.versions import genesis_version
 from ..topology import ModuleId, PathId, Topology
@@ -25,7 +27,9 @@ class Run:
 
     sealed: Sealed[Manifest]
     _shardings: dict[int, Sealed[Sharding]] = field(default_factory=dict, compare=False, repr=False)
-    """What the coordinator published since: the one thing about a run that grows."""
+    """What the coordinator published since."""
+    _growth: list[Sealed[Decree]] = field(default_factory=list, compare=False, repr=False)
+    """The decree that ends this stage, once this peer has heard of it."""
 
     @cached_property
     def id(self) -> str:
@@ -47,7 +51,30 @@ class Run:
 
     @property
     def is_last_stage(self) -> bool:
-        return self.manifest.stage == "grid"
+        """Whether the run is over when this stage is, as far as this peer has heard."""
+        return self.manifest.stage != WARMUP and not self._growth
+
+    @property
+    def growth(self) -> Decree | None:
+        """The decree by which this stage ends early and a larger grid follows, if this peer has heard of one."""
+        return self._growth[0].document if self._growth else None
+
+    def end_early(self, sealed: Sealed[Decree]) -> None:
+        """Take over the growth that the coordinator has decreed for this stage; the first one holds."""
+        if sealed.document.stage == self.id and not self._growth:
+            self._growth.append(sealed)
+
+    @property
+    def rounds(self) -> int:
+        """The version with which every module of this stage ends."""
+        return self.config.rounds.rounds if self.growth is None else min(self.growth.to, self.config.rounds.rounds)
+
+    @property
+    def rounds_after(self) -> int:
+        """Rounds of the run that come in later stages."""
+        if self.manifest.stage == WARMUP:
+            return self.manifest.config.rounds.rounds
+        return self.config.rounds.rounds - self.rounds
 
     @property
     def origin(self) -> str:
@@ -143,6 +170,11 @@ class Run:
             ref = genesis_version(self.manifest, module).snapshot
             if not 4 * self.layout(module).size <= ref.size <= self.snapshot_bytes_max(module):
                 raise IntegrityError(f"the genesis of {module} has {ref.size} bytes, which does not fit the model")
+            state = genesis_version(self.manifest, module).state
+            if state is not None and state.size > 2 * self.snapshot_bytes_max(module):
+                raise IntegrityError(
+                    f"the outer state of {module} has {state.size} bytes, which does not fit the model"
+                )
 
 
 def open_run(value: object) -> Run:

@@ -1,7 +1,7 @@
 """From an address to a checked run: the first thing a newcomer does, and the last it has to believe unseen.
 
 A run is known by the id of its first stage. Whoever asks gets the manifests of all stages so far, the first one first;
-a later stage is believed because the same coordinator signed it and it names the one before as its origin.
+a later stage is believed because the same coordinator signed it and it names the one before.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import json
 from collections.abc import Sequence
 
 from ..canonical import canonical_bytes
-from ..errors import IntegrityError, Refused, WrongRun
+from ..config import RunConfig
+from ..errors import ConfigError, IntegrityError, Refused, WrongRun
 from ..protocol.documents import Manifest, Sealed
+from ..protocol.manifest import STAGES, WARMUP
 from ..protocol.signing import PeerId
 from ..swarm.api import Reply, Swarm
 from .calls import GetManifests
@@ -19,7 +21,6 @@ from .node import CALL_TIMEOUT_S
 from .run import Run, open_run
 
 ASK_HINT = "ask the coordinator for the line to join with; `dipaco-bootstrap start` prints it"
-STAGES_MAX = 2
 
 
 class Stages:
@@ -85,7 +86,7 @@ def _read_stages(body: bytes) -> list[Run]:
         values = json.loads(body)
     except (ValueError, RecursionError):
         values = None
-    if not isinstance(values, list) or not 1 <= len(values) <= STAGES_MAX:
+    if not isinstance(values, list) or not 1 <= len(values) <= len(STAGES):
         raise WrongRun("this address serves something that is no run", hint=ASK_HINT)
     stages = [open_run(value) for value in values]
     for before, after in zip(stages, stages[1:], strict=False):
@@ -94,7 +95,37 @@ def _read_stages(body: bytes) -> list[Run]:
 
 
 def check_next_stage(before: Run, after: Run) -> None:
-    """Raise IntegrityError unless `after` goes on where `before` ends: same coordinator, same run, named as origin."""
-    same = (before.manifest.author, before.manifest.config) == (after.manifest.author, after.manifest.config)
-    if not same or after.manifest.origin != before.id:
+    """Raise IntegrityError unless `after` goes on where `before` ends: same coordinator, same run, named as the stage
+    that it follows; the same configuration too, but for more modules where it grew as decreed, if we know of that."""
+    old, new = before.manifest, after.manifest
+    is_next = STAGES.index(new.stage) == STAGES.index(old.stage) + 1
+    same = (old.author, before.origin, before.id) == (new.author, new.origin, new.before)
+    if not same or not is_next or new.config != _config_after(before, after):
         raise IntegrityError(f"a stage that does not follow from {before.name}")
+
+
+def _config_after(before: Run, after: Run) -> RunConfig | None:
+    """What the configuration of `after` has to be; None if it may not follow."""
+    config, growth, spent = before.manifest.config, before.growth, after.manifest.spent
+    if before.manifest.stage == WARMUP:
+        return config
+    widths = after.manifest.config.topology.widths
+    if growth is not None and (growth.levels, growth.to) != (widths, spent - before.manifest.spent):
+        return None
+    if not before.manifest.spent < spent:
+        return None
+    try:
+        return config.grown(widths)
+    except ConfigError:
+        return None
+
+
+def stages_after(run: Run, stages: Sequence[Run]) -> list[Run]:
+    """Those of `stages`, which follow each other, that come after `run`; raises IntegrityError if it is not among
+    them."""
+    places = [place for place, stage in enumerate(stages) if stage.id == run.id]
+    if not places:
+        raise IntegrityError(f"stages that do not go on from {run.name}")
+    for after in stages[places[0] + 1 : places[0] + 2]:
+        check_next_stage(run, after)
+    return list(stages[places[0] + 1 :])

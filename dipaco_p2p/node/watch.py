@@ -379,7 +379,7 @@ class Watch:
         if len(known) < len(rounds):
             return None
         versions, done = [found.version for found in known], [found.has(path) for found in known]
-        return standing(versions, done, rounds=self._run.config.rounds.rounds)
+        return standing(versions, done, rounds=self._run.rounds)
 
     def how_far(self, path: PathId) -> Standing | None:
         """As `standing`; in a large swarm as the leaders' heads tell, of paths whose leaders nobody has asked."""

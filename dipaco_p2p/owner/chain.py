@@ -171,9 +171,9 @@ class ModuleChain:
         grant = self.node.mandates.grant(self.module)
         return grant is not None and self.node.peer in grant.group
 
-    def give_up(self) -> None:
-        """Leave the versions that are not final: nobody can show what they were made of."""
-        self._leave(self.ledger.final)
+    def give_up(self, *, to: int = 0) -> None:
+        """Leave the versions that are not final, after `to`: nobody can show what they were made of, or wants them."""
+        self._leave(max(to, self.ledger.final))
 
     def settle(self) -> None:
         """Drop what is final, and what no base needs any more. An archive keeps it."""
@@ -291,7 +291,7 @@ class ModuleChain:
         """Whether final versions count this contribution: those here, or those that `peer` shows. None while a later
         one may. Raises DipacoError."""
         config, base = self.node.run.config.rounds, sealed.document.base_version
-        until = min(base + config.staleness + 1, config.rounds)
+        until = min(base + config.staleness + 1, self.node.run.rounds)
         finals = await self._finals(after=max(base - 1, 0), until=until, peer=peer)
         if base and finals and finals.pop(0).digest != sealed.document.base_digest:
             return False  # its base is on a branch that lost

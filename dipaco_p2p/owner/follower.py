@@ -81,7 +81,7 @@ class Follower:
 
     @property
     def is_complete(self) -> bool:
-        return self.version.version >= self._node.run.config.rounds.rounds
+        return self.version.version >= self._node.run.rounds
 
     async def sync(self, *, after: int | None = None) -> None:
         """Come up to the head; with `after`, wait until there is a version greater than it.

@@ -216,7 +216,7 @@ def admission_rules(run: Run, ledger: Ledger, *, contributed: Mapping[Key, str])
         bases=bases,
         paths=frozenset(run.topology.paths_through(ledger.module)),
         shardings={0: 0} | {known.document.number: known.document.from_round for known in run.shardings},
-        rounds=run.config.rounds.rounds,
+        rounds=run.rounds,
         payload_bytes_max=run.payload_bytes_max(ledger.module),
         tokens_max=run.tokens_full,
         contributed=contributed,

@@ -92,7 +92,7 @@ class Leadership:
         version or was reported: of a module that others own by now, we may be the last to have it."""
         chain = self.chains[module]
         if self._owns(self._node.mandates.grant(module)):
-            return chain.ledger.final >= self._node.run.config.rounds.rounds
+            return chain.ledger.final >= self._node.run.rounds
         return not chain.ledger.spent and not chain.lost
 
     async def run(self) -> None:
@@ -198,7 +198,9 @@ class Leadership:
         if leading is None and module not in self._node.watch.concerns.watched:
             return
         try:
-            if leading is None:
+            if self.chains[module].ledger.head.version > self._node.run.rounds:
+                await self._end_early(module)
+            elif leading is None:
                 if self._node.watch.is_silent(module):
                     self._begins(module)
                 if module not in self._offers or self._offers[module].done():
@@ -216,6 +218,12 @@ class Leadership:
                 await self._renew(leading)
         except DipacoError as error:
             log.info("%s stays as it is for now: %s", module, error)
+
+    async def _end_early(self, module: ModuleId) -> None:
+        """We heard late that the stage ends, since its grid grows: nobody counts what goes beyond, so what that counts
+        is submitted again, and gets a reason."""
+        await self.drop(module)
+        self.chains[module].give_up(to=self._node.run.rounds)
 
     def _falls_to_us(self, module: ModuleId) -> bool:
         watch = self._node.watch
@@ -284,7 +292,7 @@ class Leadership:
             chain.lost.update(chain.ledger.open)
         await self._look_back(chain, source)
         ledger = chain.ledger
-        if not chain.keeps_everything and ledger.final >= self._node.run.config.rounds.rounds:
+        if not chain.keeps_everything and ledger.final >= self._node.run.rounds:
             late = [sealed for sealed in ledger.open.values() if sealed.document.base_version >= ledger.base_min]
             for sealed in late:  # what a rollback has undone is reported as that, when the module is settled
                 chain.expire(sealed, Reason.COMPLETE)

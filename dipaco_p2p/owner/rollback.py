@@ -29,7 +29,7 @@ def due(node: Member, ledger: Ledger) -> Sealed[Decree] | None:
     sealed = node.decrees.rollback(node.run.id, ledger.module)
     if sealed is None or sealed.document.number <= ledger.rolled_back_by:
         return None
-    is_time = sealed.document.after <= ledger.head.version < node.run.config.rounds.rounds
+    is_time = sealed.document.after <= ledger.head.version < node.run.rounds
     return sealed if is_time else None
 
 

@@ -1,5 +1,5 @@
 """The coordinator's decrees: who is banned, whether the run is frozen, which module goes back to which version, whose
-archives count beside its own, and whose names nobody shows.
+archives count beside its own, whose names nobody shows, and after which round the grid grows.
 
 - They are one chain for the whole run: numbered from 1 on, each names the one before, so a peer that has a decree and
   all that it names lacks none before it. Only the coordinator's signature counts.
@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from ..config import LEVELS_MAX, MODULES_MAX
 from ..errors import ConfigError, IntegrityError
-from ..strict import bounded
+from ..strict import added, bounded
 from ..topology import ModuleId
 from .signing import VALUES_MAX, PeerId, public_key_of, require_digest
 
@@ -23,7 +24,7 @@ DECREES_MAX = 1024
 REASON_CHARS_MAX = 200
 """Of the coordinator's words: they stand on terminals of people."""
 
-BAN, ADMIT, FREEZE, UNFREEZE, ROLLBACK, APPOINT, DISMISS, HIDE_NAME, SHOW_NAME = ACTS = (
+BAN, ADMIT, FREEZE, UNFREEZE, ROLLBACK, APPOINT, DISMISS, HIDE_NAME, SHOW_NAME, GROW = ACTS = (
     "ban",
     "admit",
     "freeze",
@@ -33,9 +34,13 @@ BAN, ADMIT, FREEZE, UNFREEZE, ROLLBACK, APPOINT, DISMISS, HIDE_NAME, SHOW_NAME =
     "dismiss",
     "hide-name",
     "show-name",
+    "grow",
 )
 """All that a decree can say. Whoever does not know one can read neither that decree nor any after it: a further act
 comes with a further version of the protocol."""
+GROW_AHEAD = 2
+"""Versions between the newest one when a growth is decreed and the last one of its stage: everybody has heard of it by
+then, whatever round is open somewhere."""
 OF_PEER = (BAN, ADMIT, APPOINT, DISMISS, HIDE_NAME, SHOW_NAME)
 
 
@@ -58,12 +63,14 @@ class Decree:
     """Who is banned or admitted again, is appointed or dismissed as a further seed node, or whose name is hidden or
     shown again."""
     stage: str = ""
-    """Of a rollback: the id of the stage that the module is of."""
+    """Of a rollback: the id of the stage that the module is of; of a growth: the stage that ends."""
     module: ModuleId | None = None
     to: int = bounded(0, low=0, high=VALUES_MAX)
-    """Of a rollback: the version whose parameters come back."""
+    """Of a rollback: the version whose parameters come back. Of a growth: the stage's last version."""
     after: int = bounded(0, low=0, high=VALUES_MAX)
-    """Of a rollback: the newest version when it was decreed; the one that undoes is greater."""
+    """The newest version when it was decreed: of the module, the one that undoes is greater; or of any, of a growth."""
+    levels: tuple[int, ...] = added((), items=LEVELS_MAX)
+    """Of a growth: how many modules each level has afterwards."""
     author: PeerId
 
     def __post_init__(self) -> None:
@@ -77,6 +84,7 @@ class Decree:
             raise ConfigError(f"a {self.act} needs a reason", hint="the volunteers read it")
         self._check_peer()
         self._check_rollback()
+        self._check_growth()
 
     def _check_peer(self) -> None:
         if (self.peer is not None) != (self.act in OF_PEER):
@@ -94,8 +102,19 @@ class Decree:
             require_digest(self.stage)
             if self.module is None or not self.to < self.after:
                 raise ConfigError("a rollback names a module, and a version before its newest")
-        elif self.stage or self.module is not None or self.to or self.after:
+        elif self.act != GROW and (self.stage or self.module is not None or self.to or self.after):
             raise ConfigError(f"a {self.act} names no module and no version")
+
+    def _check_growth(self) -> None:
+        if self.act != GROW:
+            if self.levels:
+                raise ConfigError(f"a {self.act} names no levels")
+            return
+        require_digest(self.stage)
+        if self.module is not None or not self.levels or not all(1 <= width <= MODULES_MAX for width in self.levels):
+            raise ConfigError("a growth names the modules of each level, and no single module")
+        if self.to < self.after + GROW_AHEAD:
+            raise ConfigError(f"a growth after round {self.to}, {GROW_AHEAD} at least must lie before it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +138,8 @@ class Decreed:
     """By stage and module the number of the newest decree."""
     seeds: frozenset[PeerId] = frozenset()
     """Whose archives count beside the coordinator's own."""
+    growths: Mapping[str, int] = field(default_factory=dict)
+    """By stage the number of the decree that ends it: the first one, since peers may have ended their part by it."""
     nameless: Mapping[PeerId, str] = field(default_factory=dict)
     """Whose name and team nobody shows, with the reason of each."""
 
@@ -133,6 +154,8 @@ class Decreed:
         if decree.act == ROLLBACK:
             assert decree.module is not None, "checked when it was made"
             return replace(self, rollbacks={**self.rollbacks, (decree.stage, decree.module): decree.number})
+        if decree.act == GROW:
+            return replace(self, growths={decree.stage: decree.number, **self.growths})
         assert decree.peer is not None, "checked when it was made"
         if decree.act in (APPOINT, DISMISS):
             seeds = self.seeds | {decree.peer} if decree.act == APPOINT else self.seeds - {decree.peer}

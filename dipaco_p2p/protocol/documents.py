@@ -1,7 +1,7 @@
-"""The signed documents: contribution, receipt, rejection, version, sharding, scores, manifest; one canonical form each.
+"""The signed documents: contribution, receipt, rejection, version, sharding, scores; one canonical form each.
 
-The coordinator's judgements, and checks of them, are in judgement.py; its decrees in decrees.py; its count of keepers
-in keeping.py; invitations.py.
+Manifests are in manifest.py; judgements, and checks of them, in judgement.py; decrees in decrees.py; the coordinator's
+count of keepers in keeping.py; invitations.py.
 
 - A document's `id` is the digest of its canonical bytes; the signature is over the same bytes, under its `KIND`.
 - `unseal` is the only door for a document from outside: schema, bounds, then signature. What comes out is safe to use.
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from .. import strict
 from ..canonical import canonical_bytes, digest
-from ..config import ADMISSIONS, LEVELS_MAX, SHARES_MAX, RunConfig
+from ..config import LEVELS_MAX, SHARES_MAX
 from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import ModuleId, PathId
@@ -27,12 +27,14 @@ from .gate import Appraisal
 from .invitations import Invitation
 from .judgement import Check, Judgement
 from .keeping import KeepersCount
+from .manifest import Manifest as Manifest
 from .references import BlobRef as BlobRef
 from .references import GenesisRef as GenesisRef
 from .references import Part as Part
 from .references import Recipe as Recipe
 from .references import ShardRef as ShardRef
-from .signing import VALUES_MAX, PeerId, Signer, public_key_of, require_digest, short, verify
+from .signing import VALUES_MAX, PeerId, Signer, require_digest, short, verify
+from .signing import require_peers as require_peers
 from .standing import Findings
 
 REASON_CHARS_MAX = 32
@@ -325,62 +327,6 @@ class Scores:
         require_digest(self.run, *self.modules)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """One stage of a run. Its id is the fingerprint, so nothing in it can change without becoming another one.
-
-    A run with a warm-up has two stages: in `warmup` all train the one-path model, in `grid` the paths are apart.
-    """
-
-    KIND: ClassVar[str] = "manifest"
-    protocol: int
-    config: RunConfig
-    """The whole run's, the same in both stages; `stage_config` is what holds in this one."""
-    stage: str = bounded(choices=("warmup", "grid"))
-    origin: str = ""
-    """Id of the warm-up's manifest that this grid was forked from; empty for a run's first stage."""
-    admission: str = bounded(choices=ADMISSIONS)
-    """The policy, as the configuration has it."""
-    tokenizer: BlobRef
-    router: BlobRef | None
-    """None in the warm-up, where there is nothing to choose."""
-    optimizer: BlobRef
-    """AdamW's state at the stage's start: what a path starts from on a machine that has not trained it before."""
-    shards: tuple[ShardRef, ...]
-    validation: BlobRef
-    """Held-out sequences, which every figure is about."""
-    holdout: BlobRef
-    """Held-out sequences that early stopping looks at."""
-    router_split: BlobRef
-    """Held-out sequences that paths score for a discriminative router."""
-    genesis: tuple[GenesisRef, ...]
-    author: PeerId
-    """The coordinator: the peer whose signature opens the run."""
-
-    def __post_init__(self) -> None:
-        topology = self.stage_config.topology
-        require_digest(*([self.origin] if self.origin else []))
-        require_peers(*map(PeerId, self.config.admission.peers))
-        if self.admission != self.config.admission.policy:
-            raise ConfigError(f"`admission` is {self.admission}, but {self.config.admission.policy} in the config")
-        if (self.stage == "warmup") != (self.router is None) or (self.stage == "warmup" and self.origin):
-            raise ConfigError("a warm-up has neither router nor origin, and a grid has a router")
-        if [ref.module for ref in self.genesis] != list(topology.modules()):
-            raise ConfigError("the manifest's genesis does not list the grid's modules in order")
-        if [ref.path for ref in self.shards] != list(topology.paths()):
-            raise ConfigError("the manifest's shards do not list the grid's paths in order")
-
-    @property
-    def stage_config(self) -> RunConfig:
-        """The configuration as this stage follows it."""
-        return self.config.for_warmup() if self.stage == "warmup" else self.config
-
-    @property
-    def first_step(self) -> int:
-        """Inner steps that a path has behind it when this stage begins, for the learning-rate schedule."""
-        return 0 if self.stage == "warmup" else self.config.warmup_steps
-
-
 _Traded = Contribution | Receipt | Grant | ModuleVersion | Sharding | Scores
 Document = _Traded | Appraisal | Judgement | Check | KeepersCount | Rejection | Decree | Invitation | Manifest
 D = TypeVar("D", bound=Document)
@@ -482,12 +428,3 @@ def _cosignatures(value: object, data: bytes) -> dict[PeerId, str]:
         if not isinstance(signature, str) or not verify(PeerId(peer), COSIGNATURE, data, signature):
             raise IntegrityError("a cosignature of this version does not fit its peer")
     return dict(value)
-
-
-def require_peers(*peers: PeerId) -> None:
-    """Raise ConfigError for what is no peer id: others chose these words, and they are signed and told on."""
-    for peer in peers:
-        try:
-            public_key_of(peer)
-        except IntegrityError as error:
-            raise ConfigError(str(error)) from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..canonical import digest
 from ..errors import ConfigError
-from ..strict import bounded
+from ..strict import added, bounded
 from ..topology import ModuleId, PathId
 from .signing import VALUES_MAX, require_digest
 
@@ -44,6 +44,8 @@ class GenesisRef:
 
     module: ModuleId
     blob: BlobRef
+    state: BlobRef | None = added(None)
+    """Its outer state, in a stage that grew: its parent's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,3 +122,12 @@ def require_digest(*texts: str) -> None:
     for text in texts:
         if not is_digest(text):
             raise ConfigError(f"`{text[:80]}` is not a digest")
+
+
+def require_peers(*peers: PeerId) -> None:
+    """Raise ConfigError for what is no peer id: others chose these words, and they are signed and told on."""
+    for peer in peers:
+        try:
+            public_key_of(peer)
+        except IntegrityError as error:
+            raise ConfigError(str(error)) from None

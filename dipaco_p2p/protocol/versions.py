@@ -51,7 +51,7 @@ def genesis_version(manifest: Manifest, module: ModuleId) -> ModuleVersion:
         parent="",
         snapshot=ref.blob,
         update=None,
-        state=None,
+        state=ref.state,
         shares=(),
         clip_norm=None,
         lr=outer.lr,

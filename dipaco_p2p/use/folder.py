@@ -2,7 +2,8 @@
 
     <dir>/identity.key  address.json  tokenizer.json  sequences.safetensors
     <dir>/restored.json      the folder came out of a backup: until the coordinator knows what it signed after that
-    <dir>/warmup/       <dir>/grid/       a store each (manifest, chains, blobs), history and evaluations
+    <dir>/decrees/           what the coordinator decreed, a store
+    <dir>/warmup/  <dir>/grid/  <dir>/grid-2/ and so on      a store each: manifest, chains, blobs; and what it tells
 
 A stage is there when its manifest is: that is written last, so an interrupted preparation is simply done again.
 """
@@ -13,13 +14,18 @@ import json
 from pathlib import Path
 
 from ..errors import ConfigError, IntegrityError
+from ..node.authority import Decrees
 from ..node.ledger import DAMAGED_HINT
 from ..node.run import Run, open_run
 from ..node.store import Store
 from ..protocol.documents import Sharding, unseal
+from ..protocol.manifest import GRID as GRID
+from ..protocol.manifest import STAGES
+from ..protocol.manifest import WARMUP as WARMUP
 
-WARMUP, GRID = "warmup", "grid"
 MANIFEST = "manifest"
+DECREES = "decrees"
+"""The store of what the coordinator decreed, beside those of the stages."""
 
 
 class RunFolder:
@@ -45,12 +51,27 @@ class RunFolder:
         return self._stores[name]
 
     def open(self, name: str) -> Run | None:
-        """One stage with its shardings, or None if it is not prepared; raises IntegrityError for damaged files."""
-        return open_stage(self.store(name)) if self.has(name) else None
+        """One stage with its shardings, and its growth if that is decreed; None if it is not prepared. Raises
+        IntegrityError for damaged files."""
+        run = open_stage(self.store(name)) if self.has(name) else None
+        if run is not None:
+            Decrees(run, self.store(name))  # of a second seed node, which keeps them with each stage
+            if self.stage(DECREES).is_dir():
+                Decrees(run, self.store(DECREES))
+        return run
+
+    @property
+    def names(self) -> list[str]:
+        """The stages that are prepared, the first one first."""
+        return [name for name in STAGES if self.has(name)]
+
+    def stages(self) -> list[Run]:
+        """All of these; raises as `open`."""
+        return [run for name in self.names if (run := self.open(name)) is not None]
 
     def newest(self) -> tuple[Run, Store] | None:
         """The stage that is open, and where it lies."""
-        for name in (GRID, WARMUP):
+        for name in reversed(self.names):
             run = self.open(name)
             if run is not None:
                 return run, self.store(name)

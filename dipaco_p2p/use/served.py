@@ -43,7 +43,7 @@ from ..swarm.api import Swarm
 from ..swarm.stage_scope import ScopedSwarm
 from ..topology import ModuleId, PathId
 from .best_rounds import Best, read_evaluations, read_serving, serving_header
-from .folder import GRID, WARMUP, RunFolder
+from .folder import RunFolder
 from .tokenizer import Tokenizer
 
 Flat = NDArray[np.float32]
@@ -116,11 +116,11 @@ class ServedRun:
         return [topology.number(path) for path in found]
 
     async def feature_model(self) -> PathModel:
-        """The frozen model whose outputs routers look at: version 0, the same in all modules of a level."""
+        """The frozen model whose outputs routers look at: version 0 of the first path."""
         return path_model(self.run.config.model, [await self._flat(version) for version in self.feature_versions()])
 
     def feature_versions(self) -> tuple[ModuleVersion, ...]:
-        """Version 0 of each level."""
+        """Version 0 of each of its modules."""
         return tuple(genesis_version(self.run.manifest, module) for module in self.run.topology.path(0).modules())
 
     def path(self, text: str) -> PathId:
@@ -129,7 +129,7 @@ class ServedRun:
         if path not in self.run.topology:
             last = self.run.topology.path(self.run.topology.path_count - 1)
             hint = f"its grid is {self.run.topology}: {self.run.topology.path(0)} to {last}"
-            if not self.run.is_last_stage:
+            if self.run.manifest.router is None:
                 hint = f"it is still in its warm-up, which has the one path {last}"
             raise ConfigError(f"{self.run.name} has no path {path}", hint=hint)
         return path
@@ -177,7 +177,7 @@ class ServedRun:
 
     def _sharding(self, version: int | None) -> Sharding | None:
         """The sharding that holds at `version`; without one the newest, whose routers fit the newest modules best."""
-        at = self.run.config.rounds.rounds if version is None else version
+        at = self.run.rounds if version is None else version
         sealed = self.run.sharding(self.run.sharding_at(at))
         return sealed.document if sealed else None
 
@@ -215,7 +215,7 @@ async def open_place(source: str, *, expected: str | None = None) -> AsyncIterat
             yield SwarmPlace(found.swarm, found.host, found.clock, folder=found.folder, expected=found.run)
         return
     folder = RunFolder(Path(source), is_read_only=True)
-    if not any(map(folder.has, (GRID, WARMUP))):
+    if not folder.names:
         hint = "give the folder that `start --dir` was given, a ticket, or an address like /ip4/.../tcp/.../p2p/..."
         raise ConfigError(f"`{source}` holds no run", hint=hint)
     yield FolderPlace(folder, expected=expected)
@@ -313,8 +313,9 @@ class SwarmPlace:
         self._known: dict[ModuleId, Chain] = {}
 
     async def newest(self) -> ServedRun:
-        """Once it is known, also while `host` is gone: others have the versions."""
-        if self._node is None or not self._node.run.is_last_stage:
+        """Once it is known, also while `host` is gone: others have the versions. Where nobody is heard of, the stage
+        may have ended while we were away."""
+        if self._node is None or not self._node.run.is_last_stage or not self._node.watch.heartbeats:
             try:
                 run = (await fetch_stages(self._swarm, self._host, expected=self._expected))[-1]
                 if self._node is None or self._node.run.id != run.id:

@@ -33,7 +33,15 @@ log = logging.getLogger("mkdocs.hooks.site")  # a warning below `mkdocs` fails a
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Start": ("index.md", "join.md", "swarm.md", "define.md", "serve.md", "export.md"),
     "Volunteers": ("volunteer.md", "routers.md", "trust.md"),
-    "Coordinators": ("coordinator.md", "deploy.md", "recover.md", "keepers.md", "decrees.md", "leaderboard.md"),
+    "Coordinators": (
+        "coordinator.md",
+        "deploy.md",
+        "recover.md",
+        "keepers.md",
+        "decrees.md",
+        "grow.md",
+        "leaderboard.md",
+    ),
     "How it works": ("concepts.md", "glossary.md", "design.md", "tour.md", "protocol.md", "judging.md", "security.md"),
     "Reference": (
         "reference.md",

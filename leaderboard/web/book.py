@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
-from dipaco_p2p.protocol.decrees import BAN, FREEZE
+from dipaco_p2p.protocol.decrees import BAN, FREEZE, GROW
 
 from ..model import (
     AuditRow,
@@ -154,6 +154,12 @@ class Book:
         return next((row for row in self.snapshot.decrees if row.act == FREEZE and row.ended_by is None), None)
 
     @cached_property
+    def growth(self) -> DecreeRow | None:
+        """What ends the open stage early; None while nothing does."""
+        stage = self.snapshot.run.stage.id
+        return next((row for row in self.snapshot.decrees if row.act == GROW and row.stage == stage), None)
+
+    @cached_property
     def banned(self) -> Mapping[str, DecreeRow]:
         """Whose work nobody takes any more, by peer."""
         found = (row for row in self.snapshot.decrees if row.act == BAN and row.ended_by is None)
@@ -220,7 +226,7 @@ class Book:
         return min((row.version for row in self.snapshot.modules), default=0)
 
     def stage_name(self, stage: str) -> str:
-        """`warmup` or `grid`; the start of the id for a stage that the run does not list."""
+        """`warmup`, `grid` and so on; the start of the id for a stage that the run does not list."""
         return self.stages[stage].name if stage in self.stages else stage[:8]
 
     def credited(self, peer: str) -> tuple[Credited, ...]:

@@ -58,7 +58,7 @@ class Scoring:
         """When training is over: score until nothing is wanted any more, or others have had time enough."""
         clock, rounds = self._node.clock, self._node.run.config.rounds
         until_s = clock.now_s() + rounds.deadline_s
-        while is_scoring_due(self._node, rounds.rounds) and clock.now_s() < until_s:
+        while is_scoring_due(self._node, self._node.run.rounds) and clock.now_s() < until_s:
             work, may_come = await ask_work(self._node, None)
             if work is not None:
                 await self._do(work, say)
@@ -134,7 +134,7 @@ class Evaluating:
         until_s = clock.now_s() + rounds.deadline_s
         while clock.now_s() < until_s and self._node.watch.seeds():
             if not await self._one(say):
-                if rounds.rounds in self._judgements:
+                if self._node.run.rounds in self._judgements:
                     return
                 await clock.sleep(WAIT_S)
 

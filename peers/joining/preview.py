@@ -77,8 +77,12 @@ class Preview:
     def lines(self) -> list[str]:
         """For people: a heading, and one line for each thing."""
         config, grid = self.run.manifest.config, self.run.topology
-        stage = f"grid {grid}, {grid.path_count} paths" if self.run.is_last_stage else "in its warm-up, one path"
-        heading = f"{self.run.name} `{config.name}`: {stage}, {self.run.config.rounds.rounds} rounds"
+        stage = (
+            f"grid {grid}, {grid.path_count} paths"
+            if self.run.manifest.router is not None
+            else "in its warm-up, one path"
+        )
+        heading = f"{self.run.name} `{config.name}`: {stage}, {self.run.rounds} rounds"
         return [heading, *(f"  {name:<11}{value}" for name, value in self._rows())]
 
     def _rows(self) -> Iterator[tuple[str, str]]:
@@ -138,7 +142,7 @@ async def likely_path(run: Run, swarm: Swarm) -> PathId | None:
     """The path that `Claiming` would try first now; None when all are finished."""
     watch = open_observer(run, ScopedSwarm(swarm, run.id), SystemClock()).watch
     await watch.refresh()
-    seed, last = zlib.crc32(f"{swarm.peer}|0|0".encode()), run.config.rounds.rounds
+    seed, last = zlib.crc32(f"{swarm.peer}|0|0".encode()), run.rounds
     if watch.is_whole:
         await watch.read_rounds()
     found = {path: watch.how_far(path) for path in watch.claims}

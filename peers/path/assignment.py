@@ -59,8 +59,8 @@ class Work:
 class Assignment:
     """One path in our hands, from its claim to its release."""
 
-    def __init__(self, trainer: PathTrainer, readers: Sequence[Follower], *, rounds: int) -> None:
-        """`rounds` is how many the run has. The readers hold parameters."""
+    def __init__(self, trainer: PathTrainer, readers: Sequence[Follower], *, rounds: Callable[[], int]) -> None:
+        """`rounds` says how many the stage has, as far as that is known by now. The readers hold parameters."""
         self.trainer = trainer
         self._readers = list(readers)
         self._rounds = rounds
@@ -136,7 +136,7 @@ class Assignment:
     def standing(self) -> Standing:
         """How far the path is, in our hands."""
         versions = [reader.version.version for reader in self._readers]
-        return standing(versions, [self._is_done(reader) for reader in self._readers], rounds=self._rounds)
+        return standing(versions, [self._is_done(reader) for reader in self._readers], rounds=self._rounds())
 
     def begin(
         self,
@@ -184,7 +184,7 @@ class Assignment:
 
     def contributed(self, bases: Sequence[Base]) -> None:
         """The path was trained from these versions, and what the leaders wanted of it they have."""
-        self._done.update({base.module: base.version for base in bases if base.version < self._rounds})
+        self._done.update({base.module: base.version for base in bases if base.version < self._rounds()})
         self.inherited = frozenset()
 
     def doubt(self, rounds: dict[ModuleId, OpenRound]) -> None:

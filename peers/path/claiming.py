@@ -132,7 +132,7 @@ class Claiming:
 
     def unfinished(self) -> Mapping[PathId, int]:
         """How many claim each path that still has rounds to train, of those of which anything is known."""
-        watch, last = self._node.watch, self._node.run.config.rounds.rounds
+        watch, last = self._node.watch, self._node.run.rounds
         counts = watch.paths.counts()
         if watch.is_whole:
             return {path: count for path, count in counts.items() if watch.round(path) < last}

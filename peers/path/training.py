@@ -397,7 +397,7 @@ class Training:
         is_waiting = (
             all(version.version == work.round_number for version in assignment.versions) and not assignment.inherited
         )
-        is_plain = following < config.rounds.rounds and following not in config.routing.reshard_rounds
+        is_plain = following < self._node.run.rounds and following not in config.routing.reshard_rounds
         return is_waiting and is_plain and not assignment.is_foreign_state and all(self._claiming.unfinished().values())
 
     def _start_over(self, assignment: Assignment, why: str) -> None:

@@ -25,8 +25,9 @@ from dipaco_p2p.program.control.client import not_running
 
 STATUS_KEYS = [
     "schema", "version", "pid", "folder", "running_s", "state", "run", "run_id", "stage", "round", "rounds",
-    "round_age_s", "judged_round", "judged_loss", "judged_perplexity", "volunteers_alive", "volunteers_training",
-    "seeds_alive", "tokens_per_s", "paths", "paths_covered", "bytes_up", "bytes_down", "volunteers_direct",
+    "round_age_s", "judged_round", "judged_loss", "judged_perplexity", "rounds_after", "grows_to",
+    "volunteers_alive", "volunteers_training", "seeds_alive", "tokens_per_s", "paths", "paths_covered",
+    "bytes_up", "bytes_down", "volunteers_direct",
     "volunteers_relayed", "relay_slots", "relay_circuits", "relay_bytes", "modules", "modules_led",
     "versions_archived", "contributions_counted", "contributions_open", "disk_used_bytes", "disk_free_bytes",
 ]  # fmt: skip
@@ -64,6 +65,8 @@ def test_status_as_json_is_the_documented_document(running: Path, seen: Seen) ->
         "judged_round": 1,
         "judged_loss": 4.5,
         "judged_perplexity": 90.017,
+        "rounds_after": 0,
+        "grows_to": None,
         "volunteers_alive": 1,
         "volunteers_training": 1,
         "seeds_alive": 1,

@@ -123,6 +123,16 @@ def test_words_of_a_decree_are_only_text(address: str) -> None:
         assert EVIL not in client.get(address).text
 
 
+def test_a_growth_is_told_on_the_first_page_while_its_stage_is_open_and_stays_in_the_list() -> None:
+    growth = {"act": "grow", "stage": SMALL.run.stage.id, "to": 40, "levels": "4x4"}
+    grows = replace(SMALL, decrees=numbered(growth))
+    assert "After round 40 the grid grows to 4x4." in text_of(grows, "/")
+    [line] = decrees_of(grows)
+    assert "grows the grid to 4x4 after round 40" in line and line.endswith("holds")
+    later = replace(SMALL, decrees=numbered({**growth, "stage": "ab" * 32}))
+    assert "the grid grows" not in text_of(later, "/")
+
+
 def test_decrees_are_data_for_programs(client: TestClient) -> None:
     rows = client.get("/api/v1/decrees.json").json()["rows"]
     assert [row["act"] for row in rows] == [row.act for row in SMALL.decrees]
@@ -137,6 +147,7 @@ def test_decrees_are_data_for_programs(client: TestClient) -> None:
         "to": 6,
         "version": 9,
         "ended_by": None,
+        "levels": "",
     }
     versions = client.get("/api/v1/versions.json").json()["rows"]
     assert [(row["decree"], row["back_to"]) for row in versions if row["decree"] is not None] == [(4, 6)]

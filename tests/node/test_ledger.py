@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, make_run, signer, tiny_config, version_of
 
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
@@ -75,6 +77,48 @@ def test_a_reader_of_the_same_folder_finds_the_same(run: Run, store: Store) -> N
         ledger.spent,
         ledger.counted,
     )
+
+
+def three_versions(run: Run) -> list[Sealed[ModuleVersion]]:
+    found: list[Sealed[ModuleVersion]] = []
+    made = None
+    for number in range(3):
+        payload, path = gradient_bytes(run, MODULE, seed=number), run.topology.paths_through(MODULE)[0]
+        document = contribution_of(run, signer(1), payload, module=MODULE, path=path, base_version=number)
+        document = replace(document, base_digest=found[-1].document.digest) if found else document
+        work = seal(signer(1), document), payload
+        history = [sealed.document for sealed in found]
+        sealed, made = version_of(run, signer(9), [work], term=1, after=made, history=history)
+        found.append(sealed)
+    return found
+
+
+def grow(run: Run, store: Store, *, to: int) -> None:
+    """Decree that its stage ends with version `to`, since the grid grows."""
+    what = {"stage": run.id, "to": to, "after": 0, "levels": (1, 2, 4)}
+    Decrees(run, store).issue(signer(SEED_NUMBER), "grow", at_s=1.0, reason="", **what)
+
+
+def test_a_stage_that_grows_ends_with_the_version_that_is_decreed_whoever_made_one_more(run: Run, store: Store) -> None:
+    ledger, versions = Ledger(run, store, MODULE), three_versions(run)
+    ledger.append(versions[0])
+    grow(run, store, to=2)
+    assert (run.rounds, run.rounds_after, run.is_last_stage, ledger.is_complete) == (2, 1, False, False)
+    ledger.append(versions[1])
+    assert ledger.is_complete
+    with pytest.raises(IntegrityError, match="version 3, but L1.M0 ends with 2"):
+        ledger.append(versions[2])
+    again = Run(run.sealed)
+    Decrees(again, store)
+    assert again.rounds == 2, "the decree is on the disk"
+
+
+def test_what_went_on_beyond_a_growth_before_it_was_heard_of_is_not_read_again(run: Run, store: Store) -> None:
+    ledger = Ledger(run, store, MODULE)
+    for sealed in three_versions(run):
+        ledger.append(sealed)
+    grow(run, store, to=2)
+    assert ledger.is_complete and Ledger(run, store, MODULE).head.version == 2
 
 
 def test_settling_drops_what_the_coordinator_has_signed_and_nothing_else(run: Run, store: Store) -> None:

@@ -135,7 +135,7 @@ def test_audits_of_others_work_are_part_of_the_credit(archive: tuple[Run, Chains
     audits = (Audit(work=share.work, by=me, tokens=share.tokens),)
     changed = {**chains, module: [replace(first, shares=(share, *first.shares[1:])), replace(second, audits=audits)]}
     config = replace(run.config, judging=JudgingConfig(audited=10))
-    trusting = SimpleNamespace(config=config, tokens_full=run.tokens_full)
+    trusting = SimpleNamespace(config=config, rounds=run.rounds, tokens_full=run.tokens_full)
     found = {one.module: one for one in account(cast(Run, trusting), changed, [], {}, me)}[module]
     worth = share_credit(share.tokens, tokens_full=run.tokens_full, levels=len(run.config.model.levels))
     assert found.credit == found.audit_credit == worth and [one.version for one in found.audited] == [2]

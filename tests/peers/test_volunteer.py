@@ -213,7 +213,7 @@ async def test_a_path_is_not_trained_while_a_module_of_it_is_fetched_anew(tmp_pa
     async with world_of_one_path(tmp_path) as world:
         node, path = world.peer(61), PathId((0, 0, 0))
         readers = [Follower(node, module) for module in path.modules()]
-        assignment = Assignment(cast(PathTrainer, SimpleNamespace(path=path)), readers, rounds=30)
+        assignment = Assignment(cast(PathTrainer, SimpleNamespace(path=path)), readers, rounds=lambda: 30)
         assert assignment.standing.is_due and not assignment.is_ready
         await asyncio.gather(*(reader.sync() for reader in readers))
         assert assignment.is_ready
@@ -228,7 +228,7 @@ async def test_work_that_was_left_out_for_others_is_done_once_theirs_is_refused(
         node, path = world.peer(61), PathId((0, 0, 0))
         readers = [Follower(node, module) for module in path.modules()]
         await asyncio.gather(*(reader.sync() for reader in readers))
-        assignment = Assignment(cast(PathTrainer, SimpleNamespace(path=path)), readers, rounds=30)
+        assignment = Assignment(cast(PathTrainer, SimpleNamespace(path=path)), readers, rounds=lambda: 30)
         first, *others = path.modules()
         forged = Entry(path=path, peer=world.peer(62).swarm.peer)
         rounds = {

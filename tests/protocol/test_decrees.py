@@ -41,6 +41,7 @@ def decree(act: str = "freeze", /, number: int = 1, **changes: Any) -> Decree:
         "hide-name": {"peer": BOB},
         "show-name": {"peer": BOB},
         "rollback": {"stage": RUN, "module": MODULE, "to": 1, "after": 2},
+        "grow": {"stage": RUN, "to": 4, "after": 2, "levels": (2, 4)},
     }
     good: dict[str, Any] = {
         "run": RUN,
@@ -92,6 +93,16 @@ def test_a_decree_comes_back_from_the_wire_and_is_small(act: str) -> None:
         ({"act": "rollback", "stage": RUN, "module": str(MODULE), "to": 2, "after": 2}, "before its newest"),
         ({"act": "rollback", "module": str(MODULE), "to": 1, "after": 2}, "not a digest"),
         ({"act": "rollback", "stage": RUN, "to": 1, "after": 2}, "names a module"),
+        ({"levels": [1, 2]}, "names no levels"),
+        ({"act": "grow", "stage": RUN, "to": 4, "after": 2}, "the modules of each level"),
+        ({"act": "grow", "stage": RUN, "to": 4, "after": 2, "levels": [1, 0]}, "the modules of each level"),
+        ({"act": "grow", "stage": RUN, "to": 4, "after": 2, "levels": [1] * 17}, "levels"),
+        ({"act": "grow", "to": 4, "after": 2, "levels": [1, 2]}, "not a digest"),
+        (
+            {"act": "grow", "stage": RUN, "module": str(MODULE), "to": 4, "after": 2, "levels": [1, 2]},
+            "no single module",
+        ),
+        ({"act": "grow", "stage": RUN, "to": 3, "after": 2, "levels": [1, 2]}, "2 at least must lie before it"),
     ],
 )
 def test_a_decree_that_says_nonsense_is_none_though_it_is_signed(changes: dict[str, Any], why: str) -> None:
@@ -101,6 +112,12 @@ def test_a_decree_that_says_nonsense_is_none_though_it_is_signed(changes: dict[s
     signature = COORDINATOR.sign("decree", canonical_bytes(document))
     with pytest.raises(IntegrityError, match=why):
         unseal(Decree, {"document": document, "signature": signature})
+
+
+def test_of_two_growths_of_one_stage_the_first_holds_since_peers_may_have_ended_by_it() -> None:
+    other = {"stage": digest(b"another stage")}
+    state = decreed([decree("grow"), decree("grow", 2, to=9), decree("grow", 3, **other)])
+    assert state.growths == {RUN: 1, other["stage"]: 3}
 
 
 def test_a_forged_decree_is_refused() -> None:

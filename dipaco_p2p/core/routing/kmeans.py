@@ -23,8 +23,17 @@ ROUNDS = 20
 """Balancing rounds in each k-means iteration; the end gets more."""
 
 
-def fit_kmeans(features: Floats, *, path_count: int, seed: int, iterations: int = 50, balance: bool = True) -> Router:
-    """The best of several k-means fits on `features` (n, D); with `balance`, shards of near equal size.
+def fit_kmeans(
+    features: Floats,
+    *,
+    path_count: int,
+    seed: int,
+    iterations: int = 50,
+    balance: bool = True,
+    begin: Paths | None = None,
+) -> Router:
+    """The best of several k-means fits on `features` (n, D); with `balance`, shards of near equal size. They
+    begin with centroids by chance; or one does with the means of the labels `begin` (n,), which every path has.
 
     Raises CorpusError when there are fewer distinct documents than paths.
     """
@@ -34,7 +43,10 @@ def fit_kmeans(features: Floats, *, path_count: int, seed: int, iterations: int 
     distinct = np.unique(points.round(PLACES), axis=0)
     _require_documents(len(distinct), path_count)
     generator = np.random.default_rng(seed)
-    starts = [_plus_plus(distinct, path_count, generator) for _ in range(RESTARTS)]
+    if begin is None:
+        starts = [_plus_plus(distinct, path_count, generator) for _ in range(RESTARTS)]
+    else:
+        starts = [np.stack([points[begin == path].mean(axis=0) for path in range(path_count)])]
     fits = [_lloyd(points, start, iterations, balance) for start in starts]
     # Documents far from each other as centroids, without bias: not the best, but with no empty path.
     fits.append((_far_apart(distinct, path_count), np.zeros(path_count)))

@@ -1,0 +1,129 @@
+"""From a grid that has ended by decree to a larger one: the next signed stage.
+
+Each new module begins as a module of the grid before ended, its parent (`Topology.parent`), with its outer state: both
+are the parent's own blobs, so anyone can compare digests. The paths' optimizer state is taken anew, and the text is
+routed anew, beginning where the parents' text was. All of it follows from what is on disk: a coordinator that died in
+the middle comes to the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dipaco_p2p.core.model.layout import decode_module
+from dipaco_p2p.core.model.shards import Shard, decode_shard
+from dipaco_p2p.core.model.transformer import path_model
+from dipaco_p2p.core.routing.features import document_features
+from dipaco_p2p.core.routing.grown import grown_router
+from dipaco_p2p.core.routing.router import Paths, decode_router
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.protocol.documents import GenesisRef, ModuleVersion
+from dipaco_p2p.protocol.manifest import STAGES
+from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.versions import genesis_version
+from dipaco_p2p.topology import ModuleId, PathId
+from dipaco_p2p.use.folder import RunFolder
+
+from ..progress import stage
+from ..runfile import RunFile
+from ..text.sequences import prepare_sequences
+from .prepare import MOMENT_STEPS, Flat, Opening, Start, moments, open_stage
+from .routing import ROUTER_FIT_MAX, cut_shards, router_blob, routing_features
+
+
+def grow(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
+    """Make the larger grid that the coordinator has decreed, of the newest stage, which is complete. Raises
+    DipacoError."""
+    before, old = folder.require()
+    assert before.growth is not None, "nobody decreed a growth"
+    config = before.manifest.config.grown(before.growth.levels)
+    name = STAGES[STAGES.index(before.manifest.stage) + 1]
+    tokenizer, sequences = prepare_sequences(file, folder.root)
+    store = folder.store(name)
+    ended = {module: _end(before, old, module) for module in before.topology.modules()}
+    parents = {module: ended[config.topology.parent(module, before.topology)] for module in config.topology.modules()}
+    genesis = tuple(_inherited(store, old, module, parent) for module, parent in parents.items())
+    flats = _Flats(before, old, parents)
+    start = Start(config=config, signer=signer, tokenizer=tokenizer, sequences=sequences, flats=())
+    tokens = sequences.train.tokens
+    vectors = routing_features(config, path_model(config.model, flats.of(config.topology.path(0))), sequences)["train"]
+    with stage("Routing the sequences"):
+        routed = _routed(before, old, tokens)
+        chosen = np.sort(np.random.default_rng(config.seed).permutation(len(tokens))[:ROUTER_FIT_MAX])
+        router = grown_router(config, vectors[chosen], tokens[chosen], routed[chosen], before=before.topology)
+        shards = cut_shards(config, store, router, tokens, vectors)
+    paths = [config.topology.path(number) for number in _spread(config.topology.path_count)]
+
+    def at(step: int) -> tuple[list[Flat], Shard]:
+        path = paths[step % len(paths)]
+        data = _blob(store, shards[config.topology.number(path)].blob.digest)
+        return flats.of(path), decode_shard(data, vocab_size=config.model.vocab_size, context=config.model.context)
+
+    opening = Opening(
+        stage=name,
+        origin=before.origin,
+        follows=before.id,
+        spent=before.manifest.spent + before.rounds,
+        router=router_blob(store, router),
+        optimizer=moments(config, at),
+        shards=shards,
+    )
+    return open_stage(start, store, opening, genesis=genesis)
+
+
+def _spread(count: int) -> Iterator[int]:
+    """The paths whose gradients the moments are of: all in turn, or as many as there are steps, evenly spread."""
+    steps = min(count, MOMENT_STEPS)
+    return (place * count // steps for place in range(steps))
+
+
+class _Flats:
+    """The weights that new paths begin with, read when they are asked for: not all of them fit into memory."""
+
+    def __init__(self, before: Run, old: Store, parents: Mapping[ModuleId, ModuleVersion]) -> None:
+        self._before, self._old, self._parents = before, old, parents
+
+    def of(self, path: PathId) -> list[Flat]:
+        found = [self._parents[module] for module in path.modules()]
+        return [decode_module(_blob(self._old, one.digest), self._before.layout(one.module)) for one in found]
+
+
+def _end(before: Run, store: Store, module: ModuleId) -> ModuleVersion:
+    ledger = Ledger(before, store, module)
+    if ledger.head.version < before.rounds:
+        raise IntegrityError(f"{module} is not through its stage: version {ledger.head.version} is the newest here")
+    return ledger.at(before.rounds)
+
+
+def _inherited(store: Store, old: Store, module: ModuleId, parent: ModuleVersion) -> GenesisRef:
+    """Version 0 of a new module: its parent's end, copied."""
+    assert parent.state is not None, "every version but a genesis has one"
+    blob, state = (store.put(_blob(old, ref.digest)) for ref in (parent.snapshot, parent.state))
+    return GenesisRef(module=module, blob=blob, state=state)
+
+
+def _routed(before: Run, store: Store, tokens: NDArray[np.int32]) -> Paths:
+    """The path of the grid before that each sequence was on at its end: by its own features and newest shards."""
+    config, first = before.config, before.topology.path(0)
+    genesis = [genesis_version(before.manifest, module) for module in first.modules()]
+    flats = [decode_module(_blob(store, one.digest), before.layout(one.module)) for one in genesis]
+    known = before.sharding(before.sharding_at(before.rounds - 1))
+    ref = before.manifest.router if known is None else known.document.router
+    assert ref is not None, "a grid has a router"
+    data = _blob(store, ref.digest)
+    router = decode_router(data, path_count=before.topology.path_count, width=config.feature_width)
+    frozen = path_model(config.model, flats)
+    return router.assign(document_features(frozen, tokens, has_counts=config.routing.has_counts))
+
+
+def _blob(store: Store, digest: str) -> bytes:
+    data = store.get(digest)
+    if data is None:
+        raise IntegrityError(f"blob {digest[:8]} is missing in `{store.folder}`, and the next stage begins with it")
+    return data

@@ -73,12 +73,12 @@ class Leadership:
         return sorted(self._leaders)
 
     def held(self) -> set[ModuleId]:
-        """The modules that we own, or keep anything open of."""
+        """The modules that we own, or keep anything of that is not settled."""
         mandates = self._node.mandates
         return {
             chain.module
             for chain in self.chains.all()
-            if chain.lost or chain.ledger.open or self._owns(mandates.grant(chain.module))
+            if chain.lost or chain.ledger.open or chain.ledger.spent or self._owns(mandates.grant(chain.module))
         }
 
     @property

@@ -394,3 +394,17 @@ async def test_when_a_seed_that_led_is_gone_a_mirror_goes_on(tmp_path: Path) -> 
         await seed_away(world, first)
         await eventually(lambda: first.node.watch.leader(MODULE) is None)
         assert (await first.lead(MODULE)).grant.term == term + 1
+
+
+async def test_a_module_is_followed_until_what_its_versions_here_count_is_final(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volunteer of a large swarm that led it once, and looked no more whether what it took is in: it never left."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        await first.lead(MODULE)
+        await seed_away(world, first)
+        await make_versions(world, first, author)
+        chain = first.ownership.chains[MODULE]
+        assert chain.ledger.spent and not chain.ledger.open and not chain.lost
+        monkeypatch.setattr(first.node.mandates, "grant", lambda module: None)  # others own it by now
+        assert first.ownership.held() == {MODULE}

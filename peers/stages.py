@@ -126,6 +126,8 @@ class StageRunner:
         self._pausing = Pauses(clock)
         self._volunteer: Volunteer | None = None
         self._stopped = asyncio.Event()
+        self._later: Run | None = None
+        """The newest stage, if that was found to be open while we took part in an earlier one."""
         self.is_finishing = False
         """Whether we leave after the round that is going on."""
         self.status: Status | None = None
@@ -204,11 +206,12 @@ class StageRunner:
     # -- a stage
 
     async def _stage(self, run: Run) -> Run | None:
-        """Take part in one stage, with rests; itself when it is complete, a later one that was opened while we rested,
-        None after a stop.
+        """Take part in one stage, with rests; itself when it is complete, a later one that was opened while we rested
+        or slept, None after a stop.
 
         To go on after a rest is to start anew on what the disk holds, as after a stop of the program: nothing that ran
         before still writes there, but perhaps a thread that ends its last blob."""
+        self._later = None
         folder = self._config.run_folder(run.id)
         self._parts.log_to(folder / "peer.log")
         history = History(folder / HISTORY_NAME, self._clock)
@@ -226,6 +229,8 @@ class StageRunner:
                     continue
                 await self._begin(run, scope, history)
                 await self._live(status)
+                if self._later is not None:
+                    return self._later
                 if status.is_complete:  # others may still need what is here
                     await self._keep_on(status)
                     if not self.pauses or self._stopped.is_set():
@@ -365,7 +370,7 @@ class StageRunner:
 
     async def _keep_joined(self, node: Member, chains: Chains, *, every_s: float) -> None:
         """Note who is there; and dial again while no seed node is seen: one that restarted knows nobody, and nobody
-        looks for it."""
+        looks for it. It may be of a later stage as well, if this machine slept through the end of ours."""
         while True:
             await node.clock.sleep(every_s)
             watch = node.watch
@@ -381,6 +386,9 @@ class StageRunner:
             if not watch.seeds():
                 with contextlib.suppress(DipacoError):
                     await self._entrance.dial()
+                self._later = await self._opened(node.run, {})
+                if self._later is not None and self._volunteer is not None:
+                    self._volunteer.stop()
 
     # -- the stage after it
 

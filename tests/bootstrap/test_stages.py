@@ -30,7 +30,7 @@ from bootstrap.coordinator.stage import SeedStage
 from bootstrap.genesis.prepare import fork, prepare
 from bootstrap.runfile import RunFile
 from bootstrap.use.generate import Request
-from dipaco_p2p.config import RoundsConfig, RoutingConfig
+from dipaco_p2p.config import RoundsConfig, RoutingConfig, WarmupConfig
 from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import ConfigError, CorpusError
 from dipaco_p2p.node.ledger import Ledger
@@ -145,6 +145,32 @@ async def test_the_coordinator_dies_after_the_warm_up_and_the_volunteers_wait_fo
     await home.volunteers_done()
     await home.close()
     assert set(home.heads(GRID).values()) == {3}
+
+
+async def test_who_slept_through_the_end_of_a_stage_goes_on_in_the_next_though_the_coordinator_was_restarted(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """A restarted coordinator shows the stage that is over, and says nothing in it."""
+    rounds = RoundsConfig(rounds=30, min_paths=2)
+    home = Home(tmp_path, run_file(corpus, warmup=WarmupConfig(rounds=6), rounds=rounds, routing=RoutingConfig()))
+    home.start()
+    await home.join(1, 2, 3)
+    await eventually(lambda: min(home.heads(WARMUP).values(), default=0) == 2)
+    asleep = signer(3).peer
+    home.network.freeze(asleep)
+    await eventually(lambda: min(home.heads(GRID).values(), default=0) >= 2, limit_s=600)
+    await home.die()
+    home.start()
+    await asyncio.sleep(60)
+    home.network.thaw(asleep)
+    await eventually(lambda: "grid" in said(home, 3, "joined"), limit_s=60)
+    await home.close()
+
+
+def said(home: Home, number: int, name: str) -> list[Any]:
+    """The stages of a volunteer's events of this name."""
+    paths = (home.homes / f"volunteer-{number}" / "runs").glob("*/history.jsonl")
+    return [event["stage"] for path in paths for event in read_history(path) if event["ev"] == name]
 
 
 async def test_the_coordinator_dies_before_a_re_sharding_and_training_goes_on(tmp_path: Path, corpus: Path) -> None:

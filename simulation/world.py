@@ -18,7 +18,7 @@ from dipaco_p2p.canonical import digest
 from dipaco_p2p.node import neighbourhood
 from dipaco_p2p.node.calls import Prove, Proven
 from dipaco_p2p.node.path_counts import PathCounts
-from dipaco_p2p.owner import challenges, keeper
+from dipaco_p2p.owner import challenges, keeper, sources
 from dipaco_p2p.owner.keeper import Keeper
 from dipaco_p2p.program.files import listening
 from dipaco_p2p.protocol import neighbours
@@ -45,8 +45,9 @@ NARROW = (
     (neighbourhood, "BUCKET_MIN", 1),
     (neighbourhood, "SETTLED_MIN", 1),
     (record_cache, "OWNERS_PER_KEY_MAX", OWNERS_IN_A_NARROW_KEY),
+    (sources, "SMALL_BYTES", 0),
 )
-"""What makes a swarm of a dozen look like a large one to its peers."""
+"""What makes a swarm of a dozen, and its modules, look large to its peers."""
 
 SOONER = ((keeper, "LOOK_LIVES", 0.15), (challenges, "LOOK_LIVES", 0.3), (keeper, "FREE_BYTES_MIN", 0))
 """A run here is over before keepers would have looked often."""

@@ -1,7 +1,7 @@
 """Whom a trainer asks for the bytes of a new version, and when.
 
-In turn (protocol/fan_out.py): it waits until one of the tier before it has the update, and fetches it from there. What
-a peer of that tier can cost is bounded:
+In turn (protocol/fan_out.py): it waits until one of the tier before it has the update, and fetches it from there; if
+the update is small, all turn to the owners at once. What a peer of that tier can cost is bounded:
 
 - one that says that it has nothing is waited for as long as a chain of thin lines would take, PATIENCE_S and the update
   at THIN_BYTES_S for each tier before us; then others, and the owners;
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 TRAINERS_MAX = 3
 """Of those that train from a version, so many are asked for its blobs; who has not got them costs a call."""
 ARCHIVES_MAX = 2
+SMALL_BYTES = 1_000_000
+"""Of an update that takes a thin line a second: to wait for turns would take longer."""
 PATIENCE_S = 2.0
 THIN_BYTES_S = 1_000_000
 """A line with less holds nobody up for longer: 8 Mbit/s."""
@@ -68,7 +70,7 @@ class Sources:
         """The update to `version`; with `keep` it is in our store, where others find it. Raises as `fetch`."""
         node, ref = self._node, version.update
         assert ref is not None
-        if node.store.size(ref.digest) is not None:
+        if node.store.size(ref.digest) is not None or ref.size <= SMALL_BYTES:
             return await fetch(node, ref, holders=self.holders(version))
         turn, tries = await self._turn(version), Tries(node, ref, is_kept=keep)
         data = await self._in_turn(version, ref, turn, tries)

@@ -212,7 +212,12 @@ async def test_a_trainer_keeps_what_others_may_ask_it_for(tmp_path: Path) -> Non
         assert held == [[False, False], [True, True]]
 
 
-async def test_where_a_version_came_from_is_told_and_the_coordinator_gave_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_small", [False, True])
+async def test_where_a_version_came_from_is_told_and_the_coordinator_gave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_small: bool
+) -> None:
+    """An update that takes no time to send waits for no turn, and there is nothing to tell of it."""
+    monkeypatch.setattr(sources, "SMALL_BYTES", sources.SMALL_BYTES if is_small else 0)
     async with on_stage(tmp_path) as (world, leader, reader, advance):
         told: list[dict[str, Any]] = []
         reader._node.history.listen(told.append)
@@ -221,6 +226,9 @@ async def test_where_a_version_came_from_is_told_and_the_coordinator_gave_nothin
         await reader.sync()
         sizes = [sealed.document.update.size for sealed in world.seed.archive.ledgers[MODULE].versions]  # type: ignore[union-attr]
         fetched = [event for event in told if event["ev"] == "fetched"]
+        if is_small:
+            assert reader.version.version == 2 and not fetched
+            return
         assert [event["version"] for event in fetched] == [1, 2]
         assert [event["from_owners"] + event["from_trainers"] for event in fetched] == sizes
         assert {event["from_seeds"] for event in fetched} == {0}

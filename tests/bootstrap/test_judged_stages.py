@@ -32,7 +32,7 @@ def test_work_of_the_grids_first_round_is_repeated_by_those_who_worked_in_the_wa
     tmp_path: Path, corpus: Path
 ) -> None:
     changes: dict[str, Any] = {"judging": JudgingConfig(judges=2, sequences=8, audited=100)}
-    home = Home(tmp_path, run_file(corpus, **changes))
+    home = Home(tmp_path, run_file(corpus, seed=1, **changes))
 
     async def scenario() -> None:
         home.start()

@@ -7,6 +7,7 @@ when the coordinator and its folder are gone, or its archive has forgotten the f
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -124,9 +125,9 @@ def verify_gathered(files: RunFolder, gathered: Sequence[Gathered]) -> list[Chai
         with stage(f"Verifying the {name}'s chains", total=total) as advance:
             checked = verify_run(found.run, files.store(name), archive, on_progress=advance)
         reports += [replace(report, unshown=found.unshown.get(report.module, 0)) for report in checked]
-    first, last = gathered[0], gathered[-1]
-    if first is not last and first.archive is not None:
-        reports += verify_fork(last.run, first.archive, first.run)
+    for before, after in itertools.pairwise(gathered):
+        if before.archive is not None:
+            reports += verify_fork(after.run, before.archive, before.run)
     return reports
 
 

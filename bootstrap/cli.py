@@ -299,7 +299,7 @@ def grow(
 ) -> None:
     """Give the grid more modules and paths after a round: each begins as a module there was, with its outer state.
 
-    Volunteers go on without a restart, on text that is routed anew. The run becomes no longer.
+    Volunteers go on without a restart, on text that is routed again. The run still ends after the same round.
     Example: dipaco-bootstrap grow my-run --levels 1,2,4 --at-round 12
     """
     _decree(folder, act="grow", levels=levels, version=at_round, reason=reason)

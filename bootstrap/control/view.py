@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from dipaco_p2p import __version__
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.node.authority import Decrees, Mandates
+from dipaco_p2p.program.files import folder_bytes
 from dipaco_p2p.program.metrics import CONTENT_TYPE, Metric, counter, exposition, gauge, one
 from dipaco_p2p.protocol.keeping import SHARES, Conduct
 from dipaco_p2p.protocol.liveness import Heartbeat, shown_names
@@ -296,14 +297,7 @@ def _finite(value: float | None) -> float | None:
 
 def _disk(folder: Path) -> tuple[int, int]:
     """Bytes of all files of the run, and those that are free."""
-    used = 0
-    for root, _, files in os.walk(folder):
-        for name in files:
-            try:
-                used += os.lstat(os.path.join(root, name)).st_size
-            except OSError:  # it went away meanwhile
-                continue
-    return used, shutil.disk_usage(folder).free
+    return folder_bytes(folder), shutil.disk_usage(folder).free
 
 
 PREFIX = "coordinator_"

@@ -1,9 +1,9 @@
 """From a grid that has ended by decree to a larger one: the next signed stage.
 
 Each new module begins as a module of the grid before ended, its parent (`Topology.parent`), with its outer state: both
-are the parent's own blobs, so anyone can compare digests. The paths' optimizer state is taken anew, and the text is
-routed anew, beginning where the parents' text was. All of it follows from what is on disk: a coordinator that died in
-the middle comes to the same again.
+are the parent's own blobs, so anyone can compare digests. Each path begins with fresh optimizer moments, and the text
+is routed again, beginning where the parents' text was. All of it follows from what is on disk: a coordinator that died
+in the middle comes to the same again.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from ..node.calls import GetContributions, Prove, Proven
 from ..node.items import Page, items_reply
 from ..node.node import Member
 from ..node.store import Store
+from ..program.files import folder_bytes
 from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed
 from ..protocol.keeping import SHARES, Range, lot, proof, ranges_up_to, share_without
 from ..protocol.reasons import Reason
@@ -290,15 +290,3 @@ class Keeper:
 
     async def _on_contributions(self, sender: PeerId, request: GetContributions) -> Page[Contribution]:
         return items_reply(found for id_ in request.ids if (found := self.archive.find(id_)) is not None)
-
-
-def folder_bytes(folder: Path) -> int:
-    """The bytes of all files in a folder."""
-    total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(root, name)).st_size
-            except OSError:  # it went away meanwhile
-                continue
-    return total

@@ -32,7 +32,7 @@ class Offers:
     """Who offers to keep ranges, and may."""
 
     def __init__(self, node: Observer, ledgers: Callable[[], Collection[Ledger]]) -> None:
-        """`ledgers` say who has worked: a stranger's offer costs it nothing, so it is none."""
+        """`ledgers` say who has worked: a stranger's offer does not count, since it costs nothing."""
         self._node = node
         self._ledgers = ledgers
         self._seen: dict[PeerId, tuple[int, float]] = {}

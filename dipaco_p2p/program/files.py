@@ -224,6 +224,16 @@ def why_unwritable(folder: Path) -> str | None:
         return error.strerror or str(error)
 
 
+def folder_bytes(folder: Path) -> int:
+    """The bytes of all files in a folder."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # it went away meanwhile
+                total += os.lstat(os.path.join(root, name)).st_size
+    return total
+
+
 def free_disk(folder: Path) -> int:
     """Bytes that may be written where `folder` is, or would be made."""
     return shutil.disk_usage(existing(folder)).free

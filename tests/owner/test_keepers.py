@@ -16,8 +16,9 @@ from dipaco_p2p.node.node import ask
 from dipaco_p2p.owner import challenges
 from dipaco_p2p.owner import keeper as keeping
 from dipaco_p2p.owner.challenges import Answer
-from dipaco_p2p.owner.keeper import Keeper, folder_bytes
+from dipaco_p2p.owner.keeper import Keeper
 from dipaco_p2p.owner.ranges import refs_of_version
+from dipaco_p2p.program.files import folder_bytes
 from dipaco_p2p.protocol.keeping import (
     FAILURES_MAX,
     GONE_LIVES,

@@ -456,6 +456,9 @@ def seed(
     ticket: Annotated[str, typer.Argument(help="The ticket, a file or link with it, or an address of the run.")],
     folder: Annotated[Path, typer.Option("--dir", help="Where its copy of the archive and its own key are kept.")],
     listen: Annotated[str, typer.Option(help="Where others reach it.")] = "/ip4/0.0.0.0/tcp/31337",
+    announce: Annotated[
+        list[str] | None, typer.Option(help="Where others dial it from outside, through a forwarded port; repeatable.")
+    ] = None,
     up_mbit: Annotated[
         float, typer.Option(min=0, help="The most that blobs may take of the uplink, in Mbit/s; 0: no limit.")
     ] = 0.0,
@@ -486,7 +489,8 @@ def seed(
         from .recovery.standby import keep_seed
 
         kept = Retention(rounds=rounds, snapshots=snapshots)
-        await keep_seed(ticket, folder, listen=listen, line=line, retention=kept, verbose=verbose)
+        places = announce or ()
+        await keep_seed(ticket, folder, listen=listen, announce=places, line=line, retention=kept, verbose=verbose)
 
     end_program(main)
 

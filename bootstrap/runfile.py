@@ -47,6 +47,7 @@ from dipaco_p2p.config import (
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.program.curves import read_targets
 from dipaco_p2p.strict import bounded
+from dipaco_p2p.swarm import addresses
 from dipaco_p2p.swarm.blobs.bandwidth import Line
 from dipaco_p2p.swarm.relay_slots import RelayLimits
 from leaderboard.places import DEFAULT_PORT as DEFAULT_PAGE_PORT
@@ -109,6 +110,9 @@ class NodeConfig:
     """The address that others reach; `0.0.0.0` listens everywhere."""
     port: int = bounded(DEFAULT_PORT, low=0, high=65_535)
     """0 takes any free port."""
+    announce: tuple[str, ...] = ()
+    """Where volunteers dial it from outside, if a router forwards a port to it: /ip4/203.0.113.5/tcp/443, or
+    /dns4/run.example.org/tcp/443."""
     up_mbit: float = bounded(0.0, low=0.0)
     """The most that blobs may take of the uplink, in Mbit/s; 0 is all of it."""
     down_mbit: float = bounded(0.0, low=0.0)
@@ -267,6 +271,8 @@ def _run_file(mapping: object, *, where: str) -> RunFile:
             raise ConfigError("validation, holdout and router shares leave less than half of the text for training")
         layout.node.line()
         read_place(layout.node.metrics)
+        for place in layout.node.announce:
+            addresses.read_place(place)
         read_targets(layout.node.log)
         _require_peers(layout.admission.peers)
         run = _run_config(layout)

@@ -33,6 +33,8 @@ class PeerConfig:
     eight_bit: bool | None = None
     """Whether AdamW keeps its moments in 8 bits; None: on a GPU that is short of memory (core/model/optimizer.py)."""
     listen: str = "/ip4/0.0.0.0/tcp/0"
+    announce: str = ""
+    """Where others dial this peer from outside, if that is not where it listens."""
     is_listening: bool = True
     """Whether others may dial this peer; one that does not listen leads no module."""
     relay: bool = False
@@ -74,6 +76,7 @@ class PeerConfig:
             checkpoint=training.checkpoint,
             eight_bit=training.eight_bit,
             listen=preferences.network.listen,
+            announce=preferences.network.announce,
             is_listening=preferences.network.listening,
             relay=preferences.network.relay,
             relay_mbit=preferences.network.relay_mbit,

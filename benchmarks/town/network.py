@@ -85,6 +85,8 @@ class Box:
     rate: Rate | None
     outside_subnet: str = ""
     """Of a box behind a provider's: the first three numbers there."""
+    outside_port: int = FORWARDED_PORT
+    """Of a forwarded port, as others dial it."""
 
     def start(self) -> None:
         """Plug it in, and switch it on: it remembers no connection."""
@@ -117,7 +119,8 @@ class Box:
     def _rules(self) -> str:
         how = "masquerade random" if self.nat is Nat.SYMMETRIC else "masquerade"
         is_open = self.nat is Nat.FORWARDED
-        dnat = f"iifname wan tcp dport {FORWARDED_PORT} dnat to {self.subnet}.2" if is_open else ""
+        inside = f"{self.subnet}.2:{FORWARDED_PORT}"
+        dnat = f"iifname wan tcp dport {self.outside_port} dnat to {inside}" if is_open else ""
         return f"""
 table ip nat {{
   chain before {{
@@ -161,7 +164,9 @@ class Town:
         ip("-n", machine.namespace, "link", "set", "wire", "master", "switch", "up")
         return machine
 
-    def home(self, nat: Nat = Nat.PRESERVING, *, rate: Rate | None = None) -> Machine:
+    def home(
+        self, nat: Nat = Nat.PRESERVING, *, rate: Rate | None = None, outside_port: int = FORWARDED_PORT
+    ) -> Machine:
         """A machine behind a router of its own."""
         number = len(self.machines) + 1
         subnet, public = f"192.168.{number}", f"{PUBLIC}.1.{number}"
@@ -174,7 +179,8 @@ class Town:
             provider.start()
             self.boxes.append(provider)
             public = f"{outside}.2"
-        machine.box = Box(self, self._box(), public, nat, behind, machine.namespace, subnet, rate, outside)
+        place = (public, nat, behind, machine.namespace, subnet, rate, outside)
+        machine.box = Box(self, self._box(), *place, outside_port=outside_port)
         machine.box.start()
         self.boxes.append(machine.box)
         ip("-n", machine.namespace, "route", "add", "default", "via", f"{subnet}.1")

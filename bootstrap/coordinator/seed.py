@@ -92,6 +92,7 @@ async def _serve(
     swarm = await open_libp2p(
         folder.root / KEY_NAME,
         listen=f"/ip4/{file.node.host}/tcp/{file.node.port}",
+        announce=file.node.announce,
         clock=SystemClock(),
         line=file.node.line(),
         relay=file.node.relay_limits(),

@@ -199,12 +199,28 @@ class Standby:
                     return
 
 
-async def keep_seed(text: str, root: Path, *, listen: str, line: Line, retention: Retention, verbose: bool) -> None:
+async def keep_seed(
+    text: str,
+    root: Path,
+    *,
+    listen: str,
+    announce: Sequence[str],
+    line: Line,
+    retention: Retention,
+    verbose: bool,
+) -> None:
     """Serve the run that `text` leads to from `root`, until a signal says stop. Raises DipacoError."""
     entry = read_entry(text)
     with folder_lock(root, hint="end it, or choose another --dir"):
         log_to(root / "seed.log", verbose=verbose)
-        swarm = await open_libp2p(root / KEY_NAME, listen=listen, clock=SystemClock(), line=line, relay=RelayLimits())
+        swarm = await open_libp2p(
+            root / KEY_NAME,
+            listen=listen,
+            announce=announce,
+            clock=SystemClock(),
+            line=line,
+            relay=RelayLimits(),
+        )
         standby = Standby(swarm, RunFolder(root), SystemClock(), retention)
         stopped = asyncio.Event()
         try:

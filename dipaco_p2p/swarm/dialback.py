@@ -22,7 +22,7 @@ from ..clock import Clock
 from ..errors import ConfigError, DipacoError, Refused
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
-from .addresses import read_address, read_place
+from .addresses import host_of, is_circuit, read_address, read_place
 from .api import Swarm
 from .calls import DialBackMe, DialedBack
 
@@ -105,21 +105,26 @@ async def greets(host: str, port: int) -> bool:
     return False
 
 
-async def ask_reach(swarm: Swarm, witnesses: Sequence[tuple[PeerId, Sequence[str]]]) -> Reach:
+async def ask_reach(swarm: Swarm, witnesses: Sequence[tuple[PeerId, Sequence[str]]]) -> tuple[Reach, str]:
     """Ask all `witnesses` (peer and addresses) to dial us back: one that can is enough for YES, for NO all that answer
-    must agree."""
+    must agree. With it the place at which the first that could dialled us, /ip4/HOST/tcp/PORT, if we do not tell of it
+    yet: behind a router that forwards a port it is the router's."""
     if not swarm.addresses:
-        return Reach.NO
-    _, port = read_place(read_address(swarm.addresses[0]).place)
-    said = await asyncio.gather(*(_ask(swarm, peer, addresses, port) for peer, addresses in witnesses))
-    if Reach.YES in said:
-        return Reach.YES
-    return Reach.NO if Reach.NO in said else Reach.UNKNOWN
+        return Reach.NO, ""
+    own = [read_address(address).place for address in swarm.addresses if not is_circuit(address)]
+    _, port = read_place(own[0])
+    asked = (_ask(swarm, peer, addresses, port) for peer, addresses in witnesses)
+    said = [reply for reply in await asyncio.gather(*asked) if reply is not None]
+    reached = [reply.host for reply in said if reply.reached]
+    if not reached:
+        return Reach.NO if said else Reach.UNKNOWN, ""
+    kind = "ip6" if ":" in reached[0] else "ip4"
+    place = f"/{kind}/{reached[0]}/tcp/{port}"
+    return Reach.YES, "" if place in own or not host_of(place) else place
 
 
-async def _ask(swarm: Swarm, peer: PeerId, addresses: Sequence[str], port: int) -> Reach:
+async def _ask(swarm: Swarm, peer: PeerId, addresses: Sequence[str], port: int) -> DialedBack | None:
     try:
-        reply = await DialBackMe(port=port).call(swarm, peer, timeout_s=ASK_TIMEOUT_S, addresses=addresses)
+        return await DialBackMe(port=port).call(swarm, peer, timeout_s=ASK_TIMEOUT_S, addresses=addresses)
     except DipacoError:  # too busy, of an older version, or away: nothing is known
-        return Reach.UNKNOWN
-    return Reach.YES if reply.reached else Reach.NO
+        return None

@@ -297,7 +297,8 @@ async def _probe_seed(swarm: Libp2pSwarm, entry: Entry, address: str) -> SeedFac
 async def probe_reach(swarm: Swarm, seeds: list[SeedFacts]) -> Reach:
     """What the seeds that answer say when they dial us back."""
     answering = {read_address(seed.address).peer: [seed.address] for seed in seeds if seed.problem is None}
-    return await ask_reach(swarm, list(answering.items())[:3])
+    reach, _ = await ask_reach(swarm, list(answering.items())[:3])
+    return reach
 
 
 async def probe_relay(entry: Entry, config: PeerConfig) -> Reach:

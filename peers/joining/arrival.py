@@ -105,7 +105,7 @@ async def arrive(entry: Entry, config: PeerConfig, friends: KnownPeers, *, tell:
             opened = await knock(
                 swarm, doors(entry, friends=others, known_run=run), SystemClock(), enter=entering(swarm)
             )
-            reach = await (find_relay if behind_nat else ask_reach)(swarm, witnesses(opened, entry))
+            reach = await (find_relay if behind_nat else find_reach)(swarm, witnesses(opened, entry))
         except BaseException as error:
             await swarm.close()
             is_known = config.is_listening and not behind_nat and isinstance(error, EnvironmentUnfit)
@@ -129,6 +129,7 @@ async def open_swarm(config: PeerConfig, *, behind_nat: bool = False) -> Libp2pS
     return await open_libp2p(
         config.home / KEY_NAME,
         listen=config.listen,
+        announce=[config.announce] if config.announce else (),
         client_mode=not config.is_listening,
         behind_nat=behind_nat,
         clock=SystemClock(),
@@ -151,6 +152,13 @@ def witnesses(opened: Opened, entry: Entry) -> list[tuple[PeerId, Sequence[str]]
     for address in entry.addresses:
         found.setdefault(read_address(address).peer, [address])
     return list(found.items())[:WITNESSES_MAX]
+
+
+async def find_reach(swarm: Libp2pSwarm, seen_by: Sequence[tuple[PeerId, Sequence[str]]]) -> Reach:
+    """Whether these can dial us, and if so tell others of the place where they did."""
+    reach, place = await ask_reach(swarm, seen_by)
+    swarm.announce([place] if place else [])
+    return reach
 
 
 async def find_relay(swarm: Libp2pSwarm, relays: Sequence[tuple[PeerId, Sequence[str]]]) -> Reach:

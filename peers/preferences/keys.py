@@ -73,6 +73,11 @@ class NetworkKeys:
     """How others reach this machine."""
 
     listen: str = key("/ip4/0.0.0.0/tcp/0", "Where other peers may reach this one.")
+    announce: str = key(
+        "",
+        "Where others dial this one from outside, if its router forwards another port to it. Default: nowhere else.",
+        example='"/ip4/203.0.113.7/tcp/40000"',
+    )
     listening: bool = key(
         True, "Listen at all. Without it nobody dials this peer, not even through a relay: it trains, leads no module."
     )

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from e2e_harness import Program, Programs, breaches, eventually, free_port, programs_in, versions_of, write_run
 
-from benchmarks.town.network import Machine, Nat, Town, missing, town
+from benchmarks.town.network import FORWARDED_PORT, Machine, Nat, Town, missing, town
+from dipaco_p2p.ticket import read_ticket
 
 pytestmark = [
     pytest.mark.libp2p,
@@ -34,14 +35,18 @@ def programs(tmp_path: Path, place: Town) -> Iterator[Programs]:
 
 
 class Run:
-    """A 2x2 run without an end, whose seed node is public and stays at its port."""
+    """A 2x2 run without an end, whose seed node stays at its port; public, or behind a router that forwards it."""
 
     def __init__(self, programs: Programs, corpus: Path, seed: Machine) -> None:
-        self._programs, self._seed = programs, seed
+        self._programs, self._seed, box = programs, seed, seed.box
         self._file = programs.folder / "town.toml"
-        port = free_port()
-        write_run(self._file, corpus, rounds=100_000, min_paths=2, host=seed.address, port=port, heartbeat_ttl_s=TTL_S)
-        self._file.write_text(self._file.read_text().replace("modules = 1\n", "modules = 2\n"))
+        host, port = (seed.address, free_port()) if box is None else ("0.0.0.0", FORWARDED_PORT)
+        write_run(self._file, corpus, rounds=100_000, min_paths=2, host=host, port=port, heartbeat_ttl_s=TTL_S)
+        text = self._file.read_text().replace("modules = 1\n", "modules = 2\n")
+        if box is not None:
+            place = f"/ip4/{box.public}/tcp/{box.outside_port}"
+            text = text.replace(f"port = {port}\n", f'port = {port}\nannounce = ["{place}"]\n')
+        self._file.write_text(text)
         self.coordinator = self.start()
         self.ticket = self.coordinator.wait_address()["ticket"]
 
@@ -51,8 +56,14 @@ class Run:
         self.coordinator = self._programs.coordinator(self._file, folder, namespace=self._seed.namespace)
         return self.coordinator
 
-    def join(self, name: str, home: Machine) -> Program:
-        return self._programs.volunteer(self.ticket, name, namespace=home.namespace)
+    def join(self, name: str, home: Machine, *more: str) -> Program:
+        return self._programs.volunteer(self.ticket, name, *more, namespace=home.namespace)
+
+    def places(self) -> list[str]:
+        """Where the coordinator's newest ticket says that the run is entered."""
+        done = self._programs.run("dipaco-bootstrap", "ticket", self._programs.folder / "coordinator")
+        assert done.wait() == 0, done.complaint
+        return [seed.place for seed in read_ticket(done.said.strip()).seeds]
 
     def wait_versions(self, more: int, *volunteers: Program) -> None:
         """Until the archive has so many more of every module."""
@@ -110,5 +121,44 @@ def test_homes_behind_routers_lead_every_module_and_outlive_a_leader_a_router_an
     run.wait_versions(1, *left.values())
     assert left[other].process.poll() is None and left[router].process.poll() is None
     for program in (*left.values(), run.coordinator):
+        assert program.end() == 0, program.complaint
+    assert breaches(run.coordinator.home, *homes.values()) == []
+
+
+def test_who_is_behind_a_forwarded_port_is_dialled_where_its_router_is(
+    programs: Programs, corpus: Path, place: Town
+) -> None:
+    """The coordinator's router has another port outside. The volunteer's has the same, and names nothing: whoever dials
+    it back says where it is."""
+    run = Run(programs, corpus, place.home(Nat.FORWARDED, outside_port=40_443))
+    forwarded, other = ("--listen", f"/ip4/0.0.0.0/tcp/{FORWARDED_PORT}"), place.home(Nat.FORWARDED)
+    other = place.home(Nat.FORWARDED)
+    homes = {
+        "forwarded": run.join("forwarded", other, *forwarded),
+        "symmetric": run.join("symmetric", place.home(Nat.SYMMETRIC)),
+    }
+    for home in homes.values():
+        home.wait_event("receipt")
+    assert "nobody can reach this machine" not in homes["forwarded"].complaint
+    everybody = {"seed": run.coordinator, **homes}
+    # Who can be dialled directly leads first.
+    eventually(
+        lambda: set(leaders(**everybody).values()) == {"forwarded"} and len(leaders(**everybody)) == len(MODULES),
+        within_s=60,
+        what=lambda: f"{leaders(**everybody)} {said(*everybody.values())}",
+    )
+    before = len(homes["symmetric"].events("receipt"))
+    eventually(
+        lambda: len(homes["symmetric"].events("receipt")) >= before + len(MODULES),
+        within_s=60,
+        what=lambda: said(*everybody.values()),
+    )
+    run.wait_versions(1, *homes.values())
+    # The ticket names volunteers whom newcomers can dial while the coordinator is away.
+    router = other.box
+    assert router is not None
+    outside = f"/ip4/{router.public}/tcp/{FORWARDED_PORT}"
+    eventually(lambda: outside in run.places(), within_s=60, what=lambda: str(run.places()))
+    for program in (*homes.values(), run.coordinator):
         assert program.end() == 0, program.complaint
     assert breaches(run.coordinator.home, *homes.values()) == []

@@ -164,6 +164,18 @@ async def test_what_is_given_up_keeps_no_connection_to_the_daemon(net: Any) -> N
     assert [str(each.message) for each in caught if each.category is ResourceWarning] == []
 
 
+async def test_what_is_announced_is_told_before_what_the_machine_knows(tmp_path: Path) -> None:
+    places = ["/ip4/203.0.113.5/tcp/443", "/dns4/run.example.org/tcp/443"]
+    swarm = await libp2p.open_libp2p(tmp_path / "key", announce=places, clock=SystemClock())
+    try:
+        assert list(swarm.addresses[:2]) == [f"{place}/p2p/{swarm.peer}" for place in places]
+        assert len(swarm.addresses) > 2
+    finally:
+        await swarm.close()
+    with pytest.raises(ConfigError, match="not a TCP address: 203.0.113.5:443"):
+        await libp2p.open_libp2p(tmp_path / "key", announce=["203.0.113.5:443"], clock=SystemClock())
+
+
 async def test_a_peer_that_does_not_listen_calls_is_called_and_publishes(net: Any) -> None:
     seed, guest = await net.join(), await net.join(client_mode=True)
     seed.serve("echo", echo)
@@ -214,13 +226,12 @@ async def test_a_crowd_of_keys_at_one_address_keeps_no_other_address_out(
 
 
 async def test_a_restarted_peer_is_found_at_its_new_addresses(net: Any) -> None:
-    from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 
     seed, caller, owner = [await net.join() for _ in range(3)]
     owner.serve("echo", echo)
     assert await caller.call(owner.peer, "echo", {}, timeout_s=5)
     await owner.close()
-    again = await open_libp2p(net._folder / "2.key", clock=SystemClock(), ttl_max_s=TTL_MAX_S)
+    again = await libp2p.open_libp2p(net._folder / "2.key", clock=SystemClock(), ttl_max_s=TTL_MAX_S)
     net.swarms.append(again)
     again.serve("echo", echo)
     assert again.peer == owner.peer and again.addresses != owner.addresses
@@ -265,7 +276,7 @@ from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 
 async def main():
-    await open_libp2p(Path(sys.argv[1]), ttl_max_s=60, clock=SystemClock())
+    await libp2p.open_libp2p(Path(sys.argv[1]), ttl_max_s=60, clock=SystemClock())
     print("open", flush=True)
     await asyncio.Event().wait()
 

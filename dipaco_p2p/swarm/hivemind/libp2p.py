@@ -73,6 +73,7 @@ async def open_libp2p(
     *,
     initial_peers: Sequence[str] = (),
     listen: str = "/ip4/127.0.0.1/tcp/0",
+    announce: Sequence[str] = (),
     client_mode: bool = False,
     ttl_max_s: float = TTL_MAX_S,
     clock: Clock,
@@ -83,7 +84,8 @@ async def open_libp2p(
 ) -> Libp2pSwarm:
     """Start a daemon and join the DHT of `initial_peers`; with none, begin a new one.
 
-    One answering peer is enough. A peer in `client_mode` does not listen and stores nothing for others. One that is
+    One answering peer is enough. `announce` are places at which others dial us besides: a router's own address, say,
+    where it forwards a port. A peer in `client_mode` does not listen and stores nothing for others. One that is
     `behind_nat` stores nothing either, and is dialled through relays, if it finds any, and through holes that both ends
     punch. With `relay` others are dialled through this peer. `line` limits what blobs take of this machine's line.
     Raises ConfigError (a malformed address), Unreachable (none of the peers answers), EnvironmentUnfit (a taken
@@ -91,6 +93,8 @@ async def open_libp2p(
     """
     install()
     host, port = read_place(listen)
+    for place in announce:
+        read_place(place)
     signer = identity.load_or_create(identity_path)
     dialled = {address: read_address(address) for address in initial_peers if not address.endswith(signer.peer)}
     sweep_stale_sockets()
@@ -101,6 +105,7 @@ async def open_libp2p(
         swarm = Libp2pSwarm(p2p, signer, clock=clock, ttl_max_s=ttl_max_s, frame_timeout_s=frame_timeout_s)
         swarm.line = line or swarm.line
         await swarm.start(client_mode=client_mode, behind_nat=behind_nat)
+        swarm.announce(announce)
         if relay is not None:
             swarm.offer_relay(relay)
         if dialled:
@@ -164,6 +169,12 @@ class Libp2pSwarm:
             await self._p2p.add_binary_stream_handler(HOP, self._on_hop)  # in place of the daemon's
         if behind_nat and not client_mode:
             self.reservations = Reservations(self.peer, self._daemon, ways=self.ways, clock=self._clock)
+
+    def announce(self, places: Sequence[str]) -> None:
+        """Tell of these places before all others, if we listen at all."""
+        if self._addresses:
+            own = [f"{place}/p2p/{self.peer}" for place in places]
+            self._addresses = tuple(dict.fromkeys([*own, *self._addresses]))
 
     def offer_relay(self, limits: RelayLimits) -> None:
         """Be a relay from now on."""

@@ -1,4 +1,4 @@
-"""The promises of docs/design.md, section 5, as pure functions of what a run showed.
+"""The promises of docs/design.md, in its order, as pure functions of what a run showed.
 
 Each yields what is broken, in words. Safety promises hold in every run, whatever the faults; those of liveness only
 say what happens when the faults are over.

@@ -107,7 +107,7 @@ class NodeConfig:
     """Where the coordinator listens, what its line may carry, and where it keeps its files."""
 
     host: str = "127.0.0.1"
-    """The address that others reach; `0.0.0.0` listens everywhere."""
+    """Where to listen: an address of this machine, IPv4 or IPv6; `0.0.0.0` means all of both."""
     port: int = bounded(DEFAULT_PORT, low=0, high=65_535)
     """0 takes any free port."""
     announce: tuple[str, ...] = ()
@@ -131,6 +131,11 @@ class NodeConfig:
     def relay_limits(self) -> RelayLimits | None:
         """What the seed node relays; None: nothing."""
         return RelayLimits(mbit=self.relay_mbit or None) if self.relay else None
+
+    @property
+    def listen(self) -> str:
+        """The multiaddr to listen at."""
+        return f"/{'ip6' if ':' in self.host else 'ip4'}/{self.host}/tcp/{self.port}"
 
     def line(self) -> Line:
         """Raises ConfigError for a limit that is too low."""

@@ -91,7 +91,7 @@ async def _serve(
     # The port comes first: to learn after minutes of preparation that it is taken would be a pity.
     swarm = await open_libp2p(
         folder.root / KEY_NAME,
-        listen=f"/ip4/{file.node.host}/tcp/{file.node.port}",
+        listen=file.node.listen,
         announce=file.node.announce,
         clock=SystemClock(),
         line=file.node.line(),

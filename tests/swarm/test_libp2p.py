@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e_harness import free_port
 from swarm_harness import TTL_MAX_S, Libp2pHarness, eventually
 
 from dipaco_p2p.clock import SystemClock
@@ -176,6 +177,26 @@ async def test_what_is_announced_is_told_before_what_the_machine_knows(tmp_path:
         await libp2p.open_libp2p(tmp_path / "key", announce=["203.0.113.5:443"], clock=SystemClock())
 
 
+async def test_all_addresses_of_a_machine_are_those_of_both_families(tmp_path: Path) -> None:
+    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").read_text():
+        pytest.skip("this machine has no IPv6")
+    port = free_port()
+    seed = await libp2p.open_libp2p(tmp_path / "seed", listen=f"/ip4/0.0.0.0/tcp/{port}", clock=SystemClock())
+    joined = []
+    try:
+        for kind, host in (("ip4", "127.0.0.1"), ("ip6", "::1")):
+            address = f"/{kind}/{host}/tcp/{port}/p2p/{seed.peer}"
+            assert address in seed.addresses
+            guest = await libp2p.open_libp2p(
+                tmp_path / kind, initial_peers=[address], client_mode=True, clock=SystemClock()
+            )
+            joined.append(guest)
+            assert host in str(await guest.places(seed.peer))
+    finally:
+        for swarm in (*joined, seed):
+            await swarm.close()
+
+
 async def test_a_peer_that_does_not_listen_calls_is_called_and_publishes(net: Any) -> None:
     seed, guest = await net.join(), await net.join(client_mode=True)
     seed.serve("echo", echo)
@@ -276,7 +297,7 @@ from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 
 async def main():
-    await libp2p.open_libp2p(Path(sys.argv[1]), ttl_max_s=60, clock=SystemClock())
+    await open_libp2p(Path(sys.argv[1]), ttl_max_s=60, clock=SystemClock())
     print("open", flush=True)
     await asyncio.Event().wait()
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import EnvironmentUnfit
+from ..addresses import read_place
 
 SOCKET_FOLDER = Path("/tmp")
 SOCKET_PATTERN = "hivemind-*.sock"
@@ -106,11 +107,23 @@ def _end_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def places_to_listen(listen: str) -> list[str]:
+    """`listen`, and where that means all addresses of this machine and one port, the same of IPv6 if it has that."""
+    host, port = read_place(listen)
+    has_both = host == "0.0.0.0" and port > 0 and _problem_with("::", port) is None
+    return [listen, f"/ip6/::/tcp/{port}"] if has_both else [listen]
+
+
 def _problem_with(host: str, port: int) -> OSError | None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    try:
+        probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    except OSError as error:  # a system without IPv6
+        return error
+    with probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
+            if probe.family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as the daemon does
             probe.bind((host, port))
             probe.listen(1)
         except OSError as error:

@@ -44,7 +44,7 @@ from ..frames import Caller, Dispatcher
 from ..record_cache import RecordCache
 from ..relay_slots import RelayLimits, Slots
 from .circuits import HOP, Relay, place_bytes
-from .daemon import cannot_join, daemons_apart, long_backlog, sweep_stale_sockets, wait_port_free
+from .daemon import cannot_join, daemons_apart, long_backlog, places_to_listen, sweep_stale_sockets, wait_port_free
 from .dht import MESSAGE_BYTES_MAX, RPC_TIMEOUT_S, create_node, hash_key, install
 from .guard import RecordGuard
 from .reservations import Reservations
@@ -446,7 +446,7 @@ async def _start_daemon(identity_path: Path, listen: str, client_mode: bool, *, 
             return await _P2P.create(
                 identity_path=str(identity_path),
                 check_if_identity_free=False,  # It reads RSA keys only.
-                host_maddrs=[listen],
+                host_maddrs=places_to_listen(listen),
                 no_listen=client_mode,
                 dht_mode="client" if client_mode or behind_nat else "server",
                 nat_port_map=False,

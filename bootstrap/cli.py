@@ -295,14 +295,18 @@ def grow(
     at_round: Annotated[
         int, typer.Option("--at-round", min=0, help="The last round before. Default: the soonest.")
     ] = 0,
+    corpus: Annotated[
+        str, typer.Option("--corpus", help="New text for the new paths: what `source` of [corpus] may be.")
+    ] = "",
     reason: Why = "",
 ) -> None:
     """Give the grid more modules and paths after a round: each begins as a module there was, with its outer state.
 
-    Volunteers go on without a restart, on text that is routed again. The run still ends after the same round.
-    Example: dipaco-bootstrap grow my-run --levels 1,2,4 --at-round 12
+    Volunteers go on without a restart, on text that is routed again. With --corpus the new paths get that text, and
+    the others keep theirs. The run still ends after the same round.
+    Example: dipaco-bootstrap grow my-run --levels 1,2,4 --at-round 12 --corpus cookery.jsonl
     """
-    _decree(folder, act="grow", levels=levels, version=at_round, reason=reason)
+    _decree(folder, act="grow", levels=levels, version=at_round, corpus=corpus, reason=reason)
 
 
 @app.command(epilog=DECREE_CODES)

@@ -148,6 +148,7 @@ def test_decrees_are_data_for_programs(client: TestClient) -> None:
         "version": 9,
         "ended_by": None,
         "levels": "",
+        "corpus": "",
     }
     versions = client.get("/api/v1/versions.json").json()["rows"]
     assert [(row["decree"], row["back_to"]) for row in versions if row["decree"] is not None] == [(4, 6)]

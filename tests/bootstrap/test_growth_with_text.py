@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import shutil
@@ -253,6 +254,27 @@ def test_bad_text_and_repeated_decrees_get_one_line_and_leave_nothing_behind(tmp
             with pytest.raises(ConfigError, match="a growth to 1x4 after round 6 is decreed already"):
                 await decreed(home, "1,4", corpus=again)
             assert kept() == before
+        await home.close()
+
+    play(scenario)
+
+
+def test_what_was_read_for_a_growth_that_came_too_late_is_removed(tmp_path: Path, corpus: Path) -> None:
+    home = Home(tmp_path, run_file(corpus, rounds=ROUNDS, routing=PLAIN))
+    other = write_other(tmp_path / "other.jsonl")
+
+    async def scenario() -> None:
+        home.start()
+        await home.join(1, 2)
+        await eventually(lambda: min(home.heads(GRID).values(), default=0) >= 1)
+        left = home.folder / f"text-{'ab' * 32}.safetensors"
+        left.write_bytes(b"of a coordinator that died before it signed")
+        late, first = await asyncio.gather(
+            decreed(home, "1,4", version=6, corpus=str(other)), decreed(home, "1,3", version=6), return_exceptions=True
+        )
+        assert isinstance(first, dict) and first["corpus"] is None
+        assert isinstance(late, ConfigError) and "a growth to 1x3 after round 6 is decreed already" in str(late)
+        assert list(home.folder.glob("text-*")) == []
         await home.close()
 
     play(scenario)

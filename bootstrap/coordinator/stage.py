@@ -112,10 +112,12 @@ class SeedStage:
         )
         self._archive = SeedArchive(run, store)
         self._archive.thinning.retention, self._archive.thinning.needed = retention or Retention(), self._needed
-        # Of the warm-up nothing is forgotten for keepers: who keeps ranges moves on to the grid with everybody else.
         wanted = self._archive.thinning.retention.keepers
-        self._challenges = Challenges(self._node, self._archive, wanted=wanted if run.is_last_stage else 0)
-        self._archive.thinning.kept_elsewhere = self._challenges.kept if wanted else None
+        self._challenges = Challenges(self._node, self._archive, wanted=wanted)
+        if run.is_last_stage:
+            self._archive.thinning.kept_elsewhere = self._challenges.kept
+        elif wanted:  # keepers move on to the grid with everybody else, so of the warm-up nothing is forgotten
+            self._archive.thinning.kept_elsewhere = lambda module: 0
         self._chains = ArchiveChains(self._node, self._archive, is_closed=lambda: self._catching_up.is_going_on)
         self._judge = Judge(self._node, device=spare_device(), measure=measure)
         self._chains.appraise = self._judge.appraise
@@ -182,6 +184,7 @@ class SeedStage:
             partial(self._once_caught_up, self._evaluate),
             partial(self._once_caught_up, self._resharding.run),
             partial(self._once_caught_up, self._challenges.run),
+            self._challenges.take_down,
         )
         self._tasks = [asyncio.create_task(keep_going(loop, self._node.clock)) for loop in loops]
         self._note_complete()
@@ -234,6 +237,7 @@ class SeedStage:
         self._node.history.add(
             "archived", module=str(version.module), version=version.version, digest=version.digest, term=version.term
         )
+        self._challenges.on_version()
         self._propose_bans(version)
         if (complete := self._complete_version()) > self._round:
             self._closed |= dict.fromkeys(range(self._round + 1, complete + 1), self._who_is_there())

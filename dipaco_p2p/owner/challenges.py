@@ -4,10 +4,16 @@
 - **Before the archive forgets** a version, as many keepers as its owner wants must have proved every blob of it. So a
   version leaves the archive only when others have it, and with fewer keepers the archive keeps it.
 
-An answer is compared with the blob here. Without one, or where they differ, the keeper has to bring the whole blob: its
-digest decides, so neither another keeper's word nor a bit that was lost here can harm anybody. Who says that it lacks a
-blob has told no lie: it earns nothing, and fails only when it has been a keeper of the range for LATE_LIVES. Who says
-nothing fails if somebody else has answered at this look: else the fault may be ours.
+Before the archive forgets a blob, it takes down the digest of each part that a challenge may name:
+
+    documents/parts-<digest>.json     ["e3b0...", ...]
+
+They take a thousandth of the blob. An answer is compared with the part that lies here. Where the archive has forgotten
+it, or its disk has changed it, the keeper brings that part, and the digest decides. So a challenge costs the line at
+most PROOF_BYTES_MAX however large the model is, and neither another keeper's word nor a bit that was lost here can harm
+anybody. A keeper that says that it lacks a blob has told no lie: it earns nothing, and fails only when it has been a
+keeper of the range for LATE_LIVES. One that says nothing fails if another has answered at this look: else the fault may
+be ours.
 """
 
 from __future__ import annotations
@@ -19,10 +25,10 @@ import random
 from collections.abc import Mapping
 from enum import Enum
 
-from ..canonical import canonical_bytes
+from ..canonical import canonical_bytes, digest
 from ..errors import DipacoError, IntegrityError, Refused
 from ..node.calls import Counted, GetKeepers, Prove
-from ..node.node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member, ask
+from ..node.node import CONTROL_TIMEOUT_S, Member, ask
 from ..protocol.documents import BlobRef, Sealed, seal, unseal
 from ..protocol.keeping import (
     BARRED_LIVES,
@@ -38,7 +44,7 @@ from ..protocol.keeping import (
 )
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
-from ..swarm.blobs.fetch import fetch_blob
+from ..swarm.calls import ReadBlob
 from ..topology import ModuleId
 from .archive import SeedArchive
 from .ranges import Offers, refs_of_version
@@ -63,6 +69,8 @@ class Answer(Enum):
     LIED = "lied"
     LACKS = "lacks"
     SILENT = "silent"
+    UNKNOWN = "unknown"
+    """Nobody can tell: an earlier release forgot the blob without taking its parts down."""
 
 
 class Challenges:
@@ -80,6 +88,10 @@ class Challenges:
         self._proved: dict[tuple[ModuleId, int], set[PeerId]] = {}
         """Who has proved all of the versions that are to be forgotten next."""
         self._kept: dict[ModuleId, int] = {}
+        """Up to which version as many as are wanted have proved all."""
+        self._taken: dict[ModuleId, int] = {}
+        """Up to which version the parts are taken down."""
+        self._new = asyncio.Event()
         self._asked = 0
         self._sealed: Sealed[KeepersCount] | None = self._read()
         count = None if self._sealed is None else self._sealed.document
@@ -95,8 +107,15 @@ class Challenges:
         GetKeepers.serve(self._node.swarm, self._on_count)
 
     def kept(self, module: ModuleId) -> int:
-        """Up to which version others keep all of a module, as they have proved."""
-        return self._kept.get(module, self._archive.thinning.of(module).contributions)
+        """Up to which version of a module the archive may forget: keepers can still be asked for it, and as many as are
+        wanted have proved that they have all of it."""
+        begin = self._archive.thinning.of(module).contributions
+        taken = self._taken.get(module, begin)
+        return min(taken, self._kept.get(module, begin)) if self._wanted else taken
+
+    def on_version(self) -> None:
+        """There is a new version."""
+        self._new.set()
 
     async def run(self) -> None:
         """Challenge until cancelled."""
@@ -104,8 +123,16 @@ class Challenges:
             await self._node.clock.sleep(LOOK_LIVES * self._node.run.config.liveness.heartbeat_ttl_s)
             await self.look()
 
+    async def take_down(self) -> None:
+        """Take the parts of every new version down, until cancelled: the archive waits for it before it forgets."""
+        while True:
+            self._new.clear()
+            await self._take_all_down()
+            await self._new.wait()
+
     async def look(self) -> None:
         """Ask every keeper once at random, and for what the archive is to forget next."""
+        await self._take_all_down()
         self._offers.look()
         before = dict(self.tested)
         drawn = [(peer, *what) for peer in self._alive() if (what := self._draw(peer)) is not None]
@@ -128,9 +155,12 @@ class Challenges:
 
     async def challenge(self, peer: PeerId, wanted: Range, ref: BlobRef) -> Answer:
         """Have `peer` show a part of a blob of a range that it should keep."""
-        chance = self._chance(peer)
-        length = min(ref.size, PROOF_BYTES_MAX)
-        offset, nonce = chance.randrange(ref.size - length + 1), f"{chance.getrandbits(128):0{NONCE_CHARS}x}"
+        chance, parts = self._chance(peer), await asyncio.to_thread(self._parts, ref)
+        if not parts:
+            return Answer.UNKNOWN
+        number, nonce = chance.randrange(len(parts)), f"{chance.getrandbits(128):0{NONCE_CHARS}x}"
+        offset = number * PROOF_BYTES_MAX
+        length = min(ref.size - offset, PROOF_BYTES_MAX)
         request = Prove(digest=ref.digest, offset=offset, length=length, nonce=nonce)
         self._since.setdefault((wanted, peer), self._node.clock.now_s())
         try:
@@ -140,23 +170,52 @@ class Challenges:
         except DipacoError as error:
             log.info("...%s did not answer a challenge: %s", short(peer), error)
             return Answer.SILENT
-        here = await asyncio.to_thread(self._node.store.read_range, ref.digest, offset, length)
-        if here is not None and said.proof == proof(nonce, peer, here):
-            return Answer.PROVED
-        return await self._whole(peer, ref, offset, said.proof, nonce)
+        part = await asyncio.to_thread(self._node.store.read_range, ref.digest, offset, length)
+        if part is None or digest(part) != parts[number]:
+            part = await self._brought(peer, ref, offset, length)
+        is_true = digest(part) == parts[number] and said.proof == proof(nonce, peer, part)
+        return Answer.PROVED if is_true else Answer.LIED
 
-    async def _whole(self, peer: PeerId, ref: BlobRef, offset: int, said: str, nonce: str) -> Answer:
-        """Whether `peer` brings all of a blob, and what it said of a part of it is true."""
-        holder = (peer, self._node.watch.addresses(peer))
+    async def _brought(self, peer: PeerId, ref: BlobRef, offset: int, length: int) -> bytes:
+        """The part as `peer` has it, or as much as it gives; under a limit of its line it comes in pieces."""
+        part = b""
         try:
-            data = await fetch_blob(
-                self._node.swarm, ref.digest, size=ref.size, holders=[holder], timeout_s=CALL_TIMEOUT_S
-            )
+            while len(part) < length:
+                request = ReadBlob(digest=ref.digest, offset=offset + len(part), length=length - len(part))
+                found = await ask(self._node, peer, request, timeout_s=CONTROL_TIMEOUT_S)
+                if not found.body:
+                    break
+                part += found.body
         except DipacoError as error:
             log.info("...%s said that it has blob %s, and did not bring it: %s", short(peer), ref.digest[:8], error)
-            return Answer.LIED
-        is_true = said == proof(nonce, peer, data[offset : offset + min(ref.size, PROOF_BYTES_MAX)])
-        return Answer.PROVED if is_true else Answer.LIED
+        return part
+
+    # -- the parts of what is forgotten
+
+    async def _take_all_down(self) -> None:
+        for module, ledger in self._archive.ledgers.items():
+            begin = self._taken.get(module, self._archive.thinning.of(module).contributions)
+            for version in range(begin + 1, ledger.final + 1):
+                for ref in refs_of_version(self._archive, module, version) or ():
+                    await asyncio.to_thread(self._parts, ref)
+                self._taken[module] = version
+
+    def _parts(self, ref: BlobRef) -> list[str] | None:
+        """The digest of each part of a blob; None if they were not taken down, and the blob is not here."""
+        store, name = self._node.store, f"parts-{ref.digest}"
+        if (known := store.read_document(name)) is not None:
+            found: list[str] = json.loads(known)
+            return found
+        try:
+            data = store.get(ref.digest)
+        except IntegrityError as error:
+            log.warning("%s", error)
+            return None
+        if data is None:
+            return None
+        found = [digest(data[at : at + PROOF_BYTES_MAX]) for at in range(0, len(data), PROOF_BYTES_MAX)]
+        store.write_document(name, canonical_bytes(found))
+        return found
 
     # -- what is asked for
 
@@ -205,9 +264,10 @@ class Challenges:
 
     def _excused(self, answer: Answer, wanted: Range, peer: PeerId) -> Answer:
         """Who lacks something too late might as well have lied."""
+        if answer is not Answer.LACKS:
+            return answer
         late_s = LATE_LIVES * self._node.run.config.liveness.heartbeat_ttl_s
-        is_late = self._node.clock.now_s() - self._since[wanted, peer] > late_s
-        return Answer.LIED if answer is Answer.LACKS and is_late else answer
+        return Answer.LIED if self._node.clock.now_s() - self._since[wanted, peer] > late_s else answer
 
     def _note(self, answers: Mapping[PeerId, list[Answer]]) -> None:
         """One look counts once for a peer: the worst of what it answered."""

@@ -82,7 +82,7 @@ class NetworkKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicKeys:
-    """What others are told, signed and beside this volunteer's id. Everything else stays on this machine."""
+    """A name and a team, signed. Others see them beside this volunteer's id."""
 
     name: str = key("", "What to be called on public pages. Default: no name, the id alone.", example='"Ada"')
     team: str = key("", "Whom to be listed with. Default: nobody.", example='"The Analysts"')

@@ -180,25 +180,30 @@ class _Api:
             return GONE
         return Stream(_events(first, deltas, answer, has_usage=has_usage), deltas)
 
-    async def _deltas(self, answer: Answer) -> AsyncGenerator[Delta]:
-        """The texts one after the other, in pieces."""
+    async def _deltas(self, answer: Answer) -> AsyncGenerator[list[Delta]]:
+        """The texts one after the other, in pieces: those together that come together."""
         with self._place():
             for index, asked in enumerate(answer.asked):
                 text, reason, count = answer.text(), "length", 0
                 async with aclosing(self._engine.write(asked)) as events:
                     async for event in events:
                         if isinstance(event, Turn):
-                            yield Delta(index=index, turn=event, at=count)
+                            yield [Delta(index=index, turn=event, at=count)]
                             continue
-                        if event.token == END_ID and not event.is_prompt:
-                            reason = "stop"
+                        found: list[Delta] = []
+                        for written in event:
+                            if written.token == END_ID and not written.is_prompt:
+                                reason = "stop"
+                                break
+                            count += not written.is_prompt
+                            found.append(Delta(index=index, text=text.add(written), written=written))
+                            if text.is_stopped:
+                                reason = "stop"
+                                break
+                        yield found
+                        if reason == "stop":
                             break
-                        count += not event.is_prompt
-                        yield Delta(index=index, text=text.add(event), written=event)
-                        if text.is_stopped:
-                            reason = "stop"
-                            break
-                yield Delta(index=index, text=text.rest(), reason=reason)
+                yield [Delta(index=index, text=text.rest(), reason=reason)]
 
     @contextmanager
     def _place(self) -> Iterator[None]:
@@ -360,29 +365,28 @@ def _flag(body: dict[str, Any], name: str) -> bool:
 # -- how it is sent
 
 
-async def _all(deltas: AsyncIterator[Delta]) -> list[Delta]:
-    return [delta async for delta in deltas]
+async def _all(deltas: AsyncIterator[list[Delta]]) -> list[Delta]:
+    return [delta async for found in deltas for delta in found]
 
 
-async def _beginning(deltas: AsyncIterator[Delta]) -> list[Delta]:
+async def _beginning(deltas: AsyncIterator[list[Delta]]) -> list[Delta]:
     """Up to the first token."""
-    found: list[Delta] = []
-    async for delta in deltas:
-        found.append(delta)
-        if delta.written is not None or delta.reason is not None:
+    first: list[Delta] = []
+    async for found in deltas:
+        first += found
+        if any(delta.written is not None or delta.reason is not None for delta in found):
             break
-    return found
+    return first
 
 
 async def _events(
-    first: list[Delta], deltas: AsyncIterator[Delta], answer: Answer, *, has_usage: bool
+    first: list[Delta], deltas: AsyncIterator[list[Delta]], answer: Answer, *, has_usage: bool
 ) -> AsyncIterator[str]:
-    """Server-sent events."""
+    """Server-sent events; those that come together are sent together."""
     try:
-        for delta in first:
-            yield _event(answer.chunk(delta))
-        async for delta in deltas:
-            yield _event(answer.chunk(delta))
+        yield "".join(_event(answer.chunk(delta)) for delta in first)
+        async for found in deltas:
+            yield "".join(_event(answer.chunk(delta)) for delta in found)
         if has_usage:
             yield _event(answer.last())
         yield "data: [DONE]\n\n"

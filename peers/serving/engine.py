@@ -3,7 +3,8 @@
 Rule 1: a text keeps the versions that it began with, while what begins later has newer ones.
 Rule 2: modules are in memory once, however many paths and texts use them. Beyond the limit the least recently used of
 those that no text is using go; whoever needs more waits until texts have ended. A text counts with what it has read.
-Rule 3: one thread computes, one token of each text in turn; texts of one path whose turn has come take it together.
+Rule 3: one thread computes, one token of each text in turn; texts of one path whose turn has come take it together. A
+text that is alone takes several turns at once, but the first, which somebody waits for.
 Rule 4: a run whose first stage has no round behind it has no model yet: its weights are random.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +46,9 @@ FOLLOW_S = 10.0
 """Between two looks for new versions."""
 WAIT_S_MAX = 60.0
 """For memory that other texts use."""
+ALONE_S = 0.02
+"""In which a text that is alone is written on before anybody hears of it: each hand-over costs as much as a small model
+takes for a token."""
 ROWS = 64
 """Tokens of a prompt whose logits are in memory at a time."""
 
@@ -177,9 +182,9 @@ class Engine:
         self._now = found
         self._shelf.forget({version.digest for version in (*found.versions.values(), *found.served.feature_versions())})
 
-    async def write(self, asked: Asked) -> AsyncGenerator[Turn | Written]:
-        """A text, token by token, to `<|end|>` or the last of `asked.count`. Close it when nobody reads on. Raises
-        NotReady, Busy, and DipacoError for versions that cannot be had."""
+    async def write(self, asked: Asked) -> AsyncGenerator[Turn | list[Written]]:
+        """A text, a few tokens at a time, to `<|end|>` or the last of `asked.count`. Close it when nobody reads on.
+        Raises NotReady, Busy, and DipacoError for versions that cannot be had."""
         now, text, left = self.now, list(asked.tokens), asked.count
         sampler = Sampler(temperature=asked.temperature, top_p=asked.top_p, seed=asked.seed)
         is_first = True
@@ -189,31 +194,38 @@ class Engine:
             async with self._leased(now, turn.versions, has_text=True) as model:
                 reading = Reading(model)
                 if is_first and asked.has_echo:
-                    for written in await self._do(partial(_echo, reading, asked)):
-                        yield written
+                    yield await self._do(partial(_echo, reading, asked))
                 writing, is_first = Writing(reading, text, sampler=sampler), False
                 modules = tuple(version.digest for version in turn.versions)
-                for _ in range(min(left, asked.every or left)):
-                    written = await self._next(modules, writing, asked.top)
-                    yield written
-                    if written.token == END_ID:
+                until = left - min(left, asked.every or left)
+                while left > until:
+                    count = 1 if left == asked.count else left - until
+                    found = await self._next(modules, _Step(writing, asked.top), count)
+                    yield found
+                    if found[-1].token == END_ID:
                         return
-                    text.append(written.token)
-                    left -= 1
+                    text += [written.token for written in found]
+                    left -= len(found)
 
-    async def _next(self, model: tuple[str, ...], writing: Writing, top: int | None) -> Written:
-        """The next token of a text. While it waits for its turn, others of the same modules join it."""
-        step = _Step(writing, top)
-        if self._texts == 1:  # nobody to wait for, and fewer turns of the loop
-            [written] = await self._do(partial(_write_each, [step]))
-            return written
+    async def _next(self, model: tuple[str, ...], step: _Step, count: int) -> list[Written]:
+        """The next token of a text, or if it is alone up to `count`. While it waits for its turn, others of the same
+        modules join it."""
+        if self._texts == 1:
+            return await self._do(partial(self._write_alone, step, count))
         if model not in self._waiting:
             steps: list[_Step] = []
             self._waiting[model] = steps, asyncio.create_task(self._together(model, steps))
         steps, turn = self._waiting[model]
         steps.append(step)
         place = len(steps) - 1
-        return (await asyncio.shield(turn))[place]  # whoever hangs up leaves the others their turn
+        return [(await asyncio.shield(turn))[place]]  # whoever hangs up leaves the others their turn
+
+    def _write_alone(self, step: _Step, count: int) -> list[Written]:
+        """Until the text ends, another one comes, or its reader has waited for long enough."""
+        until_s, found = time.monotonic() + ALONE_S, _write_each([step])
+        while len(found) < count and found[-1].token != END_ID and self._texts == 1 and time.monotonic() < until_s:
+            found += _write_each([step])
+        return found
 
     async def _together(self, model: tuple[str, ...], steps: list[_Step]) -> list[Written]:
         async with self._turns:

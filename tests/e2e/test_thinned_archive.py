@@ -68,15 +68,18 @@ def test_a_run_goes_on_when_its_archive_keeps_the_last_rounds_alone(
         within_s=120,
         what=lambda: str(listed(programs, folder)),
     )
+    # Rounds that are not judged yet stay, and on a busy machine that is a few more for a while.
+    eventually(
+        lambda: len(kept := snapshots_in(folder)) < max(kept) / 2, within_s=240, what=lambda: str(snapshots_in(folder))
+    )
     assert [volunteer.end() for volunteer in (second, third)] == [0, 0], third.complaint
     assert coordinator.end() == 0, coordinator.complaint
 
     verified = programs.run("dipaco-bootstrap", "verify", folder)
     assert verified.wait() == 0, verified.said + verified.complaint
     assert "as the coordinator signed them" in " ".join(verified.said.split()).replace("│", ""), verified.said
-    head = max(snapshots_in(folder))
     there = snapshots_in(folder)
-    assert {head, head - 1, EVERY} <= there and len(there) < head / 2, (head, there)
+    assert {max(there), max(there) - 1, EVERY} <= there
     out = programs.folder / "out"
     assert programs.run("dipaco-bootstrap", "export", folder, "--path", "P0-0", "--to", out).wait() == 0
     early = programs.run("dipaco-bootstrap", "generate", folder, "one two", "--version", gone)

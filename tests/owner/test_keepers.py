@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from keepers_harness import TinyKeeper, on_keepers
 from mirror_harness import MODULE
 from runtime_harness import flip
+from virtual_time import end
 
 from bootstrap.archives.verify import verify_run
 from dipaco_p2p.errors import Refused
@@ -18,6 +21,7 @@ from dipaco_p2p.owner import keeper as keeping
 from dipaco_p2p.owner.challenges import Answer
 from dipaco_p2p.owner.keeper import Keeper
 from dipaco_p2p.owner.ranges import refs_of_version
+from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.program.files import folder_bytes
 from dipaco_p2p.protocol.keeping import (
     FAILURES_MAX,
@@ -188,10 +192,68 @@ async def test_a_challenge_of_what_the_archive_has_forgotten_is_decided_by_the_d
         refs = refs_of_version(found.world.seed.archive, MODULE, 2)
         assert refs is not None
         payload = refs[-1]
+        await found.challenged()
         found.world.seed.node.store.drop(payload.digest)
         assert await found.challenges.challenge(honest.peer, FIRST, payload) is Answer.PROVED
         flip(other.keeper.store.folder / "blobs" / payload.digest[:2] / payload.digest)
         assert await found.challenges.challenge(other.peer, FIRST, payload) is Answer.LIED
+
+
+async def test_a_challenge_of_what_the_archive_has_forgotten_costs_its_line_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole blobs of a large model, one for each keeper and minute, would fill the coordinator's line."""
+    monkeypatch.setattr(challenges, "PROOF_BYTES_MAX", 64)
+    came: list[int] = []
+
+    async def counted(*args: Any, **settings: Any) -> Any:
+        found = await ask(*args, **settings)
+        came.append(len(getattr(found, "body", b"")))
+        return found
+
+    monkeypatch.setattr(challenges, "ask", counted)
+    async with on_keepers(tmp_path, count=4) as found:
+        await found.looks(2)
+        await found.challenged()
+        assert not any(came), "what is here is not asked for"
+        refs = refs_of_version(found.world.seed.archive, MODULE, 2)
+        assert refs is not None and refs[-1].size > 2 * 64
+        found.world.seed.node.store.drop(refs[-1].digest)
+        honest = next(one for one in found.each if here(one, FIRST))
+        assert await found.challenges.challenge(honest.peer, FIRST, refs[-1]) is Answer.PROVED
+        assert 0 < sum(came) <= 64
+
+
+async def test_an_archive_forgets_nothing_before_it_has_taken_the_parts_down(tmp_path: Path) -> None:
+    async with on_keepers(tmp_path, count=4) as found:
+        archive = found.world.seed.archive
+        archive.thinning.retention, archive.thinning.kept_elsewhere = Retention(rounds=2), found.challenges.kept
+        await found.grow(11)
+        assert archive.thinning.of(MODULE).contributions == 0
+        taking = asyncio.create_task(found.challenges.take_down())
+        await found.world.clock.sleep(1.0)
+        await found.grow(12)
+        assert archive.thinning.of(MODULE).contributions == 10
+        found.challenges.on_version()
+        await found.world.clock.sleep(1.0)
+        await found.grow(13)
+        assert archive.thinning.of(MODULE).contributions == 11
+        await end(taking)
+
+
+async def test_nobody_is_barred_for_what_an_earlier_release_forgot(tmp_path: Path) -> None:
+    """Its archive took no parts down, so nobody can tell a right answer from a wrong one."""
+    async with on_keepers(tmp_path, count=4) as found:
+        await found.looks(2)
+        store = found.world.seed.node.store
+        for version in range(1, 11):
+            for ref in refs_of_version(found.world.seed.archive, MODULE, version) or ():
+                store.drop(ref.digest)
+        await found.challenged()
+        await found.world.clock.sleep((LATE_LIVES + 1) * found.world.run.config.liveness.heartbeat_ttl_s)
+        await found.looks()
+        await found.challenged(FAILURES_MAX)
+        assert not found.challenges.tested
 
 
 async def test_what_a_disk_has_changed_is_found_by_its_keeper_and_fetched_again(tmp_path: Path) -> None:

@@ -68,8 +68,19 @@ def opened() -> Iterator[Opener]:
         engine.close()
 
 
+async def told(running: AsyncIterator[Turn | list[Written]], count: int | None = None) -> list[Turn | Written]:
+    """All that is still to come, one after the other; or no more than `count` events of it."""
+    found: list[Turn | Written] = []
+    async for event in running:
+        found += [event] if isinstance(event, Turn) else event
+        count = None if count is None else count - 1
+        if count == 0:
+            break
+    return found
+
+
 async def text_of(engine: Engine, asked: Asked) -> tuple[list[Turn], list[int]]:
-    found = [event async for event in engine.write(asked)]
+    found = await told(engine.write(asked))
     turns = [event for event in found if isinstance(event, Turn)]
     return turns, [event.token for event in found if isinstance(event, Written) and not event.is_prompt]
 
@@ -128,7 +139,7 @@ async def test_a_text_is_routed_again_every_so_many_tokens(served: Served, opene
 async def test_the_prompt_and_the_text_are_told_with_their_chances(served: Served, opened: Opener) -> None:
     engine = await opened(served)
     asked = dataclasses.replace(GREEDY, path=PathId((0, 1, 0)), has_echo=True, top=3)
-    found = [event async for event in engine.write(asked) if isinstance(event, Written)]
+    found = [event for event in await told(engine.write(asked)) if isinstance(event, Written)]
     assert [event.is_prompt for event in found] == [True] * len(TOKENS) + [False] * 20
     tokens = [event.token for event in found]
     log_probs = served.model(PathId((0, 1, 0)))(torch.tensor([tokens]))[0].detach().log_softmax(dim=1)
@@ -148,17 +159,32 @@ async def test_sixteen_texts_at_once_are_what_each_is_alone(served: Served, open
     assert len({tuple(tokens) for _, tokens in together}) == 16
 
 
+async def test_a_text_is_handed_over_token_by_token_once_another_comes(
+    served: Served, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "ALONE_S", 60.0)
+    engine, path = await opened(served), PathId((0, 1, 0))
+    asked = dataclasses.replace(GREEDY, path=path)
+    async with aclosing(engine.write(asked)) as first, aclosing(engine.write(asked)) as second:
+        events = [await anext(first), await anext(first), await anext(second), await anext(second)]
+        events += [await anext(first), await anext(second)]
+        assert [len(event) for event in events if isinstance(event, list)] == [1] * 4
+        await second.aclose()
+        rest = await anext(first)
+    assert isinstance(rest, list) and [len(rest), rest[-1].token] == [18, greedy(served, path, TOKENS, 20)[-1]]
+
+
 async def test_a_text_keeps_its_versions_while_a_newer_one_has_the_next(tmp_path: Path, opened: Opener) -> None:
     served = make_served(tmp_path, versions=1)
     engine, path = await opened(served), PathId((0, 1, 0))
     asked = dataclasses.replace(GREEDY, path=path, top=0)
     async with aclosing(engine.write(asked)) as running:
-        tokens = [event async for event, _ in _zip(running, range(6))]
+        tokens = await told(running, 2)
         for module in served.run.topology.modules():
             publish(served, module, 2)
         await engine.follow()
-        turn, *newer = [event async for event in engine.write(asked)]
-        tokens += [event async for event in running]
+        turn, *newer = await told(engine.write(asked))
+        tokens += await told(running)
     assert chances(tokens[1:]) == pytest.approx(plain_chances(served, path, tokens[1:], version=1), abs=1e-4)
     assert chances(newer) == pytest.approx(plain_chances(served, path, newer, version=2), abs=1e-4)
     assert abs(sum(chances(newer)) - sum(chances(tokens[1:]))) > 0.01
@@ -189,11 +215,6 @@ def plain_chances(served: Served, path: PathId, events: list[Turn | Written], *,
     text = [*TOKENS, *(event.token for event in events if isinstance(event, Written))]
     log_probs = served.model(path, version)(torch.tensor([text]))[0].log_softmax(dim=1)
     return [float(log_probs[place - 1, text[place]]) for place in range(len(TOKENS), len(text))]
-
-
-async def _zip(events: AsyncIterator[Turn | Written], numbers: range) -> AsyncIterator[tuple[Turn | Written, int]]:
-    for number in numbers:
-        yield await anext(events), number
 
 
 # -- memory: PRIVATE has three levels, of 2, 2 and 4 modules
@@ -265,7 +286,10 @@ async def test_the_least_recently_used_goes_first(
     assert read
 
 
-async def test_whoever_hangs_up_leaves_the_others_of_its_path_their_tokens(served: Served, opened: Opener) -> None:
+async def test_whoever_hangs_up_leaves_the_others_of_its_path_their_tokens(
+    served: Served, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "ALONE_S", 0.0)  # a token at a time, also before the others have come
     engine = await opened(served)
     asked = dataclasses.replace(GREEDY, path=PathId((0, 1, 1)))
     leaving = [asyncio.create_task(text_of(engine, asked)) for _ in range(3)]

@@ -292,17 +292,17 @@ def rollback(
 def grow(
     levels: Annotated[str, typer.Option("--levels", help="How many modules each level has afterwards, as 1,2,4.")],
     folder: Folder = None,
-    at_round: Annotated[
-        int, typer.Option("--at-round", min=0, help="The last round before. Default: the soonest.")
-    ] = 0,
+    at_round: Annotated[int, typer.Option(min=0, help="The last round before. Default: the soonest.")] = 0,
+    corpus: Annotated[str, typer.Option(help="New text for the new paths: what `source` of [corpus] may be.")] = "",
     reason: Why = "",
 ) -> None:
     """Give the grid more modules and paths after a round: each begins as a module there was, with its outer state.
 
-    Volunteers go on without a restart, on text that is routed again. The run still ends after the same round.
-    Example: dipaco-bootstrap grow my-run --levels 1,2,4 --at-round 12
+    Volunteers go on without a restart, on text that is routed again. With --corpus the new paths get that text, and
+    the others keep theirs. The run still ends after the same round.
+    Example: dipaco-bootstrap grow my-run --levels 1,2,4 --at-round 12 --corpus cookery.jsonl
     """
-    _decree(folder, act="grow", levels=levels, version=at_round, reason=reason)
+    _decree(folder, act="grow", levels=levels, version=at_round, corpus=corpus, reason=reason)
 
 
 @app.command(epilog=DECREE_CODES)
@@ -479,17 +479,15 @@ def seed(
 
     async def main() -> None:
         from dipaco_p2p.node.entry import read_entry
+        from dipaco_p2p.owner.retention import Retention
         from dipaco_p2p.swarm.blobs.bandwidth import Line
 
         read_entry(ticket)  # before the imports that take seconds
         line = Line(up_mbit=up_mbit or None, down_mbit=down_mbit or None)
-
-        from dipaco_p2p.owner.retention import Retention
+        kept, places = Retention(rounds=rounds, snapshots=snapshots), announce or ()
 
         from .recovery.standby import keep_seed
 
-        kept = Retention(rounds=rounds, snapshots=snapshots)
-        places = announce or ()
         await keep_seed(ticket, folder, listen=listen, announce=places, line=line, retention=kept, verbose=verbose)
 
     end_program(main)

@@ -52,6 +52,16 @@ def write_sharding(store: Store, sealed: Sealed[Sharding]) -> None:
     store.write_document(f"sharding-{sealed.document.number:04d}", canonical_bytes(sealed.to_dict()))
 
 
+def text_path(root: Path, name: str) -> Path:
+    """Where the text of a growth is, by the digest that its decree names (text/added.py)."""
+    return root / f"text-{name}.safetensors"
+
+
+def text_paths(root: Path) -> list[Path]:
+    """All of these that there are."""
+    return sorted(root.glob("text-*.safetensors"))
+
+
 RESTORED = "restored.json"
 RESTORED_SCHEMA = "dipaco.restored/1"
 

@@ -166,6 +166,8 @@ class DecreeRow:
     """The number of the next decree about the same thing; None while this one is the newest."""
     levels: str = ""
     """Of a growth: the grid that follows, as in `2x4`; else empty."""
+    corpus: str = ""
+    """Of a growth that brings text: the digest of its sequences; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -285,6 +285,7 @@ def _decree_row(decree: Decree, *, version: int | None, ended_by: int | None) ->
         version=version,
         ended_by=ended_by,
         levels="x".join(map(str, decree.levels)),
+        corpus=decree.corpus,
     )
 
 

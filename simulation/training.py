@@ -198,7 +198,7 @@ def _shard_bytes(context: int) -> bytes:
 class NoEvaluator:
     """In place of the seed node's: no round is ever complete, so none is judged."""
 
-    def __init__(self, *parts: Any, device: str) -> None:
+    def __init__(self, *parts: Any, device: str, texts: Any) -> None:
         pass
 
     def complete_version(self) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,12 @@ class RoundEvaluation:
     modules: dict[ModuleId, Evaluation]
     """Per module: the sequences whose path goes through it."""
     paths: dict[PathId, PathLosses]
+    texts: tuple[Evaluation, ...] = ()
+    """Of each text apart, the run file's first, where growths have brought some."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        apart = [{"loss": text.loss, "perplexity": text.perplexity, "tokens": text.tokens} for text in self.texts]
+        row = {
             "version": self.version,
             "sharding": self.sharding,
             "loss": self.routed.loss,
@@ -93,14 +97,18 @@ class RoundEvaluation:
                 for path, found in self.paths.items()
             },
         }
+        return row | ({"texts": apart} if apart else {})
 
 
 class Evaluator:
     """Evaluates a stage's rounds from the archive's snapshots; the held-out sequences stay in memory."""
 
-    def __init__(self, run: Run, store: Store, archive: SeedArchive, *, device: str = "cpu") -> None:
+    def __init__(
+        self, run: Run, store: Store, archive: SeedArchive, *, device: str = "cpu", texts: Sequence[int] = ()
+    ) -> None:
         """Losses are computed on the `device`, or if that refuses on the processor. What routes is always computed
-        there: a document between two paths then goes to the same one everywhere."""
+        there: a document between two paths then goes to the same one everywhere. `texts` says at which validation
+        sequence each text begins that came with a growth."""
         self.run = run
         self._store = store
         self._archive = archive
@@ -109,6 +117,7 @@ class Evaluator:
         self._routers: dict[int, Router] = {}
         self.held_out = {name: self._read(getattr(run.manifest, name)) for name in PARTS}
         self._features: dict[str, Flat] = {}
+        self._texts = tuple(texts)
 
     def complete_version(self) -> int:
         """The newest version that all modules have reached."""
@@ -121,7 +130,11 @@ class Evaluator:
         if sharding and self.run.sharding(sharding) is None:
             raise IntegrityError(f"sharding {sharding} is not known here")
         assigned = {name: self.assign(name, sharding, version=version) for name in PARTS}
-        paths = {path: self._path(path, version, assigned) for path in self.run.topology.paths()}
+        found = {path: self._nats(path, version, assigned) for path in self.run.topology.paths()}
+        paths = {
+            path: PathLosses(**{name: self._evaluation(own) for name, own in zip(PARTS, nats, strict=True)})
+            for path, nats in found.items()
+        }
         judged = {path: found.validation for path, found in paths.items() if found.validation}
         through = {
             module: [found for path, found in judged.items() if module in path.modules()]
@@ -133,6 +146,7 @@ class Evaluator:
             routed=total(list(judged.values())),
             modules={module: total(part) for module, part in through.items() if part},
             paths=paths,
+            texts=self._apart(assigned["validation"], [nats for nats, _ in found.values()]),
         )
 
     def assign(self, part: str, sharding: int, *, version: int) -> Indices:
@@ -192,13 +206,22 @@ class Evaluator:
         model, flats = self.run.config.model, self.flats(path, version)
         return on_device(self.device, lambda device: window_nats(path_model(model, flats).to(device), tokens))
 
-    def _path(self, path: PathId, version: int, assigned: dict[str, Indices]) -> PathLosses:
+    def _nats(self, path: PathId, version: int, assigned: dict[str, Indices]) -> list[NDArray[np.float64]]:
+        """Of each part what is routed to this path, sequence by sequence."""
         number, parts = self.run.topology.number(path), [self.held_out[name] for name in PARTS]
         chosen = [assigned[name] == number for name in PARTS]
         tokens = np.concatenate([part.tokens[which] for part, which in zip(parts, chosen, strict=True)])
-        nats = self.score(path, version, tokens).sum(axis=1)
-        found = np.split(nats, [int(chosen[0].sum())])
-        return PathLosses(**{name: self._evaluation(own) for name, own in zip(PARTS, found, strict=True)})
+        return np.split(self.score(path, version, tokens).sum(axis=1), [int(chosen[0].sum())])
+
+    def _apart(self, assigned: Indices, found: Sequence[NDArray[np.float64]]) -> tuple[Evaluation, ...]:
+        """Of each text, the nats that were `found` of what each path was assigned; nothing while there is one text."""
+        if not self._texts:
+            return ()
+        nats = np.empty(len(assigned))
+        for number, own in enumerate(found):
+            nats[assigned == number] = own
+        texts = (self._evaluation(part) for part in np.split(nats, self._texts))
+        return tuple(text for text in texts if text is not None)
 
     def _evaluation(self, nats: NDArray[np.float64]) -> Evaluation | None:
         if not nats.size:
@@ -226,6 +249,14 @@ class Evaluator:
         if data is None:
             raise IntegrityError(f"blob {digest[:8]} is missing from the archive")
         return data
+
+
+def told_texts(row: Mapping[str, Any]) -> str:
+    """The perplexity of each text of a judged round, for people; nothing while there is one text."""
+    if not row.get("texts"):
+        return ""
+    first, *added = (f"{text['perplexity']:.1f}" for text in row["texts"])
+    return f" (the run's first text {first}, that of growths {', '.join(added)})"
 
 
 def append_evaluation(path: Path, evaluation: RoundEvaluation) -> None:

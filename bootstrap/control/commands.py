@@ -128,7 +128,11 @@ def _keeps(row: Report) -> str:
 def _judged(report: Report) -> str:
     if report["judged_perplexity"] is None:
         return UNKNOWN
-    return f"{report['judged_perplexity']:.1f} after round {report['judged_round']}"
+    words = f"{report['judged_perplexity']:.1f} after round {report['judged_round']}"
+    texts = [UNKNOWN if each is None else f"{each:.1f}" for each in report.get("judged_texts", ())]
+    if texts:  # a coordinator that was started before growths brought text does not say
+        words += f"; the first text {texts[0]}, that of growths {', '.join(texts[1:])}"
+    return words
 
 
 # -- lists

@@ -74,6 +74,8 @@ class Order:
     """Of a ban: whether every module goes back to the last version before the first that counts the peer's work."""
     levels: tuple[int, ...] = ()
     """Of a growth: the modules of each level; `version` is then the round that is the last one, 0: the soonest."""
+    corpus: str = ""
+    """Of a growth: where the text lies that comes with it; once that was read, its digest."""
 
 
 class Decreeing:
@@ -113,6 +115,8 @@ class Decreeing:
             raise ConfigError("the run is not frozen", hint=HOLDS_HINT)
         if order.undo and order.act != BAN:
             raise ConfigError(f"`{order.act}` undoes no work", hint="`rollback` takes one module back")
+        if order.corpus and order.act != GROW:
+            raise ConfigError(f"`{order.act}` brings no text", hint="`grow` does")
 
         def signed(act: str, **what: Any) -> dict[str, Any]:
             return self._row(self._decrees.issue(self._signer, act, at_s=at_s, reason=order.reason, **what))
@@ -131,6 +135,13 @@ class Decreeing:
             damage = damage_by(peer, [sealed.document for sealed in ledger.versions])
             if damage is not None and ledger.head.version < self._run.rounds:
                 yield module, damage
+
+    def sequences_needed(self, order: Order) -> int:
+        """How many sequences the text of a growth must have to train on: of each path that it opens, 8. Raises
+        ConfigError for a growth that makes no sense, before any text is read."""
+        self._of_growth(order)
+        grown = self._run.manifest.config.grown(order.levels)
+        return SEQUENCES_MIN * (grown.model.path_count - self._run.topology.path_count)
 
     def listed(self) -> dict[str, Any]:
         """All of them, and what holds."""
@@ -160,6 +171,7 @@ class Decreeing:
             "reason": decree.reason,
             "id": sealed.id,
             "levels": list(decree.levels) if is_growth else None,
+            "corpus": decree.corpus or None,
         }
 
     def _version_of(self, decree: Decree) -> int | None:
@@ -246,10 +258,14 @@ class Decreeing:
             raise ConfigError(f"a growth to {grid} after round {run.growth.to} is decreed already", hint=HOLDS_HINT)
         if run.manifest.stage == STAGES[-1]:
             raise ConfigError(f"{run.name} has grown {len(STAGES) - 2} times, and cannot once more")
+        if order.corpus and order.levels == run.topology.widths:
+            message = f"the grid is {run.topology} already: no path would be opened for the new text"
+            raise ConfigError(message, hint="give at least one level more modules")
         grown = run.manifest.config.grown(order.levels)
+        fed = run.topology.path_count if order.corpus else grown.model.path_count  # others have the new text
         sequences = sum(ref.sequences for ref in run.manifest.shards) // run.config.routing.overlap
-        if sequences < SEQUENCES_MIN * grown.model.path_count:
-            message = f"the text has {sequences} sequences, which {grown.model.path_count} paths cannot share"
+        if sequences < SEQUENCES_MIN * fed:
+            message = f"the text has {sequences} sequences, which {fed} paths cannot share"
             raise ConfigError(message, hint=f"each path needs {SEQUENCES_MIN} at the very least: grow by fewer modules")
         known, modules = run.topology, len(grown.topology.modules())
         more = SHARD_BYTES * (grown.model.path_count - known.path_count) + GENESIS_BYTES * modules
@@ -270,7 +286,7 @@ class Decreeing:
         if not soonest <= at < run.rounds:
             message = f"the grid cannot grow after round {at}"
             raise ConfigError(message, hint=f"name one from {soonest} to {run.rounds - 1}: all must hear of it before")
-        return {"stage": run.id, "to": at, "after": head, "levels": order.levels}
+        return {"stage": run.id, "to": at, "after": head, "levels": order.levels, "corpus": order.corpus}
 
 
 def decrees_in(folder: RunFolder, run: Run) -> Decrees:
@@ -299,6 +315,14 @@ def read_levels(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
+def source_here(source: str) -> str:
+    """What `--corpus` means in the folder that the command runs in: the coordinator runs in another."""
+    path = Path(source).expanduser()
+    return str(path.resolve()) if source and path.exists() else source
+
+
+READING_S = 4 * 3600.0
+"""For an answer where text is read first, perhaps from the hub."""
 LOCKED_HINT = "its coordinator may be starting or ending: try again"
 
 
@@ -313,9 +337,10 @@ def decree(given: Path | None, order: Order) -> None:
         version=order.version,
         undo=order.undo,
         levels=order.levels,
+        corpus=source_here(order.corpus),
     )
     try:
-        row = ask(folder, request, timeout_s=TIMEOUT_S).body
+        row = ask(folder, request, timeout_s=READING_S if order.corpus else TIMEOUT_S).body
         print(told_all(row), flush=True)
     except NotRunning:
         _require_run(folder)
@@ -359,6 +384,7 @@ def told(row: dict[str, Any]) -> str:
         about += f" {row['peer']}"
     if row.get("levels"):  # a coordinator that was started before grids grew does not say
         about += f" to {'x'.join(map(str, row['levels']))} after round {row['to']}"
+        about += f", with the text {row['corpus'][:8]}" if row.get("corpus") else ""
     if row["module"] is not None:
         done = "not carried out yet" if row["version"] is None else f"done by version {row['version']}"
         about += f" {row['module']} from {row['after']} to {row['to']} ({done})"
@@ -366,9 +392,20 @@ def told(row: dict[str, Any]) -> str:
 
 
 def told_all(row: dict[str, Any]) -> str:
-    """The same with what was undone, and what that costs others."""
+    """The same with what was undone, and what that costs others; or with what was read."""
     undone = (f"{told(each)}; {each['others']} contributions of others go with it" for each in row.get("undone", ()))
-    return "\n".join([told(row), *undone])
+    return "\n".join([told(row), *undone, *([_read(row["text"])] if "text" in row else [])])
+
+
+def _read(text: dict[str, Any]) -> str:
+    """What became of the text that a growth brings."""
+    left = [f"{text['duplicates']} duplicates"] * bool(text["duplicates"])
+    left += [f"{text['short']} shorter than a sequence"] * bool(text["short"])
+    out = f", left out: {', '.join(left)}" if left else ""
+    return (
+        f"the new text: {text['documents']} documents{out}; {text['train']} sequences for {text['paths']} new paths, "
+        f"{text['held_out']} held out"
+    )
 
 
 def _when(at_s: float) -> str:

@@ -40,6 +40,8 @@ class Request:
     version: int = 0
     undo: bool = False
     levels: tuple[int, ...] = ()
+    corpus: str = ""
+    """Of a growth: where new text lies, as `source` of [corpus] says it."""
 
 
 Verb = Callable[[Request], dict[str, Any] | Awaitable[dict[str, Any]]]

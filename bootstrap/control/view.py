@@ -153,6 +153,7 @@ def _rounds(seen: Seen | None) -> dict[str, Any]:
         "judged_round": None if judged is None else judged["version"],
         "judged_loss": None if judged is None else _finite(judged["loss"]),
         "judged_perplexity": None if judged is None else _finite(judged["perplexity"]),
+        "judged_texts": [] if judged is None else [_finite(text["perplexity"]) for text in judged.get("texts", ())],
         "rounds_after": None if seen is None else seen.run.rounds_after,
         "grows_to": None if seen is None or seen.run.growth is None else list(seen.run.growth.levels),
     }

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from dipaco_p2p.program.console import LogFormat, log_to, on_signals
 from dipaco_p2p.program.control.server import listening
 from dipaco_p2p.program.curves import Curves
 from dipaco_p2p.program.files import folder_lock
-from dipaco_p2p.protocol.decrees import ACTS
+from dipaco_p2p.protocol.decrees import ACTS, GROW
 from dipaco_p2p.protocol.liveness import heartbeat_interval_s
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
@@ -42,7 +43,7 @@ from dipaco_p2p.use.folder import RunFolder
 
 from ..archives.records import Checks, PublicRecords
 from ..archives.writing import PageWords
-from ..control.decrees import Decreeing, Order, decrees_in
+from ..control.decrees import SEQUENCES_MIN, Decreeing, Order, decrees_in
 from ..control.requests import Control, Request
 from ..control.view import Seen, View, metrics_served
 from ..folder import require_caught_up
@@ -51,7 +52,8 @@ from ..genesis.prepare import fork, prepare
 from ..processes import PublicPage
 from ..recovery.rejoin import find_swarm
 from ..runfile import ArchiveConfig, Place, RunFile
-from ..text.sequences import Sequences, prepare_sequences
+from ..text.added import drop_unnamed, joined, keep_text, read_text, texts_of, validation_bounds
+from ..text.sequences import Sequences
 from .stage import SeedStage
 
 log = logging.getLogger(__name__)
@@ -139,6 +141,8 @@ class Seed:
         """Of all stages; None before the first is open."""
         self._saying: set[asyncio.Task[None]] = set()
         """Heartbeats that tell of a decree and are under way."""
+        self._reading = asyncio.Lock()
+        """One text of a growth is read at a time."""
         self._stopped = asyncio.Event()
 
     async def run(self, run: Run) -> None:
@@ -197,12 +201,34 @@ class Seed:
             version=request.version,
             undo=request.undo,
             levels=tuple(request.levels),
+            corpus=request.corpus,
         )
         require_caught_up(self._folder.root)
-        row = self._decreeing().issue(order, at_s=self._clock.now_s())
+        if order.act == GROW and order.corpus:
+            row = await self._grow_with_text(order)
+        else:
+            row = self._decreeing().issue(order, at_s=self._clock.now_s())
         log.warning("decreed: %s", row)
         self._tell()
         return row
+
+    async def _grow_with_text(self, order: Order) -> dict[str, Any]:
+        """The text is read first, and on disk before the decree that names it is signed; a growth that is refused
+        leaves nothing behind."""
+        async with self._reading:
+            decreeing, run = self._decreeing(), self._opened[-1].run
+            least = decreeing.sequences_needed(order)
+            text = await asyncio.to_thread(read_text, self._file, self._folder, run, order.corpus, sequences_min=least)
+            if self._opened[-1].run is not run:
+                raise ConfigError(f"the {run.manifest.stage} has ended while the text was read", hint="say it again")
+            keep_text(self._folder.root, text)
+            try:
+                # Rounds went on meanwhile: what may be decreed is looked at once more.
+                row = self._decreeing().issue(replace(order, corpus=text.digest), at_s=self._clock.now_s())
+            finally:
+                assert self._decrees is not None, "a stage is open"
+                drop_unnamed(self._folder.root, (sealed.document.corpus for sealed in self._decrees.log))
+        return row | {"text": text.counts | {"paths": least // SEQUENCES_MIN}}
 
     def _tell(self) -> None:
         """Let peers hear soon that there is a further decree. It holds already: nobody who decreed waits until records
@@ -234,7 +260,8 @@ class Seed:
             run,
             self._swarm,
             self._folder.store(run.manifest.stage),
-            sequences=self._sequences,
+            sequences=partial(self._sequences, run.manifest.stage),
+            texts=validation_bounds(self._folder, run.manifest.stage),
             clock=self._clock,
             on_failure=self.stop,
             decrees=self._decrees,
@@ -248,8 +275,8 @@ class Seed:
         self._stages.add(run)
         return stage
 
-    def _sequences(self) -> Sequences:
-        return prepare_sequences(self._file, self._folder.root)[1]
+    def _sequences(self, stage: str) -> Sequences:
+        return joined(texts_of(self._file, self._folder, stage)[1])
 
     def _open_earlier(self, run: Run) -> None:
         """A stage before the open one: after a restart it is told of, and its archive is served."""

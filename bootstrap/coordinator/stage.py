@@ -43,7 +43,7 @@ from dipaco_p2p.topology import ModuleId, PathId
 from dipaco_p2p.use.best_rounds import number_of, read_evaluations, serving_header
 
 from ..archives.early_stopping import jump
-from ..archives.evaluator import Evaluator, RoundEvaluation, append_evaluation, judge_finished
+from ..archives.evaluator import Evaluator, RoundEvaluation, append_evaluation, judge_finished, told_texts
 from ..archives.records import Checks, PublicRecords
 from ..archives.writing import PageWords
 from ..control.view import Seen
@@ -54,6 +54,8 @@ from .resharding import Resharding
 from .terms import Terms
 
 log = logging.getLogger(__name__)
+
+INCOMPARABLE = "the text that is held out has grown with the run: figures before and after are not of the same text"
 
 
 class There(NamedTuple):
@@ -86,11 +88,13 @@ class SeedStage:
         curves: Curves | None = None,
         words: PageWords | None = None,
         retention: Retention | None = None,
+        texts: Sequence[int] = (),
     ) -> None:
         """`on_failure` is called when the disk has refused a write: `failure` says what. `decrees` are those of the
         whole run; without, those that this stage's store keeps. Rounds are judged, and told, after those of the stage
         that this one `follows`; `curves` show them, and `words` what the model writes after them. The archive
-        keeps what `retention` says, without one everything."""
+        keeps what `retention` says, without one everything. `texts` says at which validation sequence each text
+        begins that came with a growth."""
         self.run = run
         self._words = words
         self._on_failure = on_failure
@@ -122,7 +126,7 @@ class SeedStage:
         self._ownership = Leadership(self._chains, self._terms, may_take=lambda: not self._terms.is_catching_up)
         self._met = Met(folder.parent, scoped.peer)
         self._new_version = asyncio.Event()
-        self._evaluator = make_evaluator(run, store, self._archive, device=spare_device())
+        self._evaluator = make_evaluator(run, store, self._archive, device=spare_device(), texts=texts)
         self._records = PublicRecords(store, self._archive)
         self._checks = Checks(
             run,
@@ -306,14 +310,17 @@ class SeedStage:
             covered=None if there is None else there.covered,
         )
 
-    def _print_judged(self, version: int, perplexity: float) -> None:
-        rounds, stage = self.run.rounds, self.run.manifest.stage
+    def _print_judged(self, row: Mapping[str, Any]) -> None:
+        version, rounds, stage = row["version"], self.run.rounds, self.run.manifest.stage
         name = {WARMUP: "warm-up round", GRID: "round"}.get(stage, f"{stage} round")
         when = f"{name} {version} of {rounds}" if version else f"before {name} 1"
         there = f", {self._closed[version]}" if version in self._closed else ""
-        print(f"{when}: validation perplexity {perplexity:.1f}{there}", flush=True)
+        of_texts = told_texts(row)
+        if of_texts and not version:
+            print(INCOMPARABLE, flush=True)
+        print(f"{when}: validation perplexity {row['perplexity']:.1f}{of_texts}{there}", flush=True)
         if version == rounds and self.run.is_last_stage:
-            end = f"{self.run.manifest.spent + rounds} rounds, perplexity {perplexity:.1f}"
+            end = f"{self.run.manifest.spent + rounds} rounds, perplexity {row['perplexity']:.1f}"
             print(f"the run is complete: {end}; still serving, Ctrl-C stops", flush=True)
 
     def _propose_rollback(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -352,7 +359,7 @@ class SeedStage:
         judged = {row["version"] for row in rows}
         self._note_rows(rows)
         if rows:
-            self._print_judged(rows[-1]["version"], rows[-1]["perplexity"])
+            self._print_judged(rows[-1])
         if self._follows is not None:
             await self._follows.told.wait()
         while True:
@@ -366,7 +373,7 @@ class SeedStage:
                     append_evaluation(path, evaluation)
                     rows.append(evaluation.to_dict())
                     self._note_rows(rows)
-                    self._print_judged(version, evaluation.routed.perplexity)
+                    self._print_judged(rows[-1])
                     self._note_judged(rows[-1])
                     self._propose_rollback(rows)
                     await self._let_write(evaluation)

@@ -2,8 +2,8 @@
 
 Each new module begins as a module of the grid before ended, its parent (`Topology.parent`), with its outer state: both
 are the parent's own blobs, so anyone can compare digests. Each path begins with fresh optimizer moments, and the text
-is routed again, beginning where the parents' text was. All of it follows from what is on disk: a coordinator that died
-in the middle comes to the same again.
+is routed again, beginning where the parents' text was; new text that was decreed with the growth goes to the paths that
+it opens. All of it follows from what is on disk: a coordinator that died in the middle comes to the same again.
 """
 
 from __future__ import annotations
@@ -13,17 +13,25 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from dipaco_p2p.config import RunConfig
 from dipaco_p2p.core.model.layout import decode_module
 from dipaco_p2p.core.model.shards import Shard, decode_shard
 from dipaco_p2p.core.model.transformer import path_model
 from dipaco_p2p.core.routing.features import document_features
-from dipaco_p2p.core.routing.grown import grown_router
-from dipaco_p2p.core.routing.router import Paths, decode_router
+from dipaco_p2p.core.routing.grown import (
+    continued,
+    grown_router,
+    labels_beside,
+    opened,
+    router_beside,
+    top_beside,
+)
+from dipaco_p2p.core.routing.router import Paths, Router, decode_router
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.protocol.documents import GenesisRef, ModuleVersion
+from dipaco_p2p.protocol.documents import GenesisRef, ModuleVersion, ShardRef
 from dipaco_p2p.protocol.manifest import STAGES
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.versions import genesis_version
@@ -32,9 +40,10 @@ from dipaco_p2p.use.folder import RunFolder
 
 from ..progress import stage
 from ..runfile import RunFile
-from ..text.sequences import prepare_sequences
+from ..text.added import joined, texts_of
+from ..text.sequences import Sequences
 from .prepare import MOMENT_STEPS, Flat, Opening, Start, moments, open_stage
-from .routing import ROUTER_FIT_MAX, cut_shards, router_blob, routing_features
+from .routing import ROUTER_FIT_MAX, Features, cut_shards, router_blob, routing_features
 
 
 def grow(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
@@ -44,7 +53,8 @@ def grow(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
     assert before.growth is not None, "nobody decreed a growth"
     config = before.manifest.config.grown(before.growth.levels)
     name = STAGES[STAGES.index(before.manifest.stage) + 1]
-    tokenizer, sequences = prepare_sequences(file, folder.root)
+    tokenizer, texts = texts_of(file, folder, name)
+    sequences, fresh = joined(texts), texts[-1] if before.growth.corpus else None
     store = folder.store(name)
     ended = {module: _end(before, old, module) for module in before.topology.modules()}
     parents = {module: ended[config.topology.parent(module, before.topology)] for module in config.topology.modules()}
@@ -52,12 +62,16 @@ def grow(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
     flats = _Flats(before, old, parents)
     start = Start(config=config, signer=signer, tokenizer=tokenizer, sequences=sequences, flats=())
     tokens = sequences.train.tokens
-    vectors = routing_features(config, path_model(config.model, flats.of(config.topology.path(0))), sequences)["train"]
+    vectors = routing_features(config, path_model(config.model, flats.of(config.topology.path(0))), sequences)
     with stage("Routing the sequences"):
-        routed = _routed(before, old, tokens)
-        chosen = np.sort(np.random.default_rng(config.seed).permutation(len(tokens))[:ROUTER_FIT_MAX])
-        router = grown_router(config, vectors[chosen], tokens[chosen], routed[chosen], before=before.topology)
-        shards = cut_shards(config, store, router, tokens, vectors)
+        if fresh is None:
+            routed = _routed(before, old, tokens)
+            chosen = _some(len(tokens), config.seed)
+            points = vectors["train"][chosen]
+            router = grown_router(config, points, tokens[chosen], routed[chosen], before=before.topology)
+            shards = cut_shards(config, store, router, tokens, vectors["train"])
+        else:
+            router, shards = _beside(config, before, (old, store), sequences, vectors, fresh)
     paths = [config.topology.path(number) for number in _spread(config.topology.path_count)]
 
     def at(step: int) -> tuple[list[Flat], Shard]:
@@ -75,6 +89,44 @@ def grow(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
         shards=shards,
     )
     return open_stage(start, store, opening, genesis=genesis)
+
+
+def _beside(
+    config: RunConfig,
+    before: Run,
+    stores: tuple[Store, Store],
+    sequences: Sequences,
+    vectors: Features,
+    fresh: Sequences,
+) -> tuple[Router, tuple[ShardRef, ...]]:
+    """The router and the shards of a grid that grew with `fresh` text, which is the last of the `sequences`: each path
+    that goes on keeps its text, and the others share the new one. `stores` are of the stage before and of the new."""
+    old, after = before.topology, config.topology
+    tokens, points = sequences.train.tokens, vectors["train"]
+    known = len(tokens) - len(fresh.train)
+    width, parents = config.model.width, _routed(before, stores[0], tokens[:known])
+    labels = labels_beside(points[:, :width], parents, before=old, after=after, seed=config.seed)
+    chosen = np.concatenate([_some(known, config.seed), known + _some(len(fresh.train), config.seed)])
+    router = router_beside(config, points[chosen], tokens[chosen], labels[chosen])
+    new = opened(before=old, after=after)
+    top = top_beside(router, points, labels, config.routing.overlap, new=new)
+    shards = cut_shards(config, stores[1], router, tokens, points, chosen=top)
+    held_out = sequences.validation.tokens[: len(sequences.validation) - len(fresh.validation)]
+    own = continued(before=old, after=after)[_routed(before, stores[0], held_out)]
+    _tell_routed(router.assign(vectors["validation"]), own, new)
+    return router, shards
+
+
+def _some(count: int, seed: int) -> NDArray[np.int64]:
+    """Those of so many sequences that a router is fitted on."""
+    return np.sort(np.random.default_rng(seed).permutation(count)[:ROUTER_FIT_MAX])
+
+
+def _tell_routed(found: Paths, own: Paths, new: Paths) -> None:
+    """How well the router has learnt it: where it sends the held-out text, and the paths of the old part of it."""
+    kept, moved = (own == found[: len(own)]).mean(), np.isin(found[len(own) :], new).mean()
+    words = f"{moved:.0%} of the new held-out text to the {len(new)} paths opened for it"
+    print(f"the router sends {words}, and {kept:.0%} of the old where it went before", flush=True)
 
 
 def _spread(count: int) -> Iterator[int]:

@@ -22,7 +22,7 @@ from dipaco_p2p.core.routing.discriminative import balanced_labels, best_path, f
 from dipaco_p2p.core.routing.evaluate import WINDOW, window_starts
 from dipaco_p2p.core.routing.features import document_features, token_features
 from dipaco_p2p.core.routing.kmeans import fit_kmeans, fit_product_kmeans
-from dipaco_p2p.core.routing.router import Router, encode_router
+from dipaco_p2p.core.routing.router import Paths, Router, encode_router
 from dipaco_p2p.core.routing.unigram import fit_on_best, tiny_router
 from dipaco_p2p.errors import CorpusError
 from dipaco_p2p.node.store import Store
@@ -117,10 +117,17 @@ def _ahead(table: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def cut_shards(
-    config: RunConfig, store: Store, router: Router, tokens: NDArray[np.int32], vectors: Flat
+    config: RunConfig,
+    store: Store,
+    router: Router,
+    tokens: NDArray[np.int32],
+    vectors: Flat,
+    *,
+    chosen: Paths | None = None,
 ) -> tuple[ShardRef, ...]:
-    """One shard per path, as blobs in `store`. Raises CorpusError if a path would get nothing."""
-    chosen = router.top(vectors, config.routing.overlap)
+    """One shard per path, as blobs in `store`: of the paths that the `router` gives each sequence, or of those `chosen`
+    (n, overlap). Raises CorpusError if a path would get nothing."""
+    chosen = router.top(vectors, config.routing.overlap) if chosen is None else chosen
     refs = []
     for number, path in enumerate(config.topology.paths()):
         rows = tokens[(chosen == number).any(axis=1)]

@@ -38,7 +38,7 @@ from dipaco_p2p.use.folder import MANIFEST, manifest_path
 from leaderboard import words
 from leaderboard.places import IN_RUN_FOLDER
 
-from ..folder import DECREES, Marker, read_stage, write_marker
+from ..folder import DECREES, Marker, read_stage, text_paths, write_marker
 
 SCHEMA = "dipaco.backup/1"
 CONTENTS = "backup.json"
@@ -116,6 +116,7 @@ def _names(root: Path, stages: list[str]) -> Iterator[str]:
         blobs = (path for path in (root / stage / "blobs").glob("??/*") if not path.suffix)
         yield from sorted(path.relative_to(root).as_posix() for path in blobs)
     yield from ROOT_FILES
+    yield from (path.name for path in text_paths(root))
 
 
 def _documents(folder: Path) -> Iterator[str]:

@@ -206,7 +206,7 @@ def _is_empty(path: Path) -> bool:
 
 def _unreadable(path: Path, kind: str, error: Exception) -> CorpusError:
     if isinstance(error, UnicodeDecodeError):
-        return CorpusError(f"`{path}` is not UTF-8 text: byte {error.start}")
+        return CorpusError(f"`{path}` is not UTF-8 text: byte {error.start}", hint="save it as UTF-8, or leave it out")
     line = _bad_line(path) if kind == "json" else 0
     if line:
         return CorpusError(
@@ -342,11 +342,11 @@ DOMAINS: Mapping[str, Domain] = {
 
 def found_documents(*, bytes_max: int = 12_000_000, seed: int = 0) -> list[Document]:
     """At most `bytes_max` of text in near-equal shares per domain; the seed decides which files of each."""
-    novelty = _Novelty()
+    novelty = Novelty()
     return balanced({name: _documents(name, seed, novelty) for name in DOMAINS}, bytes_max=bytes_max)
 
 
-def _documents(name: str, seed: int, novelty: _Novelty) -> Iterator[Document]:
+def _documents(name: str, seed: int, novelty: Novelty) -> Iterator[Document]:
     domain = DOMAINS[name]
     files = sorted(_files(domain))
     random.Random(f"{seed}/{name}").shuffle(files)
@@ -394,17 +394,27 @@ def _is_table(text: str) -> bool:
     return sum(map(text.count, "0123456789")) > DIGITS_MAX * len(text)
 
 
-class _Novelty:
+class Novelty:
     """Admits a text unless half of it or more was in texts admitted before, however the lines were broken."""
 
-    def __init__(self) -> None:
-        self._seen: set[int] = set()
+    def __init__(self, seen: Iterable[int] = ()) -> None:
+        """`seen` are pieces, as `pieces` gives them, of texts that are there already."""
+        self._seen: set[int] = set(seen)
 
     def admit(self, text: str) -> bool:
-        pieces = ["".join(piece.split()).lower() for piece in _PIECE_END.split(text)]
-        pieces = [piece for piece in pieces if len(piece) >= PIECE_CHARS_MIN]
-        seen_chars = sum(len(piece) for piece in pieces if hash(piece) in self._seen)
-        if 2 * seen_chars >= max(sum(map(len, pieces)), 1):
+        found = list(_pieces(text))
+        seen_chars = sum(len(piece) for piece in found if hash(piece) in self._seen)
+        if 2 * seen_chars >= max(sum(map(len, found)), 1):
             return False
-        self._seen.update(map(hash, pieces))
+        self._seen.update(map(hash, found))
         return True
+
+
+def pieces(text: str) -> Iterator[int]:
+    """What `Novelty` knows a text by, the same within one process."""
+    return map(hash, _pieces(text))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    found = ("".join(piece.split()).lower() for piece in _PIECE_END.split(text))
+    return (piece for piece in found if len(piece) >= PIECE_CHARS_MIN)

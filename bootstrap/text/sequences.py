@@ -5,8 +5,10 @@ The fork after the warm-up and every re-sharding go back to the same sequences, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,13 +100,23 @@ def read_sequences(path: Path, model: ModelConfig, *, key: str | None = None) ->
     """The inverse; None if they were made from something else than `key` says. Raises IntegrityError."""
     try:
         tensors, metadata = decode(path.read_bytes())
-        if key is not None and metadata.get("key") != key:
-            return None
-        parts = {n: HeldOut(tokens=tensors[f"{n}.tokens"], documents=tensors[f"{n}.documents"]) for n in PARTS}
-        for part in parts.values():
-            check_tokens(part.tokens, vocab_size=model.vocab_size, context=model.context)
-    except (KeyError, IntegrityError) as error:
+        return None if key is not None and metadata.get("key") != key else _parts(tensors, model)
+    except IntegrityError as error:
         raise IntegrityError(f"{path.name} is damaged: {error}", hint="remove it, and it is made again") from None
+
+
+def decode_sequences(data: bytes, model: ModelConfig) -> Sequences:
+    """The inverse of `encode_sequences`, whatever they were made from. Raises IntegrityError."""
+    return _parts(decode(data)[0], model)
+
+
+def _parts(tensors: Mapping[str, NDArray[Any]], model: ModelConfig) -> Sequences:
+    try:
+        parts = {n: HeldOut(tokens=tensors[f"{n}.tokens"], documents=tensors[f"{n}.documents"]) for n in PARTS}
+    except KeyError as error:
+        raise IntegrityError(f"{error} is missing") from None
+    for part in parts.values():
+        check_tokens(part.tokens, vocab_size=model.vocab_size, context=model.context)
     return Sequences(**parts)
 
 

@@ -71,6 +71,8 @@ class Decree:
     """The newest version when it was decreed: of the module, the one that undoes is greater; or of any, of a growth."""
     levels: tuple[int, ...] = added((), items=LEVELS_MAX)
     """Of a growth: how many modules each level has afterwards."""
+    corpus: str = added("")
+    """Of a growth that brings text: the digest of its sequences, which the coordinator keeps; empty: it brings none."""
     author: PeerId
 
     def __post_init__(self) -> None:
@@ -107,10 +109,10 @@ class Decree:
 
     def _check_growth(self) -> None:
         if self.act != GROW:
-            if self.levels:
-                raise ConfigError(f"a {self.act} names no levels")
+            if self.levels or self.corpus:
+                raise ConfigError(f"a {self.act} names no levels and no text")
             return
-        require_digest(self.stage)
+        require_digest(self.stage, *filter(None, [self.corpus]))
         if self.module is not None or not self.levels or not all(1 <= width <= MODULES_MAX for width in self.levels):
             raise ConfigError("a growth names the modules of each level, and no single module")
         if self.to < self.after + GROW_AHEAD:

@@ -1,6 +1,7 @@
 """A run on the coordinator's disk: what belongs to the whole run, and a folder for each of its stages.
 
     <dir>/identity.key  address.json  tokenizer.json  sequences.safetensors
+    <dir>/text-DIGEST.safetensors      the sequences that came with a growth
     <dir>/restored.json      the folder came out of a backup: until the coordinator knows what it signed after that
     <dir>/decrees/           what the coordinator decreed, a store
     <dir>/warmup/  <dir>/grid/  <dir>/grid-2/ and so on      a store each: manifest, chains, blobs; and what it tells

@@ -356,6 +356,7 @@ _TABLES = (
             _whole("version", "Of a rollback: the version that carries it out.", null=True),
             _whole("ended_by", "The number of the next decree about the same thing.", null=True),
             _text("levels", "Of a growth: the modules per level that follow, as in 2x4; else empty."),
+            _text("corpus", "Of a growth that brings text: the digest of its sequences; else empty."),
         ),
         lambda book: book.snapshot.decrees,
     ),

@@ -25,8 +25,9 @@ from dipaco_p2p.program.control.client import not_running
 
 STATUS_KEYS = [
     "schema", "version", "pid", "folder", "running_s", "state", "run", "run_id", "stage", "round", "rounds",
-    "round_age_s", "judged_round", "judged_loss", "judged_perplexity", "rounds_after", "grows_to",
-    "volunteers_alive", "volunteers_training", "seeds_alive", "tokens_per_s", "paths", "paths_covered",
+    "round_age_s", "judged_round", "judged_loss", "judged_perplexity", "judged_texts",
+    "rounds_after", "grows_to", "volunteers_alive", "volunteers_training", "seeds_alive", "tokens_per_s", "paths",
+    "paths_covered",
     "bytes_up", "bytes_down", "volunteers_direct",
     "volunteers_relayed", "relay_slots", "relay_circuits", "relay_bytes", "modules", "modules_led",
     "versions_archived", "contributions_counted", "contributions_open", "disk_used_bytes", "disk_free_bytes",
@@ -65,6 +66,7 @@ def test_status_as_json_is_the_documented_document(running: Path, seen: Seen) ->
         "judged_round": 1,
         "judged_loss": 4.5,
         "judged_perplexity": 90.017,
+        "judged_texts": [],
         "rounds_after": 0,
         "grows_to": None,
         "volunteers_alive": 1,
@@ -178,6 +180,14 @@ def test_lists_are_bounded_and_say_what_they_leave_out(seen: Seen, monkeypatch: 
     peers, [claimed] = list_peers(seen), [each for each in list_paths(seen)["paths"] if each["claimants"]]
     assert [each["peer"] for each in peers["peers"]] == [WORKER.peer] and peers["left_out"] == 1
     assert len(claimed["claimants"]) == 1 and claimed["claimants_left_out"] == 1
+
+
+def test_of_a_round_that_was_judged_on_several_texts_each_is_told_apart(seen: Seen) -> None:
+    of_texts = [{"loss": 4.0, "perplexity": 54.6, "tokens": 9}, {"loss": 5.0, "perplexity": 148.4, "tokens": 9}]
+    judged = {"version": 1, "loss": 4.5, "perplexity": 90.017, "paths": {}, "texts": of_texts}
+    told = summary(replace(seen, judged=judged))
+    assert told["judged_texts"] == [54.6, 148.4]
+    assert commands._judged(told) == "90.0 after round 1; the first text 54.6, that of growths 148.4"
 
 
 def test_figures_that_no_machine_reaches_stay_numbers(tmp_path: Path) -> None:

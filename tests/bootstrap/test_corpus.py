@@ -256,7 +256,7 @@ def test_no_document_is_there_twice(documents: list[Document]) -> None:
 
 
 def test_a_copy_with_other_line_breaks_and_another_owner_is_not_new() -> None:
-    novelty = found._Novelty()
+    novelty = found.Novelty()
     sentences = [
         f"Clause {i} grants you the right to use the software in way {i} " + "and so on " * i for i in range(9)
     ]

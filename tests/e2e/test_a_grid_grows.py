@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from e2e_harness import Program, Programs, eventually, refused, write_run
+from e2e_harness import Program, Programs, eventually, refused, write_corpus, write_run
 
 from dipaco_p2p.use.folder import RunFolder
 
@@ -55,7 +55,13 @@ def test_a_run_grows_to_more_paths_and_modules_without_a_restart_and_all_chains_
     wait_for(coordinator, "grid-2", 1)
     assert "has grown: 1x2x4 modules, 8 paths" in coordinator.said
     fourth = programs.volunteer(address, "fourth")
-    assert programs.run("dipaco-bootstrap", "grow", folder, "--levels", "1x4x4").wait() == 0
+    more = ("dipaco-bootstrap", "grow", folder, "--levels", "1x4x4", "--corpus")
+    refused(programs.run(*more, programs.folder / "missing.jsonl"), 2, "missing.jsonl` does not exist")
+    text = write_corpus(programs.folder / "more.jsonl", documents=120, words=230)
+    text.write_text(text.read_text().replace("a", "y").replace("o", "w"))
+    grown = programs.run(*more, text)
+    assert grown.wait() == 0 and " sequences for 8 new paths, " in grown.said, grown.said + grown.complaint
+    text.unlink()
     second.kill()
     last = "the run is complete: "
     eventually(lambda: last in coordinator.said, within_s=240, what=lambda: coordinator.said + coordinator.complaint)
@@ -63,6 +69,7 @@ def test_a_run_grows_to_more_paths_and_modules_without_a_restart_and_all_chains_
     for stage in ("warmup", "grid", "grid-2", "grid-3"):
         assert [event["complete"] for event in third.events("left", stage=stage)] == [True], "it never restarted"
     assert coordinator.end() == 0, coordinator.complaint
+    assert "the text that is held out has grown with the run" in coordinator.said
     stages = RunFolder(folder).stages()
     assert [str(run.topology) for run in stages] == ["1x1x1", "1x2x2", "1x2x4", "1x4x4"]
     assert sum(run.rounds for run in stages[1:]) == ROUNDS

@@ -131,6 +131,9 @@ def test_a_growth_is_told_on_the_first_page_while_its_stage_is_open_and_stays_in
     assert "grows the grid to 4x4 after round 40" in line and line.endswith("holds")
     later = replace(SMALL, decrees=numbered({**growth, "stage": "ab" * 32}))
     assert "the grid grows" not in text_of(later, "/")
+    assert "of the same text" not in line
+    [line] = decrees_of(replace(SMALL, decrees=numbered({**growth, "corpus": "ab" * 32})))
+    assert "with new text: losses before and after are not of the same text" in line
 
 
 def test_decrees_are_data_for_programs(client: TestClient) -> None:
@@ -148,6 +151,7 @@ def test_decrees_are_data_for_programs(client: TestClient) -> None:
         "version": 9,
         "ended_by": None,
         "levels": "",
+        "corpus": "",
     }
     versions = client.get("/api/v1/versions.json").json()["rows"]
     assert [(row["decree"], row["back_to"]) for row in versions if row["decree"] is not None] == [(4, 6)]

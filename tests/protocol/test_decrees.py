@@ -98,6 +98,8 @@ def test_a_decree_comes_back_from_the_wire_and_is_small(act: str) -> None:
         ({"act": "grow", "stage": RUN, "to": 4, "after": 2, "levels": [1, 0]}, "the modules of each level"),
         ({"act": "grow", "stage": RUN, "to": 4, "after": 2, "levels": [1] * 17}, "levels"),
         ({"act": "grow", "to": 4, "after": 2, "levels": [1, 2]}, "not a digest"),
+        ({"corpus": "ab" * 32}, "no text"),
+        ({"act": "grow", "stage": RUN, "to": 4, "after": 2, "levels": [1, 2], "corpus": "a/file"}, "not a digest"),
         (
             {"act": "grow", "stage": RUN, "module": str(MODULE), "to": 4, "after": 2, "levels": [1, 2]},
             "no single module",

@@ -54,16 +54,22 @@ def fit_tiny(tokens: Array, start: Paths, *, path_count: int, vocab_size: int) -
         labels = best(scores + bias)
         if np.array_equal(before, labels):
             break
-    width = whole.shape[1]
-    router = Router(
-        weights=fit_unigrams(whole, labels, path_count).astype(np.float32),
-        bias=bias.astype(np.float32),
-        mean=np.zeros(width, dtype=np.float32),
-        scale=np.ones(width, dtype=np.float32),
-    )
+    router = replace(fit_labelled(tokens, labels, path_count=path_count, vocab_size=vocab_size), bias=found)
     router = refit_bias(router, seen, wanted, badness=unevenness, enough=BALANCED)
     require_filled(path_sizes(router.assign(seen), path_count))
     return router
+
+
+def fit_labelled(tokens: Array, labels: Paths, *, path_count: int, vocab_size: int) -> Router:
+    """The router of one unigram model per path, fitted on all `tokens` (n, T) of its `labels` (n,); without bias."""
+    whole = token_counts(tokens, vocab_size=vocab_size)
+    width = whole.shape[1]
+    return Router(
+        weights=fit_unigrams(whole, labels, path_count).astype(np.float32),
+        bias=np.zeros(path_count, dtype=np.float32),
+        mean=np.zeros(width, dtype=np.float32),
+        scale=np.ones(width, dtype=np.float32),
+    )
 
 
 def fit_unigrams(counts: Floats, labels: Paths, path_count: int) -> Doubles:

@@ -75,7 +75,7 @@ class Watch:
         self._clock = clock
         self._gate = asyncio.Semaphore(GETS_AT_ONCE)
         self._mandate_gate = asyncio.Semaphore(ASKED_AT_ONCE)
-        self._asking: set[asyncio.Task[None]] = set()
+        self._asking: dict[asyncio.Task[None], None] = {}
         self.neighbourhood = neighbourhood
         self.concerns = Concerns(run, clock, neighbourhood)
         self.heartbeats: dict[PeerId, Heartbeat] = {}
@@ -447,8 +447,8 @@ class Watch:
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        self._asking[task] = None
+        task.add_done_callback(self._asking.pop)
 
     async def _read_claims_of(self, path: PathId) -> None:
         records = await self._get(claims_key(self._run.id, path))

@@ -52,7 +52,8 @@ class Replication:
         """The newest version that was final when somebody asked whether all know, and since when."""
         self._absent_until_s = 0.0
         """Until when those without a heartbeat are not tried again."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        """In order: of a set, where each lies in memory would say which is let go of first."""
         self._on_way: dict[tuple[PeerId, str], asyncio.Task[Custody]] = {}
         """By replica, the contributions that it does not have yet."""
         self._handing_in: dict[PeerId, asyncio.Task[None]] = {}
@@ -231,7 +232,7 @@ class Replication:
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
@@ -239,7 +240,7 @@ class Replication:
         del self._on_way[key]
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, DipacoError):
             log.error("%s: handing something in failed", self._chain.module, exc_info=error)
 

@@ -327,7 +327,7 @@ class Trials:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
         is_in_vain = any(task.result() is None for task in done & asking.keys())
-        for task in done & asking.keys():
+        for task in [task for task in asking if task in done]:
             judge, found = asking.pop(task), task.result()
             if found is None:
                 silent[judge] += 1

@@ -32,7 +32,8 @@ class ScopedSwarm:
         self._handlers: dict[str, Handler] = {}
         self._served: set[str] = set()
         """Of what the swarm beneath was told to answer through us."""
-        self._answering: set[asyncio.Task[Any]] = set()
+        self._answering: dict[asyncio.Task[Any], None] = {}
+        """In order, so that a run that is simulated ends them in the same one whenever it is played."""
         self._idle = asyncio.Event()
 
     @property
@@ -108,7 +109,7 @@ class ScopedSwarm:
         if handler is None:
             raise Refused(ABSENT, reason=Reason.BUSY)
         assert task is not None
-        self._answering.add(task)
+        self._answering[task] = None
         try:
             return await handler(sender, header, body)
         except asyncio.CancelledError:
@@ -116,5 +117,5 @@ class ScopedSwarm:
                 raise
             raise Refused(ABSENT, reason=Reason.BUSY) from None
         finally:
-            self._answering.discard(task)
+            self._answering.pop(task, None)
             self._idle.set()

@@ -47,7 +47,6 @@ from dipaco_p2p.config import (
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.program.curves import read_targets
 from dipaco_p2p.strict import bounded
-from dipaco_p2p.swarm import addresses
 from dipaco_p2p.swarm.blobs.bandwidth import Line
 from dipaco_p2p.swarm.relay_slots import RelayLimits
 from leaderboard.places import DEFAULT_PORT as DEFAULT_PAGE_PORT
@@ -268,6 +267,14 @@ def _require_peers(peers: Sequence[str]) -> None:
         require_peers(*map(PeerId, peers))
 
 
+def _require_places(places: Sequence[str]) -> None:
+    if places:  # as above
+        from dipaco_p2p.swarm.addresses import read_place as read_multiaddr
+
+        for place in places:
+            read_multiaddr(place)
+
+
 def _run_file(mapping: object, *, where: str) -> RunFile:
     try:
         layout = strict.load(_Layout, _without_warmup(mapping), where=where)
@@ -276,8 +283,7 @@ def _run_file(mapping: object, *, where: str) -> RunFile:
             raise ConfigError("validation, holdout and router shares leave less than half of the text for training")
         layout.node.line()
         read_place(layout.node.metrics)
-        for place in layout.node.announce:
-            addresses.read_place(place)
+        _require_places(layout.node.announce)
         read_targets(layout.node.log)
         _require_peers(layout.admission.peers)
         run = _run_config(layout)

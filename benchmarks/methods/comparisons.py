@@ -3,6 +3,7 @@
     lost-work           what missing and late contributions cost, and which rule for them is better (docs/lost_work.md)
     compression         codecs of outer gradients and updates
     compression-long    the same in long runs, where top128 belongs
+    compression-mixed   top128 with int4 in the first or last rounds
     overlap             rounds that begin from an estimate of the next version
     muon                AdamW and Muon as inner optimizers, each with every inner rate and outer momentum of one grid
 
@@ -137,6 +138,30 @@ COMPRESSION_LONG = Comparison(
 """Float32 has outer steps of its own: what counts is the best that each can do."""
 
 
+COMPRESSION_MIXED = Comparison(
+    variations={
+        FLOAT32: _FP32,
+        FLOAT32_SHORT: {**_FP32, "momentum": 0.8},
+        "int4 up, int4 down": _INT4,
+        **{
+            f"top128, int4 in the first {first} and last {last}, lr {lr:g}, momentum {momentum:g}": {
+                **_TOP,
+                "lr": lr,
+                "momentum": momentum,
+                "dense_first": first,
+                "dense_last": last,
+            }
+            for first, last in ((0, 0), (6, 6), (12, 0), (0, 12))
+            for lr, momentum in ((1.0, 0.5), (0.8, 0.7))
+        },
+    },
+    references=(FLOAT32, FLOAT32_SHORT),
+    rounds=60,
+    points=10,
+)
+"""Of 60 rounds 12 in int4 make a run's contributions 30 times smaller than float32, top128 alone 108 times."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Known:
     """What a path knows of one module when its inner steps have ended."""
@@ -200,6 +225,7 @@ COMPARISONS: Mapping[str, Comparison] = {
     "lost-work": LOST_WORK,
     "compression": COMPRESSION,
     "compression-long": COMPRESSION_LONG,
+    "compression-mixed": COMPRESSION_MIXED,
     "overlap": OVERLAP,
     "muon": MUON,
 }

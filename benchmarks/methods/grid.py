@@ -48,15 +48,16 @@ class Sender:
         """Where the inner steps begin."""
         return beginning(version, self._residual, codec=self._codec) if self._goes_on else version
 
-    def send(self, values: Floats) -> Gradient:
-        """The outer gradient `values` (N,) as it arrives."""
-        if self._codec == "fp32":
+    def send(self, values: Floats, *, is_dense: bool = False) -> Gradient:
+        """The outer gradient `values` (N,) as it arrives; one that `is_dense` as int4."""
+        codec = "int4" if is_dense else self._codec
+        if codec == "fp32":
             return values
-        if self._codec in CODECS:
-            sent, residual = compress(values, self._residual, codec=self._codec)
+        if codec in CODECS:
+            sent, residual = compress(values, self._residual, codec=codec)
         else:
             wanted = values if self._residual is None else values + self._residual
-            sent = _two_bits(wanted) if self._codec == "int2" else _largest(wanted)
+            sent = _two_bits(wanted) if codec == "int2" else _largest(wanted)
             residual = wanted - sent.expand()
         self._residual = residual * self._decay if self._feedback else None
         return sent
@@ -158,7 +159,9 @@ class Worker:
         if self._is_attacker:
             gradients = [gradient * ATTACK_FACTOR for gradient in gradients]
         self.own = gradients
-        sent = [sender.send(gradient) for sender, gradient in zip(self._senders, gradients, strict=True)]
+        job = self._job
+        is_dense = number < job.dense_first or number >= job.rounds - job.dense_last
+        sent = [sender.send(one, is_dense=is_dense) for sender, one in zip(self._senders, gradients, strict=True)]
         return [Contribution(share=share, gradient=gradient) for gradient in sent]
 
 

@@ -23,6 +23,7 @@ ROUND_STEPS = 40
 _LATER: Mapping[str, object] = {
     **{"inner_lr": 1.0, "batch": InnerConfig().batch, "goes_on": True, "size": "small"},
     **{"late": 0.0, "untrained": False, "zero": False, "coasts": False, "estimate": "", "points": 3},
+    **{"dense_first": 0, "dense_last": 0},
     "optimizer": ADAMW,
 }
 """Fields that came later with their defaults: finished experiments find their results by keys without them."""
@@ -114,6 +115,10 @@ class Job:
     """Whether what the codec lost is added to the next outer gradient."""
     decay: float = 1.0
     """The share of it that is."""
+    dense_first: int = 0
+    """In so many first rounds outer gradients are sent as int4, whatever the codec."""
+    dense_last: int = 0
+    """And in so many last ones, when what is still owed is sent."""
     goes_on: bool = True
     """Inner steps with top128 begin where the path is, as in the swarm; else at the versions."""
     down: str = "int8"

@@ -6,19 +6,21 @@
 
 Before the archive forgets a blob, it takes down the digest of each part that a challenge may name:
 
-    documents/parts-<digest>.json     ["e3b0...", ...]
+    documents/parts-<digest>.json     "47DEQpj8HBSa..."
 
-They take a thousandth of the blob. An answer is compared with the part that lies here. Where the archive has forgotten
-it, or its disk has changed it, the keeper brings that part, and the digest decides. So a challenge costs the line at
-most PROOF_BYTES_MAX however large the model is, and neither another keeper's word nor a bit that was lost here can harm
-anybody. A keeper that says that it lacks a blob has told no lie: it earns nothing, and fails only when it has been a
-keeper of the range for LATE_LIVES. One that says nothing fails if another has answered at this look: else the fault may
-be ours.
+Base64 of one behind the other: as hexadecimal text each would name a blob (Store.drop_unnamed), that of a small blob
+the blob itself. They take less than a thousandth of the blob. An answer is compared with the part that lies here.
+Where the archive has forgotten it, or its disk has changed it, the keeper brings that part, and the digest decides. So
+a challenge costs the line at most PROOF_BYTES_MAX however large the model is, and neither another keeper's word nor a
+bit that was lost here can harm anybody. A keeper that says that it lacks a blob has told no lie: it earns nothing, and
+fails only when it has been a keeper of the range for LATE_LIVES. One that says nothing fails if another has answered
+at this look: else the fault may be ours.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 import random
@@ -60,6 +62,7 @@ AT_ONCE = 8
 CONFIRMED_MAX = 8
 """Versions of one module that a look lets the archive forget."""
 NAME = "keepers"
+DIGEST_BYTES = 32
 
 
 class Answer(Enum):
@@ -204,8 +207,8 @@ class Challenges:
         """The digest of each part of a blob; None if they were not taken down, and the blob is not here."""
         store, name = self._node.store, f"parts-{ref.digest}"
         if (known := store.read_document(name)) is not None:
-            found: list[str] = json.loads(known)
-            return found
+            raw = base64.b64decode(json.loads(known))
+            return [raw[at : at + DIGEST_BYTES].hex() for at in range(0, len(raw), DIGEST_BYTES)]
         try:
             data = store.get(ref.digest)
         except IntegrityError as error:
@@ -214,7 +217,7 @@ class Challenges:
         if data is None:
             return None
         found = [digest(data[at : at + PROOF_BYTES_MAX]) for at in range(0, len(data), PROOF_BYTES_MAX)]
-        store.write_document(name, canonical_bytes(found))
+        store.write_document(name, canonical_bytes(base64.b64encode(bytes.fromhex("".join(found))).decode()))
         return found
 
     # -- what is asked for

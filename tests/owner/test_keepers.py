@@ -16,6 +16,7 @@ from bootstrap.archives.verify import verify_run
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.calls import Prove
 from dipaco_p2p.node.node import ask
+from dipaco_p2p.node.store import DIGEST
 from dipaco_p2p.owner import challenges
 from dipaco_p2p.owner import keeper as keeping
 from dipaco_p2p.owner.challenges import Answer
@@ -239,6 +240,14 @@ async def test_an_archive_forgets_nothing_before_it_has_taken_the_parts_down(tmp
         await found.grow(13)
         assert archive.thinning.of(MODULE).contributions == 11
         await end(taking)
+
+
+async def test_the_parts_that_are_taken_down_name_no_blob(tmp_path: Path) -> None:
+    """A blob that a document names is not swept after a crash, and a small blob's only part has its own digest."""
+    async with on_keepers(tmp_path, count=4) as found:
+        await found.challenged()
+        documents = list((found.world.seed.node.store.folder / "documents").glob("parts-*.json"))
+        assert documents and not any(DIGEST.search(path.read_bytes()) for path in documents)
 
 
 async def test_nobody_is_barred_for_what_an_earlier_release_forgot(tmp_path: Path) -> None:

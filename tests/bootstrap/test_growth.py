@@ -99,10 +99,8 @@ def test_a_grid_grows_twice_in_a_run_that_goes_on_while_volunteers_die_at_each_c
     assert any(event["ev"] == "left" and event["complete"] and event["grows"] for event in left)
 
 
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFile]:
-    """The folder of a coordinator whose grid has just ended by decree."""
-    folder = tmp_path_factory.mktemp("grown")
+def ended_by_growth(folder: Path, **what: Any) -> tuple[Path, RunFile]:
+    """The folder of a coordinator whose grid has just ended by decree, and its run file."""
     file = run_file(write_corpus(folder / "corpus.jsonl"), rounds=ROUNDS, routing=PLAIN)
     home = Home(folder, file)
 
@@ -110,13 +108,18 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFile]:
         home.start()
         await home.join(1, 2)
         await eventually(lambda: min(home.heads(GRID).values(), default=0) >= 1)
-        await decreed(home, "1,4", version=4)
+        await decreed(home, "1,4", version=4, **what)
         await eventually(lambda: min(home.heads(GRID).values(), default=0) >= 4)
         await home.close()
 
     play(scenario)
     shutil.rmtree(home.folder / "grid-2", ignore_errors=True)
     return home.folder, file
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFile]:
+    return ended_by_growth(tmp_path_factory.mktemp("grown"))
 
 
 def copied(ended: tuple[Path, RunFile], tmp_path: Path) -> tuple[RunFolder, RunFile]:

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e_harness import write_corpus
 from stages_harness import Home, run_file
-from test_growth import ROUNDS, decreed, problems
+from test_growth import ROUNDS, decreed, ended_by_growth, problems
 from tiny_run import SEED_NUMBER, signer
 from virtual_time import eventually, play
 
@@ -105,22 +104,9 @@ def test_a_run_grows_with_a_second_corpus_though_its_coordinator_dies_and_the_so
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFile]:
-    """The folder of a coordinator whose grid has just ended by a decree that brings text."""
+    """The folder of a coordinator whose grid has just ended by a decree that brings text, and its run file."""
     folder = tmp_path_factory.mktemp("with-text")
-    file = run_file(write_corpus(folder / "corpus.jsonl"), rounds=ROUNDS, routing=PLAIN)
-    home, other = Home(folder, file), write_other(folder / "other.jsonl")
-
-    async def scenario() -> None:
-        home.start()
-        await home.join(1, 2)
-        await eventually(lambda: min(home.heads(GRID).values(), default=0) >= 1)
-        await decreed(home, "1,4", version=4, corpus=str(other))
-        await eventually(lambda: min(home.heads(GRID).values(), default=0) >= 4)
-        await home.close()
-
-    play(scenario)
-    shutil.rmtree(home.folder / "grid-2", ignore_errors=True)
-    return home.folder, file
+    return ended_by_growth(folder, corpus=str(write_other(folder / "other.jsonl")))
 
 
 def copied(ended: tuple[Path, RunFile], to: Path) -> tuple[RunFolder, RunFile]:

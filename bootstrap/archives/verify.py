@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from dipaco_p2p.core.model.layout import decode_module
-from dipaco_p2p.core.model.shards import decode_held_out
 from dipaco_p2p.core.outer.outer_step import OuterState
 from dipaco_p2p.errors import ConfigError, DipacoError, IntegrityError
 from dipaco_p2p.node.ledger import Ledger
@@ -28,7 +26,7 @@ from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.owner.retention import read_thinned
 from dipaco_p2p.owner.rollback import make_rollback_again
 from dipaco_p2p.owner.version import make_again, stored
-from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion
+from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.norms import NORM_VERSIONS, Norms
 from dipaco_p2p.protocol.standing import Standings
 from dipaco_p2p.protocol.versions import Tally, check_chain, genesis_version, is_final
@@ -36,7 +34,7 @@ from dipaco_p2p.topology import ModuleId
 from dipaco_p2p.use.folder import RunFolder
 
 from ..progress import stage
-from ..text.added import find_text
+from ..text.added import find_text, held_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +160,7 @@ def verify_held_out(folder: RunFolder, after: Run, before: Run) -> list[ChainRep
     added = find_text(folder.root, growth.corpus, after.config.model) if growth.corpus else None
     reports = []
     for name, part in (("validation", "validation"), ("holdout", "holdout"), ("router_split", "router")):
-        old, new = (_held_out(folder, run, getattr(run.manifest, name)) for run in (before, after))
+        old, new = (held_out(folder, run, getattr(run.manifest, name)).tokens for run in (before, after))
         whole = not growth.corpus or added is not None
         due = old if added is None else np.concatenate([old, getattr(added, part).tokens])
         if not np.array_equal(new if whole else new[: len(due)], due):
@@ -170,13 +168,6 @@ def verify_held_out(folder: RunFolder, after: Run, before: Run) -> list[ChainRep
             module = after.topology.modules()[0]
             reports.append(ChainReport(stage="fork", module=module, versions=0, contributions=0, problem=problem))
     return reports
-
-
-def _held_out(folder: RunFolder, run: Run, ref: BlobRef) -> NDArray[np.int32]:
-    data, model = folder.store(run.manifest.stage).get(ref.digest), run.config.model
-    if data is None:
-        raise IntegrityError(f"blob {ref.digest[:8]} is missing from the archive of the {run.manifest.stage}")
-    return decode_held_out(data, vocab_size=model.vocab_size, context=model.context).tokens
 
 
 def recompute(

@@ -25,6 +25,7 @@ from dipaco_p2p.core.model.shards import HeldOut, cut, decode_held_out
 from dipaco_p2p.errors import CorpusError, IntegrityError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.program.files import write_atomically
+from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.protocol.manifest import STAGES
 from dipaco_p2p.use.folder import RunFolder
 from dipaco_p2p.use.tokenizer import Tokenizer
@@ -146,13 +147,18 @@ def validation_bounds(folder: RunFolder, name: str) -> tuple[int, ...]:
     bounds = []
     for run in folder.stages():
         if run.manifest.stage != name and run.growth is not None and run.growth.corpus:
-            data, model = folder.store(run.manifest.stage).get(run.manifest.validation.digest), run.config.model
-            if data is None:
-                raise IntegrityError(f"the validation sequences of the {run.manifest.stage} are missing")
-            bounds.append(len(decode_held_out(data, vocab_size=model.vocab_size, context=model.context)))
+            bounds.append(len(held_out(folder, run, run.manifest.validation)))
         if run.manifest.stage == name:
             break
     return tuple(bounds)
+
+
+def held_out(folder: RunFolder, run: Run, ref: BlobRef) -> HeldOut:
+    """A held-out part of one stage. Raises IntegrityError if it is missing or damaged."""
+    data, model = folder.store(run.manifest.stage).get(ref.digest), run.config.model
+    if data is None:
+        raise IntegrityError(f"blob {ref.digest[:8]} is missing from the archive of the {run.manifest.stage}")
+    return decode_held_out(data, vocab_size=model.vocab_size, context=model.context)
 
 
 def find_text(root: Path, name: str, model: ModelConfig) -> Sequences | None:

@@ -65,10 +65,8 @@ class Grid:
     def __init__(self, config: RunConfig, tokens: NDArray[np.int32]) -> None:
         """Warmed up on `tokens` as one path, and forked."""
         self.config, self.number = config, 0
-        modules = initial_modules(config.model, seed=config.seed)
-        flats = [modules[level] for level in range(len(config.model.levels))]
-        loop = self._loop()
-        flats = loop.run(flats, Shard(tokens=tokens), first_step=0, steps=config.warmup_steps).flats
+        start, loop = list(initial_modules(config.model, seed=config.seed).values()), self._loop()
+        flats = loop.run(start, Shard(tokens=tokens), first_step=0, steps=config.warmup_steps).flats
         self.states = {module: OuterState.fresh(flats[module.level]) for module in config.topology.modules()}
         self.router = first_router(config, self.features(tokens), tokens)
         self._take_up(tokens, self.router.assign(self.features(tokens)))

@@ -109,8 +109,7 @@ def first_flats(file: RunFile) -> list[Flat]:
     """What a path begins with, one per level: random weights, or those of the checkpoint. Raises DipacoError."""
     if file.checkpoint:
         return Checkpoint(Path(file.checkpoint), file.run.model).flats()
-    modules = initial_modules(file.run.model, seed=file.run.seed)
-    return [modules[level] for level in range(len(file.run.model.levels))]
+    return list(initial_modules(file.run.model, seed=file.run.seed).values())
 
 
 def _require_same(config: RunConfig, folder: RunFolder) -> None:

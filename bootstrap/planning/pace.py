@@ -27,8 +27,7 @@ def tokens_per_s(config: RunConfig, *, now: Callable[[], float] = time.monotonic
     rows = np.random.default_rng(config.seed).integers(
         config.model.vocab_size, size=(config.inner.batch, config.model.context), dtype=np.int32
     )
-    modules = initial_modules(config.model, seed=config.seed)
-    flats = [modules[level] for level in range(len(config.model.levels))]
+    flats = list(initial_modules(config.model, seed=config.seed).values())
 
     def measured(device: str) -> float:
         began_s: float | None = None

@@ -29,6 +29,8 @@ REPO = Path(__file__).parents[2]
 POLL_S = 0.05
 START_S = 60.0
 """Imports alone take seconds, and machines are shared."""
+PATIENCE = 3.0
+"""Every wait may take this many times what it says: a deadline finds what never happens, and slowness is no fault."""
 ENTRIES = {"dipaco-peer": "peers.cli", "dipaco-bootstrap": "bootstrap.cli"}
 PLAIN = {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "COLUMNS": "120", "HF_HUB_OFFLINE": "1"}
 """In the environment of every program."""
@@ -42,7 +44,8 @@ _forges: list[Forge] = []
 
 
 def eventually(look: Callable[[], Any], *, within_s: float = 40.0, what: Callable[[], str] = lambda: "") -> Any:
-    """The first true answer of `look`; fails with the words of `what` after `within_s`."""
+    """The first true answer of `look`; fails with the words of `what` after `within_s` on a slow machine."""
+    within_s *= PATIENCE
     deadline_s = time.monotonic() + within_s
     while not (found := look()):
         assert time.monotonic() < deadline_s, f"not within {within_s:g} s: {what()}"
@@ -90,9 +93,9 @@ class Program:
     def wait(self, timeout_s: float = START_S) -> int:
         """Its exit code."""
         try:
-            return self.process.wait(timeout_s)
+            return self.process.wait(PATIENCE * timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {timeout_s:g} s: {self.complaint[-2000:]}") from None
+            raise AssertionError(f"still running after {PATIENCE * timeout_s:g} s: {self.complaint[-2000:]}") from None
 
     def kill(self) -> list[int]:
         """SIGKILL, without a word to anybody; the daemons that it leaves."""

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.trainer.loops import PLAIN, PLAIN_COMPILED, loops
-from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
+from dipaco_p2p.config import ADAMW, MUON, InnerConfig, LevelConfig, ModelConfig
 from dipaco_p2p.core.model.engine import head_loss, hindrance
 from dipaco_p2p.core.model.optimizer import make_optimizer
 from dipaco_p2p.core.model.transformer import PathModel
@@ -59,10 +59,12 @@ def path_of(is_small: bool) -> ModelConfig:
     return replace(PATH, vocab_size=300, width=32, heads=2, ffn_width=48, context=72, levels=levels)
 
 
-def way_of(bench: Bench, *, batch: int = BATCH, is_compiled: bool = False, is_exact: bool = False) -> Way:
+def way_of(
+    bench: Bench, *, batch: int = BATCH, is_compiled: bool = False, is_exact: bool = False, optimizer: str = ADAMW
+) -> Way:
     """As a volunteer trains, smaller if that is wanted; nothing is compiled then."""
-    size = 2 if bench.is_small else batch
-    return Way(batch=size, is_compiled=is_compiled and not bench.is_small, is_exact=is_exact)
+    size, is_compiled = (2, False) if bench.is_small else (batch, is_compiled)
+    return Way(batch=size, is_compiled=is_compiled, is_exact=is_exact, optimizer=optimizer)
 
 
 def speed(bench: Bench, bare: Bare, way: Way) -> Figures:
@@ -151,8 +153,10 @@ def waits(bare: Bare, device: str, *, steps: int) -> str | None:
     return None
 
 
-def _steps(bench: Bench, *, batch: int = BATCH, is_compiled: bool = False, is_exact: bool = False) -> Figures:
-    way = way_of(bench, batch=batch, is_compiled=is_compiled, is_exact=is_exact)
+def _steps(
+    bench: Bench, *, batch: int = BATCH, is_compiled: bool = False, is_exact: bool = False, optimizer: str = ADAMW
+) -> Figures:
+    way = way_of(bench, batch=batch, is_compiled=is_compiled, is_exact=is_exact, optimizer=optimizer)
     return speed(bench, Bare(bench.device, way, model=path_of(bench.is_small)), way)
 
 
@@ -265,16 +269,16 @@ def _heads(bench: Bench) -> Figures:
 
 
 def _optimizers(bench: Bench) -> Figures:
-    """Milliseconds of one step of AdamW on the whole path."""
+    """Milliseconds of one step of an optimizer on the whole path."""
     found: Figures = {}
-    for name, eight_bit in (("fused", False), ("8-bit", True)):
+    for name, optimizer, eight_bit in (("fused", ADAMW, False), ("8-bit", ADAMW, True), ("Muon", MUON, False)):
         path = PathModel(path_of(bench.is_small)).to(bench.device)
         for parameter in path.parameters():
             torch.nn.init.normal_(parameter, std=0.02)
             parameter.grad = torch.randn_like(parameter)
         try:
-            optimizer = make_optimizer(path, InnerConfig(), eight_bit=eight_bit)
-            found[name] = median_ms(optimizer.step, bench.device, repeats=bench.steps(REPEATS))
+            own = make_optimizer(path, InnerConfig(optimizer=optimizer), eight_bit=eight_bit)
+            found[name] = median_ms(own.step, bench.device, repeats=bench.steps(REPEATS))
         except (ImportError, RuntimeError) as error:
             found[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return found
@@ -343,6 +347,7 @@ CASES = (
     ),
     Case(name="head", limit_s=120, ask=_heads),
     Case(name="whole rounds", limit_s=180, ask=_rounds),
+    Case(name="compiled, Muon", limit_s=180, ask=functools.partial(_steps, is_compiled=True, optimizer=MUON)),
     Case(name="compiled, batch 64", limit_s=180, ask=functools.partial(_steps, batch=64, is_compiled=True)),
     Case(name="compiled, bfloat16 between blocks", limit_s=180, ask=_half_residual),
     Case(name="compiled, batch 16", limit_s=180, ask=functools.partial(_steps, batch=16, is_compiled=True)),

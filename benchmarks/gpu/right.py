@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
+from dipaco_p2p.config import ADAMW, MUON, InnerConfig, LevelConfig, ModelConfig
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.model.engine import AUTO, at_first, choose
 from dipaco_p2p.core.model.inner import InnerLoop, StepReport
@@ -19,11 +19,13 @@ from dipaco_p2p.core.outer.outer_step import outer_gradient
 from .case import Bench, Case, Figures, Found, Part, number, table, verdict
 
 STEPS = 50
-LOSS_MAX = {"float32": 2e-3, "bf16": 3e-2}
+MUONS = "float32 with Muon"
+LOSS_MAX = {"float32": 2e-3, "bf16": 3e-2, MUONS: 3e-2}
 """Nats that any of 50 losses may be off the CPU's in float32."""
-GRADIENT_MAX = {"float32": 0.05, "bf16": 0.1}
+GRADIENT_MAX = {"float32": 0.05, "bf16": 0.1, MUONS: 0.1}
 """Length of what an outer gradient of 50 steps may be off, to its own: AdamW makes much of small differences. On a CPU
-with bfloat16 products it is 0.045, and a loss 0.015 nats off."""
+with bfloat16 products it is 0.045, and a loss 0.015 nats off. Muon computes its steps in bfloat16, everywhere.
+"""
 EIGHT_BIT_MAX = 0.1
 """Of what was learned, how much 8-bit moments may be off."""
 MOVED_MAX = 5e-3
@@ -67,10 +69,12 @@ def text(model: ModelConfig) -> Shard:
 class Trainer:
     """A volunteer's inner loop on `device`, always with the same start, text and schedule."""
 
-    def __init__(self, bench: Bench, device: str, *, fast: bool = False, eight_bit: bool | None = False) -> None:
+    def __init__(
+        self, bench: Bench, device: str, *, fast: bool = False, eight_bit: bool | None = False, optimizer: str = ADAMW
+    ) -> None:
         self.model = model_of(bench.is_small)
         self.start = list(initial_modules(self.model, seed=0).values())
-        inner = InnerConfig(batch=8)
+        inner = InnerConfig(batch=8, optimizer=optimizer)
         self.loop = InnerLoop(inner, 4 * STEPS, self.model, device=device, seed=1, eight_bit=eight_bit)
         self.loop.use(fast=fast, compiled=False)
 
@@ -96,8 +100,9 @@ def off(one: Sequence[Floats], other: Sequence[Floats]) -> float:
 
 def _beside_the_cpu(bench: Bench, *, precision: str) -> Figures:
     steps = 6 if bench.is_small else STEPS
-    exact = Trainer(bench, "cpu").train(steps)
-    own = Trainer(bench, bench.device, fast=precision == "bf16").train(steps)
+    optimizer = MUON if precision == MUONS else ADAMW
+    exact = Trainer(bench, "cpu", optimizer=optimizer).train(steps)
+    own = Trainer(bench, bench.device, fast=precision == "bf16", optimizer=optimizer).train(steps)
     loss_off = max(abs(a - b) for a, b in zip(own.losses, exact.losses, strict=True))
     gradient_off = off(own.gradients, exact.gradients)
     return {

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchmarks.trainer.loops import TOTAL_STEPS, noise
-from dipaco_p2p.config import InnerConfig, LevelConfig, ModelConfig
+from dipaco_p2p.config import ADAMW, InnerConfig, LevelConfig, ModelConfig
 from dipaco_p2p.core.model.engine import compile_hindrance, hindrance
 from dipaco_p2p.core.model.inner import InnerLoop, StepReport
 from dipaco_p2p.core.model.microbatch import MicroBatch
@@ -95,6 +95,7 @@ class Way:
     is_compiled: bool = True
     is_exact: bool = False
     eight_bit: bool | None = None
+    optimizer: str = ADAMW
 
 
 class Bare:
@@ -110,7 +111,7 @@ class Bare:
         prepare: Callable[[PathModel], object] = lambda path: None,
     ) -> None:
         """`prepare` may change the path before its first step."""
-        inner = replace(InnerConfig(), batch=way.batch)
+        inner = replace(InnerConfig(), batch=way.batch, optimizer=way.optimizer)
         self.loop = InnerLoop(
             inner, TOTAL_STEPS, model, device=device, seed=0, eight_bit=way.eight_bit, micro=micro or MicroBatch()
         )

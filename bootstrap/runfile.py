@@ -153,6 +153,15 @@ class ArchiveConfig:
     keepers: int = bounded(0, low=0, high=KEEPERS)
     """How many volunteers must have proved that they keep what is dropped of the grid before it is; with fewer, the
     coordinator keeps it. 0: it is dropped whoever has it."""
+    remade: float = bounded(1.0, low=0.0, high=1.0)
+    """The share of versions that the coordinator makes again before it signs them. Of the others a quorum of their
+    owners must have, so that no contributions to them come to its line and its disk."""
+
+    def __post_init__(self) -> None:
+        if self.keepers and self.remade < 1:
+            hint = "leave `keepers` out, or say `remade = 1`"
+            message = f"`keepers = {self.keepers}` and `remade = {self.remade:g}` in [archive]"
+            raise ConfigError(f"{message}: keepers fetch from a coordinator that has all contributions", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

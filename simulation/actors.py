@@ -247,6 +247,8 @@ class VolunteerMachine(Machine):
         """Whether its own steps are others than those of its path."""
         self.is_empty_handed = False
         """Whether it says that it keeps old versions, and keeps none."""
+        self.lies_as_leader = False
+        """Whether its versions are others than follow from what they count."""
         self.lie = ""
         """What it says of the paths through its modules: `crowded`, `empty`, `junk`, or the truth."""
         self._tour: StageRunner | None = None
@@ -355,7 +357,9 @@ class SeedMachine(Machine):
             clock=self.clock,
             make_evaluator=cast(Any, NoEvaluator),
             measure=toy_gains,
-            retention=Retention(keepers=KEEPERS_WANTED if self.world.plan.has_keepers else 0),
+            retention=Retention(
+                keepers=KEEPERS_WANTED if self.world.plan.has_keepers else 0, remade=self.world.plan.remade
+            ),
         )
         stage.begin()
         self._open = self.process, stage

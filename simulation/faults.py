@@ -295,6 +295,17 @@ async def lying_keeper(world: Environment, chance: random.Random) -> None:
         world.note(liar.name, "keeps nothing")
 
 
+@fault("lying leader")
+async def lying_leader(world: Environment, chance: random.Random) -> None:
+    """The first volunteer that leads makes other versions than follow from what they count, until the other faults are
+    over."""
+    while not (leads := [event.who for event in world.events if event.ev == "leads" and event.who != world.seed.name]):
+        await asyncio.sleep(RETRY_S)
+    liar = next(volunteer for volunteer in world.volunteers if volunteer.name == leads[0])
+    liar.lies_as_leader = True
+    world.note(liar.name, "lies as a leader")
+
+
 @fault("forging volunteer")
 async def forging_volunteer(world: Environment, chance: random.Random) -> None:
     """A volunteer works well, and from now on its outer gradients are not what its steps come to, but longer, and good

@@ -365,6 +365,11 @@ def a_keeper_that_keeps_nothing(patches: Patches) -> None:
         return Answer.PROVED if answer is Answer.LIED else answer
 
 
+replacing(
+    "a coordinator that signs without a quorum", (Mandates, "has_quorum", _always(True)), faults=("lying leader",)
+)
+
+
 @mutant("whoever says so is a seed", faults=("false seed",))
 def whoever_says_so_is_a_seed(patches: Patches) -> None:
     def seeds(watch: Watch) -> list[PeerId]:

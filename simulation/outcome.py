@@ -100,6 +100,10 @@ def _archive(world: World) -> tuple[dict[str, tuple[Link, ...]], tuple[str, ...]
         Decrees(run, store)
         archive = SeedArchive(run, store)
         reports = verify_run(run, store, archive)
+        if world.plan.remade < 1:  # it has the parameters alone: how they were made, others have seen
+            whole = world.witness.beside(store.folder, world.folder / "witness")
+            archive = SeedArchive(run, whole)
+            reports += verify_run(run, whole, archive)
     except DipacoError as error:
         empty: dict[str, tuple[Link, ...]] = {str(module): () for module in world.run.topology.modules()}
         return empty, (f"the archive cannot be opened: {error}",), ()

@@ -6,7 +6,7 @@ Everything that happens is a function of the plan, so a seed repeats its run.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dipaco_p2p.config import (
@@ -41,6 +41,12 @@ OF_LARGE_SWARMS = ("lying summary", "flooded bucket")
 KEEPING = "lying keeper"
 """Where it strikes, volunteers keep old versions for others."""
 KEEPING_SHARE = 0.15
+LIGHT_SHARE = 0.2
+"""Of the seeds without keepers; and all where a leader lies."""
+LYING = "lying leader"
+LYING_SHARE = 0.1
+REMADE = (0.0, 0.0, 0.3)
+"""The share of versions that a light archive makes again."""
 DECREED_SHARE = 0.3
 """Of the seeds that may, if they may have other faults as well."""
 
@@ -70,6 +76,8 @@ class Plan:
     faulty_s: float
     """From here on there are no faults any more."""
     faults: tuple[PlannedFault, ...]
+    remade: float = 1.0
+    """The share of versions that the coordinator makes again; below 1 its archive is light."""
     is_narrow: bool = False
     """Whether peers know as little of each other as in a swarm of thousands: buckets split when they have a few
     members, and nobody reads the swarm whole."""
@@ -91,11 +99,12 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
     is_large = count > 20
     faulty_s = chance.uniform(*FAULTY_S)
     decrees = [name for name in faults if name in DECREES]
-    others = [name for name in faults if name not in (*DECREES, KEEPING, GROWTH)]
+    others = [name for name in faults if name not in (*DECREES, KEEPING, LYING, GROWTH)]
     count_of_others = chance.randint(3, 10) if others else 0
     found = _drawn(chance, others, count_of_others, until_s=faulty_s)
     found += _decrees(seed, decrees, is_all=not others, until_s=faulty_s)
     found += _keeping(seed, faults, is_all=not (others or decrees))
+    found += _lying(seed, faults, is_all=not (others or decrees))
     found += _growth(seed, is_all=not others) if GROWTH in faults else []
     return Plan(
         seed=seed,
@@ -107,6 +116,7 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
         loss=chance.choice(LOSSES),
         faulty_s=faulty_s,
         faults=tuple(sorted(found, key=lambda fault: fault.at_s)),
+        remade=_remade(seed, {fault.name for fault in found}),
         is_narrow=is_narrow(seed) or any(fault.name in OF_LARGE_SWARMS for fault in found),
     )
 
@@ -134,12 +144,27 @@ def _keeping(seed: int, faults: Sequence[str], *, is_all: bool) -> list[PlannedF
     return [PlannedFault(at_s=chance.uniform(1.0, 10.0), name=KEEPING, seed=chance.randrange(2**31))]
 
 
+def _lying(seed: int, faults: Sequence[str], *, is_all: bool) -> list[PlannedFault]:
+    """Likewise, where nobody lies as a keeper."""
+    chance = random.Random(f"lying {seed}")
+    if LYING not in faults or (chance.random() >= LYING_SHARE and not is_all):
+        return []
+    return [PlannedFault(at_s=chance.uniform(1.0, 10.0), name=LYING, seed=chance.randrange(2**31))]
+
+
 def _growth(seed: int, *, is_all: bool) -> list[PlannedFault]:
     """By a lot of its own as well; soon, or no round is left in which it could end a stage."""
     chance = random.Random(f"growth {seed}")
     if chance.random() >= GROWN_SHARE and not is_all:
         return []
     return _drawn(chance, [GROWTH], 1, until_s=GROWN_UNTIL_S)
+
+
+def _remade(seed: int, faults: Collection[str]) -> float:
+    """By a lot of its own as well."""
+    chance = random.Random(f"light {seed}")
+    remade, is_light = chance.choice(REMADE), chance.random() < LIGHT_SHARE
+    return remade if KEEPING not in faults and (is_light or LYING in faults) else 1.0
 
 
 def is_narrow(seed: int) -> bool:

@@ -10,6 +10,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,6 +21,8 @@ from dipaco_p2p.node.calls import Prove, Proven
 from dipaco_p2p.node.path_counts import PathCounts
 from dipaco_p2p.owner import challenges, keeper, sources
 from dipaco_p2p.owner.keeper import Keeper
+from dipaco_p2p.owner.leader import Leader
+from dipaco_p2p.owner.version import Made
 from dipaco_p2p.program.files import listening
 from dipaco_p2p.protocol import neighbours
 from dipaco_p2p.protocol.keeping import Range
@@ -33,6 +36,7 @@ from .history import Look
 from .observe import DiskView, Movement, logged, longest_rest_s, look, observed, told_waits
 from .plan import Plan
 from .virtual_time import WHO, Process, VirtualLoop
+from .witness import Witness
 
 LOOK_EVERY_S = 1.0
 BOUND_ROUNDS_S = 40.0
@@ -52,6 +56,9 @@ NARROW = (
 SOONER = ((keeper, "LOOK_LIVES", 0.15), (challenges, "LOOK_LIVES", 0.3), (keeper, "FREE_BYTES_MIN", 0))
 """A run here is over before keepers would have looked often."""
 
+LIE = 0.01
+"""By how much a liar moves each parameter."""
+
 _home: str | None = None
 """The folder of this process's disks, if somebody chose one."""
 
@@ -67,6 +74,8 @@ class World(Environment):
         self.waits: tuple[str, ...] = ()
         """Who waited for whom, if the swarm stood still for longer than any rule lets it."""
         self.calm_s = self.end_s = 0.0
+        self.witness = Witness(self.seed.folder)
+        """Of a run with a light archive."""
         self._disks = DiskView(self)
 
     async def play(self) -> None:
@@ -168,6 +177,20 @@ def _empty_handed(world: World) -> Iterator[tuple[Any, str, Any]]:
     yield Keeper, "_on_prove", proves
 
 
+def _false_versions(world: World) -> tuple[Any, str, Any]:
+    """What leaders make: one that lies, something else, with an update and an outer state to match."""
+    make, volunteers = Leader._make, {volunteer.name: volunteer for volunteer in world.volunteers}
+
+    def makes(self: Leader) -> Made:
+        process = WHO.get()
+        is_liar = process is not None and process.name in volunteers and volunteers[process.name].lies_as_leader
+        if is_liar and not world.is_calm and self._state is not None:
+            self._state = replace(self._state, residual=self._state.residual + LIE)
+        return make(self)
+
+    return Leader, "_make", makes
+
+
 def keep_disks_in(home: str) -> None:
     """Have the disks of this process's runs in a folder that whoever made it removes."""
     global _home
@@ -182,7 +205,10 @@ def perform(world: World, *, with_log: bool = False) -> None:
         stack.enter_context(observed(world))
         stack.enter_context(logged(world, logging.INFO if with_log else logging.ERROR))
         stack.enter_context(_without_collector())
+        if world.plan.remade < 1:
+            world.witness.watch(stack)
         stack.enter_context(mock.patch.object(PathCounts, "tell", _lying(world)))
+        stack.enter_context(mock.patch.object(*_false_versions(world)))
         if world.plan.has_keepers:
             for home, name, value in (*SOONER, *_empty_handed(world)):
                 stack.enter_context(mock.patch.object(home, name, value))

@@ -1,9 +1,10 @@
 """What a round costs the lines of a busy leader and of the coordinator: worked out from the rules, not played.
 
 A module is counted through which most paths go, when everybody trains. Its leader takes in each contribution that a
-version counts, and sends it on to its mirrors and the archive. Versions went to every trainer from the leader, the
-mirrors and the coordinator, which shared that evenly, before trainers had turns; now an owner sends at most two copies,
-and the coordinator none.
+version counts, and sends it on to its mirrors and the archive; not to a light one, which takes the updates of all
+modules and nothing else (owner/archive.py). Versions went to every trainer from the leader, the mirrors and the
+coordinator, which shared that evenly, before trainers had turns; now an owner sends at most two copies, and the
+coordinator none.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ class Load:
     leader_now: float
     coordinator_before: float
     """Versions of all modules that the coordinator sent."""
+    coordinator_in: float
+    """Contributions to all modules that its archive takes."""
+    light_in: float
+    """Updates of all modules that a light one takes instead."""
+    light_out: float
+    """What the leader sends in all beside one."""
 
     @property
     def leader_out(self) -> float:
@@ -87,6 +94,9 @@ def load(
         leader_before=mbit(shared * update),
         leader_now=mbit(min(COPIES, trainers / owners) * update),
         coordinator_before=mbit(shared * update * sum(widths)),
+        coordinator_in=mbit(contributions * payload * sum(widths)),
+        light_in=mbit(update * sum(widths)),
+        light_out=mbit(contributions * payload * (owners - 1) + min(COPIES, trainers / owners) * update),
     )
 
 
@@ -104,4 +114,8 @@ def rows(loads: Sequence[Load], *, up_mbit: float) -> Iterator[str]:
         yield (
             f"            {one.leader_before:15.1f}  {one.leader_now:8.2f}  {one.leader_out:10.1f}  |"
             f"  {one.coordinator_before:29.1f}  {0:3d}  |  {verdict}"
+        )
+        yield (
+            f"            coordinator takes in {one.coordinator_in:.1f}; with a light archive {one.light_in:.2f}, and the"
+            f" leader sends {one.light_out:.1f}"
         )

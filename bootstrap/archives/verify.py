@@ -87,12 +87,13 @@ def _verify_chain(
         check_chain(ledger.versions, run.manifest, module)
         versions, tally = [sealed.document for sealed in ledger.versions], Tally()
         signed = check_signed(run, archive, ledger)
-        parent, state = ledger.at(signed), state_of(run, archive, ledger.at(signed))
         for version in versions[:signed]:
             tally.add(version)
             on_version()
+        parent, state = ledger.at(signed), None
         for place, version in enumerate(versions[signed:], start=signed):
             norms = run.norms(module, versions[max(0, place - NORM_VERSIONS) : place])
+            state = state_of(run, archive, parent) if state is None else state
             state = recompute(run, store, archive, parent, state, version, norms=norms, standings=tally.standings)
             parent = version
             tally.add(version)

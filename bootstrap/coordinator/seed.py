@@ -328,7 +328,7 @@ class Seed:
 
 def retention_of(archive: ArchiveConfig) -> Retention:
     """What a run file says of its archive."""
-    return Retention(rounds=archive.rounds, snapshots=archive.snapshots, keepers=archive.keepers)
+    return Retention(rounds=archive.rounds, snapshots=archive.snapshots, keepers=archive.keepers, remade=archive.remade)
 
 
 def serve_earlier(run: Run, swarm: Swarm, store: Store, *, clock: Clock) -> None:

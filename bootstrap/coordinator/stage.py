@@ -105,7 +105,7 @@ class SeedStage:
             scoped,
             clock,
             store,
-            heartbeat=Heartbeat(role="seed", owns=True, doing="serving"),
+            heartbeat=Heartbeat(role="seed", owns=True, doing="serving", light=(retention or Retention()).is_light),
             history=self._begin_history(folder / "history.jsonl", clock, swarm.peer, curves or Curves()),
             upload_bytes_max=2 * max(map(run.snapshot_bytes_max, run.topology.modules())),
             decrees=decrees,

@@ -75,7 +75,7 @@ def planned_of(
         text_bytes=text_bytes_of(file) if text_bytes is None else text_bytes,
         line=line,
         volunteers=volunteers,
-        retention=Retention(rounds=file.archive.rounds, snapshots=file.archive.snapshots),
+        retention=Retention(rounds=file.archive.rounds, snapshots=file.archive.snapshots, remade=file.archive.remade),
         tokens_per_s=tokens_per_s,
     )
 

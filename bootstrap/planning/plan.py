@@ -313,6 +313,8 @@ def _seed_disk(config: RunConfig, *, tokens: int, volunteers: int, retention: Re
 
 def _kept_rounds(config: RunConfig, retention: Retention) -> int:
     rounds = config.rounds.rounds
+    if retention.is_light:
+        return 0
     return min(rounds, retention.rounds) if retention.rounds else rounds
 
 

@@ -183,7 +183,12 @@ class Filling:
         for sealed in versions[self._whole[ledger.module] :]:
             version = sealed.document.version
             # A version of which blobs are kept, but no contributions, is the one that those after it are made from.
-            lacking = 0 if version <= thinned.versions else await self._fill_version(sealed.document)
+            if version <= thinned.versions:
+                lacking = 0
+            elif self._archive.thinning.retention.is_light and version <= thinned.contributions:
+                lacking = int(not await self._fetch(sealed.document.snapshot, self._holders(sealed.document)))
+            else:
+                lacking = await self._fill_version(sealed.document)
             missing += lacking
             if not missing:
                 self._whole[ledger.module] = sealed.document.version

@@ -69,7 +69,7 @@ class StandbyStage:
             scoped,
             clock,
             store,
-            heartbeat=Heartbeat(role="seed", owns=False, doing="keeping an archive"),
+            heartbeat=Heartbeat(role="seed", owns=False, doing="keeping an archive", light=retention.is_light),
             history=History(folder / "history.jsonl", clock),
             upload_bytes_max=2 * max(map(run.snapshot_bytes_max, run.topology.modules())),
         )

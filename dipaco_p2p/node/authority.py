@@ -213,6 +213,17 @@ class Mandates:
         chosen = {peer for grant in grants if grant.author == coordinator for peer in grant.mirrors[:1]}
         return bool(chosen & sealed.cosignatures.keys())
 
+    def has_quorum(self, sealed: Sealed[ModuleVersion]) -> bool:
+        """Whether more than half of the group that made a version have, its leader and the mirror that the coordinator
+        chose among them. A grant that is not the coordinator's names no mirror of its choice, so it has no quorum."""
+        version = sealed.document
+        for grant in (each.document for each in self.grants(version.module) if each.id == version.grant):
+            made = {peer for peer in grant.mirrors if peer in sealed.cosignatures and not self._is_banned(peer)}
+            is_chosen = grant.author == self._coordinator and bool(made.intersection(grant.mirrors[:1]))
+            if is_chosen and grant.leader == version.author and 2 * (1 + len(made)) > len(grant.group):
+                return True
+        return False
+
     def learn(self, module: ModuleId, grants: Sequence[Sealed[Grant]]) -> None:
         """What a peer shows for itself; raises IntegrityError for what is no mandate."""
         self._add(module, check_mandate(grants, run=self._run.id, module=module, coordinator=self._coordinator))

@@ -6,28 +6,44 @@
 make every version again before they sign, and drop nothing before that. The coordinator's signature makes a version
 final: it signs one version of a number only, and every chain that goes on contains it. Such a version is taken over
 ready made where it is missing, after a restore or by a seed node of another host; what it was made of is fetched later.
+
+A **light** archive spares the coordinator's line the contributions. It takes a version once a quorum of its owners has
+made it again, the mirror that the coordinator chose among them, checks what the version tells of itself, and follows
+the parameters by the update, as a trainer does. A share of the versions, `remade`, it makes again itself, and asks the
+leader for what they count. Which ones follows from a signature of its own over module and number: nobody else can tell
+before, and to offer other contents draws no other lot. What has no quorum it makes again, too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Sequence
 
-from ..canonical import canonical_bytes, is_digest
+from ..canonical import canonical_bytes, digest, is_digest
+from ..core.model.layout import decode_module
 from ..errors import IntegrityError, Refused
 from ..node.ledger import Ledger, RemoteLedger
-from ..node.node import Member
+from ..node.node import Member, fetch_kept
 from ..node.run import Run
 from ..node.store import Store
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, unseal
 from ..protocol.reasons import Reason
-from ..protocol.signing import PeerId
+from ..protocol.signing import PeerId, short
+from ..protocol.verdicts import Verdicts, read_appraisals
 from ..protocol.versions import is_final
 from ..topology import ModuleId
 from .chain import Chains, ModuleChain
+from .kept_appraisals import read_kept
 from .retention import Thinning
-from .version import Made
+from .version import Made, check_told, updated
+
+log = logging.getLogger(__name__)
+
+LOT_DIGITS = 13
+"""Hexadecimal digits of a digest that a lot is read from."""
 
 
 class SeedArchive:
@@ -78,7 +94,8 @@ class ArchiveChains(Chains):
     """The chains of an archive; whoever listens hears of every version that is kept."""
 
     def __init__(self, node: Member, archive: SeedArchive, *, is_closed: Callable[[], bool] = lambda: False) -> None:
-        """While `is_closed` nothing is signed: what was signed before a backup was restored must be known first."""
+        """While `is_closed` nothing is signed: what was signed before a backup was restored must be known first. The
+        archive's retention says which share of versions is made again here."""
         super().__init__(node)
         self.archive = archive
         self.is_closed = is_closed
@@ -95,6 +112,12 @@ class ArchiveChains(Chains):
         """Hear of every version that is kept."""
         self._listeners.append(listener)
 
+    def draws(self, version: ModuleVersion) -> bool:
+        """Whether this version is one of those that are made again here, whoever has made it again before."""
+        signed = self.node.swarm.signer.sign("remake", f"{version.run}|{version.module}|{version.version}".encode())
+        lot = int(digest(signed.encode())[:LOT_DIGITS], 16) / 16.0**LOT_DIGITS
+        return lot < self.archive.thinning.retention.remade
+
     def tell(self, version: ModuleVersion) -> None:
         for listener in self._listeners:
             listener(version)
@@ -108,6 +131,8 @@ class ArchiveChain(ModuleChain):
     def __init__(self, chains: ArchiveChains, module: ModuleId) -> None:
         super().__init__(chains, module, chains.archive.ledgers[module])
         self._archive_chains = chains
+        self._drawn: dict[int, Sealed[ModuleVersion]] = {}
+        """What a quorum had settled and a lot drew, until a version of its number is here."""
 
     def add(self, sealed: Sealed[Contribution]) -> None:
         self._archive_chains.archive.keep(sealed)
@@ -124,6 +149,56 @@ class ArchiveChain(ModuleChain):
     def append_vouched(self, sealed: Sealed[ModuleVersion]) -> None:
         super().append_vouched(sealed)
         self._archive_chains.tell(sealed.document)
+
+    async def _take(self, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
+        """Made again, or on the word of a quorum."""
+        version, chains = sealed.document, self._archive_chains
+        is_light = chains.archive.thinning.retention.is_light and version.rollback is None
+        if not (is_light and self.node.mandates.has_quorum(sealed)):
+            await super()._take(sealed, source=source)
+        elif chains.draws(version):
+            drawn = self._drawn.setdefault(version.version, sealed)
+            await super()._take(sealed, source=source)
+            self._tell_withdrawn(drawn, version)
+        else:
+            await self._take_settled(sealed, source=source)
+
+    def _tell_withdrawn(self, drawn: Sealed[ModuleVersion], version: ModuleVersion) -> None:
+        """Whose quorum would not have what it had settled made again, and brought another version of that number: it
+        has lied, or has lost a contribution with all its disks."""
+        del self._drawn[version.version]
+        if drawn.document != version and (drawn.document.author, drawn.document.term) == (version.author, version.term):
+            by = sorted({version.author, *drawn.cosignatures} - {self.node.peer})
+            self.node.history.add("withdrawn", module=str(self.module), version=version.version, by=by)
+            names = ", ".join(f"...{short(peer)}" for peer in by)
+            log.warning("%s: version %d was drawn, and %s brought another", self.module, version.version, names)
+
+    async def _take_settled(self, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
+        """What its quorum has settled: all is checked but what its contributions give."""
+        node, version, led_by = self.node, sealed.document, self._led_by()
+        self.ledger.check(sealed)
+        said = read_appraisals(await read_kept(node, version, holders=[source]))
+        standings = self.ledger.standings
+        verdicts = Verdicts(said, standings, audited=node.run.config.audited, coordinator=node.run.manifest.author)
+        check_told(node.run, version, norms=self.ledger.norms, standings=standings, verdicts=verdicts)
+        await self._follow_params(version, holders=[*sorted(sealed.cosignatures), source])
+        self._require_led_by(led_by)
+        self.append_vouched(sealed.cosigned({node.swarm.signer.peer: cosign(node.swarm.signer, sealed)}))
+
+    async def _follow_params(self, version: ModuleVersion, *, holders: Sequence[PeerId]) -> None:
+        """By the update, which is a fraction of them. The outer state is fetched of a stage's last version alone: a
+        grid that grows goes on from it."""
+        node, run, parent = self.node, self.node.run, self.ledger.head
+        before = None if version.update is None else node.store.get(parent.digest)
+        if before is None:
+            await fetch_kept(node, version.snapshot, holders=holders)
+        elif version.update is not None:
+            blob = await fetch_kept(node, version.update, holders=holders)
+            params = decode_module(before, run.layout(self.module))
+            _, snapshot = await asyncio.to_thread(updated, run, params, blob, version)
+            node.store.keep(version.snapshot, *snapshot)
+        if version.version == run.rounds and version.state is not None:
+            await fetch_kept(node, version.state, holders=holders)
 
     @property
     def is_owner(self) -> bool:

@@ -23,9 +23,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..canonical import Parts, digest
-from ..core.model.layout import decode_module, module_parts
-from ..core.outer.outer_step import apply_update
+from ..canonical import Parts
+from ..core.model.layout import decode_module
 from ..errors import IntegrityError, Refused, SwarmError
 from ..node.calls import WAIT_MAX_S, GetChain, GetVersions
 from ..node.items import Page, read_items
@@ -39,7 +38,7 @@ from ..swarm.calls import Request
 from ..topology import ModuleId, PathId
 from .chain import ModuleChain
 from .sources import Sources
-from .version import kept
+from .version import kept, updated
 
 R = TypeVar("R")
 
@@ -321,20 +320,12 @@ class Follower:
         assert version.update is not None and self.params is not None
         is_next = self._is_next_here(version)
         blob = await self.sources.update(version, keep=is_next)  # before it is applied: others wait for it
-        params, snapshot = await asyncio.to_thread(self._updated, blob, version)
+        params, snapshot = await asyncio.to_thread(updated, self._node.run, self.params, blob, version)
         if is_next and self._is_next_here(version):  # here: in the event loop heartbeats would wait for large ones
             await kept(version, [(version.snapshot, snapshot), (version.update, [blob])], self._node.store)
         self.params, self.version = params, version
         self._note_shares(version)
         self._keep([sealed], snapshot, blob)
-
-    def _updated(self, blob: bytes, version: ModuleVersion) -> tuple[NDArray[np.float32], Parts]:
-        assert self.params is not None and version.update is not None
-        params = apply_update(self.params, self._node.run.read_update(blob, self.module))
-        snapshot = module_parts(params, self._layout)
-        if digest(*snapshot) != version.digest:
-            raise IntegrityError(f"the update to version {version.version} of {self.module} does not give its digest")
-        return params, snapshot
 
     def _is_next_here(self, version: ModuleVersion) -> bool:
         """Whether our own chain will keep this version."""

@@ -6,6 +6,8 @@
 - A version is shown to trainers once that one has made it again and cosigned. The archive's cosignature makes a version
   final.
 - What one of them misses, since it was away, it gets later, in order.
+- A light archive (archive.py) gets versions once a quorum has made them again, and contributions where it asks for
+  them, as long as the mirror that the coordinator chose takes what we bring; else it gets all, as any archive.
 """
 
 from __future__ import annotations
@@ -90,7 +92,10 @@ class Replication:
         replicas = self.replicas()
         if not replicas:
             return await self._keep_with_absent(sealed, payload)
-        holder = await self._first(self._brought(replicas, sealed, payload), wanted=self._wanted())
+        takers, wanted = self._takers(replicas), self._wanted()
+        holder = await self._first(self._brought(takers, sealed, payload), wanted=wanted)
+        if spared := [replica for replica in replicas if replica not in takers and not self._is_of(holder, wanted)]:
+            holder = await self._first(self._brought(spared, sealed, payload)) or holder
         if holder is None and self._chain.keeps_everything:  # this disk is the archive: mirrors that lie stop nothing
             return ()
         if holder is None:
@@ -100,8 +105,30 @@ class Replication:
     async def publish(self) -> None:
         """Have the head cosigned, by one at least if any lives. Raises Refused when somebody else leads."""
         if replicas := self.replicas():
-            bringing = {self._begin(replica.bring()): replica.peer for replica in replicas}
-            await self._first(bringing, wanted=self._wanted())
+            takers, wanted = self._takers(replicas), self._wanted()
+            bringing = {self._begin(replica.bring()): replica.peer for replica in takers}
+            holder = await self._first(bringing, wanted=wanted)
+            spared = [replica for replica in replicas if replica not in takers]
+            if spared and not self._is_of(holder, wanted):
+                await self._first({self._begin(replica.bring()): replica.peer for replica in spared})
+            elif self._is_settled:  # else `hand_in` does, soon
+                self._hand_to(spared)
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether a quorum has made the head again."""
+        return bool(self._ledger.versions) and self._node.mandates.has_quorum(self._ledger.versions[-1])
+
+    @staticmethod
+    def _is_of(holder: tuple[PeerId, Any] | None, wanted: Collection[PeerId]) -> bool:
+        return holder is not None and holder[0] in wanted
+
+    def _takers(self, replicas: list[Replica]) -> list[Replica]:
+        """Those to whom all is brought at once: light archives are spared while the mirror that the coordinator chose
+        is there."""
+        wanted = self._wanted() - self.deaf()
+        has_chosen = any(replica.peer in wanted and not replica.is_archive for replica in replicas)
+        return [replica for replica in replicas if not (has_chosen and replica.is_light)]
 
     def _wanted(self) -> set[PeerId]:
         """Those whose word is waited for: the coordinator, and the mirror that it chose. Any stranger may have become
@@ -112,10 +139,18 @@ class Replication:
     async def hand_in(self) -> None:
         """Give everybody all that they lack, and wait for it. Raises Refused when somebody else leads."""
         replicas = self.replicas()
+        takers = self._takers(replicas)
+        bringing = self._hand_to(takers)
+        if len(takers) < len(replicas) and not self._is_settled:
+            await self._all(bringing)
+        await self._all(bringing | self._hand_to([replica for replica in replicas if replica not in takers]))
+
+    def _hand_to(self, replicas: list[Replica]) -> dict[asyncio.Task[Any], PeerId]:
+        """What they lack is on its way to each, once."""
         for replica in replicas:
             if replica.peer not in self._handing_in or self._handing_in[replica.peer].done():
                 self._handing_in[replica.peer] = self._begin(replica.bring())
-        await self._all({self._handing_in[replica.peer]: replica.peer for replica in replicas})
+        return {self._handing_in[replica.peer]: replica.peer for replica in replicas}
 
     def replicas(self) -> list[Replica]:
         """Those alive who should have everything that we have; the archive last, since it is busiest."""
@@ -286,6 +321,12 @@ class Replica:
         self._is_last_word = is_archive and peer == node.run.manifest.author
         """Only the coordinator's archive can make a version final; another one may lack what it likes."""
         self._lock = asyncio.Lock()
+
+    @property
+    def is_light(self) -> bool:
+        """Whether it is an archive that takes contributions only where it asks for them."""
+        beat = self._node.watch.heartbeats.get(self.peer)
+        return self.is_archive and beat is not None and beat.light
 
     async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> Custody:
         return await self._remote.keep(sealed, payload)

@@ -40,6 +40,13 @@ class Retention:
     """Every so many versions the parameters are kept for good; 0: never."""
     keepers: int = 0
     """How many volunteers must have proved that they keep what is dropped (challenges.py); 0: nobody."""
+    remade: float = 1.0
+    """The share of versions that the archive makes again itself (archive.py)."""
+
+    @property
+    def is_light(self) -> bool:
+        """Whether contributions come to the archive only where it makes a version again."""
+        return self.remade < 1
 
     def versions(self, config: RunConfig) -> int:
         """The newest versions whose parameters, updates and outer states stay: work may be based on all but the first,
@@ -105,14 +112,16 @@ class Thinning:
     def thin(self, ledger: Ledger) -> list[str]:
         """Drop what need not be kept any more; the payloads that the caller is to drop, unless it keeps them for a
         contribution that no version counts."""
-        if not self.retention.rounds:
+        rounds, is_light = self.retention.rounds, self.retention.is_light
+        if not (rounds or is_light):
             return []
         module, before = ledger.module, self.of(ledger.module)
         head, final = ledger.head.version, ledger.final
-        elsewhere = final if self.kept_elsewhere is None else self.kept_elsewhere(module)
-        contributions = max(before.contributions, min(final, elsewhere, head - self.retention.rounds))
+        elsewhere = final if self.kept_elsewhere is None or is_light else self.kept_elsewhere(module)
+        contributions = max(before.contributions, min(final, elsewhere, head if is_light else head - rounds))
         # The versions that are kept whole are made again from the one before them, with its outer state.
-        versions = max(before.versions, min(contributions - 1, head - self.retention.versions(self._config)))
+        oldest = min(contributions - 1, head - self.retention.versions(self._config)) if rounds else 0
+        versions = max(before.versions, oldest)
         passed = [*before.snapshots, *range(before.versions + 1, versions + 1)]
         needed, every = set(self.needed(module)).union(self._config.routing.reshard_rounds), self.retention.snapshots
         stay = [version for version in passed if version in needed or (every and version % every == 0)]
@@ -132,7 +141,7 @@ class Thinning:
 
     def free(self, payloads: Iterable[str]) -> list[str]:
         """Those of `payloads` that no version names which is still kept whole."""
-        if not self.retention.rounds:
+        if not (self.retention.rounds or self.retention.is_light):
             return []
         held = frozenset().union(*(each for kept in self._kept.values() for each in kept.values()))
         return sorted(set(payloads) - held)

@@ -316,25 +316,48 @@ def make_again(
         expels=version.expels,
         readmits=version.readmits,
     )
-    if version.expels is not None:
-        check_expels(run, version.module, version.expels, standings)
-    if version.readmits is not None:
-        check_readmits(run, version.readmits, standings)
     if made.version != version:
         raise IntegrityError(f"version {version.version} of {version.module} does not follow from its contributions")
-    places = Counter(share.path for share in version.shares)
-    if places and max(places.values()) > run.places(version.module):
-        raise IntegrityError(f"version {version.version} of {version.module} counts too many contributions of one path")
-    for share in version.shares:
-        verdict = judge_norm(share.norm, norms, base=share.base_version)
-        if verdict.reason is not None:
-            detail = f"counts {share.contribution[:8]}: {verdict.detail}"
-            raise IntegrityError(f"version {version.version} of {version.module} {detail}")
+    check_told(run, version, norms=norms, standings=standings, verdicts=verdicts)
     for item in items:
         if (reason := verdicts.reason(item.sealed.document)) is not None:
             detail = f"counts {item.sealed.id[:8]}, which its judges found {reason}"
             raise IntegrityError(f"version {version.version} of {version.module} {detail}")
     return made
+
+
+def updated(run: Run, params: Floats, blob: bytes, version: ModuleVersion) -> tuple[Floats, Parts]:
+    """The parameters of `version` and their bytes, from its parent's and its update; raises IntegrityError unless they
+    have its digest."""
+    params = outer.apply_update(params, run.read_update(blob, version.module))
+    snapshot = module_parts(params, run.layout(version.module))
+    if digest(*snapshot) != version.digest:
+        raise IntegrityError(f"the update to version {version.version} of {version.module} does not give its digest")
+    return params, snapshot
+
+
+def check_told(run: Run, version: ModuleVersion, *, norms: Norms, standings: Standings, verdicts: Verdicts) -> None:
+    """What a version tells of itself, which needs none of its contributions: whom it expels, how many count of a path,
+    which norms, what was found and audited. Raises IntegrityError."""
+    name = f"version {version.version} of {version.module}"
+    if version.expels is not None:
+        check_expels(run, version.module, version.expels, standings)
+    if version.readmits is not None:
+        check_readmits(run, version.readmits, standings)
+    places = Counter(share.path for share in version.shares)
+    if places and max(places.values()) > run.places(version.module):
+        raise IntegrityError(f"{name} counts too many contributions of one path")
+    usual = norms.clip_norm(version.version - 1)
+    if usual is not None and version.clip_norm != usual:
+        raise IntegrityError(f"{name} scales down to a norm of {version.clip_norm}, and {usual} is usual")
+    for share in version.shares:
+        verdict = judge_norm(share.norm, norms, base=share.base_version)
+        if verdict.reason is not None:
+            raise IntegrityError(f"{name} counts {share.contribution[:8]}: {verdict.detail}")
+    works, said = works_of(version.shares), BlobRef.of(verdicts.blob) if verdicts.blob else None
+    follows = said, verdicts.findings(works), verdicts.audits(works)
+    if (version.appraisals, version.findings, version.audits) != follows:
+        raise IntegrityError(f"{name} tells of findings or audits that its appraisals do not give")
 
 
 def check_expels(run: Run, module: ModuleId, expels: Expulsion, standings: Standings) -> None:

@@ -55,6 +55,8 @@ class Heartbeat:
     """Whether peers behind a NAT can be dialled through this one."""
     keeps: int = added(0, low=0, high=SHARES)
     """Of which share of its lots this peer keeps the ranges, in thousandths (keeping.py)."""
+    light: bool = added(False)
+    """Of a seed: its archive takes versions that a quorum has made again, and no contributions (owner/archive.py)."""
 
     @property
     def is_relayed(self) -> bool:

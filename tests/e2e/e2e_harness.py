@@ -299,6 +299,7 @@ def write_run(
     keep_rounds: int = 0,
     keep_snapshots: int = 0,
     keepers: int = 0,
+    remade: float = 1.0,
 ) -> Path:
     """A run file whose preparation takes no time: two paths of one tiny block each."""
     path.write_text(f"""\
@@ -338,6 +339,7 @@ source = {json.dumps(str(corpus))}
 rounds = {keep_rounds}
 snapshots = {keep_snapshots}
 keepers = {keepers}
+remade = {remade}
 [leaderboard]
 serve = {str(has_page).lower()}
 port = 0

@@ -20,6 +20,7 @@ from dipaco_p2p.node.node import Member
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
 from simulation.virtual_time import Process
 
@@ -132,6 +133,16 @@ async def of_group(
         author = world.peer(60)
         await author.watch.refresh()
         yield world, group, author
+
+
+def deaf(member: GroupMember | World, method: str) -> None:
+    """It answers everything but `method`."""
+
+    async def refuse(*_: object) -> Reply:
+        raise Refused("not now", reason="busy")
+
+    swarm = member.seed.swarm if isinstance(member, World) else member.swarm
+    swarm._dispatcher._handlers[method] = refuse
 
 
 def document(world: World, ledger: Ledger, author: Member, payload: bytes, *, path: PathId = PATH) -> Contribution:

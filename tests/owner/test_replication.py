@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_harness import MODULE, OTHER_PATH, Group, GroupMember, contribute, document, expired, make_versions, of_group
+from group_harness import (
+    MODULE,
+    OTHER_PATH,
+    Group,
+    GroupMember,
+    contribute,
+    deaf,
+    document,
+    expired,
+    make_versions,
+    of_group,
+)
 from runtime_harness import TinySeed, World, offer
 from tiny_run import gradient_bytes
 from virtual_time import eventually
@@ -31,16 +42,6 @@ def on_disk(world: World, group: Group, peer: str) -> tuple[Store, Ledger]:
     else:
         store = Store(next(member.node.store.folder for member in group.members if member.peer == peer))
     return store, Ledger(world.run, store, MODULE)
-
-
-def deaf(member: GroupMember | World, method: str) -> None:
-    """It answers everything but `method`."""
-
-    async def refuse(*_: object) -> Reply:
-        raise Refused("not now", reason="busy")
-
-    swarm = member.seed.swarm if isinstance(member, World) else member.swarm
-    swarm._dispatcher._handlers[method] = refuse
 
 
 def slow(member: GroupMember | TinySeed, method: str, may_answer: asyncio.Event, begun: list[str]) -> None:

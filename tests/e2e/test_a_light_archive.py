@@ -1,0 +1,49 @@
+"""A coordinator that takes no contributions: what it has not led itself it signs on the word of a quorum."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e_harness import Program, Programs, copy_prepared, eventually, free_port, write_run
+
+pytestmark = pytest.mark.libp2p
+MODULES = ("L0.M0", "L1.M0", "L1.M1")
+SETTLED = 3
+
+
+def settled(coordinator: Program, *, author: str) -> list[dict[str, Any]]:
+    """The archive's versions by others than `author`."""
+    paths = sorted(coordinator.home.glob("grid/documents/version-*.json"))
+    versions = [json.loads(path.read_text())["document"] for path in paths]
+    return [version for version in versions if version["author"] != author]
+
+
+def test_versions_are_final_without_a_contribution_in_the_coordinators_folder(
+    programs: Programs, corpus: Path, endless_prepared: tuple[Path, Path]
+) -> None:
+    folder = copy_prepared(endless_prepared[1], programs.folder / "coordinator")
+    file = programs.folder / "endless.toml"
+    run_file = write_run(file, corpus, rounds=100_000, min_paths=1, port=free_port(), remade=0.0)
+    coordinator = programs.coordinator(run_file, folder)
+    details = coordinator.wait_address()
+    volunteers = [programs.volunteer(details["ticket"], name, "--grace", "10") for name in ("one", "two", "three")]
+
+    def by_module() -> list[int]:
+        made = [version["module"] for version in settled(coordinator, author=details["peer"])]
+        return [made.count(module) for module in MODULES]
+
+    # More than those of a group that has only begun: its last mirror may still have been on its way.
+    eventually(lambda: min(by_module()) >= 2 * SETTLED, within_s=120, what=lambda: coordinator.complaint[-2000:])
+    documents, blobs = folder / "grid" / "documents", {path.name for path in folder.glob("grid/blobs/*/*")}
+    taken = {path.stem.partition("-")[2] for path in documents.glob("contribution-*.json")}
+    for module in MODULES:
+        made = [each for each in settled(coordinator, author=details["peer"]) if each["module"] == module]
+        bare = [each for each in made if not any(share["contribution"] in taken for share in each["shares"])]
+        assert len(bare) >= SETTLED, (len(bare), len(made))
+        assert all(each["snapshot"]["digest"] in blobs for each in bare), "it judges them"
+    assert [each.end() for each in (*volunteers, coordinator)] == [0, 0, 0, 0]
+    verified = programs.run("dipaco-bootstrap", "verify", folder)
+    assert verified.wait() == 0 and "as the coordinator signed them" in " ".join(verified.said.split()), verified.said

@@ -1,0 +1,219 @@
+"""A light archive: final by a quorum of owners, with the parameters alone, and no contribution but what it draws."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from group_harness import MODULE, Group, contribute, deaf, make_versions, of_group
+from mirror_harness import ONE, OTHER, Shelf, on_shelf, refusal
+from runtime_harness import World
+from tiny_run import granted, signer
+from virtual_time import eventually
+
+from bootstrap.archives.verify import verify_run
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.owner.retention import Retention
+from dipaco_p2p.protocol.audits import Audit
+from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, cosign, seal
+from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.standing import Findings
+
+THIRD = signer(3)
+
+
+@asynccontextmanager
+async def light_group(
+    folder: Path, *, remade: float = 0.0, rounds: int = 30
+) -> AsyncIterator[tuple[World, Group, Member]]:
+    """A group whose coordinator's archive is light."""
+    async with of_group(folder, rounds=rounds) as (world, group, author):
+        await lighten(world, group, remade=remade)
+        yield world, group, author
+
+
+async def lighten(world: World, group: Group, *, remade: float) -> None:
+    world.seed.archive.thinning.retention = Retention(remade=remade)
+    await world.seed.node.presence.say(light=True)
+    seed = world.seed.node.peer
+    await eventually(lambda: all(member.node.watch.heartbeats[seed].light for member in group.members))
+
+
+def asked(world: World) -> list[str]:
+    """The methods that the seed node is called by, from now on."""
+    calls: list[str] = []
+    handlers = world.seed.swarm._dispatcher._handlers
+
+    def noting(method: str, handler: Any) -> Any:
+        async def noted(*request: Any) -> Any:
+            calls.append(method)
+            return await handler(*request)
+
+        return noted
+
+    handlers.update({method: noting(method, handler) for method, handler in handlers.items()})
+    return calls
+
+
+async def final(world: World, group: Group, version: int) -> None:
+    await eventually(lambda: world.seed.archive.ledgers[MODULE].head.version == version)
+    await eventually(lambda: group.leader.ledger.final == version)
+
+
+async def test_a_quorum_makes_versions_final_and_no_contribution_comes_to_the_archive(tmp_path: Path) -> None:
+    async with light_group(tmp_path) as (world, group, author):
+        calls = asked(world)
+        ids = await make_versions(world, group.leader, author, 3, seed=1)
+        await final(world, group, 3)
+        assert "mirror.contribution" not in calls and "mirror.version" in calls
+        store, archive = world.seed.node.store, world.seed.archive
+        assert [archive.find(id_) for id_ in ids] == [None] * len(ids)
+        for sealed in archive.ledgers[MODULE].versions:
+            assert store.size(sealed.document.digest) and not store.size(sealed.document.state.digest)
+        [report] = [one for one in verify_run(world.run, store, archive) if one.module == MODULE]
+        assert (report.versions, report.signed, report.problem) == (3, 3, "")
+
+
+async def test_a_receipt_names_the_mirror_that_the_coordinator_chose(tmp_path: Path) -> None:
+    async with light_group(tmp_path) as (world, group, author):
+        receipt = await contribute(world, group.leader, author, seed=1)
+        chosen = group.leader.owner(MODULE).grant.mirrors[0]
+        assert receipt.document.holders == (group.leader.peer, chosen)
+
+
+async def test_what_is_drawn_is_made_again_from_its_contributions(tmp_path: Path) -> None:
+    async with light_group(tmp_path, remade=0.999_999) as (world, group, author):
+        calls = asked(world)
+        await make_versions(world, group.leader, author, 2, seed=1)
+        await final(world, group, 2)
+        assert calls.count("mirror.contribution") == 4
+
+
+async def test_the_draw_depends_on_module_and_number_and_on_nothing_that_a_leader_says(tmp_path: Path) -> None:
+    async with on_shelf(tmp_path, keeps_everything=True) as shelf:
+        chains = shelf.world.seed.chains
+        shelf.world.seed.archive.thinning.retention = Retention(remade=0.5)
+        first, _ = shelf.version(1)
+        drawn = [chains.draws(replace(first.document, version=number)) for number in range(1, 201)]
+        assert 60 < sum(drawn) < 140
+        other, _ = shelf.version(1, variant=1, leader=OTHER, term=2)
+        assert chains.draws(other.document) == drawn[0]
+
+
+@pytest.mark.parametrize("method", ["mirror.contribution", "mirror.version"])
+async def test_without_the_chosen_mirror_the_archive_gets_all_as_any_other(tmp_path: Path, method: str) -> None:
+    async with light_group(tmp_path) as (world, group, author):
+        chosen = group.of(group.leader.owner(MODULE).grant.mirrors[0])
+        deaf(chosen, method)
+        calls = asked(world)
+        await make_versions(world, group.leader, author, 1, seed=1)
+        await final(world, group, 1)
+        assert "mirror.contribution" in calls
+
+
+async def test_the_last_version_comes_with_its_outer_state(tmp_path: Path) -> None:
+    """A grid that grows goes on from it."""
+    async with light_group(tmp_path, rounds=2) as (world, group, author):
+        await make_versions(world, group.leader, author, 2, seed=1)
+        await final(world, group, 2)
+        state = world.seed.archive.ledgers[MODULE].head.state
+        assert state is not None and world.seed.node.store.size(state.digest) == state.size
+
+
+# -- by word of mouth
+
+
+@asynccontextmanager
+async def light_shelf(folder: Path) -> AsyncIterator[Shelf]:
+    async with on_shelf(folder, keeps_everything=True) as shelf:
+        shelf.world.seed.archive.thinning.retention = Retention(remade=0.0)
+        grant = granted(shelf.run, MODULE, term=1, leader=ONE.peer, mirrors=(OTHER.peer, THIRD.peer))
+        assert shelf.node.mandates.believes(MODULE, grant)
+        yield shelf
+
+
+def settled(shelf: Shelf, *signers: Signer, **changes: Any) -> Sealed[ModuleVersion]:
+    """The first version, whose contributions nobody has brought, made again by these."""
+    sealed, made = shelf.version(1, is_handed_in=False)
+    grant = shelf.node.mandates.newest(MODULE)[-1]
+    sealed = seal(ONE, replace(sealed.document, grant=grant.id, **changes))
+    for ref, parts in made.blobs:
+        shelf.node.store.keep(ref, *parts)
+    return sealed.cosigned({each.peer: cosign(each, sealed) for each in signers})
+
+
+async def test_a_version_with_a_quorum_is_signed(tmp_path: Path) -> None:
+    async with light_shelf(tmp_path) as shelf:
+        await shelf.keep(settled(shelf, OTHER))
+        assert shelf.ledger.final == 1
+
+
+@pytest.mark.parametrize("signers", [(), (THIRD,), (signer(4), THIRD)], ids=["alone", "another", "a stranger"])
+async def test_the_word_of_others_than_the_chosen_mirror_settles_nothing(
+    tmp_path: Path, signers: tuple[Signer, ...]
+) -> None:
+    async with light_shelf(tmp_path) as shelf:
+        assert await refusal(shelf.keep(settled(shelf, *signers))) == Reason.CONTRIBUTION_MISSING
+        assert shelf.ledger.head.version == 0
+
+
+async def test_of_a_group_of_five_two_are_no_quorum(tmp_path: Path) -> None:
+    async with light_shelf(tmp_path) as shelf:
+        five = tuple(signer(number).peer for number in (2, 3, 4, 5))
+        assert shelf.node.mandates.believes(MODULE, granted(shelf.run, MODULE, term=2, leader=ONE.peer, mirrors=five))
+        assert await refusal(shelf.keep(settled(shelf, OTHER, term=2))) == Reason.CONTRIBUTION_MISSING
+        await shelf.keep(settled(shelf, OTHER, THIRD, term=2))
+        assert shelf.ledger.final == 1
+
+
+async def test_a_group_that_granted_itself_its_term_has_no_quorum(tmp_path: Path) -> None:
+    """Its leader chose every mirror."""
+    async with light_shelf(tmp_path) as shelf:
+        mandates = shelf.node.mandates
+        own = replace(mandates.newest(MODULE)[-1].document, term=2, after=1, author=ONE.peer)
+        assert mandates.believes(MODULE, seal(ONE, own))
+        assert await refusal(shelf.keep(settled(shelf, OTHER, THIRD, term=2))) == Reason.CONTRIBUTION_MISSING
+
+
+async def test_a_banned_mirror_settles_nothing(tmp_path: Path) -> None:
+    async with light_shelf(tmp_path) as shelf:
+        shelf.node.mandates._is_banned = lambda peer: peer == OTHER.peer
+        assert await refusal(shelf.keep(settled(shelf, OTHER, THIRD))) == Reason.CONTRIBUTION_MISSING
+
+
+async def test_who_brings_another_version_when_one_is_drawn_is_noted(tmp_path: Path) -> None:
+    async with light_shelf(tmp_path) as shelf:
+        noted: list[dict[str, Any]] = []
+        shelf.node.history.listen(noted.append)
+        shelf.world.seed.archive.thinning.retention = Retention(remade=1 - 1e-9)
+        assert await refusal(shelf.keep(settled(shelf, OTHER))) == Reason.CONTRIBUTION_MISSING
+        honest, made = shelf.version(1, variant=1)
+        grant = shelf.node.mandates.newest(MODULE)[-1]
+        sealed = seal(ONE, replace(honest.document, grant=grant.id))
+        await shelf.keep(sealed.cosigned({OTHER.peer: cosign(OTHER, sealed)}))
+        [event] = [event for event in noted if event["ev"] == "withdrawn"]
+        assert event["by"] == sorted([ONE.peer, OTHER.peer])
+
+
+async def test_what_a_version_tells_of_itself_is_checked_whoever_has_signed_it(tmp_path: Path) -> None:
+    async with light_shelf(tmp_path) as shelf:
+        invented = Findings(failed=(THIRD.peer,), works=(shelf.run.id,))
+        repeated = Audit(work=shelf.run.id, by=OTHER.peer, tokens=1)
+        for told in ({"findings": invented}, {"audits": (repeated,)}):
+            with pytest.raises(IntegrityError):
+                await shelf.keep(settled(shelf, OTHER, THIRD, **told))
+        assert shelf.ledger.head.version == 0
+
+
+async def test_parameters_that_do_not_follow_from_the_update_are_not_signed(tmp_path: Path) -> None:
+    async with light_shelf(tmp_path) as shelf:
+        other, _ = shelf.version(1, variant=1, is_handed_in=False)
+        with pytest.raises(IntegrityError):
+            await shelf.keep(settled(shelf, OTHER, THIRD, snapshot=other.document.snapshot))
+        assert shelf.ledger.head.version == 0

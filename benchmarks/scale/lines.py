@@ -116,6 +116,6 @@ def rows(loads: Sequence[Load], *, up_mbit: float) -> Iterator[str]:
             f"  {one.coordinator_before:29.1f}  {0:3d}  |  {verdict}"
         )
         yield (
-            f"            coordinator takes in {one.coordinator_in:.1f}; with a light archive {one.light_in:.2f}, and the"
+            f"            coordinator: in {one.coordinator_in:.1f}; with a light archive {one.light_in:.2f}, and the"
             f" leader sends {one.light_out:.1f}"
         )

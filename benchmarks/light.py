@@ -1,0 +1,197 @@
+"""`python -m benchmarks.light`: what comes to the coordinator's line for each round, with a full and a light archive.
+
+Real processes on this machine: a coordinator and volunteers, at two sizes of the model. The bytes are the coordinator's
+own count (`dipaco-bootstrap status --json`), between the round in which volunteers lead every module and a later one.
+Nobody judges: in so small a swarm judges are too few, and the seed node, which is asked then, fetches all work for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.report import Disks, JsonFile, run_benchmark, show, table, write_json
+from benchmarks.swarm_faults.schedule import volunteers
+from benchmarks.swarm_faults.swarm import LocalSwarm
+from bootstrap.processes import command_of
+from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.program.console import run_program
+
+WIDTHS = (64, 192)
+REMADE = (1.0, 0.0)
+POLL_S = 0.5
+LIMIT_S = 600.0
+MB = 10**6
+RUN = """\
+[run]
+name = "light"
+[warmup]
+rounds = 0
+[model]
+width = {width}
+ffn_width = {width}
+context = 128
+vocab_size = 300
+[[model.levels]]
+modules = 1
+embedding = true
+head = true
+blocks = 2
+[[model.levels]]
+modules = 2
+blocks = 2
+[inner]
+steps = 2
+batch = 2
+[rounds]
+rounds = 100000
+min_paths = 2
+deadline_s = 20.0
+[liveness]
+heartbeat_ttl_s = 15.0
+[judging]
+judges = 0
+audited = 0
+[corpus]
+source = "found"
+bytes_max = 300000
+[archive]
+rounds = 2
+remade = {remade}
+[leaderboard]
+serve = false
+[node]
+host = "127.0.0.1"
+port = 0
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run; bytes are means over its measured rounds."""
+
+    parameters: int
+    remade: float
+    rounds: int
+    contributions: int
+    """That the versions of one round count."""
+    in_bytes: float
+    out_bytes: float
+
+
+class Scene(LocalSwarm):
+    """A run that never ends."""
+
+    def status(self) -> dict[str, Any]:
+        """As its coordinator tells it."""
+        command = [*command_of("bootstrap.cli"), "status", str(self.folder), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise DipacoError(f"the coordinator does not say how it stands: {done.stderr.strip()[-300:]}")
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def versions(self) -> list[dict[str, Any]]:
+        """All that its archive has."""
+        paths = sorted(self.folder.glob("grid/documents/version-*.json"))
+        return [json.loads(path.read_text())["document"] for path in paths]
+
+    def is_led_by_volunteers(self) -> bool:
+        """Whether the newest version of every module is theirs."""
+        peer = json.loads((self.folder / "address.json").read_text())["peer"]
+        newest = {one["module"]: one for one in sorted(self.versions(), key=lambda one: int(one["version"]))}
+        return len(newest) == 3 and all(one["author"] != peer and one["version"] > 3 for one in newest.values())
+
+    def complete(self) -> int:
+        """The newest version that all modules have."""
+        newest: dict[str, int] = {}
+        for one in self.versions():
+            newest[one["module"]] = max(newest.get(one["module"], 0), one["version"])
+        return min(newest.values(), default=0) if len(newest) == 3 else 0
+
+    async def until(self, holds: Any, what: str) -> None:
+        until_s = time.monotonic() + LIMIT_S
+        while not holds():
+            self.require_up()
+            if time.monotonic() > until_s:
+                raise DipacoError(f"{what}: not within {LIMIT_S:.0f} s", hint=f"see {self.work}")
+            await asyncio.sleep(POLL_S)
+
+
+async def measured(place: Path, *, width: int, remade: float, peers: int, rounds: int) -> Row:
+    """Play one run."""
+    place.mkdir(parents=True)
+    scene = Scene(place, place / "light.toml")
+    scene.run_file.write_text(RUN.format(width=width, remade=remade))
+    try:
+        await scene.open()
+        await scene.begin(volunteers(peers))
+        await scene.until(scene.is_led_by_volunteers, "volunteers lead every module")
+        first, before = scene.complete(), scene.status()
+        await scene.until(lambda: scene.complete() >= first + rounds, "rounds")
+        last, after = scene.complete(), scene.status()
+        counted = [one for one in scene.versions() if first < one["version"] <= last]
+        snapshots = {one["module"]: one["snapshot"]["size"] for one in counted}
+        return Row(
+            parameters=sum(snapshots.values()) // 4,
+            remade=remade,
+            rounds=last - first,
+            contributions=round(sum(len(one["shares"]) for one in counted) / (last - first)),
+            in_bytes=(after["bytes_down"] - before["bytes_down"]) / (last - first),
+            out_bytes=(after["bytes_up"] - before["bytes_up"]) / (last - first),
+        )
+    finally:
+        await scene.end()
+
+
+def main(
+    peers: Annotated[int, typer.Option(min=3, help="Volunteers.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="That are measured.")] = 10,
+    folder: Disks = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Play a run at each size, with a full and a light archive, and count the coordinator's bytes."""
+    rows: list[Row] = []
+
+    async def play(place: Path) -> None:
+        for width in WIDTHS:
+            for remade in REMADE:
+                print(f"width {width}, remade {remade:g} ...", file=sys.stderr)
+                name = f"{width}-{remade:g}"
+                rows.append(await measured(place / name, width=width, remade=remade, peers=peers, rounds=rounds))
+
+    with tempfile.TemporaryDirectory() as made:
+        place = folder or Path(made)
+        code = run_program(lambda: play(place))
+    columns = ("parameters", "remade", "contributions a round", "MB in", "MB out")
+    show(
+        table(
+            "the coordinator's line, for each round",
+            columns,
+            [
+                (
+                    f"{row.parameters:,}",
+                    f"{row.remade:g}",
+                    str(row.contributions),
+                    f"{row.in_bytes / MB:.3f}",
+                    f"{row.out_bytes / MB:.3f}",
+                )
+                for row in rows
+            ],
+        )
+    )
+    write_json(json_file, [asdict(row) for row in rows])
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    run_benchmark(main, epilog="Exit codes: 0 measured; 1 a run did not come to its rounds; 2 a wrong flag.")

@@ -365,17 +365,14 @@ def a_keeper_that_keeps_nothing(patches: Patches) -> None:
         return Answer.PROVED if answer is Answer.LIED else answer
 
 
-replacing(
-    "a coordinator that signs without a quorum", (Mandates, "has_quorum", _always(True)), faults=("lying leader",)
-)
+replacing("a coordinator signs without a quorum", (Mandates, "has_quorum", _always(True)), faults=("lying leader",))
 
 
-@mutant("whoever says so is a seed", faults=("false seed",))
-def whoever_says_so_is_a_seed(patches: Patches) -> None:
-    def seeds(watch: Watch) -> list[PeerId]:
-        return sorted(peer for peer, beat in watch.heartbeats.items() if beat.role == "seed")
+def _all_that_say_so(watch: Watch) -> list[PeerId]:
+    return sorted(peer for peer, beat in watch.heartbeats.items() if beat.role == "seed")
 
-    patches.replace(Watch, "seeds", lambda before: seeds)
+
+replacing("whoever says so is a seed", (Watch, "seeds", lambda original: _all_that_say_so), faults=("false seed",))
 
 
 # -- records

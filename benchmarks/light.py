@@ -2,7 +2,7 @@
 
 Real processes on this machine: a coordinator and volunteers, at two sizes of the model. The bytes are the coordinator's
 own count (`dipaco-bootstrap status --json`), between the round in which volunteers lead every module and a later one.
-Nobody judges: in so small a swarm judges are too few, and the seed node, which is asked then, fetches all work for it.
+Judging is off: in so small a swarm the judges would be too few, and the seed node would fetch most work to judge it.
 """
 
 from __future__ import annotations

@@ -154,8 +154,8 @@ class ArchiveConfig:
     """How many volunteers must have proved that they keep what is dropped of the grid before it is; with fewer, the
     coordinator keeps it. 0: it is dropped whoever has it."""
     remade: float = bounded(1.0, low=0.0, high=1.0)
-    """The share of versions that the coordinator makes again before it signs them. Of the others a quorum of their
-    owners must have, so that no contributions to them come to its line and its disk."""
+    """The share of versions that the coordinator recomputes before it signs them. It signs the others once a quorum of
+    their owners has recomputed them, so their contributions do not come to its line and its disk."""
 
     def __post_init__(self) -> None:
         if self.keepers and self.remade < 1:

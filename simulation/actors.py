@@ -248,7 +248,7 @@ class VolunteerMachine(Machine):
         self.is_empty_handed = False
         """Whether it says that it keeps old versions, and keeps none."""
         self.lies_as_leader = False
-        """Whether its versions are others than follow from what they count."""
+        """Whether its versions do not follow from the contributions that they count."""
         self.lie = ""
         """What it says of the paths through its modules: `crowded`, `empty`, `junk`, or the truth."""
         self._tour: StageRunner | None = None

@@ -297,8 +297,8 @@ async def lying_keeper(world: Environment, chance: random.Random) -> None:
 
 @fault("lying leader")
 async def lying_leader(world: Environment, chance: random.Random) -> None:
-    """The first volunteer that leads makes other versions than follow from what they count, until the other faults are
-    over."""
+    """The first volunteer that leads makes versions that do not follow from the contributions that they count, until
+    the other faults are over."""
     while not (leads := [event.who for event in world.events if event.ev == "leads" and event.who != world.seed.name]):
         await asyncio.sleep(RETRY_S)
     liar = next(volunteer for volunteer in world.volunteers if volunteer.name == leads[0])

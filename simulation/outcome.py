@@ -100,7 +100,7 @@ def _archive(world: World) -> tuple[dict[str, tuple[Link, ...]], tuple[str, ...]
         Decrees(run, store)
         archive = SeedArchive(run, store)
         reports = verify_run(run, store, archive)
-        if world.plan.remade < 1:  # it has the parameters alone: how they were made, others have seen
+        if world.plan.remade < 1:  # its archive has no contributions; the witness has them
             whole = world.witness.beside(store.folder, world.folder / "witness")
             archive = SeedArchive(run, whole)
             reports += verify_run(run, whole, archive)

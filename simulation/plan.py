@@ -42,7 +42,7 @@ KEEPING = "lying keeper"
 """Where it strikes, volunteers keep old versions for others."""
 KEEPING_SHARE = 0.15
 LIGHT_SHARE = 0.2
-"""Of the seeds without keepers; and all where a leader lies."""
+"""Of the seeds without a lying keeper; where a leader lies, all of these."""
 LYING = "lying leader"
 LYING_SHARE = 0.1
 REMADE = (0.0, 0.0, 0.3)
@@ -145,7 +145,7 @@ def _keeping(seed: int, faults: Sequence[str], *, is_all: bool) -> list[PlannedF
 
 
 def _lying(seed: int, faults: Sequence[str], *, is_all: bool) -> list[PlannedFault]:
-    """Likewise, where nobody lies as a keeper."""
+    """As decrees, and early. Where a keeper lies as well, the archive is not light."""
     chance = random.Random(f"lying {seed}")
     if LYING not in faults or (chance.random() >= LYING_SHARE and not is_all):
         return []

@@ -1,7 +1,7 @@
-"""Everything that any disk of a run ever held: a light archive has no contributions, so its chains are judged by it.
+"""A copy of everything that any disk of a run ever held, to make the chains of a light archive again from.
 
-Nobody in the run reads it, and what it holds is named by what it contains, so it can only be missing something, never
-say something else.
+A light archive has no contributions. No program in the run reads the copy. Each file is named by its digest, so the
+copy can lack a file but cannot falsify one.
 """
 
 from __future__ import annotations

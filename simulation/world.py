@@ -57,7 +57,7 @@ SOONER = ((keeper, "LOOK_LIVES", 0.15), (challenges, "LOOK_LIVES", 0.3), (keeper
 """A run here is over before keepers would have looked often."""
 
 LIE = 0.01
-"""By how much a liar moves each parameter."""
+"""What a liar adds to each value of the residual; each parameter then moves by about as much."""
 
 _home: str | None = None
 """The folder of this process's disks, if somebody chose one."""
@@ -178,7 +178,7 @@ def _empty_handed(world: World) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _false_versions(world: World) -> tuple[Any, str, Any]:
-    """What leaders make: one that lies, something else, with an update and an outer state to match."""
+    """What leaders make: one that lies makes something else, with an update and an outer state to match."""
     make, volunteers = Leader._make, {volunteer.name: volunteer for volunteer in world.volunteers}
 
     def makes(self: Leader) -> Made:

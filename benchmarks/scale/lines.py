@@ -1,10 +1,10 @@
 """What a round costs the lines of a busy leader and of the coordinator: worked out from the rules, not played.
 
 A module is counted through which most paths go, when everybody trains. Its leader takes in each contribution that a
-version counts, and sends it on to its mirrors and the archive; not to a light one, which takes the updates of all
-modules and nothing else (owner/archive.py). Versions went to every trainer from the leader, the mirrors and the
-coordinator, which shared that evenly, before trainers had turns; now an owner sends at most two copies, and the
-coordinator none.
+version counts, and sends it on to its mirrors and the archive. A light archive takes the updates of all modules
+instead; what it makes again itself (`remade`) is not counted here (owner/archive.py). Versions went to every trainer
+from the leader, the mirrors and the coordinator, which shared that evenly, before trainers had turns; now an owner
+sends at most two copies, and the coordinator none.
 """
 
 from __future__ import annotations

@@ -214,8 +214,8 @@ class Mandates:
         return bool(chosen & sealed.cosignatures.keys())
 
     def has_quorum(self, sealed: Sealed[ModuleVersion]) -> bool:
-        """Whether more than half of the group that made a version have, its leader and the mirror that the coordinator
-        chose among them. A grant that is not the coordinator's names no mirror of its choice, so it has no quorum."""
+        """Whether more than half of a version's group has made it, with its leader and the mirror that the coordinator
+        chose. A grant by anyone else names no mirror of the coordinator's choice: then there is no quorum."""
         version = sealed.document
         for grant in (each.document for each in self.grants(version.module) if each.id == version.grant):
             made = {peer for peer in grant.mirrors if peer in sealed.cosignatures and not self._is_banned(peer)}

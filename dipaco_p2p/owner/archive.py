@@ -7,11 +7,11 @@ make every version again before they sign, and drop nothing before that. The coo
 final: it signs one version of a number only, and every chain that goes on contains it. Such a version is taken over
 ready made where it is missing, after a restore or by a seed node of another host; what it was made of is fetched later.
 
-A **light** archive spares the coordinator's line the contributions. It takes a version once a quorum of its owners has
-made it again, the mirror that the coordinator chose among them, checks what the version tells of itself, and follows
-the parameters by the update, as a trainer does. A share of the versions, `remade`, it makes again itself, and asks the
-leader for what they count. Which ones follows from a signature of its own over module and number: nobody else can tell
-before, and to offer other contents draws no other lot. What has no quorum it makes again, too.
+A **light** archive spares the coordinator's line the contributions. Once a quorum of its owners has made a version
+again, among them the mirror that the coordinator chose, the archive checks what the version says of itself and applies
+its update, as a trainer does. It asks the leader for the contributions to a share of the versions, `remade`, and makes
+these again itself. The archive's own signature over module and number decides which: nobody else can foresee it, and a
+version with other contents gets the same lot. It also makes every version again that has no quorum.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class ArchiveChain(ModuleChain):
         super().__init__(chains, module, chains.archive.ledgers[module])
         self._archive_chains = chains
         self._drawn: dict[int, Sealed[ModuleVersion]] = {}
-        """What a quorum had settled and a lot drew, until a version of its number is here."""
+        """Versions that a quorum settled and the lot drew, by number, until a version of that number is here."""
 
     def add(self, sealed: Sealed[Contribution]) -> None:
         self._archive_chains.archive.keep(sealed)
@@ -151,7 +151,7 @@ class ArchiveChain(ModuleChain):
         self._archive_chains.tell(sealed.document)
 
     async def _take(self, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
-        """Made again, or on the word of a quorum."""
+        """Make the version again, or take it on the word of a quorum."""
         version, chains = sealed.document, self._archive_chains
         is_light = chains.archive.thinning.retention.is_light and version.rollback is None
         if not (is_light and self.node.mandates.has_quorum(sealed)):
@@ -164,14 +164,14 @@ class ArchiveChain(ModuleChain):
             await self._take_settled(sealed, source=source)
 
     def _tell_withdrawn(self, drawn: Sealed[ModuleVersion], version: ModuleVersion) -> None:
-        """Whose quorum would not have what it had settled made again, and brought another version of that number: it
-        has lied, or has lost a contribution with all its disks."""
+        """Note who settled a drawn version and then, asked for its contributions, brought another version of that
+        number: these peers have lied, or have lost a contribution on all their disks."""
         del self._drawn[version.version]
         if drawn.document != version and (drawn.document.author, drawn.document.term) == (version.author, version.term):
             by = sorted({version.author, *drawn.cosignatures} - {self.node.peer})
             self.node.history.add("withdrawn", module=str(self.module), version=version.version, by=by)
             names = ", ".join(f"...{short(peer)}" for peer in by)
-            log.warning("%s: version %d was drawn, and %s brought another", self.module, version.version, names)
+            log.warning("%s: asked for what version %d counts, %s brought another", self.module, version.version, names)
 
     async def _take_settled(self, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
         """What its quorum has settled: all is checked but what its contributions give."""
@@ -186,8 +186,8 @@ class ArchiveChain(ModuleChain):
         self.append_vouched(sealed.cosigned({node.swarm.signer.peer: cosign(node.swarm.signer, sealed)}))
 
     async def _follow_params(self, version: ModuleVersion, *, holders: Sequence[PeerId]) -> None:
-        """By the update, which is a fraction of them. The outer state is fetched of a stage's last version alone: a
-        grid that grows goes on from it."""
+        """Apply the update, which is a fraction of the parameters' size. The outer state is fetched only for a stage's
+        last version: a grid that grows goes on from it."""
         node, run, parent = self.node, self.node.run, self.ledger.head
         before = None if version.update is None else node.store.get(parent.digest)
         if before is None:

@@ -6,8 +6,8 @@
 - A version is shown to trainers once that one has made it again and cosigned. The archive's cosignature makes a version
   final.
 - What one of them misses, since it was away, it gets later, in order.
-- A light archive (archive.py) gets versions once a quorum has made them again, and contributions where it asks for
-  them, as long as the mirror that the coordinator chose takes what we bring; else it gets all, as any archive.
+- While the mirror that the coordinator chose takes what we bring, a light archive (archive.py) gets a version once a
+  quorum has made it again, and a contribution only when it asks. Otherwise it gets everything, as any archive does.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Replication:
         await self._all(bringing | self._hand_to([replica for replica in replicas if replica not in takers]))
 
     def _hand_to(self, replicas: list[Replica]) -> dict[asyncio.Task[Any], PeerId]:
-        """What they lack is on its way to each, once."""
+        """Send each replica what it lacks, unless that is on its way already."""
         for replica in replicas:
             if replica.peer not in self._handing_in or self._handing_in[replica.peer].done():
                 self._handing_in[replica.peer] = self._begin(replica.bring())

@@ -337,8 +337,8 @@ def updated(run: Run, params: Floats, blob: bytes, version: ModuleVersion) -> tu
 
 
 def check_told(run: Run, version: ModuleVersion, *, norms: Norms, standings: Standings, verdicts: Verdicts) -> None:
-    """What a version tells of itself, which needs none of its contributions: whom it expels, how many count of a path,
-    which norms, what was found and audited. Raises IntegrityError."""
+    """Check what a version says of itself, without its contributions: whom it expels or readmits, how many
+    contributions it counts of a path, its norms, findings and audits. Raises IntegrityError."""
     name = f"version {version.version} of {version.module}"
     if version.expels is not None:
         check_expels(run, version.module, version.expels, standings)
@@ -349,7 +349,7 @@ def check_told(run: Run, version: ModuleVersion, *, norms: Norms, standings: Sta
         raise IntegrityError(f"{name} counts too many contributions of one path")
     usual = norms.clip_norm(version.version - 1)
     if usual is not None and version.clip_norm != usual:
-        raise IntegrityError(f"{name} scales down to a norm of {version.clip_norm}, and {usual} is usual")
+        raise IntegrityError(f"{name} has the `clip_norm` {version.clip_norm}, and its chain gives {usual}")
     for share in version.shares:
         verdict = judge_norm(share.norm, norms, base=share.base_version)
         if verdict.reason is not None:

@@ -56,7 +56,7 @@ class Heartbeat:
     keeps: int = added(0, low=0, high=SHARES)
     """Of which share of its lots this peer keeps the ranges, in thousandths (keeping.py)."""
     light: bool = added(False)
-    """Of a seed: its archive takes versions that a quorum has made again, and no contributions (owner/archive.py)."""
+    """Of a seed: its archive takes a version that a quorum has recomputed, without the contributions."""
 
     @property
     def is_relayed(self) -> bool:

@@ -30,7 +30,7 @@ POLL_S = 0.05
 START_S = 60.0
 """Imports alone take seconds, and machines are shared."""
 PATIENCE = 3.0
-"""Every wait may take this many times what it says: a deadline finds what never happens, and slowness is no fault."""
+"""Every wait may take this many times its limit: a deadline is there to find what never happens, not what is slow."""
 ENTRIES = {"dipaco-peer": "peers.cli", "dipaco-bootstrap": "bootstrap.cli"}
 PLAIN = {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "COLUMNS": "120", "HF_HUB_OFFLINE": "1"}
 """In the environment of every program."""
@@ -44,7 +44,7 @@ _forges: list[Forge] = []
 
 
 def eventually(look: Callable[[], Any], *, within_s: float = 40.0, what: Callable[[], str] = lambda: "") -> Any:
-    """The first true answer of `look`; fails with the words of `what` after `within_s` on a slow machine."""
+    """The first true answer of `look`; fails with the words of `what` after PATIENCE times `within_s`."""
     within_s *= PATIENCE
     deadline_s = time.monotonic() + within_s
     while not (found := look()):

@@ -61,8 +61,8 @@ def test_a_partition_into_halves_heals_and_a_slow_line_is_no_reason_to_be_left_o
         before = [made(*half) for half in halves]
         for half, count in zip(halves, before, strict=True):  # both have leaders of their own, after an expiry
             eventually(lambda half=half, n=count: made(*half) >= n + 2, within_s=90, what=lambda half=half: said(*half))
-    # Healed: there is one branch, and it counts what everybody was given a receipt for since. A version's number would
-    # not say so: the branch that stays may be the one of the slow line, dozens of versions behind the other.
+    # Healed: one branch is left, and of each volunteer it counts a contribution that got its receipt since. Version
+    # numbers would not show this: the branch that stays may be the slow line's, dozens of versions behind the other.
     before_healing = {name: receipts(volunteer) for name, volunteer in volunteers.items()}
     for name, volunteer in volunteers.items():
         eventually(

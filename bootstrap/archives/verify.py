@@ -1,8 +1,9 @@
 """Verifying a run: every chain of its archive made again from its contributions, to the bit.
 
 Of an archive that keeps the last rounds alone (owner/retention.py) this proves less of the versions before them: that
-they are one chain, each signed by its maker and by the coordinator, who made it again before, and that the parameters
-which are kept have their digests. That those follow from their contributions is then the coordinator's word.
+they are one chain, each signed by its maker and by the coordinator, who made it again before, or had the word of a
+quorum (owner/archive.py), and that the parameters which are kept have their digests. That those follow from their
+contributions is then the coordinator's word.
 """
 
 from __future__ import annotations

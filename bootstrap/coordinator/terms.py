@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.node.calls import Adopt, Granted
 from dipaco_p2p.node.node import CALL_TIMEOUT_S
-from dipaco_p2p.owner.chain import Chains
+from dipaco_p2p.owner.archive import ArchiveChains
 from dipaco_p2p.owner.leadership import Granting
 from dipaco_p2p.owner.module_calls import learn_mandate, module_of_run
 from dipaco_p2p.protocol.documents import Grant, Sealed
@@ -45,7 +45,9 @@ OnDeposed = Callable[[ModuleId, PeerId], Awaitable[None]]
 class Terms(Granting):
     """The seed node's grants, to others and to itself."""
 
-    def __init__(self, chains: Chains, *, on_deposed: OnDeposed, is_closed: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, chains: ArchiveChains, *, on_deposed: OnDeposed, is_closed: Callable[[], bool] = lambda: False
+    ) -> None:
         """`on_deposed` is told before a term goes to somebody else than the last leader; while `is_closed` nothing is
         granted."""
         self._is_closed = is_closed
@@ -227,7 +229,7 @@ class Terms(Granting):
         alive = {peer for peer in node.watch.volunteers() if node.watch.heartbeats[peer].owns} - {leader}
         last, ours = node.mandates.grant(module), self._chosen.get(module)
         if ours is not None and last is not None and last.leader == leader and ours in last.mirrors:
-            self._deaf[module] |= {ours} - set(mirrors)  # it takes nothing, says its leader: somebody else, then
+            self._note_deaf(module, leader, {ours} - set(mirrors))
         workers, hearing = self._chains.workers & alive, alive - self._deaf[module]
         if not alive or mirrors_max < 1:
             return mirrors
@@ -240,6 +242,13 @@ class Terms(Granting):
             self._chosen[module] = max(known, key=place)
         ours = self._chosen[module]
         return (ours, *(peer for peer in mirrors if peer != ours))[:mirrors_max]
+
+    def _note_deaf(self, module: ModuleId, leader: PeerId, deaf: set[PeerId]) -> None:
+        """A mirror of our choice takes nothing, says its leader: somebody else, then. But the leader may want a friend,
+        so that what the two settle is made again here, if it was not gone for us as well."""
+        self._deaf[module] |= deaf
+        if any(peer in self._node.watch.heartbeats for peer in deaf):
+            self._chains.doubted[module] = leader
 
     async def _on_adopt(self, sender: PeerId, request: Adopt) -> Granted:
         module, mirrors = module_of_run(self._node, request.module), request.mirrors

@@ -186,13 +186,18 @@ class Filling:
             if version <= thinned.versions:
                 lacking = 0
             elif self._archive.thinning.retention.is_light and version <= thinned.contributions:
-                lacking = int(not await self._fetch(sealed.document.snapshot, self._holders(sealed.document)))
+                lacking = await self._fill_params(sealed.document)
             else:
                 lacking = await self._fill_version(sealed.document)
             missing += lacking
             if not missing:
                 self._whole[ledger.module] = sealed.document.version
         return missing
+
+    async def _fill_params(self, version: ModuleVersion) -> int:
+        """What a light archive has of a version: of the last one the outer state as well."""
+        refs = [version.snapshot, version.state if version.version == self._node.run.rounds else None]
+        return sum([not await self._fetch(ref, self._holders(version)) for ref in refs if ref is not None])
 
     async def _fill_version(self, version: ModuleVersion) -> int:
         await self._fetch_contributions([share.contribution for share in version.shares])

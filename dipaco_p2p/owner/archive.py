@@ -17,6 +17,7 @@ version with other contents gets the same lot. It also makes every version again
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..canonical import canonical_bytes, digest, is_digest
 from ..core.model.layout import decode_module
-from ..errors import IntegrityError, Refused
+from ..errors import BlobMissing, IntegrityError, Refused
 from ..node.ledger import Ledger, RemoteLedger
 from ..node.node import Member, fetch_kept
 from ..node.run import Run
@@ -99,6 +100,8 @@ class ArchiveChains(Chains):
         super().__init__(node)
         self.archive = archive
         self.is_closed = is_closed
+        self.doubted: dict[ModuleId, PeerId] = {}
+        """The leader of a module that said of a mirror of our choice that it takes nothing."""
         self._listeners: list[Callable[[ModuleVersion], None]] = []
 
     def __getitem__(self, module: ModuleId) -> ArchiveChain:
@@ -113,7 +116,10 @@ class ArchiveChains(Chains):
         self._listeners.append(listener)
 
     def draws(self, version: ModuleVersion) -> bool:
-        """Whether this version is one of those that are made again here, whoever has made it again before."""
+        """Whether this version is one of those that are made again here, whoever has made it again before; all are of a
+        leader on whose word another mirror was chosen, which may be its friend."""
+        if self.doubted.get(version.module) == version.author:
+            return True
         signed = self.node.swarm.signer.sign("remake", f"{version.run}|{version.module}|{version.version}".encode())
         lot = int(digest(signed.encode())[:LOT_DIGITS], 16) / 16.0**LOT_DIGITS
         return lot < self.archive.thinning.retention.remade
@@ -131,8 +137,6 @@ class ArchiveChain(ModuleChain):
     def __init__(self, chains: ArchiveChains, module: ModuleId) -> None:
         super().__init__(chains, module, chains.archive.ledgers[module])
         self._archive_chains = chains
-        self._drawn: dict[int, Sealed[ModuleVersion]] = {}
-        """Versions that a quorum settled and the lot drew, by number, until a version of that number is here."""
 
     def add(self, sealed: Sealed[Contribution]) -> None:
         self._archive_chains.archive.keep(sealed)
@@ -144,61 +148,97 @@ class ArchiveChain(ModuleChain):
         if sealed.document.author != signer.peer:
             sealed = sealed.cosigned({signer.peer: cosign(signer, sealed)})
         super().append(sealed, made)
+        self._tell_withdrawn(sealed)
         self._archive_chains.tell(sealed.document)
 
     def append_vouched(self, sealed: Sealed[ModuleVersion]) -> None:
         super().append_vouched(sealed)
+        self._tell_withdrawn(sealed)
         self._archive_chains.tell(sealed.document)
 
     async def _take(self, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
         """Make the version again, or take it on the word of a quorum."""
         version, chains = sealed.document, self._archive_chains
-        is_light = chains.archive.thinning.retention.is_light and version.rollback is None
-        if not (is_light and self.node.mandates.has_quorum(sealed)):
-            await super()._take(sealed, source=source)
-        elif chains.draws(version):
-            drawn = self._drawn.setdefault(version.version, sealed)
-            await super()._take(sealed, source=source)
-            self._tell_withdrawn(drawn, version)
-        else:
-            await self._take_settled(sealed, source=source)
+        if not chains.archive.thinning.retention.is_light or version.rollback is not None:
+            return await super()._take(sealed, source=source)
+        self.ledger.check(sealed)
+        if self.node.mandates.has_quorum(sealed) and not version.is_fresh:
+            await self._check_told(version, source=source)  # before the lot: its answer must not tell what was drawn
+            if not chains.draws(version):
+                with contextlib.suppress(BlobMissing):  # after we were away its owners may have dropped the update
+                    return await self._take_settled(sealed, source=source)
+            else:
+                self._note_drawn(sealed)
+        await self._fetch_state(source)
+        await super()._take(sealed, source=source)
 
-    def _tell_withdrawn(self, drawn: Sealed[ModuleVersion], version: ModuleVersion) -> None:
-        """Note who settled a drawn version and then, asked for its contributions, brought another version of that
-        number: these peers have lied, or have lost a contribution on all their disks."""
-        del self._drawn[version.version]
-        if drawn.document != version and (drawn.document.author, drawn.document.term) == (version.author, version.term):
-            by = sorted({version.author, *drawn.cosignatures} - {self.node.peer})
-            self.node.history.add("withdrawn", module=str(self.module), version=version.version, by=by)
-            names = ", ".join(f"...{short(peer)}" for peer in by)
-            log.warning("%s: asked for what version %d counts, %s brought another", self.module, version.version, names)
+    async def _check_told(self, version: ModuleVersion, *, source: PeerId) -> None:
+        run, standings = self.node.run, self.ledger.standings
+        said = read_appraisals(await read_kept(self.node, version, holders=[source]))
+        verdicts = Verdicts(said, standings, audited=run.config.audited, coordinator=run.manifest.author)
+        check_told(run, version, norms=self.ledger.norms, standings=standings, verdicts=verdicts)
 
     async def _take_settled(self, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
         """What its quorum has settled: all is checked but what its contributions give."""
         node, version, led_by = self.node, sealed.document, self._led_by()
-        self.ledger.check(sealed)
-        said = read_appraisals(await read_kept(node, version, holders=[source]))
-        standings = self.ledger.standings
-        verdicts = Verdicts(said, standings, audited=node.run.config.audited, coordinator=node.run.manifest.author)
-        check_told(node.run, version, norms=self.ledger.norms, standings=standings, verdicts=verdicts)
         await self._follow_params(version, holders=[*sorted(sealed.cosignatures), source])
         self._require_led_by(led_by)
+        for ref in filter(None, (version.snapshot, version.update, version.state, version.appraisals)):
+            node.uploads.claim(ref.digest)  # somebody may have sent it before
         self.append_vouched(sealed.cosigned({node.swarm.signer.peer: cosign(node.swarm.signer, sealed)}))
 
     async def _follow_params(self, version: ModuleVersion, *, holders: Sequence[PeerId]) -> None:
         """Apply the update, which is a fraction of the parameters' size. The outer state is fetched only for a stage's
-        last version: a grid that grows goes on from it."""
-        node, run, parent = self.node, self.node.run, self.ledger.head
-        before = None if version.update is None else node.store.get(parent.digest)
-        if before is None:
+        last version: a grid that grows goes on from it. Raises BlobMissing."""
+        node, parent = self.node, self.ledger.head
+        if version.update is None or node.store.size(parent.digest) is None:
             await fetch_kept(node, version.snapshot, holders=holders)
-        elif version.update is not None:
+        else:
             blob = await fetch_kept(node, version.update, holders=holders)
-            params = decode_module(before, run.layout(self.module))
-            _, snapshot = await asyncio.to_thread(updated, run, params, blob, version)
-            node.store.keep(version.snapshot, *snapshot)
-        if version.version == run.rounds and version.state is not None:
+            async with node.averaging:
+                await asyncio.to_thread(self._apply, parent, blob, version)
+        if version.version == node.run.rounds and version.state is not None:
             await fetch_kept(node, version.state, holders=holders)
+
+    def _apply(self, parent: ModuleVersion, blob: bytes, version: ModuleVersion) -> None:
+        store, run = self.node.store, self.node.run
+        params = decode_module(store.get(parent.digest) or b"", run.layout(self.module))
+        store.keep(version.snapshot, *updated(run, params, blob, version)[1])
+
+    async def _fetch_state(self, source: PeerId) -> None:
+        """Have the outer state that the next version is made from, if anybody has it: also so that nobody can say that
+        it is lost when it is not."""
+        state = self.ledger.head.state
+        if state is not None and not self.state.is_here(self.ledger.head):
+            alive = sorted(self.node.watch.heartbeats.keys() - {self.node.peer, source})
+            owners = [peer for peer in alive if peer in self.node.mandates.peers(self.module)]
+            with contextlib.suppress(BlobMissing):
+                await fetch_kept(self.node, state, holders=[source, *owners])
+
+    def _note_drawn(self, sealed: Sealed[ModuleVersion]) -> None:
+        """A quorum has settled this version, and the lot drew it."""
+        name, version = self._drawn_name(sealed.document.version), sealed.document
+        if self.node.store.read_document(name) is None:
+            by = {version.author, *sealed.cosignatures} & self.node.mandates.peers(self.module)
+            self.node.store.write_document(name, canonical_bytes({"by": sorted(by), "id": sealed.id}))
+
+    def _tell_withdrawn(self, sealed: Sealed[ModuleVersion]) -> None:
+        """Note who settled a drawn version, if another one of its number has come: these peers have lied, or have lost
+        a contribution on all their disks, or their leader is gone."""
+        version = sealed.document
+        if (data := self.node.store.read_document(self._drawn_name(version.version))) is None:
+            return
+        drawn = json.loads(data)
+        self.node.store.drop_document(self._drawn_name(version.version))
+        if drawn["id"] != sealed.id:
+            self.node.history.add("withdrawn", module=str(self.module), version=version.version, by=drawn["by"])
+            names = ", ".join(f"...{short(peer)}" for peer in drawn["by"])
+            log.warning(
+                "%s: version %d, which %s settled, was drawn and never made", self.module, version.version, names
+            )
+
+    def _drawn_name(self, version: int) -> str:
+        return f"drawn-{self.module}-{version:08d}"
 
     @property
     def is_owner(self) -> bool:

@@ -490,11 +490,11 @@ class ModuleChain:
         """Drop the blobs of all versions but the newest `keep`, as nobody's base: what a peer keeps is bounded."""
         versions, oldest = self.ledger.versions, max(0, self.ledger.head.version - keep)
         settled = min(oldest, self.ledger.final)
-        names = {
-            name for sealed in versions[self._pruned : oldest] for name in blobs_of(sealed.document)
-        } | self._orphans
-        names |= names_of(versions[self._settled : settled])
-        self._orphans, self._settled = set(), max(self._settled, settled)
-        for name in names - {name for sealed in versions[oldest:] for name in blobs_of(sealed.document)}:
+        names = {name for sealed in versions[self._pruned : oldest] for name in blobs_of(sealed.document)}
+        names |= self._orphans | names_of(versions[self._settled : settled])
+        names -= {name for sealed in versions[oldest:] for name in blobs_of(sealed.document)}
+        last = self.ledger.at(self.ledger.final).state  # a light archive makes what is not final again from it
+        self._orphans, self._settled = names & {last and last.digest}, max(self._settled, settled)
+        for name in names - self._orphans:
             self.node.store.drop(name)
         self._pruned = max(self._pruned, oldest)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
@@ -92,10 +92,10 @@ class Replication:
         replicas = self.replicas()
         if not replicas:
             return await self._keep_with_absent(sealed, payload)
-        takers, wanted = self._takers(replicas), self._wanted()
-        holder = await self._first(self._brought(takers, sealed, payload), wanted=wanted)
-        if spared := [replica for replica in replicas if replica not in takers and not self._is_of(holder, wanted)]:
-            holder = await self._first(self._brought(spared, sealed, payload)) or holder
+        takers = self._takers(replicas)
+        spared = [replica for replica in replicas if replica not in takers]
+        bringing = self._brought(takers, sealed, payload)
+        holder = await self._first_wanted(bringing, spared, lambda: self._brought(spared, sealed, payload))
         if holder is None and self._chain.keeps_everything:  # this disk is the archive: mirrors that lie stop nothing
             return ()
         if holder is None:
@@ -105,23 +105,17 @@ class Replication:
     async def publish(self) -> None:
         """Have the head cosigned, by one at least if any lives. Raises Refused when somebody else leads."""
         if replicas := self.replicas():
-            takers, wanted = self._takers(replicas), self._wanted()
-            bringing = {self._begin(replica.bring()): replica.peer for replica in takers}
-            holder = await self._first(bringing, wanted=wanted)
+            takers = self._takers(replicas)
             spared = [replica for replica in replicas if replica not in takers]
-            if spared and not self._is_of(holder, wanted):
-                await self._first({self._begin(replica.bring()): replica.peer for replica in spared})
-            elif self._is_settled:  # else `hand_in` does, soon
+            bringing = {self._begin(replica.bring()): replica.peer for replica in takers}
+            await self._first_wanted(bringing, spared, lambda: self._hand_to(spared))
+            if self._is_settled:  # else `hand_in` does, soon
                 self._hand_to(spared)
 
     @property
     def _is_settled(self) -> bool:
         """Whether a quorum has made the head again."""
         return bool(self._ledger.versions) and self._node.mandates.has_quorum(self._ledger.versions[-1])
-
-    @staticmethod
-    def _is_of(holder: tuple[PeerId, Any] | None, wanted: Collection[PeerId]) -> bool:
-        return holder is not None and holder[0] in wanted
 
     def _takers(self, replicas: list[Replica]) -> list[Replica]:
         """Those to whom all is brought at once: light archives are spared while the mirror that the coordinator chose
@@ -140,9 +134,9 @@ class Replication:
         """Give everybody all that they lack, and wait for it. Raises Refused when somebody else leads."""
         replicas = self.replicas()
         takers = self._takers(replicas)
-        bringing = self._hand_to(takers)
+        bringing, ttl_s = self._hand_to(takers), self._node.run.config.liveness.heartbeat_ttl_s
         if len(takers) < len(replicas) and not self._is_settled:
-            await self._all(bringing)
+            await done_or_later(asyncio.gather(*bringing, return_exceptions=True), self._node.clock, ttl_s)
         await self._all(bringing | self._hand_to([replica for replica in replicas if replica not in takers]))
 
     def _hand_to(self, replicas: list[Replica]) -> dict[asyncio.Task[Any], PeerId]:
@@ -242,6 +236,27 @@ class Replication:
                 self._on_way[key] = self._begin(replica.keep(sealed, payload))
                 self._on_way[key].add_done_callback(partial(self._arrived, key))
         return {self._on_way[replica.peer, sealed.id]: replica.peer for replica in replicas}
+
+    async def _first_wanted(
+        self,
+        tasks: dict[asyncio.Task[T], PeerId],
+        spared: list[Replica],
+        bring: Callable[[], dict[asyncio.Task[T], PeerId]],
+    ) -> tuple[PeerId, T] | None:
+        """As `_first`, of those whose word is waited for. Archives that are `spared` get it as well if none of these
+        has taken it for a while, or at all: a mirror may live and hang."""
+        wanted = self._wanted()
+        first = asyncio.ensure_future(self._first(tasks, wanted=wanted))
+        try:
+            if spared:
+                await done_or_later(first, self._node.clock, self._node.run.config.liveness.heartbeat_ttl_s / 3)
+                found = first.result() if first.done() else None
+                if (found is None or found[0] not in wanted) and (taken := await self._first(bring())) is not None:
+                    return taken
+            return await first
+        finally:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
 
     async def _first(
         self, tasks: dict[asyncio.Task[T], PeerId], *, wanted: Collection[PeerId] | None = None
@@ -410,7 +425,9 @@ class Replica:
 
     async def _cosign(self, sealed: Sealed[ModuleVersion]) -> str:
         try:
-            return await self._ask_cosign(sealed)
+            signature = await self._ask_cosign(sealed)
+            self.is_unprovable = False
+            return signature
         except Refused as refused:
             if refused.reason != Reason.CONTRIBUTION_MISSING:
                 raise

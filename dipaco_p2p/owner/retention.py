@@ -2,10 +2,10 @@
 
     documents/thinned-L1.M0.json     {"contributions": 95, "snapshots": [50, 81], "versions": 93}
 
-Only final versions are thinned: they were made again here before they were signed. Of each module there stay, always,
-the signed documents of all versions and contributions and what judges said, for these are small, and credit, standing
-and lineage follow from them; version 0, which routes; and the newest versions that work may still be based on. Besides
-them, as the run file says:
+Only final versions are thinned: they were made again here, or by a quorum, before they were signed. Of each module
+there stay, always, the signed documents of all versions and contributions and what judges said, for these are small,
+and credit, standing and lineage follow from them; version 0, which routes; and the newest versions that work may still
+be based on. Besides them, as the run file says:
 
 - of the last `rounds` versions all that makes them again: contributions, updates, and the outer state before the first;
 - the parameters of every `snapshots`-th version;

@@ -23,7 +23,7 @@ from ..core.model.layout import module_parts
 from ..core.outer import copies
 from ..core.outer import outer_step as outer
 from ..core.outer.codec import Compressed
-from ..core.outer.compress import compressed_parts
+from ..core.outer.compress import bytes_max, compressed_parts
 from ..core.outer.outer_step import OuterState, state_parts
 from ..errors import IntegrityError
 from ..node.run import Run
@@ -41,6 +41,10 @@ from ..topology import ModuleId, PathId
 LATE_WEIGHT = 0.25
 """What a contribution weighs, over one in time, for each version that its base is behind: its path has trained again
 meanwhile, so that at full weight the same progress would count twice (docs/lost_work.md)."""
+
+
+APPRAISALS_BYTES_MAX = 16 * 2**20
+"""What judges said of one version takes no more."""
 
 
 class StepNotFinite(IntegrityError):
@@ -339,7 +343,16 @@ def updated(run: Run, params: Floats, blob: bytes, version: ModuleVersion) -> tu
 def check_told(run: Run, version: ModuleVersion, *, norms: Norms, standings: Standings, verdicts: Verdicts) -> None:
     """Check what a version says of itself, without its contributions: whom it expels or readmits, how many
     contributions it counts of a path, its norms, findings and audits. Raises IntegrityError."""
-    name = f"version {version.version} of {version.module}"
+    name, values = f"version {version.version} of {version.module}", run.layout(version.module).size
+    sizes = (
+        (version.snapshot, run.snapshot_bytes_max(version.module)),
+        (version.update, bytes_max(values, run.config.compression.downlink)),
+        (version.state, 2 * run.snapshot_bytes_max(version.module)),
+        (version.appraisals, APPRAISALS_BYTES_MAX),
+    )
+    for ref, most in sizes:
+        if ref is not None and ref.size > most:
+            raise IntegrityError(f"{name} names a blob of {ref.size} bytes, where {most} are the most")
     if version.expels is not None:
         check_expels(run, version.module, version.expels, standings)
     if version.readmits is not None:
@@ -351,9 +364,16 @@ def check_told(run: Run, version: ModuleVersion, *, norms: Norms, standings: Sta
     if usual is not None and version.clip_norm != usual:
         raise IntegrityError(f"{name} has the `clip_norm` {version.clip_norm}, and its chain gives {usual}")
     for share in version.shares:
-        verdict = judge_norm(share.norm, norms, base=share.base_version)
+        verdict, reason = (
+            judge_norm(share.norm, norms, base=share.base_version),
+            verdicts.reason_of(share.peer, share.work),
+        )
         if verdict.reason is not None:
             raise IntegrityError(f"{name} counts {share.contribution[:8]}: {verdict.detail}")
+        if reason is not None:
+            raise IntegrityError(f"{name} counts {share.contribution[:8]}, which its judges found {reason}")
+        if share.tokens > run.tokens_full or version.module not in share.path.modules():
+            raise IntegrityError(f"{name} counts {share.tokens} tokens of {share.path} in {share.contribution[:8]}")
     works, said = works_of(version.shares), BlobRef.of(verdicts.blob) if verdicts.blob else None
     follows = said, verdicts.findings(works), verdicts.audits(works)
     if (version.appraisals, version.findings, version.audits) != follows:

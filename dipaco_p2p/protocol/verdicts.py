@@ -119,9 +119,13 @@ class Verdicts:
 
     def reason(self, contribution: Contribution) -> Reason | None:
         """Why it does not count; None if it does."""
-        if contribution.author in self.forgers or self._standings.of(contribution.author).is_out:
+        return self.reason_of(contribution.author, contribution.work)
+
+    def reason_of(self, author: PeerId, work: str) -> Reason | None:
+        """The same of a work by its id; without it only what is said of its author."""
+        if author in self.forgers or self._standings.of(author).is_out:
             return Reason.NOT_REPEATED
-        return self._refused.get(contribution.work)
+        return self._refused.get(work)
 
     def weight(self, contribution: Contribution) -> float:
         """How much it counts, over one of an author in full standing."""

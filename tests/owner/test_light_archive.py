@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_harness import MODULE, Group, contribute, deaf, make_versions, of_group
+from group_harness import MODULE, Group, GroupMember, contribute, deaf, expired, make_versions, of_group
 from mirror_harness import ONE, OTHER, Shelf, on_shelf, refusal
 from runtime_harness import World
 from tiny_run import granted, signer
 from virtual_time import eventually
 
 from bootstrap.archives.verify import verify_run
+from dipaco_p2p.core.outer.outer_step import OuterState
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.node import CALL_TIMEOUT_S, Member
 from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, cosign, seal
@@ -59,6 +61,15 @@ def asked(world: World) -> list[str]:
 
     handlers.update({method: noting(method, handler) for method, handler in handlers.items()})
     return calls
+
+
+def hang(member: GroupMember, method: str) -> None:
+    """It never answers `method`."""
+
+    async def wait(*request: Any) -> Any:
+        await asyncio.Event().wait()
+
+    member.swarm._dispatcher._handlers[method] = wait
 
 
 async def final(world: World, group: Group, version: int) -> None:
@@ -142,7 +153,7 @@ def settled(shelf: Shelf, *signers: Signer, **changes: Any) -> Sealed[ModuleVers
     """The first version, whose contributions nobody has brought, made again by these."""
     sealed, made = shelf.version(1, is_handed_in=False)
     grant = shelf.node.mandates.newest(MODULE)[-1]
-    sealed = seal(ONE, replace(sealed.document, grant=grant.id, **changes))
+    sealed = seal(ONE, replace(sealed.document, **{"grant": grant.id} | changes))
     for ref, parts in made.blobs:
         shelf.node.store.keep(ref, *parts)
     return sealed.cosigned({each.peer: cosign(each, sealed) for each in signers})
@@ -187,25 +198,120 @@ async def test_a_banned_mirror_settles_nothing(tmp_path: Path) -> None:
         assert await refusal(shelf.keep(settled(shelf, OTHER, THIRD))) == Reason.CONTRIBUTION_MISSING
 
 
-async def test_who_brings_another_version_when_one_is_drawn_is_noted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_quorum", [True, False])
+async def test_who_brings_another_version_when_one_is_drawn_is_noted(tmp_path: Path, has_quorum: bool) -> None:
     async with light_shelf(tmp_path) as shelf:
         noted: list[dict[str, Any]] = []
         shelf.node.history.listen(noted.append)
         shelf.world.seed.archive.thinning.retention = Retention(remade=1 - 1e-9)
         assert await refusal(shelf.keep(settled(shelf, OTHER))) == Reason.CONTRIBUTION_MISSING
-        honest, made = shelf.version(1, variant=1)
-        grant = shelf.node.mandates.newest(MODULE)[-1]
-        sealed = seal(ONE, replace(honest.document, grant=grant.id))
-        await shelf.keep(sealed.cosigned({OTHER.peer: cosign(OTHER, sealed)}))
+        honest, _ = shelf.version(1, variant=1)
+        sealed = seal(ONE, replace(honest.document, grant=shelf.node.mandates.newest(MODULE)[-1].id))
+        await shelf.keep(sealed.cosigned({OTHER.peer: cosign(OTHER, sealed)} if has_quorum else {}))
         [event] = [event for event in noted if event["ev"] == "withdrawn"]
         assert event["by"] == sorted([ONE.peer, OTHER.peer])
+        assert shelf.node.store.documents("drawn-") == []
+
+
+async def test_what_an_answer_says_does_not_tell_what_the_lot_drew(tmp_path: Path) -> None:
+    async with light_shelf(tmp_path) as shelf:
+        wrong = settled(shelf, OTHER, findings=Findings(failed=(THIRD.peer,), works=(shelf.run.id,)))
+        for remade in (0.0, 1 - 1e-9):
+            shelf.world.seed.archive.thinning.retention = Retention(remade=remade)
+            with pytest.raises(IntegrityError):
+                await shelf.keep(wrong)
+        assert shelf.node.store.documents("drawn-") == []
+
+
+async def test_a_mirror_of_an_earlier_term_settles_nothing(tmp_path: Path) -> None:
+    """It may be a friend of the leader, for whom another one was chosen since."""
+    async with light_shelf(tmp_path) as shelf:
+        before = shelf.node.mandates.newest(MODULE)[-1]
+        later = granted(shelf.run, MODULE, term=2, leader=ONE.peer, mirrors=(THIRD.peer, OTHER.peer))
+        assert shelf.node.mandates.believes(MODULE, later)
+        for term in (1, 2):
+            sealed = settled(shelf, OTHER, term=term, grant=before.id)
+            assert await refusal(shelf.keep(sealed)) == Reason.CONTRIBUTION_MISSING
+        await shelf.keep(settled(shelf, THIRD, term=2))
+        assert shelf.ledger.final == 1
+
+
+async def test_a_leader_that_calls_the_chosen_mirror_deaf_is_made_again_in_full(tmp_path: Path) -> None:
+    """Else it would have mirrors chosen until one is its friend."""
+    async with light_group(tmp_path) as (world, group, author):
+        leader, terms = group.leader, world.seed.terms
+        grant = leader.owner(MODULE).grant
+        chosen, others = grant.mirrors[0], grant.mirrors[1:]
+        await world.seed.node.watch.refresh()
+        assert not world.seed.chains.doubted
+        assert terms._with_ours(MODULE, leader.peer, others)[0] != chosen
+        calls = asked(world)
+        await make_versions(world, leader, author, 1, seed=1)
+        await final(world, group, 1)
+        assert world.seed.chains.doubted == {MODULE: leader.peer} and "mirror.contribution" in calls
+
+
+async def test_nobody_says_that_an_outer_state_is_lost_which_another_has(tmp_path: Path) -> None:
+    async with light_group(tmp_path) as (world, group, author):
+        await make_versions(world, group.leader, author, 1, seed=1)
+        await final(world, group, 1)
+        leader = group.leader.owner(MODULE)
+        leader._is_fresh, leader._state = True, OuterState.fresh(leader._state.params)
+        await contribute(world, group.leader, author, seed=50)
+        await eventually(lambda: group.leader.ledger.head.version == 2)
+        assert group.leader.ledger.head.is_fresh
+        await expired(world)
+        assert world.seed.archive.ledgers[MODULE].head.version == 1
+
+
+async def test_what_was_made_while_the_coordinator_was_away_becomes_final(tmp_path: Path) -> None:
+    """More versions than owners keep the updates of: the first of them are made again, of an outer state that the
+    owners still have."""
+    async with light_group(tmp_path) as (world, group, author):
+        await make_versions(world, group.leader, author, 2, seed=1)
+        await final(world, group, 2)
+        await group.seed_away()
+        more = world.run.config.rounds.staleness + 4
+        await make_versions(world, group.leader, author, more, seed=2)
+        assert group.leader.ledger.final == 2
+        world.start_seed().archive.thinning.retention = Retention(remade=0.0)
+        world.seed.node.presence.note(light=True)
+        await world.seed.node.presence.beat()
+        await final(world, group, 2 + more)
+        assert not any(event for member in group.members for event in member.said("gave_up"))
+
+
+async def test_a_blob_that_anybody_has_sent_before_stays(tmp_path: Path) -> None:
+    async with light_shelf(tmp_path) as shelf:
+        sealed = settled(shelf, OTHER)
+        uploads, snapshot = shelf.node.uploads, sealed.document.snapshot
+        uploads._finished("a stranger", snapshot.digest)
+        await shelf.keep(sealed)
+        for number in range(64):
+            uploads._finished("a stranger", f"{number:064x}")
+        assert shelf.node.store.size(snapshot.digest) == snapshot.size
+
+
+async def test_a_chosen_mirror_that_lives_and_hangs_keeps_nothing_waiting(tmp_path: Path) -> None:
+    async with light_group(tmp_path) as (world, group, author):
+        chosen = group.of(group.leader.owner(MODULE).grant.mirrors[0])
+        hang(chosen, "mirror.version")
+        began_s = world.clock.now_s()
+        await make_versions(world, group.leader, author, 1, seed=1)
+        await final(world, group, 1)
+        assert world.clock.now_s() - began_s < CALL_TIMEOUT_S
 
 
 async def test_what_a_version_tells_of_itself_is_checked_whoever_has_signed_it(tmp_path: Path) -> None:
     async with light_shelf(tmp_path) as shelf:
+        honest = settled(shelf, OTHER).document
+        many = tuple(replace(share, tokens=shelf.run.tokens_full + 1) for share in honest.shares)
+        weight = sum(share.tokens for share in many)
+        huge = replace(honest.snapshot, size=10**12)
         invented = Findings(failed=(THIRD.peer,), works=(shelf.run.id,))
         repeated = Audit(work=shelf.run.id, by=OTHER.peer, tokens=1)
-        for told in ({"findings": invented}, {"audits": (repeated,)}):
+        lies = ({"findings": invented}, {"audits": (repeated,)}, {"shares": many, "weight": weight}, {"snapshot": huge})
+        for told in lies:
             with pytest.raises(IntegrityError):
                 await shelf.keep(settled(shelf, OTHER, THIRD, **told))
         assert shelf.ledger.head.version == 0

@@ -229,26 +229,23 @@ class Terms(Granting):
         alive = {peer for peer in node.watch.volunteers() if node.watch.heartbeats[peer].owns} - {leader}
         last, ours = node.mandates.grant(module), self._chosen.get(module)
         if ours is not None and last is not None and last.leader == leader and ours in last.mirrors:
-            self._note_deaf(module, leader, {ours} - set(mirrors))
+            self._deaf[module] |= {ours} - set(mirrors)  # it takes nothing, says its leader: somebody else, then
         workers, hearing = self._chains.workers & alive, alive - self._deaf[module]
         if not alive or mirrors_max < 1:
             return mirrors
         known = (workers & hearing) or workers or hearing or alive  # a leader may call deaf whoever is no friend of it
+
+        def place(peer: PeerId) -> str:
+            return node.swarm.signer.sign("mirror", f"{module}|{peer}".encode())
+
         if self._chosen.get(module) not in known:
-
-            def place(peer: PeerId) -> str:
-                return node.swarm.signer.sign("mirror", f"{module}|{peer}".encode())
-
             self._chosen[module] = max(known, key=place)
         ours = self._chosen[module]
+        if not self._deaf[module] or ours == max(workers or alive, key=place):
+            self._chains.trust(module)
+        else:
+            self._chains.doubt(module)  # a leader could have mirrors chosen until one is its friend
         return (ours, *(peer for peer in mirrors if peer != ours))[:mirrors_max]
-
-    def _note_deaf(self, module: ModuleId, leader: PeerId, deaf: set[PeerId]) -> None:
-        """A mirror of our choice takes nothing, says its leader: somebody else, then. But the leader may want a friend,
-        so that what the two settle is made again here, if it was not gone for us as well."""
-        self._deaf[module] |= deaf
-        if any(peer in self._node.watch.heartbeats for peer in deaf):
-            self._chains.doubted[module] = leader
 
     async def _on_adopt(self, sender: PeerId, request: Adopt) -> Granted:
         module, mirrors = module_of_run(self._node, request.module), request.mirrors

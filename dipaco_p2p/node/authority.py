@@ -216,11 +216,11 @@ class Mandates:
     def has_quorum(self, sealed: Sealed[ModuleVersion]) -> bool:
         """Whether more than half of a version's group has made it, with its leader and the mirror that the coordinator
         chose. A grant by anyone else names no mirror of the coordinator's choice: then there is no quorum."""
-        version, newest = sealed.document, self.grant(sealed.document.module)
-        if newest is not None and newest.leader == version.author and newest.term > version.term:
-            return False  # it leads with other mirrors now, and may still have a friend among those of before
-        grants = (each.document for each in self.grants(version.module) if each.id == version.grant)
-        for grant in (grant for grant in grants if grant.term == version.term):
+        version, known = sealed.document, self.grants(sealed.document.module)
+        if any(each.document.leader == version.author and each.document.term > version.term for each in known):
+            return False  # it got other mirrors since, and may have a friend among those of before
+        named = (each.document for each in known if each.id == version.grant)
+        for grant in (grant for grant in named if grant.term == version.term):
             made = {peer for peer in grant.mirrors if peer in sealed.cosignatures and not self._is_banned(peer)}
             is_chosen = grant.author == self._coordinator and bool(made.intersection(grant.mirrors[:1]))
             if is_chosen and grant.leader == version.author and 2 * (1 + len(made)) > len(grant.group):

@@ -39,7 +39,7 @@ from ..topology import ModuleId
 from .chain import Chains, ModuleChain
 from .kept_appraisals import read_kept
 from .retention import Thinning
-from .version import Made, check_told, updated
+from .version import Made, check_sizes, check_told, updated
 
 log = logging.getLogger(__name__)
 
@@ -100,8 +100,6 @@ class ArchiveChains(Chains):
         super().__init__(node)
         self.archive = archive
         self.is_closed = is_closed
-        self.doubted: dict[ModuleId, PeerId] = {}
-        """The leader of a module that said of a mirror of our choice that it takes nothing."""
         self._listeners: list[Callable[[ModuleVersion], None]] = []
 
     def __getitem__(self, module: ModuleId) -> ArchiveChain:
@@ -115,10 +113,18 @@ class ArchiveChains(Chains):
         """Hear of every version that is kept."""
         self._listeners.append(listener)
 
+    def doubt(self, module: ModuleId) -> None:
+        """Another mirror was chosen on a leader's word, and may be its friend: also after a restart, whoever leads."""
+        self.node.store.write_document(_doubt(module), canonical_bytes({}))
+
+    def trust(self, module: ModuleId) -> None:
+        """The mirror is the one that we would choose without anybody's word."""
+        self.node.store.drop_document(_doubt(module))
+
     def draws(self, version: ModuleVersion) -> bool:
-        """Whether this version is one of those that are made again here, whoever has made it again before; all are of a
-        leader on whose word another mirror was chosen, which may be its friend."""
-        if self.doubted.get(version.module) == version.author:
+        """Whether this version is one of those that are made again here, whoever has made it again before; all of a
+        doubted module are."""
+        if self.node.store.read_document(_doubt(version.module)) is not None:
             return True
         signed = self.node.swarm.signer.sign("remake", f"{version.run}|{version.module}|{version.version}".encode())
         lot = int(digest(signed.encode())[:LOT_DIGITS], 16) / 16.0**LOT_DIGITS
@@ -161,30 +167,40 @@ class ArchiveChain(ModuleChain):
         version, chains = sealed.document, self._archive_chains
         if not chains.archive.thinning.retention.is_light or version.rollback is not None:
             return await super()._take(sealed, source=source)
+        led_by = self._led_by()
         self.ledger.check(sealed)
+        # Nothing that is answered may tell what the lot drew: who hears it could lie where it is safe.
         if self.node.mandates.has_quorum(sealed) and not version.is_fresh:
-            await self._check_told(version, source=source)  # before the lot: its answer must not tell what was drawn
-            if not chains.draws(version):
+            await self._check_told(version, source=source)
+            self._require_led_by(led_by)
+            is_first = self._note_settled(sealed)
+            if is_first and self.node.mandates.has_quorum(sealed) and not chains.draws(version):  # still: bans may come
                 with contextlib.suppress(BlobMissing):  # after we were away its owners may have dropped the update
                     return await self._take_settled(sealed, source=source)
-            else:
-                self._note_drawn(sealed)
+                self._require_led_by(led_by)
         await self._fetch_state(source)
+        self._require_led_by(led_by)
         await super()._take(sealed, source=source)
 
     async def _check_told(self, version: ModuleVersion, *, source: PeerId) -> None:
         run, standings = self.node.run, self.ledger.standings
+        check_sizes(run, version)
         said = read_appraisals(await read_kept(self.node, version, holders=[source]))
         verdicts = Verdicts(said, standings, audited=run.config.audited, coordinator=run.manifest.author)
         check_told(run, version, norms=self.ledger.norms, standings=standings, verdicts=verdicts)
+        self._claim(version)
+
+    def _claim(self, version: ModuleVersion) -> None:
+        """Somebody may have sent these blobs before, and would have them dropped with its other uploads."""
+        for ref in filter(None, (version.snapshot, version.update, version.state, version.appraisals)):
+            self.node.uploads.claim(ref.digest)
 
     async def _take_settled(self, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
         """What its quorum has settled: all is checked but what its contributions give."""
         node, version, led_by = self.node, sealed.document, self._led_by()
         await self._follow_params(version, holders=[*sorted(sealed.cosignatures), source])
         self._require_led_by(led_by)
-        for ref in filter(None, (version.snapshot, version.update, version.state, version.appraisals)):
-            node.uploads.claim(ref.digest)  # somebody may have sent it before
+        self._claim(version)
         self.append_vouched(sealed.cosigned({node.swarm.signer.peer: cosign(node.swarm.signer, sealed)}))
 
     async def _follow_params(self, version: ModuleVersion, *, holders: Sequence[PeerId]) -> None:
@@ -215,30 +231,31 @@ class ArchiveChain(ModuleChain):
             with contextlib.suppress(BlobMissing):
                 await fetch_kept(self.node, state, holders=[source, *owners])
 
-    def _note_drawn(self, sealed: Sealed[ModuleVersion]) -> None:
-        """A quorum has settled this version, and the lot drew it."""
-        name, version = self._drawn_name(sealed.document.version), sealed.document
-        if self.node.store.read_document(name) is None:
-            by = {version.author, *sealed.cosignatures} & self.node.mandates.peers(self.module)
-            self.node.store.write_document(name, canonical_bytes({"by": sorted(by), "id": sealed.id}))
+    def _note_settled(self, sealed: Sealed[ModuleVersion]) -> bool:
+        """A quorum has settled this version; whether it is the first that we hear of with its number. Any other one is
+        made again: whoever has two to offer would bring the false one after it had learnt that no lot was drawn."""
+        name = self._settled_name(sealed.document.version)
+        if (data := self.node.store.read_document(name)) is not None:
+            return bool(json.loads(data)["id"] == sealed.id)
+        by = {sealed.document.author, *sealed.cosignatures} & self.node.mandates.peers(self.module)
+        self.node.store.write_document(name, canonical_bytes({"by": sorted(by), "id": sealed.id}))
+        return True
 
     def _tell_withdrawn(self, sealed: Sealed[ModuleVersion]) -> None:
-        """Note who settled a drawn version, if another one of its number has come: these peers have lied, or have lost
-        a contribution on all their disks, or their leader is gone."""
-        version = sealed.document
-        if (data := self.node.store.read_document(self._drawn_name(version.version))) is None:
+        """Note who settled a version and had another one of its number signed: these peers have lied, or have lost a
+        contribution on all their disks, or their leader is gone."""
+        name, number = self._settled_name(sealed.document.version), sealed.document.version
+        if (data := self.node.store.read_document(name)) is None:
             return
-        drawn = json.loads(data)
-        self.node.store.drop_document(self._drawn_name(version.version))
-        if drawn["id"] != sealed.id:
-            self.node.history.add("withdrawn", module=str(self.module), version=version.version, by=drawn["by"])
-            names = ", ".join(f"...{short(peer)}" for peer in drawn["by"])
-            log.warning(
-                "%s: version %d, which %s settled, was drawn and never made", self.module, version.version, names
-            )
+        first = json.loads(data)
+        self.node.store.drop_document(name)
+        if first["id"] != sealed.id:
+            self.node.history.add("withdrawn", module=str(self.module), version=number, by=first["by"])
+            names = ", ".join(f"...{short(peer)}" for peer in first["by"])
+            log.warning("%s: %s settled another version %d than the one that was signed", self.module, names, number)
 
-    def _drawn_name(self, version: int) -> str:
-        return f"drawn-{self.module}-{version:08d}"
+    def _settled_name(self, version: int) -> str:
+        return f"settled-{self.module}-{version:08d}"
 
     @property
     def is_owner(self) -> bool:
@@ -289,3 +306,7 @@ class ArchiveChain(ModuleChain):
 
 def _name(contribution_id: str) -> str:
     return f"contribution-{contribution_id}"
+
+
+def _doubt(module: ModuleId) -> str:
+    return f"doubted-{module}"

@@ -29,7 +29,7 @@ from ..protocol.admission import judge
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, is_cosigned
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
-from ..protocol.versions import blobs_of, is_final, up_to_last
+from ..protocol.versions import blobs_of, is_final, states_after, up_to_last
 from ..topology import ModuleId
 from .evidence import Evidence
 from .intake import admission_rules
@@ -493,8 +493,8 @@ class ModuleChain:
         names = {name for sealed in versions[self._pruned : oldest] for name in blobs_of(sealed.document)}
         names |= self._orphans | names_of(versions[self._settled : settled])
         names -= {name for sealed in versions[oldest:] for name in blobs_of(sealed.document)}
-        last = self.ledger.at(self.ledger.final).state  # a light archive makes what is not final again from it
-        self._orphans, self._settled = names & {last and last.digest}, max(self._settled, settled)
+        held = states_after(versions, self.ledger.final)
+        self._orphans, self._settled = names & held, max(self._settled, settled)
         for name in names - self._orphans:
             self.node.store.drop(name)
         self._pruned = max(self._pruned, oldest)

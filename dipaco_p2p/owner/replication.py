@@ -38,6 +38,10 @@ LOST_TTLS = 3.0
 """Lives of a heartbeat after which contributions that nobody has count as lost, and a mirror as deaf."""
 
 
+HANG_TTLS = 2.0
+"""Lives of a heartbeat after which a mirror that has not answered is thought to hang, if it may be."""
+
+
 class Replication:
     """One leader's dealings with its mirrors and the archive."""
 
@@ -136,7 +140,7 @@ class Replication:
         takers = self._takers(replicas)
         bringing, ttl_s = self._hand_to(takers), self._node.run.config.liveness.heartbeat_ttl_s
         if len(takers) < len(replicas) and not self._is_settled:
-            await done_or_later(asyncio.gather(*bringing, return_exceptions=True), self._node.clock, ttl_s)
+            await done_or_later(asyncio.gather(*bringing, return_exceptions=True), self._node.clock, HANG_TTLS * ttl_s)
         await self._all(bringing | self._hand_to([replica for replica in replicas if replica not in takers]))
 
     def _hand_to(self, replicas: list[Replica]) -> dict[asyncio.Task[Any], PeerId]:
@@ -244,19 +248,25 @@ class Replication:
         bring: Callable[[], dict[asyncio.Task[T], PeerId]],
     ) -> tuple[PeerId, T] | None:
         """As `_first`, of those whose word is waited for. Archives that are `spared` get it as well if none of these
-        has taken it for a while, or at all: a mirror may live and hang."""
-        wanted = self._wanted()
-        first = asyncio.ensure_future(self._first(tasks, wanted=wanted))
+        has taken it within HANG_TTLS, or at all: a mirror may live and hang."""
+        wanted, ttl_s = self._wanted(), self._node.run.config.liveness.heartbeat_ttl_s
+        if not spared:
+            return await self._first(tasks, wanted=wanted)
+        waiting = [asyncio.ensure_future(self._first(tasks, wanted=wanted))]
         try:
-            if spared:
-                await done_or_later(first, self._node.clock, self._node.run.config.liveness.heartbeat_ttl_s / 3)
-                found = first.result() if first.done() else None
-                if (found is None or found[0] not in wanted) and (taken := await self._first(bring())) is not None:
-                    return taken
-            return await first
+            await done_or_later(waiting[0], self._node.clock, HANG_TTLS * ttl_s)
+            found = waiting[0].result() if waiting[0].done() else None
+            if found is None or found[0] not in wanted:
+                waiting.append(asyncio.ensure_future(self._first(bring())))
+                while not (found and found[0] in wanted) and not all(each.done() for each in waiting):
+                    pending = [each for each in waiting if not each.done()]
+                    done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                    found = next((each.result() for each in done if each.result() is not None), found)
+            return found
         finally:
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _first(
         self, tasks: dict[asyncio.Task[T], PeerId], *, wanted: Collection[PeerId] | None = None

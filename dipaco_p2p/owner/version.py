@@ -340,19 +340,26 @@ def updated(run: Run, params: Floats, blob: bytes, version: ModuleVersion) -> tu
     return params, snapshot
 
 
+def check_sizes(run: Run, version: ModuleVersion) -> None:
+    """Raise IntegrityError for a version that names a blob which is larger than any can be, before it is fetched."""
+    most = run.snapshot_bytes_max(version.module)
+    update_most = bytes_max(run.layout(version.module).size, run.config.compression.downlink)
+    limits = (
+        (version.snapshot, most),
+        (version.update, update_most),
+        (version.state, 2 * most),
+        (version.appraisals, APPRAISALS_BYTES_MAX),
+    )
+    for ref, limit in limits:
+        if ref is not None and ref.size > limit:
+            name = f"version {version.version} of {version.module}"
+            raise IntegrityError(f"{name} names a blob of {ref.size} bytes, limit {limit}")
+
+
 def check_told(run: Run, version: ModuleVersion, *, norms: Norms, standings: Standings, verdicts: Verdicts) -> None:
     """Check what a version says of itself, without its contributions: whom it expels or readmits, how many
     contributions it counts of a path, its norms, findings and audits. Raises IntegrityError."""
-    name, values = f"version {version.version} of {version.module}", run.layout(version.module).size
-    sizes = (
-        (version.snapshot, run.snapshot_bytes_max(version.module)),
-        (version.update, bytes_max(values, run.config.compression.downlink)),
-        (version.state, 2 * run.snapshot_bytes_max(version.module)),
-        (version.appraisals, APPRAISALS_BYTES_MAX),
-    )
-    for ref, most in sizes:
-        if ref is not None and ref.size > most:
-            raise IntegrityError(f"{name} names a blob of {ref.size} bytes, where {most} are the most")
+    name = f"version {version.version} of {version.module}"
     if version.expels is not None:
         check_expels(run, version.module, version.expels, standings)
     if version.readmits is not None:

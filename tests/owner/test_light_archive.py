@@ -18,8 +18,9 @@ from virtual_time import eventually
 
 from bootstrap.archives.verify import verify_run
 from dipaco_p2p.core.outer.outer_step import OuterState
-from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.node.node import CALL_TIMEOUT_S, Member
+from dipaco_p2p.errors import IntegrityError, Unreachable
+from dipaco_p2p.node.node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, cosign, seal
@@ -70,6 +71,17 @@ def hang(member: GroupMember, method: str) -> None:
         await asyncio.Event().wait()
 
     member.swarm._dispatcher._handlers[method] = wait
+
+
+def delay(member: GroupMember, method: str, for_s: float) -> None:
+    """It answers `method` so much later."""
+    answer = member.swarm._dispatcher._handlers[method]
+
+    async def later(*request: Any) -> Any:
+        await asyncio.sleep(for_s)
+        return await answer(*request)
+
+    member.swarm._dispatcher._handlers[method] = later
 
 
 async def final(world: World, group: Group, version: int) -> None:
@@ -198,6 +210,41 @@ async def test_a_banned_mirror_settles_nothing(tmp_path: Path) -> None:
         assert await refusal(shelf.keep(settled(shelf, OTHER, THIRD))) == Reason.CONTRIBUTION_MISSING
 
 
+async def test_one_lost_answer_before_that_loses_nothing_either(tmp_path: Path) -> None:
+    async with light_group(tmp_path) as (world, group, author):
+        await make_versions(world, group.leader, author, 2, seed=1)
+        await final(world, group, 2)
+        keep = world.seed.chains[MODULE].keep_version
+
+        async def loses_the_answer(*arguments: Any) -> str:
+            await keep(*arguments)
+            raise Unreachable("lost")
+
+        world.seed.chains[MODULE].keep_version = loses_the_answer
+        await make_versions(world, group.leader, author, 1, seed=3)
+        await eventually(lambda: world.seed.archive.ledgers[MODULE].head.version == 3)
+        await group.seed_away()
+        assert group.leader.ledger.final == 2
+        more = world.run.config.rounds.staleness + 4
+        await make_versions(world, group.leader, author, more, seed=2)
+        world.start_seed().archive.thinning.retention = Retention(remade=0.0)
+        world.seed.node.presence.note(light=True)
+        await world.seed.node.presence.beat()
+        await final(world, group, 3 + more)
+        assert not any(event for member in group.members for event in member.said("gave_up"))
+
+
+async def test_a_slow_chosen_mirror_does_not_bring_everything_to_the_archive(tmp_path: Path) -> None:
+    async with light_group(tmp_path) as (world, group, author):
+        chosen = group.of(group.leader.owner(MODULE).grant.mirrors[0])
+        for method in ("mirror.contribution", "mirror.version"):
+            delay(chosen, method, CONTROL_TIMEOUT_S - 1)
+        calls = asked(world)
+        await make_versions(world, group.leader, author, 1, seed=1)
+        await final(world, group, 1)
+        assert "mirror.contribution" not in calls
+
+
 @pytest.mark.parametrize("has_quorum", [True, False])
 async def test_who_brings_another_version_when_one_is_drawn_is_noted(tmp_path: Path, has_quorum: bool) -> None:
     async with light_shelf(tmp_path) as shelf:
@@ -210,7 +257,7 @@ async def test_who_brings_another_version_when_one_is_drawn_is_noted(tmp_path: P
         await shelf.keep(sealed.cosigned({OTHER.peer: cosign(OTHER, sealed)} if has_quorum else {}))
         [event] = [event for event in noted if event["ev"] == "withdrawn"]
         assert event["by"] == sorted([ONE.peer, OTHER.peer])
-        assert shelf.node.store.documents("drawn-") == []
+        assert shelf.node.store.documents("settled-") == []
 
 
 async def test_what_an_answer_says_does_not_tell_what_the_lot_drew(tmp_path: Path) -> None:
@@ -220,7 +267,39 @@ async def test_what_an_answer_says_does_not_tell_what_the_lot_drew(tmp_path: Pat
             shelf.world.seed.archive.thinning.retention = Retention(remade=remade)
             with pytest.raises(IntegrityError):
                 await shelf.keep(wrong)
-        assert shelf.node.store.documents("drawn-") == []
+        assert shelf.node.store.documents("settled-") == []
+
+
+async def test_who_hides_an_update_learns_nothing_that_helps_to_lie(tmp_path: Path) -> None:
+    """If no lot is drawn the archive asks for the update: a false version after that is made again."""
+    async with light_shelf(tmp_path) as shelf:
+        sealed, _ = shelf.version(1, is_handed_in=False)
+        grant = shelf.node.mandates.newest(MODULE)[-1]
+        honest = seal(ONE, replace(sealed.document, grant=grant.id))
+        honest = honest.cosigned({OTHER.peer: cosign(OTHER, honest)})
+        assert await refusal(shelf.keep(honest)) == Reason.CONTRIBUTION_MISSING, "nobody has its update"
+        false, made = shelf.version(1, variant=1, is_handed_in=False)
+        for ref, parts in made.blobs:
+            shelf.node.store.keep(ref, *parts)
+        false = seal(ONE, replace(false.document, grant=grant.id))
+        false = false.cosigned({OTHER.peer: cosign(OTHER, false)})
+        assert await refusal(shelf.keep(false)) == Reason.CONTRIBUTION_MISSING
+        assert shelf.ledger.head.version == 0
+
+
+async def test_nothing_is_signed_for_a_leader_that_was_followed_meanwhile(tmp_path: Path) -> None:
+    async with light_shelf(tmp_path) as shelf:
+        sealed = settled(shelf, OTHER)
+        check = shelf.chain._check_told
+
+        async def slowly(version: ModuleVersion, **named: Any) -> None:
+            await check(version, **named)
+            later = granted(shelf.run, MODULE, term=2, leader=OTHER.peer, mirrors=(THIRD.peer,))
+            assert shelf.node.mandates.believes(MODULE, later)
+
+        shelf.chain._check_told = slowly
+        assert await refusal(shelf.keep(sealed)) == Reason.NOT_LEADER
+        assert shelf.ledger.head.version == 0
 
 
 async def test_a_mirror_of_an_earlier_term_settles_nothing(tmp_path: Path) -> None:
@@ -232,7 +311,11 @@ async def test_a_mirror_of_an_earlier_term_settles_nothing(tmp_path: Path) -> No
         for term in (1, 2):
             sealed = settled(shelf, OTHER, term=term, grant=before.id)
             assert await refusal(shelf.keep(sealed)) == Reason.CONTRIBUTION_MISSING
-        await shelf.keep(settled(shelf, THIRD, term=2))
+        last = granted(shelf.run, MODULE, term=3, leader=signer(4).peer, mirrors=(THIRD.peer,))
+        assert shelf.node.mandates.believes(MODULE, last)
+        inherited = settled(shelf, OTHER, term=1, grant=before.id)
+        assert await refusal(shelf.keep(inherited, sender=signer(4))) == Reason.CONTRIBUTION_MISSING
+        await shelf.keep(settled(shelf, THIRD, term=2, grant=later.id), sender=signer(4))
         assert shelf.ledger.final == 1
 
 
@@ -243,12 +326,12 @@ async def test_a_leader_that_calls_the_chosen_mirror_deaf_is_made_again_in_full(
         grant = leader.owner(MODULE).grant
         chosen, others = grant.mirrors[0], grant.mirrors[1:]
         await world.seed.node.watch.refresh()
-        assert not world.seed.chains.doubted
         assert terms._with_ours(MODULE, leader.peer, others)[0] != chosen
         calls = asked(world)
         await make_versions(world, leader, author, 1, seed=1)
         await final(world, group, 1)
-        assert world.seed.chains.doubted == {MODULE: leader.peer} and "mirror.contribution" in calls
+        assert "mirror.contribution" in calls
+        assert Store(world.seed.node.store.folder).documents("doubted-"), "also after a restart"
 
 
 async def test_nobody_says_that_an_outer_state_is_lost_which_another_has(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ class SeedStage:
         that this one `follows`; `curves` show them, and `words` what the model writes after them. The archive
         keeps what `retention` says, without one everything. `texts` says at which validation sequence each text
         begins that came with a growth."""
+        retention = retention or Retention()
         self.run = run
         self._words = words
         self._on_failure = on_failure
@@ -105,14 +106,14 @@ class SeedStage:
             scoped,
             clock,
             store,
-            heartbeat=Heartbeat(role="seed", owns=True, doing="serving", light=(retention or Retention()).is_light),
+            heartbeat=Heartbeat(role="seed", owns=True, doing="serving", light=retention.is_light),
             history=self._begin_history(folder / "history.jsonl", clock, swarm.peer, curves or Curves()),
             upload_bytes_max=2 * max(map(run.snapshot_bytes_max, run.topology.modules())),
             decrees=decrees,
         )
         self._archive = SeedArchive(run, store)
-        self._archive.thinning.retention, self._archive.thinning.needed = retention or Retention(), self._needed
-        wanted = self._archive.thinning.retention.keepers
+        self._archive.thinning.retention, self._archive.thinning.needed = retention, self._needed
+        wanted = retention.keepers
         self._challenges = Challenges(self._node, self._archive, wanted=wanted)
         if run.is_last_stage:
             self._archive.thinning.kept_elsewhere = self._challenges.kept

@@ -96,8 +96,7 @@ class Replication:
         replicas = self.replicas()
         if not replicas:
             return await self._keep_with_absent(sealed, payload)
-        takers = self._takers(replicas)
-        spared = [replica for replica in replicas if replica not in takers]
+        takers, spared = self._parted(replicas)
         bringing = self._brought(takers, sealed, payload)
         holder = await self._first_wanted(bringing, spared, lambda: self._brought(spared, sealed, payload))
         if holder is None and self._chain.keeps_everything:  # this disk is the archive: mirrors that lie stop nothing
@@ -109,8 +108,7 @@ class Replication:
     async def publish(self) -> None:
         """Have the head cosigned, by one at least if any lives. Raises Refused when somebody else leads."""
         if replicas := self.replicas():
-            takers = self._takers(replicas)
-            spared = [replica for replica in replicas if replica not in takers]
+            takers, spared = self._parted(replicas)
             bringing = {self._begin(replica.bring()): replica.peer for replica in takers}
             await self._first_wanted(bringing, spared, lambda: self._hand_to(spared))
             if self._is_settled:  # else `hand_in` does, soon
@@ -121,12 +119,13 @@ class Replication:
         """Whether a quorum has made the head again."""
         return bool(self._ledger.versions) and self._node.mandates.has_quorum(self._ledger.versions[-1])
 
-    def _takers(self, replicas: list[Replica]) -> list[Replica]:
-        """Those to whom all is brought at once: light archives are spared while the mirror that the coordinator chose
-        is there."""
+    def _parted(self, replicas: list[Replica]) -> tuple[list[Replica], list[Replica]]:
+        """Those to whom all is brought at once, and the light archives, which are spared while the mirror that the
+        coordinator chose is there."""
         wanted = self._wanted() - self.deaf()
         has_chosen = any(replica.peer in wanted and not replica.is_archive for replica in replicas)
-        return [replica for replica in replicas if not (has_chosen and replica.is_light)]
+        spared = [replica for replica in replicas if has_chosen and replica.is_light]
+        return [replica for replica in replicas if replica not in spared], spared
 
     def _wanted(self) -> set[PeerId]:
         """Those whose word is waited for: the coordinator, and the mirror that it chose. Any stranger may have become
@@ -136,12 +135,11 @@ class Replication:
 
     async def hand_in(self) -> None:
         """Give everybody all that they lack, and wait for it. Raises Refused when somebody else leads."""
-        replicas = self.replicas()
-        takers = self._takers(replicas)
+        takers, spared = self._parted(self.replicas())
         bringing, ttl_s = self._hand_to(takers), self._node.run.config.liveness.heartbeat_ttl_s
-        if len(takers) < len(replicas) and not self._is_settled:
+        if spared and not self._is_settled:
             await done_or_later(asyncio.gather(*bringing, return_exceptions=True), self._node.clock, HANG_TTLS * ttl_s)
-        await self._all(bringing | self._hand_to([replica for replica in replicas if replica not in takers]))
+        await self._all(bringing | self._hand_to(spared))
 
     def _hand_to(self, replicas: list[Replica]) -> dict[asyncio.Task[Any], PeerId]:
         """Send each replica what it lacks, unless that is on its way already."""
@@ -255,14 +253,15 @@ class Replication:
         waiting = [asyncio.ensure_future(self._first(tasks, wanted=wanted))]
         try:
             await done_or_later(waiting[0], self._node.clock, HANG_TTLS * ttl_s)
-            found = waiting[0].result() if waiting[0].done() else None
-            if found is None or found[0] not in wanted:
-                waiting.append(asyncio.ensure_future(self._first(bring())))
-                while not (found and found[0] in wanted) and not all(each.done() for each in waiting):
-                    pending = [each for each in waiting if not each.done()]
-                    done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                    found = next((each.result() for each in done if each.result() is not None), found)
-            return found
+            while True:
+                done = [each for each in waiting if each.done()]
+                taken = [found for each in done if (found := each.result()) is not None]
+                has_wanted = any(peer in wanted for peer, _ in taken)
+                if has_wanted or len(done) == len(waiting) == 2:
+                    return max(taken, key=lambda found: found[0] in wanted, default=None)
+                if len(waiting) == 1:
+                    waiting.append(asyncio.ensure_future(self._first(bring())))
+                await asyncio.wait([each for each in waiting if not each.done()], return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in waiting:
                 each.cancel()

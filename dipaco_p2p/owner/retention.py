@@ -48,6 +48,11 @@ class Retention:
         """Whether contributions come to the archive only where it makes a version again."""
         return self.remade < 1
 
+    @property
+    def drops(self) -> bool:
+        """Whether anything is dropped at all."""
+        return bool(self.rounds) or self.is_light
+
     def versions(self, config: RunConfig) -> int:
         """The newest versions whose parameters, updates and outer states stay: work may be based on all but the first,
         which the others are made from."""
@@ -113,7 +118,7 @@ class Thinning:
         """Drop what need not be kept any more; the payloads that the caller is to drop, unless it keeps them for a
         contribution that no version counts."""
         rounds, is_light = self.retention.rounds, self.retention.is_light
-        if not (rounds or is_light):
+        if not self.retention.drops:
             return []
         module, before = ledger.module, self.of(ledger.module)
         head, final = ledger.head.version, ledger.final
@@ -141,7 +146,7 @@ class Thinning:
 
     def free(self, payloads: Iterable[str]) -> list[str]:
         """Those of `payloads` that no version names which is still kept whole."""
-        if not (self.retention.rounds or self.retention.is_light):
+        if not self.retention.drops:
             return []
         held = frozenset().union(*(each for kept in self._kept.values() for each in kept.values()))
         return sorted(set(payloads) - held)

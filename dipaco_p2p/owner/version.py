@@ -322,7 +322,7 @@ def make_again(
     )
     if made.version != version:
         raise IntegrityError(f"version {version.version} of {version.module} does not follow from its contributions")
-    check_told(run, version, norms=norms, standings=standings, verdicts=verdicts)
+    _check_counted(run, version, norms=norms, standings=standings)
     for item in items:
         if (reason := verdicts.reason(item.sealed.document)) is not None:
             detail = f"counts {item.sealed.id[:8]}, which its judges found {reason}"
@@ -359,6 +359,22 @@ def check_sizes(run: Run, version: ModuleVersion) -> None:
 def check_told(run: Run, version: ModuleVersion, *, norms: Norms, standings: Standings, verdicts: Verdicts) -> None:
     """Check what a version says of itself, without its contributions: whom it expels or readmits, how many
     contributions it counts of a path, its norms, findings and audits. Raises IntegrityError."""
+    _check_counted(run, version, norms=norms, standings=standings)
+    name, usual = f"version {version.version} of {version.module}", norms.clip_norm(version.version - 1)
+    if usual is not None and version.clip_norm != usual:
+        raise IntegrityError(f"{name} has the `clip_norm` {version.clip_norm}, and its chain gives {usual}")
+    for share in version.shares:
+        if (reason := verdicts.reason_of(share.peer, share.work)) is not None:
+            raise IntegrityError(f"{name} counts {share.contribution[:8]}, which its judges found {reason}")
+        if share.tokens > run.tokens_full or version.module not in share.path.modules():
+            raise IntegrityError(f"{name} counts {share.tokens} tokens of {share.path} in {share.contribution[:8]}")
+    works, said = works_of(version.shares), BlobRef.of(verdicts.blob) if verdicts.blob else None
+    follows = said, verdicts.findings(works), verdicts.audits(works)
+    if (version.appraisals, version.findings, version.audits) != follows:
+        raise IntegrityError(f"{name} tells of findings or audits that its appraisals do not give")
+
+
+def _check_counted(run: Run, version: ModuleVersion, *, norms: Norms, standings: Standings) -> None:
     name = f"version {version.version} of {version.module}"
     if version.expels is not None:
         check_expels(run, version.module, version.expels, standings)
@@ -367,24 +383,10 @@ def check_told(run: Run, version: ModuleVersion, *, norms: Norms, standings: Sta
     places = Counter(share.path for share in version.shares)
     if places and max(places.values()) > run.places(version.module):
         raise IntegrityError(f"{name} counts too many contributions of one path")
-    usual = norms.clip_norm(version.version - 1)
-    if usual is not None and version.clip_norm != usual:
-        raise IntegrityError(f"{name} has the `clip_norm` {version.clip_norm}, and its chain gives {usual}")
     for share in version.shares:
-        verdict, reason = (
-            judge_norm(share.norm, norms, base=share.base_version),
-            verdicts.reason_of(share.peer, share.work),
-        )
+        verdict = judge_norm(share.norm, norms, base=share.base_version)
         if verdict.reason is not None:
             raise IntegrityError(f"{name} counts {share.contribution[:8]}: {verdict.detail}")
-        if reason is not None:
-            raise IntegrityError(f"{name} counts {share.contribution[:8]}, which its judges found {reason}")
-        if share.tokens > run.tokens_full or version.module not in share.path.modules():
-            raise IntegrityError(f"{name} counts {share.tokens} tokens of {share.path} in {share.contribution[:8]}")
-    works, said = works_of(version.shares), BlobRef.of(verdicts.blob) if verdicts.blob else None
-    follows = said, verdicts.findings(works), verdicts.audits(works)
-    if (version.appraisals, version.findings, version.audits) != follows:
-        raise IntegrityError(f"{name} tells of findings or audits that its appraisals do not give")
 
 
 def check_expels(run: Run, module: ModuleId, expels: Expulsion, standings: Standings) -> None:

@@ -42,7 +42,7 @@ KEEPING = "lying keeper"
 """Where it strikes, volunteers keep old versions for others."""
 KEEPING_SHARE = 0.15
 LIGHT_SHARE = 0.2
-"""Of the seeds without a lying keeper; where a leader lies, all of these."""
+"""Of the seeds without a lying keeper, which needs a full archive; where a leader lies, all of these."""
 LYING = "lying leader"
 LYING_SHARE = 0.1
 REMADE = (0.0, 0.0, 0.3)
@@ -103,8 +103,9 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
     count_of_others = chance.randint(3, 10) if others else 0
     found = _drawn(chance, others, count_of_others, until_s=faulty_s)
     found += _decrees(seed, decrees, is_all=not others, until_s=faulty_s)
-    found += _keeping(seed, faults, is_all=not (others or decrees))
-    found += _lying(seed, faults, is_all=not (others or decrees))
+    is_all = not (others or decrees)
+    found += _early(seed, faults, KEEPING, lot="keepers", share=KEEPING_SHARE, is_all=is_all)
+    found += _early(seed, faults, LYING, lot="lying", share=LYING_SHARE, is_all=is_all)
     found += _growth(seed, is_all=not others) if GROWTH in faults else []
     return Plan(
         seed=seed,
@@ -136,20 +137,12 @@ def _decrees(seed: int, names: Sequence[str], *, is_all: bool, until_s: float) -
     return _drawn(chance, names, chance.randint(1, 3), until_s=until_s)
 
 
-def _keeping(seed: int, faults: Sequence[str], *, is_all: bool) -> list[PlannedFault]:
-    """As decrees, and early: a keeper that once had everything lies about little."""
-    chance = random.Random(f"keepers {seed}")
-    if KEEPING not in faults or (chance.random() >= KEEPING_SHARE and not is_all):
+def _early(seed: int, faults: Sequence[str], name: str, *, lot: str, share: float, is_all: bool) -> list[PlannedFault]:
+    """As decrees, and early: who lies late has little left to lie about."""
+    chance = random.Random(f"{lot} {seed}")
+    if name not in faults or (chance.random() >= share and not is_all):
         return []
-    return [PlannedFault(at_s=chance.uniform(1.0, 10.0), name=KEEPING, seed=chance.randrange(2**31))]
-
-
-def _lying(seed: int, faults: Sequence[str], *, is_all: bool) -> list[PlannedFault]:
-    """As decrees, and early. Where a keeper lies as well, the archive is not light."""
-    chance = random.Random(f"lying {seed}")
-    if LYING not in faults or (chance.random() >= LYING_SHARE and not is_all):
-        return []
-    return [PlannedFault(at_s=chance.uniform(1.0, 10.0), name=LYING, seed=chance.randrange(2**31))]
+    return [PlannedFault(at_s=chance.uniform(1.0, 10.0), name=name, seed=chance.randrange(2**31))]
 
 
 def _growth(seed: int, *, is_all: bool) -> list[PlannedFault]:

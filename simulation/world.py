@@ -29,13 +29,13 @@ from dipaco_p2p.protocol.keeping import Range
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm import record_cache
 
-from .actors import Environment
+from .actors import Environment, VolunteerMachine
 from .disk import installed
 from .faults import FAULTS, OWNERS_IN_A_NARROW_KEY, pardon
 from .history import Look
 from .observe import DiskView, Movement, logged, longest_rest_s, look, observed, told_waits
 from .plan import Plan
-from .virtual_time import WHO, Process, VirtualLoop
+from .virtual_time import WHO, VirtualLoop
 from .witness import Witness
 
 LOOK_EVERY_S = 1.0
@@ -144,13 +144,19 @@ class World(Environment):
         return BOUND_ROUNDS_S * (2 + self.plan.config.rounds.rounds)
 
 
+def _running(world: World) -> VolunteerMachine | None:
+    """The volunteer whose program runs now."""
+    process = WHO.get()
+    return next((each for each in world.volunteers if process is not None and each.name == process.name), None)
+
+
 def _lying(world: World) -> Callable[..., str]:
     """What leaders tell of their paths: those that lie, a lie."""
-    honest, volunteers = PathCounts.tell, {volunteer.name: volunteer for volunteer in world.volunteers}
+    honest = PathCounts.tell
 
     def tell(counts: PathCounts, *arguments: Any, **named: Any) -> str:
-        process, text = WHO.get(), honest(counts, *arguments, **named)
-        lie = volunteers[process.name].lie if process is not None and process.name in volunteers else ""
+        volunteer, text = _running(world), honest(counts, *arguments, **named)
+        lie = "" if volunteer is None else volunteer.lie
         claimants = {"crowded": "99", "empty": "0"}.get(lie)
         if claimants is not None:
             return " ".join(".".join((claimants, *part.split(".")[1:2], "0")) for part in text.split(" "))
@@ -162,16 +168,16 @@ def _lying(world: World) -> Callable[..., str]:
 def _empty_handed(world: World) -> Iterator[tuple[Any, str, Any]]:
     """What keepers do: one that lies brings nothing, and makes its answers up."""
     keep, prove = Keeper._keep, Keeper._on_prove
-    volunteers = {volunteer.name: volunteer for volunteer in world.volunteers}
 
-    def lies(process: Process | None) -> bool:
-        return process is not None and process.name in volunteers and volunteers[process.name].is_empty_handed
+    def lies() -> bool:
+        volunteer = _running(world)
+        return volunteer is not None and volunteer.is_empty_handed
 
     async def brings(self: Keeper, wanted: Range) -> bool:
-        return lies(WHO.get()) or await keep(self, wanted)
+        return lies() or await keep(self, wanted)
 
     async def proves(self: Keeper, sender: PeerId, request: Prove) -> Proven:
-        return Proven(proof=digest(b"made up")) if lies(WHO.get()) else await prove(self, sender, request)
+        return Proven(proof=digest(b"made up")) if lies() else await prove(self, sender, request)
 
     yield Keeper, "_keep", brings
     yield Keeper, "_on_prove", proves
@@ -179,11 +185,11 @@ def _empty_handed(world: World) -> Iterator[tuple[Any, str, Any]]:
 
 def _false_versions(world: World) -> tuple[Any, str, Any]:
     """What leaders make: one that lies makes something else, with an update and an outer state to match."""
-    make, volunteers = Leader._make, {volunteer.name: volunteer for volunteer in world.volunteers}
+    make = Leader._make
 
     def makes(self: Leader) -> Made:
-        process = WHO.get()
-        is_liar = process is not None and process.name in volunteers and volunteers[process.name].lies_as_leader
+        volunteer = _running(world)
+        is_liar = volunteer is not None and volunteer.lies_as_leader
         if is_liar and not world.is_calm and self._state is not None:
             self._state = replace(self._state, residual=self._state.residual + LIE)
         return make(self)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +32,7 @@ REMADE = (1.0, 0.0)
 POLL_S = 0.5
 LIMIT_S = 600.0
 MB = 10**6
+MODULES = 3
 RUN = """\
 [run]
 name = "light"
@@ -101,24 +103,25 @@ class Scene(LocalSwarm):
         return found
 
     def versions(self) -> list[dict[str, Any]]:
-        """All that its archive has."""
+        """All that its archive has, those of each module in order."""
         paths = sorted(self.folder.glob("grid/documents/version-*.json"))
         return [json.loads(path.read_text())["document"] for path in paths]
 
+    def newest(self) -> list[dict[str, Any]]:
+        """Of each module; nothing before all have one."""
+        found = {one["module"]: one for one in self.versions()}  # they come in order
+        return list(found.values()) if len(found) == MODULES else []
+
     def is_led_by_volunteers(self) -> bool:
         """Whether the newest version of every module is theirs."""
-        peer = json.loads((self.folder / "address.json").read_text())["peer"]
-        newest = {one["module"]: one for one in sorted(self.versions(), key=lambda one: int(one["version"]))}
-        return len(newest) == 3 and all(one["author"] != peer and one["version"] > 3 for one in newest.values())
+        peer, newest = json.loads((self.folder / "address.json").read_text())["peer"], self.newest()
+        return bool(newest) and all(one["author"] != peer and one["version"] > 3 for one in newest)
 
     def complete(self) -> int:
         """The newest version that all modules have."""
-        newest: dict[str, int] = {}
-        for one in self.versions():
-            newest[one["module"]] = max(newest.get(one["module"], 0), one["version"])
-        return min(newest.values(), default=0) if len(newest) == 3 else 0
+        return min((one["version"] for one in self.newest()), default=0)
 
-    async def until(self, holds: Any, what: str) -> None:
+    async def until(self, holds: Callable[[], bool], what: str) -> None:
         until_s = time.monotonic() + LIMIT_S
         while not holds():
             self.require_up()

@@ -89,6 +89,19 @@ async def final(world: World, group: Group, version: int) -> None:
     await eventually(lambda: group.leader.ledger.final == version)
 
 
+async def live_through_an_outage(world: World, group: Group, author: Member, *, archived: int) -> None:
+    """While the coordinator is away more versions are made than owners keep the updates of; it signs all of them."""
+    await group.seed_away()
+    more = world.run.config.rounds.staleness + 4
+    await make_versions(world, group.leader, author, more, seed=2)
+    assert group.leader.ledger.final == 2
+    world.start_seed().archive.thinning.retention = Retention(remade=0.0)
+    world.seed.node.presence.note(light=True)
+    await world.seed.node.presence.beat()
+    await final(world, group, archived + more)
+    assert not any(event for member in group.members for event in member.said("gave_up"))
+
+
 async def test_a_quorum_makes_versions_final_and_no_contribution_comes_to_the_archive(tmp_path: Path) -> None:
     async with light_group(tmp_path) as (world, group, author):
         calls = asked(world)
@@ -223,15 +236,7 @@ async def test_one_lost_answer_before_that_loses_nothing_either(tmp_path: Path) 
         world.seed.chains[MODULE].keep_version = loses_the_answer
         await make_versions(world, group.leader, author, 1, seed=3)
         await eventually(lambda: world.seed.archive.ledgers[MODULE].head.version == 3)
-        await group.seed_away()
-        assert group.leader.ledger.final == 2
-        more = world.run.config.rounds.staleness + 4
-        await make_versions(world, group.leader, author, more, seed=2)
-        world.start_seed().archive.thinning.retention = Retention(remade=0.0)
-        world.seed.node.presence.note(light=True)
-        await world.seed.node.presence.beat()
-        await final(world, group, 3 + more)
-        assert not any(event for member in group.members for event in member.said("gave_up"))
+        await live_through_an_outage(world, group, author, archived=3)
 
 
 async def test_a_slow_chosen_mirror_does_not_bring_everything_to_the_archive(tmp_path: Path) -> None:
@@ -353,15 +358,7 @@ async def test_what_was_made_while_the_coordinator_was_away_becomes_final(tmp_pa
     async with light_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author, 2, seed=1)
         await final(world, group, 2)
-        await group.seed_away()
-        more = world.run.config.rounds.staleness + 4
-        await make_versions(world, group.leader, author, more, seed=2)
-        assert group.leader.ledger.final == 2
-        world.start_seed().archive.thinning.retention = Retention(remade=0.0)
-        world.seed.node.presence.note(light=True)
-        await world.seed.node.presence.beat()
-        await final(world, group, 2 + more)
-        assert not any(event for member in group.members for event in member.said("gave_up"))
+        await live_through_an_outage(world, group, author, archived=2)
 
 
 async def test_a_blob_that_anybody_has_sent_before_stays(tmp_path: Path) -> None:

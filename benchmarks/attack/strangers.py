@@ -220,13 +220,18 @@ ATTACKS |= dict.fromkeys(VOLUNTEERS, _as_a_volunteer)
 
 async def claim(me: Stranger, keys: Sequence[Signer], paths: Iterable[Sequence[PathId]]) -> None:
     """Each key claims its paths since ever, and says that it lives."""
-    wanted = [(key, path) for key, theirs in zip(keys, paths, strict=True) for path in theirs]
+    wanted = list(zip(keys, paths, strict=True))
     while True:
-        for key in keys:
-            await me.put_as(key, peers_key(me.run.id), Heartbeat(doing="training", tokens_per_s=1e6))
-        for key, path in wanted:
-            await me.put_as(key, claims_key(me.run.id, path), Claim(path=path, since_s=0.0))
+        await say_claims(me, wanted)
         await asyncio.sleep(me.ttl_s / 3)
+
+
+async def say_claims(me: Stranger, wanted: Sequence[tuple[Signer, Sequence[PathId]]]) -> None:
+    """Each key says once that it lives, and claims its paths."""
+    for key, paths in wanted:
+        await me.put_as(key, peers_key(me.run.id), Heartbeat(doing="training", tokens_per_s=1e6))
+        for path in paths:
+            await me.put_as(key, claims_key(me.run.id, path), Claim(path=path, since_s=0.0))
 
 
 def claims_of(count: int, *, spared: int) -> Attack:
@@ -237,6 +242,15 @@ def claims_of(count: int, *, spared: int) -> Attack:
         await claim(me, me.new_keys(count), [paths] * count)
 
     return work
+
+
+@attack("claims-fresh")
+async def claims_fresh(me: Stranger) -> None:
+    """A new key for each path with every life of a heartbeat, so that the chance of a new claim never ends."""
+    paths = list(me.run.topology.paths())
+    while True:
+        await say_claims(me, [(key, [path]) for key, path in zip(me.new_keys(len(paths)), paths, strict=True)])
+        await asyncio.sleep(me.ttl_s)
 
 
 @attack("idle")

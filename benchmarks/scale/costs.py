@@ -55,6 +55,7 @@ class Peer:
     doing: str = "choosing"
     trained_s: float = 0.0
     counted_s: float = 0.0
+    has_worked: bool = False
     serial: int = 0
     """Of what it does: an event about an earlier one is void."""
 

@@ -27,7 +27,7 @@ from dipaco_p2p.protocol.claims import drawn
 from dipaco_p2p.protocol.documents import MIRRORS_MAX
 from dipaco_p2p.protocol.liveness import Claim, Heartbeat
 from dipaco_p2p.protocol.neighbours import PLACE_BITS, place
-from dipaco_p2p.protocol.rounds import Round, RoundState
+from dipaco_p2p.protocol.rounds import Awaited, Round, RoundState, everybody, waits_for_newcomers
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.summaries import Need, draw_path, share_moving
 from dipaco_p2p.topology import PathId, Topology
@@ -256,6 +256,7 @@ class Swarm:
             led.round = led.round.contributed(peer.path, peer.name, now_s=self.now_s, is_late=is_late)
             led.work[key] = TRAIN_S * peer.pace
             led.work[peer.path, WORKED] = 0.0
+            peer.has_worked = True
             if led.leader is not None:
                 self.costs.leader_calls[led.leader] += 8
         self.costs.spend("calls", 2 * (4 + MODULE_BYTES / 2**20 / 4) + 2 * 4)
@@ -334,7 +335,9 @@ class Swarm:
             return
         claims = self.nobody | {path: self.claims[path] for path in led.paths}
         elsewhere = [led.round.number] * max(0, len(self.peers) - sum(map(len, claims.values())))
-        ticked = led.round.tick(claims, self.rounds, now_s=self.now_s, elsewhere=elsewhere)
+        ticked = led.round.tick(
+            claims, self.rounds, now_s=self.now_s, elsewhere=elsewhere, is_awaited=self.awaits(led.round.number)
+        )
         if not ticked.is_closed:
             led.round = ticked
             return
@@ -352,11 +355,17 @@ class Swarm:
                     self.costs.spend("calls", 2)
                     self.later(peer, MODULE_BYTES * 8 / DOWN_BIT_S, self.wait)
 
+    def awaits(self, number: int) -> Awaited:
+        if waits_for_newcomers(number):
+            return everybody
+        return lambda name, path: name in self.peers and self.peers[name].has_worked
+
     def is_missing(self, led: Led) -> bool:
         """Whether anybody is that the round waits for: then it cannot be complete."""
         number, work = led.round.number, led.work
+        is_awaited = self.awaits(number)
         return any((path, WORKED) not in work for path in led.paths) or any(
-            claim.round <= number and (path, name) not in work
+            claim.round <= number and (path, name) not in work and is_awaited(name, path)
             for path in led.paths
             for name, claim in self.claims[path].items()
         )

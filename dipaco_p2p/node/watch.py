@@ -86,7 +86,7 @@ class Watch:
         self.claims: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in run.topology.paths()}
         """Those that weigh (protocol/sightings.py), of the paths whose claims we read."""
         self.paths = PathCounts(run, clock, self.claims, is_whole=lambda: self.is_whole)
-        self._sightings = Sightings(
+        self.sightings = Sightings(
             swarm.peer, ttl_s=run.config.liveness.heartbeat_ttl_s, deadline_max_s=run.config.rounds.deadline_s
         )
         self._looked_s: dict[PathId, float] = {}
@@ -128,7 +128,7 @@ class Watch:
             if claims and not self.paths.is_read(path):
                 self.claims[path] = {}
         await asyncio.gather(self.read_peers(), self.read_claims(self.concerns.paths()), *map(self.read_heads, heads))
-        if paths := self._sightings.to_ask(now_s=self._clock.now_s()):
+        if paths := self.sightings.to_ask(now_s=self._clock.now_s()):
             self._begin(self.read_rounds({module for path in paths for module in path.modules()}))
 
     @property
@@ -171,7 +171,7 @@ class Watch:
     def hurry(self, module: ModuleId) -> None:
         """Ask at the next refresh who works on the paths through `module`: its round may want one of them again."""
         for path in self._run.topology.paths_through(module):
-            self._sightings.hurry(path)
+            self.sightings.hurry(path)
 
     def close(self) -> None:
         """Ask nobody for a mandate any more."""
@@ -202,15 +202,15 @@ class Watch:
     async def claimed_s(self, peer: PeerId, path: PathId) -> float | None:
         """Since when the newest claim of `peer` is one of `path`; None if it is not. A claim that we have not seen yet
         is looked for, at most once in CLAIM_LOOK_S for each path, whoever asks."""
-        found, now_s = self._sightings.claimed_s(peer, path), self._clock.now_s()
+        found, now_s = self.sightings.claimed_s(peer, path), self._clock.now_s()
         if found is None and now_s - self._looked_s.get(path, -math.inf) >= CLAIM_LOOK_S:
             await self._looking.do(str(path), partial(self._look_for_claims, path))
-            found = self._sightings.claimed_s(peer, path)
+            found = self.sightings.claimed_s(peer, path)
         return found
 
     def claimed(self, peer: PeerId) -> PathId | None:
         """The path of its newest claim, as far as we have seen, alive or not."""
-        return self._sightings.claimed(peer)
+        return self.sightings.claimed(peer)
 
     async def _look_for_claims(self, path: PathId) -> None:
         await self._read_claims_of(path)
@@ -458,7 +458,7 @@ class Watch:
             for peer, claim in claims.items()
             if claim.path == path and not claim.released and not self._is_out(peer)
         }
-        self.claims[path] = self._sightings.weighing(path, live, now_s=self._clock.now_s())
+        self.claims[path] = self.sightings.weighing(path, live, now_s=self._clock.now_s())
         self.paths.note_claims(path)
         self.concerns.read_claims(path, len(claims))
 
@@ -483,9 +483,9 @@ class Watch:
         found = {path: None if self._decrees.is_frozen else self.standing(path) for path in paths}
         standings = {path: how_far for path, how_far in found.items() if how_far is not None}
         for path in found.keys() - standings.keys():
-            self._sightings.excuse(path, ask_s=now_s + self._run.config.liveness.heartbeat_ttl_s)
+            self.sightings.excuse(path, ask_s=now_s + self._run.config.liveness.heartbeat_ttl_s)
         deadlines_s = {path: self._deadline_s(path) for path in standings}
-        self._sightings.told(self.rounds, standings, deadlines_s=deadlines_s, now_s=now_s)
+        self.sightings.told(self.rounds, standings, deadlines_s=deadlines_s, now_s=now_s)
 
     def _deadline_s(self, path: PathId) -> float:
         """How long the rounds of `path` wait, by the most patient of its leaders."""

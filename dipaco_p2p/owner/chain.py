@@ -78,7 +78,7 @@ class Chains:
         """Whether a version of any module counts work of `peer`, as far as they are here."""
         return any(chain.ledger.standings.has_worked(peer) for chain in self._chains.values())
 
-    def may_judge(self, peer: PeerId) -> bool:
+    def is_proven(self, peer: PeerId) -> bool:
         """Whether `peer` has worked, in this stage or, as far as that is known here, in the one before."""
         return self.has_worked(peer) or peer in self.earlier
 
@@ -105,7 +105,7 @@ class ModuleChain:
         self.state = KeptState(self.node)
         self.originals = Originals(self.node.run, module)
         self.evidence = Evidence(self.node, self.ledger)
-        self.timing = Timing(self.node, module)
+        self.timing = Timing(self.node, module, is_proven=chains.is_proven)
         self.lost: set[str] = set()
         """Contributions that are here, and that the chain which goes on may lack."""
         self.chains = chains

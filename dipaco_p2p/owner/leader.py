@@ -274,11 +274,12 @@ class Leader:
             self._is_leading &= self._node.mandates.newest(self.module) == self._mandate
 
     def _ticked(self, now_s: float) -> Round:
-        node, config = self._node, self._node.run.config.rounds
-        deadline_s, replicas_s = self._chain.timing.deadline_s(), self._chain.timing.replicas_s()
+        node, chain, config = self._node, self._chain, self._node.run.config.rounds
+        deadline_s, replicas_s = chain.timing.deadline_s(), chain.timing.replicas_s()
         uploads_s, elsewhere = node.uploads.progress_s, node.watch.paths.elsewhere()
         tick = partial(self._round.tick, node.watch.claims, config, elsewhere=elsewhere, uploads_s=uploads_s)
-        ticked = tick(now_s=now_s, deadline_s=deadline_s, replicas_s=replicas_s)
+        is_awaited = partial(chain.timing.is_awaited, number=self._round.number)
+        ticked = tick(now_s=now_s, deadline_s=deadline_s, replicas_s=replicas_s, is_awaited=is_awaited)
         has_judges_to_hear = ticked.is_closed and not self.trials.is_over(self._intake.admitted)
         return self._round if has_judges_to_hear else ticked
 

@@ -6,23 +6,30 @@ one that takes the module over does not begin with the longest deadline.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 from ..node.node import Member
 from ..protocol.documents import Contribution
-from ..protocol.rounds import Arrivals
-from ..topology import ModuleId
+from ..protocol.rounds import Arrivals, waits_for_newcomers
+from ..protocol.signing import PeerId
+from ..topology import ModuleId, PathId
 
 
 class Timing:
     """Of one module at this peer."""
 
-    def __init__(self, node: Member, module: ModuleId) -> None:
+    def __init__(self, node: Member, module: ModuleId, *, is_proven: Callable[[PeerId], bool]) -> None:
+        """`is_proven` says whether a peer has ever worked."""
         self._node = node
+        self._is_proven = is_proven
         self.arrivals = Arrivals(paths=len(node.run.topology.paths_through(module)))
 
     def arrived(self, document: Contribution) -> None:
         """It was admitted just now, by this peer or by the leader, which has handed it on."""
-        now_s = self._node.clock.now_s()
-        self.arrivals = self.arrivals.arrived(document.path, document.author, base=document.base_version, now_s=now_s)
+        path, author, base = document.path, document.author, document.base_version
+        claimed_s, now_s = self._node.watch.sightings.claimed_s(author, path), self._node.clock.now_s()
+        self.arrivals = self.arrivals.arrived(path, author, base=base, now_s=now_s, claimed_s=claimed_s)
 
     def opened(self, version: int) -> None:
         """Trainers may begin with `version` from now on."""
@@ -35,3 +42,15 @@ class Timing:
     def replicas_s(self) -> float | None:
         """How long it waits for further claimants of paths that are in; None for as long as for a path."""
         return self.arrivals.replicas_s(self._node.run.config.liveness)
+
+    def is_awaited(self, peer: PeerId, path: PathId, *, number: int) -> bool:
+        """Whether the round that follows version `number` waits for a claimant of `path` beside others. Anybody may
+        claim, so a peer that has never worked has less time: of its own, not from the last path on."""
+        if self._is_proven(peer):
+            return True
+        replicas_s = self.replicas_s()
+        if replicas_s is None or not waits_for_newcomers(number):
+            return waits_for_newcomers(number)
+        claimed_s, opened_s = self._node.watch.sightings.claimed_s(peer, path), self.arrivals.opened_s.get(number)
+        since_s = max(-math.inf if each is None else each for each in (claimed_s, opened_s))
+        return self._node.clock.now_s() < since_s + replicas_s

@@ -269,9 +269,9 @@ class Trials:
 
     def _recall(self) -> None:
         """What leaders before us heard of works counts like what we hear: from those whom they could have asked."""
-        coordinator, may_judge = self._node.run.manifest.author, self._chain.chains.may_judge
+        coordinator, is_proven = self._node.run.manifest.author, self._chain.chains.is_proven
         said = self._chain.evidence.said()
-        self._evidence = [one for one in said if one.document.author == coordinator or may_judge(one.document.author)]
+        self._evidence = [one for one in said if one.document.author == coordinator or is_proven(one.document.author)]
         self._recalled = self.verdicts([])
         self._caught = set(self._recalled.forgers)
 
@@ -453,7 +453,7 @@ class Trials:
         alive = {peer for peer, beat in watch.heartbeats.items() if beat.owns and peer not in without}
         alive |= {self._node.peer} - without
         leaders = {watch.leader(module) for module in document.path.modules()}
-        heard = (peer for peer in alive if self._chain.chains.may_judge(peer) and self._standing(peer).is_heard)
+        heard = (peer for peer in alive if self._chain.chains.is_proven(peer) and self._standing(peer).is_heard)
         return sorted(in_order(heard, draw), key=lambda peer: peer in leaders)
 
     async def _appraised(

@@ -14,6 +14,11 @@ round. What does not come is given up:
   and never contribute can slow a round, but not stop it.
 - Once all paths are in, only further claimants of them are waited for, and nobody need notice a death and take a path
   over: they have the deadline without the time for that. Else an idle claim beside others cost a whole deadline.
+- A claimant that has never worked is waited for beside others in the first round, and in one of NEWCOMERS_EVERY after
+  it, for as long as the further claimants since it claimed (`Timing.is_awaited`): keys are free, and with a new one for
+  each round a stranger would make all of them wait. A newcomer loses nothing: its first work counts a round late, and
+  from then on it is waited for. One so slow that it would be later than the run takes work comes in time in a round
+  that waits.
 - Work that was refused when the round could close does not make its path come: once, the path has a deadline more.
 - Then a grace, in which nearly finished uploads still arrive. While bytes of a claimant's upload keep coming it goes
   on, at most for one more deadline: a slow uplink has done its work already.
@@ -28,7 +33,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
@@ -62,6 +68,8 @@ def follow(table: Mapping[tuple[S, E], S], state: S, event: E) -> S:
 PATIENCE = 3
 """A round without a quorum closes after this many deadlines."""
 
+NEWCOMERS_EVERY = 4
+
 UPLOAD_SILENCE_S = 10.0
 """An upload of which no byte came for so long is not waited for in the grace."""
 
@@ -70,6 +78,21 @@ VERSIONS_TOLD = 2
 
 PathClaims = Mapping[PathId, Mapping[PeerId, Claim]]
 """The live claims of every path of the grid, uncovered paths included."""
+
+
+Awaited = Callable[[PeerId, PathId], bool]
+"""Whether a round waits for a claimant of a path that others have brought."""
+
+
+def everybody(peer: PeerId, path: PathId) -> bool:
+    """It waits for all of them."""
+    return True
+
+
+def waits_for_newcomers(number: int) -> bool:
+    """Whether the round that follows version `number` waits for claimants that have never worked. Drawn, so that nobody
+    who trains in every second or third round misses all of them; the same for all modules."""
+    return number == 0 or zlib.crc32(str(number).encode()) % NEWCOMERS_EVERY == 0
 
 
 class RoundState(StrEnum):
@@ -156,17 +179,26 @@ class Round:
         replicas_s: float | None = None,
         uploads_s: Mapping[PeerId, float] | None = None,
         elsewhere: Sequence[int] = (),
+        is_awaited: Awaited = everybody,
     ) -> Round:
         """Let time pass; `claims` are those of the whole grid, but for those `elsewhere`, of which the rounds are told.
 
         `deadline_s` is the one that was learnt (`Arrivals.deadline_s`), never above the run file's, which None means;
         `replicas_s` the one for claimants whose path others have brought (`Arrivals.replicas_s`), None for the same.
-        `uploads_s` says when bytes of an unfinished upload last came, by sender.
+        `uploads_s` says when bytes of an unfinished upload last came, by sender; `is_awaited` whether a
+        claimant is waited for beside others of its path.
         """
         deadline_s = config.deadline_s if deadline_s is None else min(deadline_s, config.deadline_s)
         wait_s = self._wait_s(claims, config, elsewhere, deadline_s=deadline_s, replicas_s=replicas_s)
+        is_complete = self.is_complete(claims, is_awaited)
         event = self._event(
-            claims, config, now_s=now_s, wait_s=wait_s, deadline_s=deadline_s, uploads_s=uploads_s or {}
+            claims,
+            config,
+            is_complete=is_complete,
+            now_s=now_s,
+            wait_s=wait_s,
+            deadline_s=deadline_s,
+            uploads_s=uploads_s or {},
         )
         if event is None:
             return self
@@ -187,10 +219,10 @@ class Round:
         """Nothing could come for a while, since the run was frozen: what is missing has its time anew."""
         return replace(self, last_s=now_s, grace_from_s=now_s)
 
-    def is_complete(self, claims: PathClaims) -> bool:
-        """Whether every path is in, and every live claimant that trains this round."""
+    def is_complete(self, claims: PathClaims, is_awaited: Awaited = everybody) -> bool:
+        """Whether every path is in, and every live claimant that trains this round and is waited for."""
         return self.expected <= self.paths and not any(
-            claim.round <= self.number and Entry(path=path, peer=peer) not in self.entries
+            claim.round <= self.number and Entry(path=path, peer=peer) not in self.entries and is_awaited(peer, path)
             for path in self.expected
             for peer, claim in claims.get(path, {}).items()
         )
@@ -246,6 +278,7 @@ class Round:
         claims: PathClaims,
         config: RoundsConfig,
         *,
+        is_complete: bool,
         now_s: float,
         wait_s: float,
         deadline_s: float,
@@ -253,7 +286,7 @@ class Round:
     ) -> RoundEvent | None:
         if self.state not in (RoundState.COLLECTING, RoundState.GRACE):
             return None
-        if self.is_complete(claims):
+        if is_complete:
             return RoundEvent.COMPLETE
         if self.state is RoundState.COLLECTING:
             is_due = now_s - self.last_s >= wait_s
@@ -369,6 +402,9 @@ class Arrivals:
     """When a peer last brought a path into a round."""
     durations_s: Mapping[PathId, Mapping[int, float]] = field(default_factory=dict)
     """Of each path, by version, how long the slowest of its authors took."""
+    first_s: Mapping[PathId, float] = field(default_factory=dict)
+    """The same of a first round, which no leader sees open, from the authors' claims on. Machines still prepare then,
+    so this tells only how long to wait for further claimants."""
 
     def opened(self, version: int, *, now_s: float) -> Arrivals:
         """This leader has published `version`: trainers may start from it now. Older rounds are forgotten."""
@@ -384,10 +420,15 @@ class Arrivals:
             durations_s={path: found for path, found in durations.items() if found},
         )
 
-    def arrived(self, path: PathId, peer: PeerId, *, base: int, now_s: float) -> Arrivals:
-        """A contribution of `path` by `peer`, from version `base`, was admitted; late ones are told as well."""
+    def arrived(
+        self, path: PathId, peer: PeerId, *, base: int, now_s: float, claimed_s: float | None = None
+    ) -> Arrivals:
+        """A contribution of `path` by `peer`, from version `base`, was admitted; late ones are told as well.
+        `claimed_s` is when its author was first seen to claim the path, if that was seen."""
         if base not in self.opened_s:
-            return self
+            if base > 0 or claimed_s is None or math.isinf(claimed_s):
+                return self
+            return replace(self, first_s={**self.first_s, path: max(self.first_s.get(path, 0.0), now_s - claimed_s)})
         known, began_s = self.durations_s.get(path, {}), self.brought_s.get((base, peer), self.opened_s[base])
         slowest_s = max(known.get(base, 0.0), now_s - began_s)
         return replace(
@@ -413,7 +454,8 @@ class Arrivals:
     def replicas_s(self, liveness: LivenessConfig) -> float | None:
         """How long the open round waits for further claimants of its paths once all of these are in; None while that is
         not known. A machine half as fast as the others is in by then, and one that was busy for a moment."""
-        typical_s = self.typical_s()
+        first_s = statistics.median_high(self.first_s.values()) if 2 * len(self.first_s) >= self.paths else None
+        typical_s = self.typical_s() or first_s
         return None if typical_s is None else max(MULTIPLE * typical_s, liveness.heartbeat_ttl_s)
 
     def deadline_s(self, rounds: RoundsConfig, liveness: LivenessConfig) -> float:

@@ -6,7 +6,10 @@ seen itself and by what the leaders say of the work that came in:
 
 - *A new claim has its chance.* It weighs at once, so that nobody else takes the path, and goes on weighing while work
   comes. The chance is over when the path has gone on for `CHANCE_ROUNDS` rounds without this claimant, or when it
-  could be trained for `CHANCE_DEADLINES` deadlines and nobody trained it.
+  could be trained for `CHANCE_DEADLINES` deadlines and nobody trained it (`FIRST_CHANCE_DEADLINES`, if the claimant
+  never worked).
+- *Newcomers share their chance.* Keys are free, so a chance for each would be one without an end. Once a claimant that
+  never worked has used up its chance, no other weighs on that path before it has worked, for REST_ROUNDS rounds.
 - *An idle claim weighs nothing*: nobody yields to it or waits for it, and its path is free. It weighs again as soon
   as its author's work is in a round. Whoever moves on without having worked takes the used chance along.
 - *Refused work does not count as work.* If a leader says that it refused a claimant's work, and no module of the path
@@ -38,8 +41,12 @@ CHANCE_ROUNDS = 3
 """A slow machine's work may come a round late, and leaders tell who was counted in the last VERSIONS_TOLD versions."""
 CHANCE_DEADLINES = 2.0
 """A round waits one; the second is for whoever took the path just before its round closed."""
+FIRST_CHANCE_DEADLINES = 0.5
+"""A round waits one: so another volunteer can still bring the path in time."""
+CHANCES = FIRST_CHANCE_DEADLINES, CHANCE_DEADLINES
 SENDING_DEADLINES = 6.0
 """A slow line takes several; without a bound a peer that sends a byte now and then would hold a path."""
+REST_ROUNDS = 8
 GONE_MAX = 1024
 """Claimants without a live claim that are remembered: they may come back."""
 
@@ -78,6 +85,10 @@ class _Path:
     """When to ask the leaders again."""
     live: int = 0
     """Claims by others."""
+    progress: int = 0
+    """How far it is, as far as we were told."""
+    rests_until: int = 0
+    """Before it is so far, nobody who never worked weighs here."""
 
 
 class Sightings:
@@ -131,19 +142,22 @@ class Sightings:
             for peer, versions in works[path].items():
                 self._credit(peer, path, versions, now_s=now_s)
             known = self._paths.setdefault(path, _Path())
+            known.progress = how_far.progress
             is_new = any([_is_new(known.worked, versions) for versions in works[path].values()])
             if not how_far.is_due:
                 known.untrained_s = math.inf
             elif is_new or math.isinf(known.untrained_s):
                 known.untrained_s = now_s
-            over_s = known.untrained_s + CHANCE_DEADLINES * deadlines_s[path]
-            known.ask_s = over_s if now_s < over_s < math.inf else now_s + deadlines_s[path]
+            ends_s = [known.untrained_s + times * deadlines_s[path] for times in CHANCES]
+            known.ask_s = min((at_s for at_s in ends_s if now_s < at_s < math.inf), default=now_s + deadlines_s[path])
         for peer, sight in self._peers.items():  # after all credit: it may have moved on from a path that it worked on
             path = sight.claim.path
             if path in standings:
                 is_sending = any(peer in rounds[module].sending for module in path.modules())
                 self._judge(sight, standings[path], deadlines_s[path], is_sending=is_sending, now_s=now_s)
                 sight.is_idle |= Entry(path=path, peer=peer) in refused
+        for sight in self._peers.values():
+            sight.is_idle |= not sight.worked and self._rests(sight.claim.path)
 
     def claimed_s(self, peer: PeerId, path: PathId) -> float | None:
         """Since when `peer` claims `path`, give or take the time between two looks, if that is its newest claim that
@@ -169,7 +183,7 @@ class Sightings:
     def _see(self, peer: PeerId, claim: Claim, *, seen_s: float, now_s: float) -> _Sight:
         sight = self._peers.pop(peer, None)
         if sight is None:
-            sight = _Sight(claim=claim, seen_s=seen_s, chance_s=now_s)
+            sight = _Sight(claim=claim, seen_s=seen_s, chance_s=now_s, is_idle=self._rests(claim.path))
         elif sight.claim.path == claim.path:
             sight.claim = claim
         elif sight.claim.since_s < claim.since_s:  # it has moved on; its old claim may live on for a while
@@ -195,8 +209,16 @@ class Sightings:
             sight.missed += max(0, how_far.progress - sight.progress)
         sight.progress = how_far.progress
         since_s = max(self._paths[sight.claim.path].untrained_s, sight.chance_s)
-        is_over = now_s - since_s >= CHANCE_DEADLINES * deadline_s or sight.missed >= CHANCE_ROUNDS
-        sight.is_idle |= is_over and not (is_sending and now_s - sight.chance_s < self._sending_max_s)
+        deadlines = CHANCE_DEADLINES if sight.worked else FIRST_CHANCE_DEADLINES
+        is_over = now_s - since_s >= deadlines * deadline_s or sight.missed >= CHANCE_ROUNDS
+        if is_over and not (is_sending and now_s - sight.chance_s < self._sending_max_s):
+            if not sight.worked and not sight.is_idle:
+                self._paths[sight.claim.path].rests_until = how_far.progress + REST_ROUNDS
+            sight.is_idle = True
+
+    def _rests(self, path: PathId) -> bool:
+        """Whether a newcomer on `path` has used up the chance of those that come now."""
+        return path in self._paths and self._paths[path].progress < self._paths[path].rests_until
 
     def _forget(self) -> None:
         """Those that were seen longest ago. All live ones stay, or a crowd would get its chance again and again."""

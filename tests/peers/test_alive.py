@@ -219,7 +219,7 @@ async def test_who_was_stopped_comes_after_who_took_its_path(tmp_path: Path) -> 
 async def test_who_was_stopped_keeps_a_path_that_nobody_took(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as (world, node, claiming, events):
         path = next(path for path, peers in node.watch.claims.items() if node.peer in peers)
-        await asyncio.sleep(3 * world.run.config.liveness.heartbeat_ttl_s)
+        await asyncio.sleep(1.5 * world.run.config.liveness.heartbeat_ttl_s)
         assert not await claimants(world)
         await node.presence.beat()
         assert await claimants(world) == {node.peer} and node.presence.has_claim

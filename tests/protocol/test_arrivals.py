@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +55,19 @@ def test_for_further_claimants_of_a_path_nobody_need_notice_a_death() -> None:
     assert Arrivals(paths=4).replicas_s(LIVENESS) is None
     assert after(1, dict.fromkeys(PATHS, 50.0)).replicas_s(LIVENESS) == MULTIPLE * 50.0
     assert after(1, dict.fromkeys(PATHS, 1.0)).replicas_s(LIVENESS) == LIVENESS.heartbeat_ttl_s
+
+
+def test_of_a_first_round_only_further_claimants_are_measured_from_their_claims_on() -> None:
+    """No leader sees it open. Attack: idle claims beside others' cost it the run file's deadline, here 600 s."""
+    found = Arrivals(paths=4).arrived(PATHS[0], peer("first"), base=0, now_s=START_S, claimed_s=START_S - 10.0)
+    assert found.replicas_s(LIVENESS) is None, "a quarter of the paths is too little"
+    for path, claimed_s in zip(PATHS[1:], (None, -math.inf, START_S - 70.0), strict=True):
+        found = found.arrived(path, peer(path), base=0, now_s=START_S, claimed_s=claimed_s)
+    assert found.replicas_s(LIVENESS) == MULTIPLE * 70.0
+    assert deadline_s(found) == 600.0, "a missing path has the time of a machine that still prepares"
+    late = found.arrived(PATHS[1], peer("late"), base=3, now_s=START_S, claimed_s=START_S - 900.0)
+    assert late == found, "of later rounds it is known when they open"
+    assert after(1, dict.fromkeys(PATHS, 50.0), before=found).replicas_s(LIVENESS) == MULTIPLE * 50.0
 
 
 def test_it_follows_the_machines_and_forgets() -> None:

@@ -12,6 +12,7 @@ from dipaco_p2p.config import RoundsConfig
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.rounds import (
+    NEWCOMERS_EVERY,
     PATIENCE,
     ROUND_TRANSITIONS,
     UPLOAD_SILENCE_S,
@@ -24,6 +25,7 @@ from dipaco_p2p.protocol.rounds import (
     Standing,
     read_open_round,
     standing,
+    waits_for_newcomers,
 )
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import PathId
@@ -100,6 +102,26 @@ def test_further_claimants_have_their_own_time_once_all_paths_are_in(replicas_s:
         assert round_.tick(beside, CONFIG, now_s=START_S + after_s, replicas_s=replicas_s).state is state
     left_s = round_.left_s(beside, CONFIG, now_s=START_S, deadline_s=120.0, replicas_s=replicas_s)
     assert left_s == due_s + CONFIG.grace_s
+
+
+def test_of_claimants_beside_others_only_those_are_waited_for_that_are_to_be() -> None:
+    beside = claims(*ALL, A)
+    for is_newcomer, state in ((True, RoundState.CLOSED), (False, RoundState.COLLECTING)):
+        found = collected(*ALL).tick(
+            beside, CONFIG, now_s=START_S, is_awaited=lambda peer_, path, off=is_newcomer: not off
+        )
+        assert found.state is state
+    missing = collected(A, B, C).tick(beside, CONFIG, now_s=START_S, is_awaited=lambda *_: False)
+    assert missing.state is RoundState.COLLECTING, "a path that is missing is waited for, whoever claims it"
+
+
+def test_a_newcomer_that_trains_in_every_nth_round_meets_one_that_waits() -> None:
+    assert waits_for_newcomers(0)
+    waiting = [number for number in range(1, 400) if waits_for_newcomers(number)]
+    assert 400 / NEWCOMERS_EVERY / 1.5 < len(waiting) < 400 / NEWCOMERS_EVERY * 1.5
+    for stride in range(1, 6):
+        for first in range(stride):
+            assert any(number % stride == first for number in waiting[:16]), (stride, first)
 
 
 def test_a_path_that_is_missing_has_the_whole_deadline() -> None:

@@ -10,7 +10,15 @@ import pytest
 from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.rounds import Entry, OpenRound, Standing
 from dipaco_p2p.protocol.rounds import standing as standing_of
-from dipaco_p2p.protocol.sightings import CHANCE_DEADLINES, CHANCE_ROUNDS, GONE_MAX, SENDING_DEADLINES, Sightings
+from dipaco_p2p.protocol.sightings import (
+    CHANCE_DEADLINES,
+    CHANCE_ROUNDS,
+    FIRST_CHANCE_DEADLINES,
+    GONE_MAX,
+    REST_ROUNDS,
+    SENDING_DEADLINES,
+    Sightings,
+)
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -77,15 +85,61 @@ def _entries(works: Works, module: ModuleId) -> tuple[Entry, ...]:
     )
 
 
-def test_a_new_claim_weighs_until_its_chance_is_over() -> None:
+@pytest.mark.parametrize(("has_worked", "deadlines"), [(False, FIRST_CHANCE_DEADLINES), (True, CHANCE_DEADLINES)])
+def test_a_claim_weighs_until_its_chance_is_over(has_worked: bool, deadlines: float) -> None:
     scene = Scene()
     scene.claim(IDLE)
     assert scene.weighing() == {IDLE}
     scene.tell()
-    scene.tell(after_s=CHANCE_DEADLINES * DEADLINE_S - 0.1)
+    if has_worked:
+        scene.works({HERE: [IDLE]})
+        scene.tell()
+        scene.publish()
+        scene.tell()
+    scene.tell(after_s=deadlines * DEADLINE_S - 0.1)
     assert scene.weighing() == {IDLE}
     scene.tell(after_s=0.1)
     assert scene.weighing() == set(), "its path could be trained all the time, and nobody did"
+
+
+def test_a_new_key_for_each_life_of_a_heartbeat_has_no_chance_without_an_end() -> None:
+    """Attack: keys are free, and each new claim weighed for two deadlines, so the path was nobody's for ever."""
+    scene, weighed = Scene(), 0
+    for number in range(40):
+        scene.claim(PeerId(f"key-{number}"))
+        weighed += bool(scene.weighing())
+        scene.tell(after_s=TTL_S)
+    assert weighed <= 1 + FIRST_CHANCE_DEADLINES * DEADLINE_S / TTL_S
+    scene.claim(HONEST)
+    assert not scene.weighing(), "a newcomer is not told from those keys before it has worked"
+    scene.works({HERE: [HONEST]})
+    scene.tell()
+    assert scene.weighing() == {HONEST}
+
+
+def test_newcomers_have_a_chance_again_when_their_path_has_gone_on_for_long() -> None:
+    scene, works = Scene(), {path: [HONEST] for path in (HERE, THERE)}
+    scene.claim(IDLE)
+    scene.tell()
+    scene.tell(after_s=FIRST_CHANCE_DEADLINES * DEADLINE_S)
+    for number in range(REST_ROUNDS + 1):
+        newcomer = PeerId(f"newcomer-{number}")
+        scene.claim(newcomer)
+        assert (newcomer in scene.weighing()) == (number == REST_ROUNDS), number
+        scene.works(works)
+        scene.publish()
+        scene.tell()
+
+
+def test_who_has_worked_keeps_its_chance_while_newcomers_have_none() -> None:
+    scene = Scene()
+    scene.claim(HONEST, THERE)
+    scene.works({THERE: [HONEST]})
+    scene.tell()
+    scene.claim(IDLE)
+    scene.tell(after_s=FIRST_CHANCE_DEADLINES * DEADLINE_S)
+    scene.claim(HONEST)
+    assert scene.weighing() == {HONEST}
 
 
 def test_a_claim_beside_work_has_its_chance_in_rounds() -> None:
@@ -291,8 +345,11 @@ def test_leaders_are_asked_when_a_chance_may_be_over_and_not_for_paths_without_c
     assert scene.sightings.to_ask(now_s=scene.now_s + TTL_S - 0.1) == [], "the answer may be on its way"
     assert scene.sightings.to_ask(now_s=scene.now_s + TTL_S) == [HERE]
     scene.tell()
-    over_s = scene.now_s + CHANCE_DEADLINES * DEADLINE_S
-    assert scene.sightings.to_ask(now_s=over_s - 0.1) == [] and scene.sightings.to_ask(now_s=over_s) == [HERE]
+    for deadlines in (FIRST_CHANCE_DEADLINES, CHANCE_DEADLINES - FIRST_CHANCE_DEADLINES):
+        scene.now_s += deadlines * DEADLINE_S
+        assert scene.sightings.to_ask(now_s=scene.now_s - 0.1) == []
+        assert scene.sightings.to_ask(now_s=scene.now_s) == [HERE]
+        scene.tell()
 
 
 @pytest.mark.parametrize("count", [10, 3 * GONE_MAX])

@@ -21,8 +21,8 @@ to be is found too: trained on other text, or made longer.
   give what a repetition needs has failed as well: the work is unjudged, if nobody could repeat it.
 - Two auditors must agree, and more than half of them, whatever the losses say and whoever the author is. Those whom
   most contradict are not heard for a while (standing.py).
-- If of three authors or more most had work that was not repeated, auditors' machines differ from the trainers', and
-  none is refused for that.
+- If of three audited authors or more most had work that came out different, auditors' machines differ from the
+  trainers', and none is refused for that. If most gave nothing, lines are cut, and none is refused for that.
 
 Source: paired t-test; Gauntlet (arXiv 2505.21684) compares losses before and after as well.
 """
@@ -51,7 +51,7 @@ AGREED = 2
 """Judges that must agree to refuse work."""
 COSINE_MIN, NORM_OFF_MAX, MOMENTS_MAX = 0.99, 0.05, 2.0
 AUTHORS_MANY = 3
-"""Of so many whose work was repeated most can hardly be forgers: then something else is wrong."""
+"""Of so many audited authors most can hardly be forgers: then something else is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,10 +133,12 @@ def refused(works: Mapping[str, Judged], *, coordinator: PeerId) -> dict[str, Re
     known = {id_ for id_, work in new.items() if work.is_known and work.appraisals}
     if 2 * len(known & found.keys()) > len(known):
         found = {id_: reason for id_, reason in found.items() if id_ not in known}
-    forged = [id_ for id_, work in works.items() if is_forged(work.appraisals)]
-    repeated = {work.author for work in works.values() if any(_repetitions(work.appraisals))}
-    if len(repeated) < AUTHORS_MANY or 2 * len({works[id_].author for id_ in forged}) <= len(repeated):
-        found |= {id_: _why_not(works[id_]) for id_ in forged}
+    failed = {id_: _why_not(work) for id_, work in works.items() if is_forged(work.appraisals)}
+    audited = {work.author for work in works.values() if any(_repetitions(work.appraisals))}
+    for why in (Reason.NOT_REPEATED, Reason.UNJUDGED):  # each alone: else who withholds states excused who forges
+        alike = [id_ for id_, reason in failed.items() if reason == why]
+        if len(audited) < AUTHORS_MANY or 2 * len({works[id_].author for id_ in alike}) <= len(audited):
+            found |= dict.fromkeys(alike, why)
     return found
 
 

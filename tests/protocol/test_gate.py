@@ -274,6 +274,34 @@ def test_when_most_of_a_round_comes_out_different_machines_do_and_nobody_is_refu
         assert list(found.values()) == [Reason.NOT_REPEATED] * count
 
 
+FORGED, CUT, CAME_OUT = (OFF, OFF), (NOTHING_GIVEN, NOTHING_GIVEN), (SAME,)
+NOT_REPEATED, UNJUDGED = Reason.NOT_REPEATED, Reason.UNJUDGED
+
+
+@pytest.mark.parametrize(
+    ("audits", "expected"),
+    [
+        ((FORGED, CUT, CAME_OUT), (NOT_REPEATED, UNJUDGED, None)),
+        ((FORGED, (NOTHING_GIVEN, NOTHING_GIVEN, SAME), CAME_OUT), (NOT_REPEATED, UNJUDGED, None)),
+        ((FORGED, (MADE_UP, NOTHING_GIVEN), CAME_OUT), (NOT_REPEATED, UNJUDGED, None)),
+        ((FORGED, CUT, CUT), (NOT_REPEATED, None, None)),  # most lines are cut; the forgery is seen all the same
+        ((FORGED, FORGED, CUT), (None, None, UNJUDGED)),
+        ((FORGED, FORGED, CUT, CAME_OUT), (NOT_REPEATED, NOT_REPEATED, UNJUDGED, None)),
+        ((FORGED, FORGED, CUT, CUT), (NOT_REPEATED, NOT_REPEATED, UNJUDGED, UNJUDGED)),
+        ((CUT, CUT, CAME_OUT), (None, None, None)),
+        ((FORGED, FORGED, CAME_OUT), (None, None, None)),
+    ],
+)
+def test_who_gives_auditors_nothing_excuses_no_forger_and_no_forger_excuses_it(
+    audits: tuple[tuple[Repetition, ...], ...], expected: tuple[Reason | None, ...]
+) -> None:
+    """Attack: work that two auditors had found forged counted, since a friend of its author gave its auditors nothing.
+    So most of three authors had failed, as if machines differed."""
+    works = {str(number): by(signer(number), audited(*found)) for number, found in enumerate(audits, start=1)}
+    found = refused(works, coordinator=COORDINATOR.peer)
+    assert tuple(found.get(id_) for id_ in works) == expected
+
+
 @pytest.mark.parametrize(
     ("found", "kind"),
     [

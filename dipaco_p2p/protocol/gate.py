@@ -198,7 +198,9 @@ def contradicted(appraisals: Sequence[Appraisal]) -> list[PeerId]:
     if same == failed or is_undecided(appraisals):
         return []
     is_same = same > failed
-    return [peer for peer, one in _audits(appraisals) if one != NOTHING_GIVEN and one.is_same != is_same]
+    given = [(peer, one) for peer, one in _audits(appraisals) if one != NOTHING_GIVEN]
+    wrong = [peer for peer, one in given if one.is_same != is_same]
+    return wrong if 2 * len(wrong) < len(given) else []
 
 
 KNOWN_MIN = 2

@@ -32,7 +32,7 @@ from dipaco_p2p.protocol.verdicts import Verdicts, auditors_against, encode_appr
 
 RUN, WORK = digest(b"run"), digest(b"a work")
 AUTHOR, COORDINATOR = signer(1), signer(200)
-JUDGES = [signer(number) for number in (11, 12, 13)]
+JUDGES = [signer(number) for number in (11, 12, 13, 14)]
 ITS = cast(Contribution, SimpleNamespace(author=AUTHOR.peer, work=WORK))
 GOOD, BAD, LITTLE = (1.0, 0.1), (-1.0, 0.1), (0.1, 0.01)
 """Gain and standard error."""
@@ -334,6 +334,9 @@ def test_a_version_notes_what_auditors_found(found: tuple[Repetition | None, ...
         ((SAME, OFF, OFF), (0,)),
         ((OFF, OFF), ()),
         ((NOTHING_GIVEN, SAME, SAME), ()),  # its author may have given it to the others alone
+        ((SAME, NOTHING_GIVEN, NOTHING_GIVEN), ()),  # or to this one alone, so that nobody hears it any more
+        ((SAME, NOTHING_GIVEN, OFF), ()),
+        ((SAME, NOTHING_GIVEN, OFF, OFF), (0,)),
         ((None, SAME, None), ()),
     ],
 )

@@ -52,7 +52,8 @@ def forgers_wait(outcome: Outcome) -> Iterator[Broken]:
 
 def evidence_outlives_leaders(outcome: Outcome) -> Iterator[Broken]:
     """2: whoever takes a module over, and was given before what auditors said against somebody's work, tells of it in
-    the first version that it makes, and counts nothing of that author there."""
+    the first version that it makes, and counts nothing of that author there. Who only withheld what they needed may
+    have other work there, and this one too, if a version before told of it and auditors have had everything since."""
     spoiled = {event.who for ev in ("disk lost", "bit rot") for event in outcome.of(ev)}
     for event in outcome.of("evidence"):
         who, module, of, work = event.who, event.facts["module"], event.facts["of"], event.facts["work"]
@@ -68,7 +69,12 @@ def evidence_outlives_leaders(outcome: Outcome) -> Iterator[Broken]:
         told = {finding for link in chain for finding in link.findings}
         if not told & {("forged", of, work), ("withheld", of, work)}:
             yield Broken(2, f"version {chain[-1].version} of {module} does not tell who forged {work[:8]}")
-        if any(each.peer == of for each in chain[-1].counts):
+        if event.facts["is_withheld"]:
+            is_told_now = ("withheld", of, work) in chain[-1].findings
+            is_counted = is_told_now and any(each.work == work for each in chain[-1].counts)
+        else:
+            is_counted = any(each.peer == of for each in chain[-1].counts)
+        if is_counted:
             yield Broken(2, f"version {chain[-1].version} of {module} counts work of who forged {work[:8]}")
 
 

@@ -79,6 +79,7 @@ class Evidence:
     def _note(self, found: Sequence[Sealed[Appraisal]]) -> None:
         appraisals = [sealed.document for sealed in found]
         facts = {"work": appraisals[0].work, "of": appraisals[0].of, "is_forged": gate.is_forged(appraisals)}
+        facts["is_withheld"] = gate.is_withheld(appraisals)
         self._history.add("evidence", module=str(self._ledger.module), **facts)
 
     def _is_told(self, appraisal: Appraisal) -> bool:

@@ -191,6 +191,12 @@ def is_forged(appraisals: Iterable[Appraisal]) -> bool:
     return failed >= AGREED and failed > same
 
 
+def is_withheld(appraisals: Iterable[Appraisal]) -> bool:
+    """Whether two auditors or more failed, and no two of them with what its author gave."""
+    failed = [one for _, one in _audits(appraisals) if not one.is_same]
+    return len(failed) >= AGREED and sum(one != NOTHING_GIVEN for one in failed) < AGREED
+
+
 def contradicted(appraisals: Sequence[Appraisal]) -> list[PeerId]:
     """The auditors that came to something else than most others, once enough agree. What an author gives to one and
     withholds from others contradicts nobody."""
@@ -245,26 +251,20 @@ def _repetitions(appraisals: Iterable[Appraisal]) -> tuple[int, int]:
     return sum(found), len(found) - sum(found)
 
 
-def _is_withheld(work: Judged) -> bool:
-    """Whether two auditors or more failed, and no two of them with what its author gave."""
-    failed = [one for _, one in _audits(work.appraisals) if not one.is_same]
-    return len(failed) >= AGREED and sum(one != NOTHING_GIVEN for one in failed) < AGREED
-
-
 def _kind(work: Judged, reason: Reason | None) -> str | None:
     """Which of the findings names the author of a work that is refused for this, or not at all."""
     if reason is None:
         return "repeated" if is_repeated(work.appraisals) else None
     if reason == Reason.NOT_REPEATED:
         return "forged"
-    if _is_withheld(work):
+    if is_withheld(work.appraisals):
         return "withheld"
     return None if reason == Reason.UNJUDGED else "failed"
 
 
 def _why_not(work: Judged) -> Reason:
     """One auditor alone makes nobody a forger, whatever others could not have: an author's disk may be lost."""
-    return Reason.UNJUDGED if _is_withheld(work) else Reason.NOT_REPEATED
+    return Reason.UNJUDGED if is_withheld(work.appraisals) else Reason.NOT_REPEATED
 
 
 def _fault(work: Judged, usual: float, coordinator: PeerId) -> Reason | None:

@@ -16,7 +16,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner import evidence
 from dipaco_p2p.owner.evidence import EVIDENCE_VERSIONS, Evidence
 from dipaco_p2p.protocol.documents import Sealed, seal
-from dipaco_p2p.protocol.gate import DRAW, Appraisal
+from dipaco_p2p.protocol.gate import DRAW, NOTHING_GIVEN, Appraisal, Repetition
 from dipaco_p2p.protocol.standing import Findings, Standings
 from dipaco_p2p.topology import ModuleId
 
@@ -63,7 +63,7 @@ def place(tmp_path: Path) -> Place:
     return Place(Store(tmp_path))
 
 
-def said(name: str, auditor: int = 11, *, run: str = RUN) -> Sealed[Appraisal]:
+def said(name: str, auditor: int = 11, *, run: str = RUN, found: Repetition = OFF) -> Sealed[Appraisal]:
     work, author = digest(name.encode()), signer(auditor)
     draw = author.sign(DRAW, work.encode())
     appraisal = Appraisal(
@@ -74,7 +74,7 @@ def said(name: str, auditor: int = 11, *, run: str = RUN) -> Sealed[Appraisal]:
         gain=1.0,
         error=0.1,
         draw=draw,
-        repeated=OFF,
+        repeated=found,
         author=author.peer,
     )
     return seal(author, appraisal)
@@ -87,6 +87,13 @@ def test_it_is_there_after_a_restart_each_once(place: Place) -> None:
     assert len(kept.said()) == 3
     assert {one.id for one in place.evidence().said()} == {said("a").id, said("a", 12).id, said("b").id}
     assert [(event["work"], event["is_forged"]) for event in place.told][-1] == (digest(b"a"), True)
+
+
+def test_the_history_tells_what_was_withheld_from_what_came_out_different(place: Place) -> None:
+    kept = place.evidence()
+    kept.keep([said("a", 11, found=NOTHING_GIVEN), said("a", 12)])
+    kept.keep([said("a", 13)])
+    assert [event["is_withheld"] for event in place.told] == [True, False]
 
 
 def test_a_version_that_tells_of_it_ends_it_once_it_is_final(place: Place) -> None:

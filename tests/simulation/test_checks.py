@@ -8,7 +8,7 @@ import pytest
 from outcomes import ANNA, BERT, MODULE, PATH, archived, counted, good, link, look, receipt, with_events
 
 from simulation.checks import broken
-from simulation.history import Event, Outcome
+from simulation.history import Event, Link, Outcome
 
 
 def promises(outcome: Outcome) -> set[int]:
@@ -133,31 +133,51 @@ def test_owners_expel_together(leaders: str, voters: str, found: str, broken: se
     assert promises(good(chains={MODULE: chain}, events=(), rounds=6)) == broken
 
 
+FORGED, WITHHELD = {"is_forged": True, "is_withheld": False}, {"is_forged": True, "is_withheld": True}
+PASSED = {"is_forged": False, "is_withheld": False}
+
+
 @pytest.mark.parametrize(
-    ("author", "told", "is_forged", "led_s", "found"),
+    ("author", "told", "said", "led_s", "found"),
     [
-        ("y", (("forged", "x", "one"),), True, 25.0, set()),
-        ("y", (("withheld", "x", "one"),), True, 25.0, set()),
-        ("y", (), True, 25.0, {2}),
-        ("x", (("forged", "x", "one"),), True, 25.0, {2}),
-        ("x", (), False, 25.0, set()),
-        ("x", (), True, 19.0, set()),
+        ("y", (("forged", "x", "one"),), FORGED, 25.0, set()),
+        ("y", (("withheld", "x", "one"),), FORGED, 25.0, set()),
+        ("y", (), FORGED, 25.0, {2}),
+        ("x", (("forged", "x", "one"),), FORGED, 25.0, {2}),
+        ("x", (("withheld", "x", "one"),), FORGED, 25.0, {2}),
+        ("x", (), PASSED, 25.0, set()),
+        ("x", (), FORGED, 19.0, set()),
+        ("x", (("withheld", "x", "one"),), WITHHELD, 25.0, set()),
+        ("x", (), WITHHELD, 25.0, {2}),
     ],
-    ids=["told", "told milder", "not told", "counted", "nothing against it", "it led before"],
+    ids=["told", "told milder", "not told", "counted", "counted, told milder", "nothing against it", "it led before"]
+    + ["withheld, other work", "withheld, not told"],
 )
 def test_a_new_leader_goes_by_what_auditors_said_to_the_last_one(
-    author: str, told: tuple[tuple[str, str, str], ...], is_forged: bool, led_s: float, found: set[int]
+    author: str, told: tuple[tuple[str, str, str], ...], said: dict[str, bool], led_s: float, found: set[int]
 ) -> None:
-    last = link(2, counted("two", peer=author, base=1, base_digest="digest-1"), findings=told)
+    last = link(2, counted("two", peer=author, base=1, base_digest="digest-1", work="two"), findings=told)
+    assert promises(taken_over(link(1, counted("one", peer="y")), last, said=said, led_s=led_s)) == found
+
+
+@pytest.mark.parametrize("told", [1, 2])
+def test_what_its_author_withheld_counts_only_after_a_version_has_told_of_it(told: int) -> None:
+    findings = [(("withheld", "x", "one"),) if version == told else () for version in (1, 2)]
+    first = link(1, counted("one", peer="y"), findings=findings[0])
+    last = link(2, counted("two", peer="x", base=1, base_digest="digest-1", work="one"), findings=findings[1])
+    assert promises(taken_over(first, last, said=WITHHELD)) == ({2} if told == 2 else set())
+
+
+def taken_over(first: Link, last: Link, *, said: dict[str, bool], led_s: float = 25.0) -> Outcome:
+    """Bert is told this of a work of x, leads from then on, and makes the last version."""
     events = (
         Event(1.0, "stranger", "claims", {"peer": "x", "path": PATH}),
         Event(1.0, "stranger", "claims", {"peer": "y", "path": PATH}),
-        Event(20.0, BERT, "evidence", {"module": MODULE, "work": "one", "of": "x", "is_forged": is_forged}),
+        Event(20.0, BERT, "evidence", {"module": MODULE, "work": "one", "of": "x"} | said),
         Event(led_s, BERT, "leads", {"module": MODULE, "term": 1}),
         Event(30.0, BERT, "version", {"module": MODULE, "version": 2, "contributions": ["two"]}),
     )
-    chain = (link(1, counted("one", peer="y")), last)
-    assert promises(replace(with_events(*events), chains={MODULE: chain})) == found
+    return replace(with_events(*events), chains={MODULE: (first, last)})
 
 
 def test_who_finds_a_forger_is_named_for_work_that_does_not_count() -> None:

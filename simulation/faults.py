@@ -344,14 +344,19 @@ async def gone_for_good(world: Environment, chance: random.Random) -> None:
 
 @fault("idle claimant")
 async def idle_claimant(world: Environment, chance: random.Random) -> None:
-    """Somebody claims a path and never trains it, also when the other faults are over: slower, but no stop."""
+    """Somebody claims a path and never trains it, also when the other faults are over: slower, but no stop. In half of
+    the runs it has a new key for each claim that it says."""
     stranger, paths = Stranger(world, chance), list(world.run.topology.paths())
-    claim = Claim(path=chance.choice(paths), since_s=0.0)
+    claim, has_many = Claim(path=chance.choice(paths), since_s=0.0), chance.random() < 0.5
 
     async def claim_for_ever() -> None:
+        claimant = stranger
         while True:
-            await stranger.put(claims_key(world.run.id, claim.path), claim)
+            await claimant.put(claims_key(world.run.id, claim.path), claim)
             await asyncio.sleep(world.plan.ttl_s / 3)
+            if has_many:
+                claimant.leave()
+                claimant = Stranger(world, chance)
 
     world.stayers.append(asyncio.create_task(claim_for_ever()))
 

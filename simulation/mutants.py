@@ -26,6 +26,7 @@ from dipaco_p2p.owner.intake import Intake
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.owner.originals import Originals
+from dipaco_p2p.owner.timing import Timing
 from dipaco_p2p.owner.trials import Trials
 from dipaco_p2p.program import files
 from dipaco_p2p.protocol import admission, expulsion, fan_out, gate, owners
@@ -348,11 +349,10 @@ def strangers_lead_ahead(patches: Patches) -> None:
 
 replacing("an idle leader keeps its module", (Terms, "takes_back", _always(False)), faults=("idle leader",))
 
-replacing(
-    "a claim alone keeps others from a path",
-    (Sightings, "_judge", _always(None)),
-    faults=("idle claimant", "gone for good", "leave", "seed death"),
-)
+IDLE = ("idle claimant", "gone for good", "leave", "seed death")
+WAITING_FOR_IDLE = (Sightings, "_judge", _always(None)), (Timing, "is_awaited", _always(True))
+replacing("a claim alone keeps others from a path", *WAITING_FOR_IDLE, faults=IDLE)
+replacing("each new key has a chance of its own", (Sightings, "_rests", _always(False)), faults=IDLE)
 
 
 @mutant("a keeper that keeps nothing", faults=("lying keeper",))

@@ -22,7 +22,8 @@ to be is found too: trained on other text, or made longer.
 - Two auditors must agree, and more than half of them, whatever the losses say and whoever the author is. Those whom
   most contradict are not heard for a while (standing.py).
 - If of three audited authors or more most had work that came out different, auditors' machines differ from the
-  trainers', and none is refused for that. If most gave nothing, lines are cut, and none is refused for that.
+  trainers', and none is refused for that. If most gave nothing, lines are cut, and none is refused for that. Both must
+  hold for those who worked before as well: keys are free, and a crowd of forgers would excuse itself.
 
 Source: paired t-test; Gauntlet (arXiv 2505.21684) compares losses before and after as well.
 """
@@ -135,11 +136,18 @@ def refused(works: Mapping[str, Judged], *, coordinator: PeerId) -> dict[str, Re
         found = {id_: reason for id_, reason in found.items() if id_ not in known}
     failed = {id_: _why_not(work) for id_, work in works.items() if is_forged(work.appraisals)}
     audited = {work.author for work in works.values() if any(_repetitions(work.appraisals))}
+    workers = audited & {work.author for work in works.values() if work.appraisals and work.is_known}
     for why in (Reason.NOT_REPEATED, Reason.UNJUDGED):  # each alone: else who withholds states excused who forges
         alike = [id_ for id_, reason in failed.items() if reason == why]
-        if len(audited) < AUTHORS_MANY or 2 * len({works[id_].author for id_ in alike}) <= len(audited):
+        authors = {works[id_].author for id_ in alike}
+        if not (_are_most(authors, audited) and (not workers or _are_most(authors, workers))):
             found |= dict.fromkeys(alike, why)
     return found
+
+
+def _are_most(failed: Collection[PeerId], audited: Collection[PeerId]) -> bool:
+    """Whether so many of these authors failed that it says something of machines or lines, and nothing of them."""
+    return len(audited) >= AUTHORS_MANY and 2 * len(set(failed) & set(audited)) > len(audited)
 
 
 def is_undecided(appraisals: Iterable[Appraisal]) -> bool:

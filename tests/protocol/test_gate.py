@@ -303,6 +303,32 @@ def test_who_gives_auditors_nothing_excuses_no_forger_and_no_forger_excuses_it(
 
 
 @pytest.mark.parametrize(
+    ("workers", "newcomers", "is_excused"),
+    [
+        ([CAME_OUT] * 3, [FORGED] * 9, False),
+        ([CAME_OUT, CAME_OUT, FORGED], [FORGED] * 9, False),
+        ([CAME_OUT], [FORGED] * 9, False),
+        ([CAME_OUT, FORGED, FORGED], [], True),
+        ([CAME_OUT, FORGED, FORGED], [CAME_OUT] * 9, False),
+        ([CAME_OUT, FORGED, FORGED], [FORGED], True),
+        ([], [CAME_OUT, FORGED, FORGED], True),
+    ],
+)
+def test_a_crowd_of_forgers_does_not_excuse_itself(
+    workers: list[tuple[Repetition, ...]], newcomers: list[tuple[Repetition, ...]], is_excused: bool
+) -> None:
+    """Attack: keys are free. Nine of them hand in forged work, so most of the audited work came out different, as if
+    machines differed, and all of it counted."""
+    works = {
+        str(number): by(signer(number), audited(*found, is_known=number < len(workers)))
+        for number, found in enumerate([*workers, *newcomers])
+    }
+    found = refused(works, coordinator=COORDINATOR.peer)
+    forged = {id_ for id_, repetitions in zip(works, [*workers, *newcomers], strict=True) if repetitions == FORGED}
+    assert {id_ for id_, reason in found.items() if reason == NOT_REPEATED} == (set() if is_excused else forged)
+
+
+@pytest.mark.parametrize(
     ("found", "kind"),
     [
         ((OFF, SAME, OFF), "forged"),

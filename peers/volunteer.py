@@ -69,8 +69,10 @@ class Volunteer:
         states = InnerStates(node)
         self._supplies = ShardSource(node, on_wait=lambda: self.say("waiting", waits_for="the seed node"))
         self._watchdog = Watchdog(node.clock, deadline_s=node.run.config.rounds.deadline_s)
-        self._contributor = Contributor(node, states, status, on_progress=self._watchdog.progress)
         self._claiming = Claiming(node, states, is_ready=self._is_ready)
+        self._contributor = Contributor(
+            node, states, status, on_progress=self._watchdog.progress, on_unclaimed=self._claim_again
+        )
         self._training = Training(
             node,
             status,
@@ -392,6 +394,13 @@ class Volunteer:
             log.warning("no progress for %.0f s: the claim of %s is given up", self._watchdog.limit_s, path)
             self._node.history.add("stalled", path=str(path), silent_s=self._watchdog.limit_s)
             await self._claiming.release(ClaimEvent.EXPIRED)
+
+    async def _claim_again(self) -> None:
+        """A leader takes no work without a claim. If ours was given up while none took any, and whoever leads now never
+        saw it, each would wait for the other: that a leader asks for it is what the round was waiting for."""
+        if self._status.path is not None and not self._node.presence.has_claim:
+            self._watchdog.progress()
+            await self._claiming.again()
 
     def _obey(self) -> None:
         """The coordinator has decreed something."""

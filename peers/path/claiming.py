@@ -87,6 +87,19 @@ class Claiming:
         self._node.history.add("claimed", path=str(path), round=self._round, before=before)
         return path
 
+    async def again(self) -> None:
+        """Claim the path that we still train once more, after all others, if the claim was given up; who has it anyway
+        says nothing."""
+        async with self._releasing:
+            path = self._path
+            if self._state is not ClaimState.IDLE or path is None:
+                return
+            self._follow(ClaimEvent.CHOSE)
+            await self._node.presence.claim(path, since_s=self._node.clock.now_s(), round_number=self._round)
+            self._follow(ClaimEvent.STAYED)
+            self._node.presence.note(path=path)
+            self._node.history.add("claimed", path=str(path), round=self._round, before="")
+
     async def release(self, event: ClaimEvent) -> None:
         """Say that nobody here trains the path any more; nothing to do without a claim."""
         async with self._releasing:  # a watchdog and the trainer may both think of it

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
 from dipaco_p2p.node.calls import Commit, Contribute
@@ -54,14 +54,24 @@ async def commit(node: Member, contribution: Contribution) -> None:
     await asyncio.gather(*(tell(peer) for peer in sorted(group & {*node.watch.heartbeats, node.peer})))
 
 
+async def keep_the_claim() -> None:
+    """For who claims the path for as long as it pushes."""
+
+
 async def push(
-    node: Member, contribution: Contribution, payload: bytes, *, on_progress: Callable[[], None] = lambda: None
+    node: Member,
+    contribution: Contribution,
+    payload: bytes,
+    *,
+    on_progress: Callable[[], None] = lambda: None,
+    on_unclaimed: Callable[[], Awaitable[None]] = keep_the_claim,
 ) -> Sealed[Receipt]:
     """Push until there is a receipt; raises Refused with the reason if there will be none, and Unreachable when the
     leader took nothing for `PATIENCE` deadlines of the run (and the time of `TRIES_MIN` lost calls), or no byte more
     arrived for `GIVEN_UP` times as long: a leader may take the same bytes for ever, and give no receipt.
 
-    `on_progress` is told of every part that arrived. A new try alone is no progress.
+    `on_progress` is told of every part that arrived. A new try alone is no progress. `on_unclaimed` is told when the
+    leader does not know that we claim the path: it takes nothing before it does.
     """
     sealed = seal(node.swarm.signer, contribution)
     behind_until_s = node.clock.now_s() + BEHIND_TTLS * node.run.config.liveness.heartbeat_ttl_s
@@ -92,6 +102,8 @@ async def push(
                 if refused.reason not in PASSING and not (refused.reason == Reason.UNKNOWN_BASE and is_patient):
                     raise
                 log.info("%s: %s said %s", contribution.module, short(leader), refused)
+                if refused.reason == Reason.UNCLAIMED:
+                    await on_unclaimed()
             except (SwarmError, IntegrityError) as error:
                 log.info("%s: %s did not take it: %s", contribution.module, short(leader), error)
         await node.clock.sleep(RETRY_S)
@@ -125,13 +137,20 @@ class Contributor:
     """Pushes a path's outer gradients, and notes what became of each."""
 
     def __init__(
-        self, node: Member, states: InnerStates, status: Status, *, on_progress: Callable[[], None] = lambda: None
+        self,
+        node: Member,
+        states: InnerStates,
+        status: Status,
+        *,
+        on_progress: Callable[[], None] = lambda: None,
+        on_unclaimed: Callable[[], Awaitable[None]] = keep_the_claim,
     ) -> None:
-        """`on_progress` is told whenever a push gets on."""
+        """`on_progress` is told whenever a push gets on, `on_unclaimed` when one cannot for want of a claim."""
         self._node = node
         self._states = states
         self._status = status
         self._on_progress = on_progress
+        self._on_unclaimed = on_unclaimed
         self._outbox = Outbox(node)
         self._receipts = Receipts(node)
 
@@ -228,7 +247,9 @@ class Contributor:
         history, module = self._node.history, contribution.module
         facts = {"module": str(module), "path": str(contribution.path), "base": contribution.base_version}
         try:
-            sealed = await push(self._node, contribution, payload, on_progress=self._on_progress)
+            sealed = await push(
+                self._node, contribution, payload, on_progress=self._on_progress, on_unclaimed=self._on_unclaimed
+            )
         except Refused as refused:
             log.warning("%s refused our contribution: %s", module, refused)
             history.add("refused", reason=refused.reason, detail=str(refused), **facts)

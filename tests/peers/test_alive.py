@@ -14,9 +14,11 @@ from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import end, eventually
 
 from dipaco_p2p.canonical import digest
+from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.store import Uploads
 from dipaco_p2p.protocol.claims import ClaimEvent, ranking, taking_part
+from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.rounds import Standing
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.path.claiming import Claiming
@@ -238,7 +240,69 @@ async def test_a_claim_that_the_watchdog_gave_up_is_noticed(tmp_path: Path) -> N
         assert await claiming.claim() is not None and node.presence.has_claim
 
 
+async def test_a_claim_that_was_given_up_is_said_again_and_comes_last(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (world, node, claiming, events):
+        path = next(path for path, peers in node.watch.claims.items() if node.peer in peers)
+        claiming.note_round(3)
+        await claiming.again()
+        assert [event["ev"] for event in events] == ["claimed"], "it is still there"
+        await claiming.release(ClaimEvent.EXPIRED)
+        taker = world.peer(61)
+        await taker.presence.claim(path, since_s=world.clock.now_s())
+        await asyncio.sleep(1.0)
+        await asyncio.gather(*(claiming.again() for _ in range(3)))  # the leader of each module asks
+        await node.watch.refresh()
+        assert list(ranking(path, node.watch.claims[path])) == [taker.peer, node.peer]
+        assert (node.watch.claims[path][node.peer].round, node.presence.heartbeat.path) == (3, path)
+        assert [event["ev"] for event in events] == ["claimed", "released", "claimed"]
+        await claiming.release(ClaimEvent.RELEASED)
+        assert released(events) == ["expired", "released"] and await claimants(world) == {taker.peer}
+
+
 # -- whole volunteers
+
+
+async def test_work_whose_claim_was_given_up_while_nobody_led_is_taken_by_who_leads_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new leader never saw the claim, and took no work without; the volunteer claimed only when it had pushed."""
+    honest, is_over = PathTrainer.train, asyncio.Event()
+
+    async def train(self: PathTrainer, *args: Any, **changes: Any) -> Any:
+        if not is_over.is_set():
+            is_over.set()
+            await world.kill_seed()
+        return await honest(self, *args, **changes)
+
+    monkeypatch.setattr(PathTrainer, "train", train)
+    async with World(tmp_path, config=tiny_config(rounds=1, min_paths=1, owners=1)) as world:
+        victim = world.join(1)
+        await eventually(lambda: bool(victim.said("stalled")))
+        assert victim.status.doing == "pushing" and not victim.node.presence.has_claim
+        world.start_seed()
+        await eventually(lambda: len(victim.said("receipt")) == len(world.run.topology.widths), limit_s=60.0)
+        before, again = victim.said("claimed")[:2]
+        assert before["path"] == again["path"] and victim.said("released")[0]["why"] == "expired"
+        await world.done()
+
+
+async def test_a_leader_that_always_wants_a_claim_keeps_nobody_on_a_path_for_longer_than_a_push_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever leads may say so of anybody: the claim is given up as often as nothing gets on, and at last the push."""
+
+    async def demanding(*work: Any) -> None:
+        raise Refused("the newest claim of its author is another", reason=Reason.UNCLAIMED)
+
+    monkeypatch.setattr("dipaco_p2p.owner.leader.require_claim", demanding)
+    monkeypatch.setattr("peers.path.contribute.GIVEN_UP", 2)
+    async with World(tmp_path, config=tiny_config(rounds=1, min_paths=1, owners=1)) as world:
+        victim = world.join(1)
+        began_s, limit_s = world.clock.now_s(), victim.volunteer._watchdog.limit_s
+        await eventually(lambda: bool(victim.said("unanswered")), limit_s=300.0)
+        stalls = len(victim.said("stalled"))
+        assert 1 < stalls <= (world.clock.now_s() - began_s) / limit_s
+        assert len(victim.said("claimed")) == stalls + 1, "it is said again after each"
 
 
 async def test_a_volunteer_that_compiles_for_longer_than_a_stall_keeps_its_path(

@@ -62,6 +62,8 @@ class Leadership:
         """Whom we last saw leading a module that we do not lead."""
         self._refused: dict[ModuleId, dict[str, tuple[PeerId, int, str]]] = defaultdict(dict)
         """Contributions that a leader did not take: who led, which version it had then, and the reason."""
+        self._untold: dict[ModuleId, tuple[int, float]] = {}
+        """Of modules that we mirror and know newer versions of: the newest that is final here, and since when."""
         for chain in chains.all():
             chain.lost.update(chain.ledger.open)  # from before a restart
         node.watch.concerns.led = self._leaders.keys
@@ -311,9 +313,28 @@ class Leadership:
 
     async def _look_back(self, chain: ModuleChain, leader: PeerId) -> None:
         try:
+            if self._is_untold(chain, leader):
+                branch = await RemoteLedger(self._node, leader, chain.module).branch()
+                if branch.final > chain.ledger.final:
+                    await chain.welcome(leader)
             await chain.look_back(leader)
         except DipacoError as error:
             log.info("%s: ...%s does not say what is final: %s", chain.module, short(leader), error)
+
+    def _is_untold(self, chain: ModuleChain, leader: PeerId) -> bool:
+        """Whether `leader`, whose mirror we are, told us of nothing final for LOST_TTLS, and has versions that may
+        be. It may have told us before this disk was lost, or given up; after the last version nothing else comes."""
+        module, final, now_s = chain.module, chain.ledger.final, self._node.clock.now_s()
+        head = self._node.watch.heads[module].get(leader)
+        if head is None or head.version <= final or not chain.is_owner:
+            self._untold.pop(module, None)
+            return False
+        if module not in self._untold or self._untold[module][0] != final:
+            self._untold[module] = final, now_s
+        if now_s - self._untold[module][1] < LOST_TTLS * self._node.run.config.liveness.heartbeat_ttl_s:
+            return False
+        del self._untold[module]  # it is asked again after as long
+        return True
 
     async def _offer(self, chain: ModuleChain, contribution: str, leader: PeerId) -> bool:
         """Whether this one is settled: it counts, or can count no more. That it may not is the leader's word, and any

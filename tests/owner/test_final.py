@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import mirror_harness
 import pytest
+from group_harness import Group, deaf, make_versions, of_group
 from mirror_harness import MODULE, ONE, OTHER, Shelf, on_shelf
 from tiny_run import SEED_NUMBER, granted, signer
+from virtual_time import eventually
 
+from dipaco_p2p.owner.replication import LOST_TTLS
 from dipaco_p2p.protocol.documents import cosign
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.swarm.api import Handler, Reply
 
 
 async def test_what_the_leader_says_is_final_is_looked_at(tmp_path: Path) -> None:
@@ -98,3 +107,59 @@ async def test_what_a_final_document_of_the_same_parameters_does_not_count_is_op
         await shelf.chain.follow(archive.node.peer)
         assert shelf.ledger.head == theirs.document and shelf.ledger.final == 1
         assert set(shelf.ledger.open) == shelf.chain.lost == counted
+
+
+# -- a mirror that is told nothing more
+
+
+def is_done(group: Group) -> bool:
+    """Whether no member waits for anything of MODULE."""
+    return all(member.ownership._is_settled(MODULE) for member in group.members)
+
+
+async def test_a_mirror_that_lost_its_disk_after_the_last_version_asks_for_it(tmp_path: Path) -> None:
+    """Its leader had told it that all is final, and never did so again: a volunteer stood by for ever."""
+    async with of_group(tmp_path, rounds=1) as (world, group, author):
+        await make_versions(world, group.leader, author)
+        await eventually(lambda: is_done(group))
+        mirror = group.mirrors[-1]
+        await group.kill(mirror)
+        shutil.rmtree(mirror.node.store.folder)
+        again = group.join(mirror.number)
+        await eventually(lambda: again.chain.is_owner)
+        assert not again.ownership._is_settled(MODULE)
+        ttl_s = world.run.config.liveness.heartbeat_ttl_s
+        await eventually(lambda: is_done(group), limit_s=(LOST_TTLS + 1) * ttl_s)
+        assert again in group.mirrors and again.ledger.final == 1
+
+
+async def test_a_mirror_that_its_leader_gave_up_telling_asks_what_is_final(tmp_path: Path) -> None:
+    async with of_group(tmp_path, rounds=1) as (world, group, author):
+        mirror = group.mirrors[-1]
+        deaf(mirror, "mirror.final")
+        await make_versions(world, group.leader, author)
+        await eventually(lambda: mirror.ledger.head.version == 1 == group.leader.ledger.final)
+        ttl_s = world.run.config.liveness.heartbeat_ttl_s
+        await eventually(lambda: is_done(group), limit_s=(LOST_TTLS + 1) * ttl_s)
+        assert mirror.ledger.final == 1 and not mirror.ledger.kept
+
+
+async def test_what_nobody_has_signed_is_asked_for_in_one_small_call_now_and_then(tmp_path: Path) -> None:
+    """While the coordinator is away nothing becomes final, for hours perhaps."""
+    async with of_group(tmp_path) as (world, group, author):
+        await group.seed_away()
+        await make_versions(world, group.leader, author)
+        mirror, handlers = group.mirrors[-1], group.leader.swarm._dispatcher._handlers
+        asked: Counter[str] = Counter()
+
+        def noting(method: str, honest: Handler) -> Handler:
+            async def answer(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+                asked[method] += sender == mirror.peer
+                return await honest(sender, header, body)
+
+            return answer
+
+        handlers.update({method: noting(method, honest) for method, honest in handlers.items()})
+        await asyncio.sleep(10 * LOST_TTLS * world.run.config.liveness.heartbeat_ttl_s)
+        assert mirror.ledger.final == 0 < mirror.ledger.head.version
+        assert 5 < asked["mirror.state"] <= 10 and not asked["mirror.chain"] + asked["mirror.open"]

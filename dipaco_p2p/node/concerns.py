@@ -2,7 +2,8 @@
 
 A small swarm concerns everybody as a whole. In a larger one these concern a volunteer: the claims of its path; the
 heads of that path's modules, of those that it owns or keeps something of, and of those whose place is in its bucket;
-and a leader the claims of all paths through its modules. Whoever takes no part reads all heads, and no claims.
+and a leader the claims of all paths through its modules. Whoever takes no part reads all heads, and no claims; but in
+the bucket of all the claims of one path at each look: it may be there because it lost sight of everybody.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Concerns:
         self.watched = self._modules
         """The modules whose heads are read at every look."""
         self._read_s = dict.fromkeys(self._modules, -math.inf)
+        self._turn = 0
+        """Of the paths that whoever takes no part reads in turn."""
 
     @property
     def is_whole(self) -> bool:
@@ -70,12 +73,21 @@ class Concerns:
         path = self.own.modules() if self.own is not None else ()
         return {*path, *self.led(), *(self.held() if self.held is not None else ())}
 
+    @property
+    def sought(self) -> set[ModuleId]:
+        """Those whose leader is looked for if it is not seen. In the bucket of all these are all that are watched:
+        whoever leads one of them is there too, or there are several buckets."""
+        return self.mine if self._neighbourhood.depth else set(self.watched)
+
     def paths(self) -> list[PathId]:
         """The paths whose claims to read at this look."""
         if self.is_whole:
             return list(self._topology.paths())
         wanted = {path for module in self.led() for path in self._topology.paths_through(module)}
         wanted |= {self.own} if self.own is not None else set()
+        if not self._neighbourhood.depth and self.held is None:
+            self._turn = (self._turn + 1) % self._topology.path_count
+            wanted.add(self._topology.path(self._turn))
         return sorted(path for path in wanted if self._rhythm.is_due(str(path)))
 
     def read_claims(self, path: PathId, records: int) -> None:

@@ -70,6 +70,8 @@ class Neighbourhood:
         self.depth = 0
         """Of the bucket that this peer's heartbeat goes into."""
         self._is_settled = False
+        self._are_several = False
+        """Whether somebody was found in another bucket while we were in that of all."""
         self._rhythm = Rhythm()
         self._found: dict[str, Mapping[PeerId, Record]] = {}
         """By key, what was read of it last."""
@@ -85,7 +87,7 @@ class Neighbourhood:
         """Where its heartbeat goes: into its bucket, and if there are several also where it alone writes, so that
         whoever has a reason to look for it reads one record."""
         bucket = peers_key(self._run.id, self.bucket)
-        return (bucket, peer_key(self._run.id, self.peer)) if self.depth else (bucket,)
+        return (bucket,) if self.is_all else (bucket, peer_key(self._run.id, self.peer))
 
     @property
     def bucket(self) -> str:
@@ -94,7 +96,7 @@ class Neighbourhood:
     @property
     def is_all(self) -> bool:
         """Whether there is one bucket, and everybody is in it."""
-        return self.depth == 0
+        return self.depth == 0 and not self._are_several
 
     def is_in_our_bucket(self, at: int) -> bool:
         """Whether this place of a module is."""
@@ -129,13 +131,13 @@ class Neighbourhood:
         for key in keys:
             self._rhythm.read(key, SELDOM)
         if not self.depth and any(map(self._lives_under, keys)):
-            # There are buckets, and we fell out of ours: everybody seemed gone while our line was cut.
-            self._is_settled = False
+            # There are buckets, and we are in none: our line was cut when we looked, or nobody was around us.
+            self._is_settled, self._are_several = False, True
         return self._merged()
 
     async def find(self, get: Get, peers: Iterable[PeerId]) -> None:
         """Look for these peers now, wherever they are."""
-        if self.depth:
+        if not self.is_all:
             await asyncio.gather(*(self._read_key(get, peer_key(self._run.id, peer)) for peer in peers))
 
     async def look_around(self, get: Get, name: str) -> None:
@@ -167,7 +169,9 @@ class Neighbourhood:
 
     async def _settle(self, get: Get) -> None:
         """Before the first look: as deep as others around us are. The deepest of the buckets with a few members counts:
-        who fills one above it with keys leads nobody astray, and one below it only those few who fall into that."""
+        who fills one above it with keys leads nobody astray, and one below it only those few who fall into that. If
+        nobody is around us, but elsewhere, we begin below the bucket of all: from there we see more, and can be seen.
+        No deeper: whom we found may lie about where it is."""
         if self._is_settled:
             return
         self._is_settled = True
@@ -175,7 +179,7 @@ class Neighbourhood:
         await asyncio.gather(*(self._read_key(get, peers_key(self._run.id, bucket)) for bucket in buckets))
         settled = [depth for depth, bucket in enumerate(buckets) if self._count(bucket) >= SETTLED_MIN]
         fullest = max(range(len(buckets)), key=lambda depth: self._count(buckets[depth]))
-        self.depth = max(settled, default=fullest)
+        self.depth = max(int(self._are_several), max(settled, default=fullest))
 
     def _adapt(self) -> None:
         """Split with our bucket, or join the other half."""

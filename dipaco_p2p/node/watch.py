@@ -141,7 +141,7 @@ class Watch:
         those who train the paths that we read."""
         modules = sorted(self.concerns.mine)
         owners = [peer for module in modules if (grant := self._mandates.grant(module)) for peer in grant.group]
-        leaders = [leader for module in modules if (leader := self.leader(module)) is not None]
+        leaders = [leader for module in sorted(self.concerns.sought) if (leader := self.leader(module)) is not None]
         training = [peer for claims in self.claims.values() for peer in claims]
         training = training[: SOUGHT_MAX if self.concerns.led() else SOUGHT_TRAINERS]
         seeds = self._run.manifest.author, *self._decrees.state.seeds

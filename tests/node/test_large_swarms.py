@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_harness import World
-from tiny_run import granted, signer
+from runtime_harness import World, node_of
+from tiny_run import SEED_NUMBER, granted, signer
 
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node import neighbourhood
@@ -19,14 +20,14 @@ from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.path_counts import PathCounts
 from dipaco_p2p.protocol import neighbours
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat
-from dipaco_p2p.protocol.neighbours import bits, place
+from dipaco_p2p.protocol.neighbours import bits, place, sibling
 from dipaco_p2p.protocol.records import check_record, peer_key, peers_key, sign_record
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.strict import plain
 from dipaco_p2p.topology import ModuleId, PathId
 
-MODULE = ModuleId(1, 0)
+MODULE, SECOND = ModuleId(1, 0), ModuleId(1, 1)
 MINE, HIDDEN, OTHER = PathId((0, 1, 1)), PathId((0, 0, 1)), PathId((0, 0, 0))
 
 
@@ -40,10 +41,10 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbourhood, "SETTLED_MIN", 1)
 
 
-def head(world: World, leader: Member, *, version: int) -> Head:
+def head(world: World, leader: Member, *, version: int, module: ModuleId = MODULE) -> Head:
     """A head with the coordinator's grant to `leader`."""
-    sealed = granted(world.run, MODULE, term=1, leader=leader.peer)
-    digest = genesis_version(world.run.manifest, MODULE).digest
+    sealed = granted(world.run, module, term=1, leader=leader.peer)
+    digest = genesis_version(world.run.manifest, module).digest
     author = sealed.document.author
     return Head(version=version, digest=digest, term=1, granted_by=author, grant=sealed.signature)
 
@@ -93,6 +94,99 @@ async def test_whoever_fell_out_of_its_bucket_comes_back(tmp_path: Path) -> None
         await settle([*others, one])
         assert one.watch.neighbourhood.depth > 0
         assert world.seed.node.peer in one.watch.heartbeats
+
+
+def in_bucket(bucket: str, count: int) -> list[int]:
+    """Numbers of peers whose places begin with these bits."""
+    found = (number for number in range(1, SEED_NUMBER) if bits(place(signer(number).peer), len(bucket)) == bucket)
+    return list(itertools.islice(found, count))
+
+
+def here(depth: int) -> str:
+    """The coordinator's bucket."""
+    return bits(place(signer(SEED_NUMBER).peer), depth)
+
+
+NEAR = here(5), sibling(here(2))
+"""Buckets that others are in: two of them wherever the coordinator's is; or nobody in its half of all places; or there
+so far away that no bucket beside its own is theirs."""
+FAR = sibling(here(1)) + "0", sibling(here(1)) + "1"
+DEEP = sibling(here(1)) + "000", sibling(here(1)) + "001"
+
+
+@asynccontextmanager
+async def without_coordinator(folder: Path, buckets: tuple[str, str]) -> AsyncIterator[tuple[World, list[Member]]]:
+    """Two peers in each of these buckets, and nobody else."""
+    async with World(folder) as world:
+        await world.kill_seed()
+        peers = [world.peer(number) for bucket in buckets for number in in_bucket(bucket, 2)]
+        for peer in peers:
+            peer.watch.concerns.held = set
+        await settle(peers)
+        assert all(peer.watch.neighbourhood.depth > 1 for peer in peers)
+        yield world, peers
+
+
+async def come_back(world: World, peers: list[Member], *, also: Member) -> tuple[list[int], Member]:
+    """At which of four lives of a heartbeat's looks somebody does not see the coordinator, whose first look has shown
+    it nobody; and its node. `also` looks at nothing, and says that it lives, as all others do."""
+    swarm = world.network.join(signer(SEED_NUMBER))
+    back = node_of(world.run, swarm, world.folder / "back", world.clock, Heartbeat(role="seed", owns=True))
+    world.network.loss = 1.0
+    await back.watch.refresh()
+    world.network.loss = 0.0
+    assert back.watch.neighbourhood.depth == 0
+    missed = []
+    for look in range(24):
+        await also.presence.beat()
+        for peer in [*peers, back]:
+            await peer.watch.refresh()
+            await peer.presence.beat()
+        if not all(peer.watch.coordinators() == [back.peer] for peer in peers):
+            missed.append(look)
+        await world.clock.sleep(world.run.config.liveness.heartbeat_ttl_s / 6)
+    return missed, back
+
+
+@pytest.mark.parametrize("buckets", [NEAR, FAR, DEEP])
+@pytest.mark.parametrize("does", ["lead", "claim"])
+async def test_a_coordinator_that_finds_nobody_around_it_is_found_all_the_same(
+    tmp_path: Path, does: str, buckets: tuple[str, str]
+) -> None:
+    """It leads nothing, so it has no owners to look for; nor is it alone in the bucket of all, where strangers may be.
+    Once it has found whoever leads or trains, it can be found, too."""
+    async with without_coordinator(tmp_path, buckets) as (world, peers):
+        one = peers[0]
+        if does == "lead":
+            await one.presence.lead(MODULE, head(world, one, version=1))
+        else:
+            await one.presence.claim(OTHER, since_s=1.0)
+        missed, back = await come_back(world, peers, also=world.peer(SEED_NUMBER + 1))
+        assert max(missed) < 12
+        await back.watch.find(*(peer.peer for peer in peers))
+        assert {peer.peer for peer in peers} <= back.watch.heartbeats.keys()
+        assert (back.watch.neighbourhood.depth > 0) == (buckets != DEEP)
+
+
+async def test_whoever_hides_in_a_deep_bucket_draws_nobody_after_it(tmp_path: Path) -> None:
+    """Though others look for it, since it leads, and find it: those who are all in one bucket stay there."""
+    async with World(tmp_path) as world:
+        peers = [world.peer(number) for number in in_bucket(sibling(here(1)), 2)]
+        liars = [world.peer(number) for number in in_bucket(here(4), 2)]
+        for peer in peers:
+            peer.watch.concerns.held = set
+        for liar in liars:
+            liar.watch.neighbourhood.depth = 4
+        await liars[0].presence.lead(MODULE, head(world, liars[0], version=1))
+        for _ in range(24):
+            for liar in liars:
+                await liar.presence.beat()
+            for peer in peers:
+                await peer.watch.refresh()
+                assert peer.watch.neighbourhood.depth == 0
+                await peer.presence.beat()
+            await world.clock.sleep(world.run.config.liveness.heartbeat_ttl_s / 6)
+        assert all(peer.watch.leader(MODULE) == liars[0].peer in peer.watch.heartbeats for peer in peers)
 
 
 async def test_a_relay_looks_for_those_whom_it_serves_in_whatever_bucket_they_are(

@@ -36,7 +36,8 @@ COMMIT_S = 3.0
 GIVEN_UP = 3
 """Times of that in which no byte more arrives, whatever the leader answers."""
 BEHIND_TTLS = 3.0
-"""Lives of a heartbeat in which a leader may find the branch that we trained from, when it has only just taken over."""
+"""Lives of a heartbeat in which a leader may come to see what we see: the branch that we trained from, when it has only
+just taken over, or that those who claim our path do no work."""
 
 
 async def commit(node: Member, contribution: Contribution) -> None:
@@ -98,8 +99,8 @@ async def push(
             try:
                 return await _push_once(node, leader, sealed, payload, arrived)
             except Refused as refused:
-                is_patient = _is_behind(node, contribution) and node.clock.now_s() < behind_until_s
-                if refused.reason not in PASSING and not (refused.reason == Reason.UNKNOWN_BASE and is_patient):
+                is_patient = node.clock.now_s() < behind_until_s and _is_behind(node, contribution, refused)
+                if refused.reason not in PASSING and not is_patient:
                     raise
                 log.info("%s: %s said %s", contribution.module, short(leader), refused)
                 if refused.reason == Reason.UNCLAIMED:
@@ -110,9 +111,12 @@ async def push(
         await node.watch.read_heads(contribution.module)
 
 
-def _is_behind(node: Member, contribution: Contribution) -> bool:
-    """Whether the leader has not even the version that we trained from."""
-    return node.watch.reached(contribution.module) < contribution.base_version
+def _is_behind(node: Member, contribution: Contribution, refused: Refused) -> bool:
+    """Whether the leader has not even the version that we trained from, or waits for claimants that we wait for no
+    more: it may begin to do so a look later."""
+    if refused.reason == Reason.COVERED:
+        return not node.watch.claims[contribution.path].keys() - {node.peer}
+    return refused.reason == Reason.UNKNOWN_BASE and node.watch.reached(contribution.module) < contribution.base_version
 
 
 async def _push_once(

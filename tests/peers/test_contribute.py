@@ -168,6 +168,35 @@ async def test_a_leader_that_is_behind_what_we_trained_from_gets_time_to_find_it
         assert caught.value.reason == Reason.UNKNOWN_BASE
 
 
+@pytest.mark.parametrize("is_claimed", [True, False])
+async def test_a_leader_that_still_waits_for_an_idle_claim_gets_time_to_see_that_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_claimed: bool
+) -> None:
+    """Attack: claims without work covered a path for its leaders a second longer than for the volunteer that took it
+    over, and its work was refused for good by one of them."""
+    async with on_stage(tmp_path) as (world, leader, node):
+        payload, module = gradient_bytes(world.run, MODULE), leader.owner(MODULE)
+        mine = document(world, node, payload)
+        if is_claimed:
+            await claim(world.peer(61), mine.path)
+            await node.watch.refresh()
+            assert len(node.watch.claims[mine.path]) == 2
+        contribute, began_s = type(module).contribute, world.clock.now_s()
+
+        async def covered(self: Any, *parts: Any, **named: Any) -> Any:
+            if world.clock.now_s() < began_s + 3.0:
+                raise Refused("trained by others", reason=Reason.COVERED)
+            return await contribute(self, *parts, **named)
+
+        monkeypatch.setattr(type(module), "contribute", covered)
+        if is_claimed:
+            with pytest.raises(Refused):
+                await push(node, mine, payload)
+            assert world.clock.now_s() < began_s + 3.0, "others do train it, as we see ourselves"
+        else:
+            assert (await push(node, mine, payload)).document.author == leader.peer
+
+
 async def test_a_push_that_nobody_wants_ends_with_the_reason(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as (world, leader, node):
         with pytest.raises(Refused) as caught:

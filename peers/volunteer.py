@@ -346,10 +346,8 @@ class Volunteer:
         """Whether the first round may start, or has."""
         if self._has_begun:  # who goes from path to path leaves some without a claim
             return True
-        watch, needed = self._node.watch, self._node.run.config.rounds.min_paths
-        covered = watch.paths.covered()
-        kept = any(self._ownership.chains[module].ledger.head.version for module in watch.heads)
-        return covered >= needed or kept or any(watch.seen.values())
+        watch = self._node.watch
+        return watch.may_have_begun or any(self._ownership.chains[each].ledger.head.version for each in watch.heads)
 
     def _has_work(self) -> bool:
         """At first any unfinished path. Once we have finished one, a path that nobody trains; or if all have somebody,

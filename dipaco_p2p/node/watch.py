@@ -86,9 +86,8 @@ class Watch:
         self.claims: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in run.topology.paths()}
         """Those that weigh (protocol/sightings.py), of the paths whose claims we read."""
         self.paths = PathCounts(run, clock, self.claims, is_whole=lambda: self.is_whole)
-        self.sightings = Sightings(
-            swarm.peer, ttl_s=run.config.liveness.heartbeat_ttl_s, deadline_max_s=run.config.rounds.deadline_s
-        )
+        ttl_s, deadline_s = run.config.liveness.heartbeat_ttl_s, run.config.rounds.deadline_s
+        self.sightings = Sightings(swarm.peer, ttl_s=ttl_s, deadline_max_s=deadline_s)
         self._looked_s: dict[PathId, float] = {}
         """When the claims of a path were last looked for between two looks at the swarm."""
         self._looking: SingleFlight[None] = SingleFlight()
@@ -112,7 +111,6 @@ class Watch:
         """When each module was last seen to be led, in its newest term: one that was deposed may not notice, or lie."""
         self._doubtful: dict[tuple[ModuleId, PeerId, int], float] = {}
         """Heads that their peers could show no mandate for, and until when they are not asked again."""
-        ttl_s = run.config.liveness.heartbeat_ttl_s
         self.decree_news = DecreeNews(swarm, clock, decrees, ttl_s=ttl_s, addresses=self.addresses)
         self.rounds: dict[ModuleId, OpenRound] = {}
         """The open rounds of the modules whose leaders answered last time."""
@@ -207,10 +205,6 @@ class Watch:
             await self._looking.do(str(path), partial(self._look_for_claims, path))
             found = self.sightings.claimed_s(peer, path)
         return found
-
-    def claimed(self, peer: PeerId) -> PathId | None:
-        """The path of its newest claim, as far as we have seen, alive or not."""
-        return self.sightings.claimed(peer)
 
     async def _look_for_claims(self, path: PathId) -> None:
         await self._read_claims_of(path)
@@ -480,12 +474,19 @@ class Watch:
     def _note_work(self, asked: set[ModuleId]) -> None:
         """Judge the claims of the paths whose leaders were all asked, by what they told."""
         paths, now_s = [path for path in self.claims if asked.issuperset(path.modules())], self._clock.now_s()
-        found = {path: None if self._decrees.is_frozen else self.standing(path) for path in paths}
+        is_held = self._decrees.is_frozen or not self.may_have_begun
+        found = {path: None if is_held else self.standing(path) for path in paths}
         standings = {path: how_far for path, how_far in found.items() if how_far is not None}
         for path in found.keys() - standings.keys():
             self.sightings.excuse(path, ask_s=now_s + self._run.config.liveness.heartbeat_ttl_s)
         deadlines_s = {path: self._deadline_s(path) for path in standings}
         self.sightings.told(self.rounds, standings, deadlines_s=deadlines_s, now_s=now_s)
+
+    @property
+    def may_have_begun(self) -> bool:
+        """Whether anybody may have worked: before `min_paths` are claimed nobody does."""
+        is_open = any(self.seen.values()) or any(open_.version or open_.entries for open_ in self.rounds.values())
+        return is_open or self.paths.covered() >= self._run.config.rounds.min_paths
 
     def _deadline_s(self, path: PathId) -> float:
         """How long the rounds of `path` wait, by the most patient of its leaders."""

@@ -204,7 +204,7 @@ class Trials:
         self._refused = {entry: version for entry, version in self._refused.items() if version >= oldest}
         found = dict.fromkeys(self._refused)
         for peer in {*ledger.standings.waiting, *self._caught}:
-            path = watch.claimed(peer)
+            path = watch.sightings.claimed(peer)
             if path is not None and self._chain.module in path.modules():
                 found[Entry(path=path, peer=peer)] = None
         return list(found)

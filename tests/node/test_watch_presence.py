@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from runtime_harness import World, offer
-from tiny_run import contribution_of, gradient_bytes, granted
+from tiny_run import contribution_of, gradient_bytes, granted, tiny_config
 from virtual_time import end, eventually
 
 from dipaco_p2p.node.items import items_reply
@@ -195,6 +195,21 @@ async def test_how_far_a_path_is_the_leaders_say(tmp_path: Path) -> None:
         await other.watch.read_rounds(modules)
         told = {module for module in modules if led_by[module] != gone}
         assert other.watch.standing(PATH) is None and set(other.watch.rounds) >= told
+
+
+@pytest.mark.parametrize("min_paths", [1, 2])
+async def test_nobody_is_idle_before_enough_paths_are_claimed(tmp_path: Path, min_paths: int) -> None:
+    """Volunteers that came to a run one after the other took those who waited for them for idle, and so waited on."""
+    async with World(tmp_path, config=tiny_config(min_paths=min_paths)) as world:
+        one, other, leader = world.peer(40), world.peer(41), world.leader(50)
+        await other.watch.refresh()
+        for module in PATH.modules():
+            await leader.lead(module)
+        for _ in range(20):
+            await one.presence.claim(PATH, since_s=world.clock.now_s(), round_number=0)
+            await other.watch.refresh()
+            await asyncio.sleep(world.run.config.liveness.heartbeat_ttl_s / 3)
+        assert bool(other.watch.claims[PATH]) == (min_paths == 2)
 
 
 async def test_the_round_of_a_claim_goes_out_with_its_next_repetition(tmp_path: Path) -> None:

@@ -43,7 +43,6 @@ CHANCE_DEADLINES = 2.0
 """A round waits one; the second is for whoever took the path just before its round closed."""
 FIRST_CHANCE_DEADLINES = 0.5
 """A round waits one: so another volunteer can still bring the path in time."""
-CHANCES = FIRST_CHANCE_DEADLINES, CHANCE_DEADLINES
 SENDING_DEADLINES = 6.0
 """A slow line takes several; without a bound a peer that sends a byte now and then would hold a path."""
 REST_ROUNDS = 8
@@ -79,6 +78,9 @@ class _Path:
 
     untrained_s: float = math.inf
     """Since when it can be trained, as far as we were told, and nobody trained it; infinite while it cannot be."""
+    due_s: float = math.inf
+    """As `untrained_s`, whoever trains it meanwhile: work that some of its modules have is no reason to wait longer for
+    those who never worked."""
     worked: dict[ModuleId, int] = field(default_factory=dict)
     """The newest version of each module that anybody's work on this path went into."""
     ask_s: float = -math.inf
@@ -144,11 +146,13 @@ class Sightings:
             known = self._paths.setdefault(path, _Path())
             known.progress = how_far.progress
             is_new = any([_is_new(known.worked, versions) for versions in works[path].values()])
+            known.due_s = min(known.due_s, now_s) if how_far.is_due else math.inf
             if not how_far.is_due:
                 known.untrained_s = math.inf
             elif is_new or math.isinf(known.untrained_s):
                 known.untrained_s = now_s
-            ends_s = [known.untrained_s + times * deadlines_s[path] for times in CHANCES]
+            first_s, chance_s = FIRST_CHANCE_DEADLINES * deadlines_s[path], CHANCE_DEADLINES * deadlines_s[path]
+            ends_s = known.due_s + first_s, known.untrained_s + chance_s
             known.ask_s = min((at_s for at_s in ends_s if now_s < at_s < math.inf), default=now_s + deadlines_s[path])
         for peer, sight in self._peers.items():  # after all credit: it may have moved on from a path that it worked on
             path = sight.claim.path
@@ -178,7 +182,8 @@ class Sightings:
     def excuse(self, path: PathId, *, ask_s: float) -> None:
         """Nobody can work on `path` now, or we cannot know; the leaders should be asked again at `ask_s`."""
         known = self._paths.setdefault(path, _Path())
-        known.untrained_s, known.ask_s = math.inf, ask_s
+        known.untrained_s = known.due_s = math.inf
+        known.ask_s = ask_s
 
     def _see(self, peer: PeerId, claim: Claim, *, seen_s: float, now_s: float) -> _Sight:
         sight = self._peers.pop(peer, None)
@@ -208,12 +213,14 @@ class Sightings:
         if sight.progress is not None:
             sight.missed += max(0, how_far.progress - sight.progress)
         sight.progress = how_far.progress
-        since_s = max(self._paths[sight.claim.path].untrained_s, sight.chance_s)
-        deadlines = CHANCE_DEADLINES if sight.worked else FIRST_CHANCE_DEADLINES
-        is_over = now_s - since_s >= deadlines * deadline_s or sight.missed >= CHANCE_ROUNDS
+        known = self._paths[sight.claim.path]
+        waits_s, deadlines = known.due_s, FIRST_CHANCE_DEADLINES
+        if sight.worked:
+            waits_s, deadlines = known.untrained_s, CHANCE_DEADLINES
+        is_over = now_s - max(waits_s, sight.chance_s) >= deadlines * deadline_s or sight.missed >= CHANCE_ROUNDS
         if is_over and not (is_sending and now_s - sight.chance_s < self._sending_max_s):
             if not sight.worked and not sight.is_idle:
-                self._paths[sight.claim.path].rests_until = how_far.progress + REST_ROUNDS
+                known.rests_until = how_far.progress + REST_ROUNDS
             sight.is_idle = True
 
     def _rests(self, path: PathId) -> bool:

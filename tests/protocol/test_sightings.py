@@ -37,6 +37,8 @@ class Scene:
         self.now_s = 1000.0
         self.version = 0
         self.open: Works = {}
+        self.only: ModuleId | None = None
+        """The module whose leader alone has what is in the open round."""
         self.counted: list[Works] = []
         self.sending: tuple[PeerId, ...] = ()
         self.live: dict[PathId, dict[PeerId, Claim]] = {HERE: {}, THERE: {}}
@@ -69,7 +71,7 @@ class Scene:
             for module in path.modules():
                 rounds[module] = OpenRound(
                     version=self.version,
-                    entries=_entries(self.open, module),
+                    entries=_entries(self.open, module) if self.only in (None, module) else (),
                     counted=tuple(_entries(works, module) for works in self.counted),
                     sending=self.sending,
                 )
@@ -115,6 +117,21 @@ def test_a_new_key_for_each_life_of_a_heartbeat_has_no_chance_without_an_end() -
     scene.works({HERE: [HONEST]})
     scene.tell()
     assert scene.weighing() == {HONEST}
+
+
+def test_work_that_some_modules_have_gives_newcomers_no_new_chance() -> None:
+    """Attack: whoever took the path over from idle claims had its work taken by one leader. For the others the claims
+    began to weigh anew with that, so they refused it as covered until the volunteer gave up."""
+    scene = Scene()
+    scene.claim(IDLE)
+    scene.tell()
+    scene.tell(after_s=0.8 * FIRST_CHANCE_DEADLINES * DEADLINE_S)
+    scene.only = HERE.modules()[1]
+    scene.works({HERE: [HONEST]})
+    scene.tell()
+    assert scene.weighing() == {IDLE}
+    scene.tell(after_s=0.2 * FIRST_CHANCE_DEADLINES * DEADLINE_S)
+    assert not scene.weighing()
 
 
 def test_newcomers_have_a_chance_again_when_their_path_has_gone_on_for_long() -> None:

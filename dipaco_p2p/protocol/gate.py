@@ -137,17 +137,18 @@ def refused(works: Mapping[str, Judged], *, coordinator: PeerId) -> dict[str, Re
     failed = {id_: _why_not(work) for id_, work in works.items() if is_forged(work.appraisals)}
     audited = {work.author for work in works.values() if any(_repetitions(work.appraisals))}
     workers = audited & {work.author for work in works.values() if work.appraisals and work.is_known}
+    crowds = [crowd for crowd in (audited, workers) if crowd]
     for why in (Reason.NOT_REPEATED, Reason.UNJUDGED):  # each alone: else who withholds states excused who forges
         alike = [id_ for id_, reason in failed.items() if reason == why]
         authors = {works[id_].author for id_ in alike}
-        if not (_are_most(authors, audited) and (not workers or _are_most(authors, workers))):
+        if not all(_are_most(authors, crowd) for crowd in crowds):
             found |= dict.fromkeys(alike, why)
     return found
 
 
-def _are_most(failed: Collection[PeerId], audited: Collection[PeerId]) -> bool:
+def _are_most(failed: set[PeerId], audited: set[PeerId]) -> bool:
     """Whether so many of these authors failed that it says something of machines or lines, and nothing of them."""
-    return len(audited) >= AUTHORS_MANY and 2 * len(set(failed) & set(audited)) > len(audited)
+    return len(audited) >= AUTHORS_MANY and 2 * len(failed & audited) > len(audited)
 
 
 def is_undecided(appraisals: Iterable[Appraisal]) -> bool:

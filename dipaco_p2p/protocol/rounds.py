@@ -14,11 +14,10 @@ round. What does not come is given up:
   and never contribute can slow a round, but not stop it.
 - Once all paths are in, only further claimants of them are waited for, and nobody need notice a death and take a path
   over: they have the deadline without the time for that. Else an idle claim beside others cost a whole deadline.
-- A claimant that has never worked is waited for beside others in the first round, and in one of NEWCOMERS_EVERY after
-  it, for as long as the further claimants since it claimed (`Timing.is_awaited`): keys are free, and with a new one for
-  each round a stranger would make all of them wait. A newcomer loses nothing: its first work counts a round late, and
-  from then on it is waited for. One so slow that it would be later than the run takes work comes in time in a round
-  that waits.
+- Beside others, a claimant that has never worked is waited for only in the first round and in one of NEWCOMERS_EVERY
+  after it, and only for that long since it claimed (`Timing.is_awaited`). Keys are free: with a new one for each round
+  a stranger would make all rounds wait. A newcomer's first work counts a round late, and from then on it is waited for.
+  A newcomer too slow for that is in time in a round that waits.
 - Work that was refused when the round could close does not make its path come: once, the path has a deadline more.
 - Then a grace, in which nearly finished uploads still arrive. While bytes of a claimant's upload keep coming it goes
   on, at most for one more deadline: a slow uplink has done its work already.
@@ -69,6 +68,7 @@ PATIENCE = 3
 """A round without a quorum closes after this many deadlines."""
 
 NEWCOMERS_EVERY = 4
+"""Of so many rounds, on average, one waits for claimants that have never worked."""
 
 UPLOAD_SILENCE_S = 10.0
 """An upload of which no byte came for so long is not waited for in the grace."""
@@ -185,16 +185,15 @@ class Round:
 
         `deadline_s` is the one that was learnt (`Arrivals.deadline_s`), never above the run file's, which None means;
         `replicas_s` the one for claimants whose path others have brought (`Arrivals.replicas_s`), None for the same.
-        `uploads_s` says when bytes of an unfinished upload last came, by sender; `is_awaited` whether a
-        claimant is waited for beside others of its path.
+        `uploads_s` says when bytes of an unfinished upload last came, by sender; `is_awaited` whether a claimant is
+        waited for beside others of its path.
         """
         deadline_s = config.deadline_s if deadline_s is None else min(deadline_s, config.deadline_s)
         wait_s = self._wait_s(claims, config, elsewhere, deadline_s=deadline_s, replicas_s=replicas_s)
-        is_complete = self.is_complete(claims, is_awaited)
         event = self._event(
             claims,
             config,
-            is_complete=is_complete,
+            is_awaited=is_awaited,
             now_s=now_s,
             wait_s=wait_s,
             deadline_s=deadline_s,
@@ -278,7 +277,7 @@ class Round:
         claims: PathClaims,
         config: RoundsConfig,
         *,
-        is_complete: bool,
+        is_awaited: Awaited,
         now_s: float,
         wait_s: float,
         deadline_s: float,
@@ -286,7 +285,7 @@ class Round:
     ) -> RoundEvent | None:
         if self.state not in (RoundState.COLLECTING, RoundState.GRACE):
             return None
-        if is_complete:
+        if self.is_complete(claims, is_awaited):
             return RoundEvent.COMPLETE
         if self.state is RoundState.COLLECTING:
             is_due = now_s - self.last_s >= wait_s

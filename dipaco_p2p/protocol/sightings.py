@@ -46,6 +46,7 @@ FIRST_CHANCE_DEADLINES = 0.5
 SENDING_DEADLINES = 6.0
 """A slow line takes several; without a bound a peer that sends a byte now and then would hold a path."""
 REST_ROUNDS = 8
+"""How long newcomers of a path have no chance after one of them has wasted it."""
 GONE_MAX = 1024
 """Claimants without a live claim that are remembered: they may come back."""
 
@@ -224,7 +225,7 @@ class Sightings:
             sight.is_idle = True
 
     def _rests(self, path: PathId) -> bool:
-        """Whether a newcomer on `path` has used up the chance of those that come now."""
+        """Whether an earlier newcomer on `path` has used up the chance of those that come now."""
         return path in self._paths and self._paths[path].progress < self._paths[path].rests_until
 
     def _forget(self) -> None:

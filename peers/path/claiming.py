@@ -80,25 +80,15 @@ class Claiming:
                 break
             attempt += 1
             await self.release(ClaimEvent.YIELDED)
-        self._follow(ClaimEvent.STAYED)
-        self._node.presence.note(path=path)
-        before = str(self._before) if self._before not in (None, path) else ""
-        self._before = path
-        self._node.history.add("claimed", path=str(path), round=self._round, before=before)
+        self._stay(path)
         return path
 
     async def again(self) -> None:
-        """Claim the path that we still train once more, after all others, if the claim was given up; who has it anyway
-        says nothing."""
+        """Claim the path that we still train once more, after all others, if the claim was given up."""
         async with self._releasing:
-            path = self._path
-            if self._state is not ClaimState.IDLE or path is None:
-                return
-            self._follow(ClaimEvent.CHOSE)
-            await self._node.presence.claim(path, since_s=self._node.clock.now_s(), round_number=self._round)
-            self._follow(ClaimEvent.STAYED)
-            self._node.presence.note(path=path)
-            self._node.history.add("claimed", path=str(path), round=self._round, before="")
+            if self._state is ClaimState.IDLE and self._path is not None:
+                await self._say(self._path)
+                self._stay(self._path)
 
     async def release(self, event: ClaimEvent) -> None:
         """Say that nobody here trains the path any more; nothing to do without a claim."""
@@ -190,11 +180,21 @@ class Claiming:
         standing = watch.how_far(path)
         progress = standing.progress if standing is not None else watch.round(path)
         self._round = first_round(progress, others=len(watch.claims[path].keys() - {self._node.peer}))
-        self._follow(ClaimEvent.CHOSE)
-        await self._node.presence.claim(path, since_s=self._node.clock.now_s(), round_number=self._round)
+        await self._say(path)
         await self._node.clock.sleep(self._node.run.config.liveness.settle_s)
         await watch.read_claims(None if watch.is_whole else [path])
         return path
+
+    async def _say(self, path: PathId) -> None:
+        self._follow(ClaimEvent.CHOSE)
+        await self._node.presence.claim(path, since_s=self._node.clock.now_s(), round_number=self._round)
+
+    def _stay(self, path: PathId) -> None:
+        self._follow(ClaimEvent.STAYED)
+        self._node.presence.note(path=path)
+        before = str(self._before) if self._before not in (None, path) else ""
+        self._before = path
+        self._node.history.add("claimed", path=str(path), round=self._round, before=before)
 
     async def _draw(self, seed: int) -> PathId:
         """A path by need and chance, whose claims were read: what was told of it may be out of date, or a lie."""

@@ -112,8 +112,8 @@ async def push(
 
 
 def _is_behind(node: Member, contribution: Contribution, refused: Refused) -> bool:
-    """Whether the leader has not even the version that we trained from, or waits for claimants that we wait for no
-    more: it may begin to do so a look later."""
+    """Whether the leader has not even the version that we trained from, or still counts claims that we have found
+    idle: it may find them idle at its next look."""
     if refused.reason == Reason.COVERED:
         return not node.watch.claims[contribution.path].keys() - {node.peer}
     return refused.reason == Reason.UNKNOWN_BASE and node.watch.reached(contribution.module) < contribution.base_version

@@ -106,10 +106,8 @@ def test_further_claimants_have_their_own_time_once_all_paths_are_in(replicas_s:
 
 def test_of_claimants_beside_others_only_those_are_waited_for_that_are_to_be() -> None:
     beside = claims(*ALL, A)
-    for is_newcomer, state in ((True, RoundState.CLOSED), (False, RoundState.COLLECTING)):
-        found = collected(*ALL).tick(
-            beside, CONFIG, now_s=START_S, is_awaited=lambda peer_, path, off=is_newcomer: not off
-        )
+    for is_awaited, state in ((False, RoundState.CLOSED), (True, RoundState.COLLECTING)):
+        found = collected(*ALL).tick(beside, CONFIG, now_s=START_S, is_awaited=lambda *_, found=is_awaited: found)
         assert found.state is state
     missing = collected(A, B, C).tick(beside, CONFIG, now_s=START_S, is_awaited=lambda *_: False)
     assert missing.state is RoundState.COLLECTING, "a path that is missing is waited for, whoever claims it"

@@ -120,8 +120,8 @@ def test_a_new_key_for_each_life_of_a_heartbeat_has_no_chance_without_an_end() -
 
 
 def test_work_that_some_modules_have_gives_newcomers_no_new_chance() -> None:
-    """Attack: whoever took the path over from idle claims had its work taken by one leader. For the others the claims
-    began to weigh anew with that, so they refused it as covered until the volunteer gave up."""
+    """Attack: a volunteer took a path over from idle claims, and one leader accepted its work. The other leaders then
+    gave those claims a second chance, and refused the work as covered until the volunteer gave up."""
     scene = Scene()
     scene.claim(IDLE)
     scene.tell()

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.light`: what comes to the coordinator's line for each round, with a full and a light archive.
+"""`python -m benchmarks.light`: what comes to the coordinator's line for each round, with full and with light archives.
 
 Real processes on this machine: a coordinator and volunteers, at two sizes of the model. The bytes are the coordinator's
 own count (`dipaco-bootstrap status --json`), between the round in which volunteers lead every module and a later one.
@@ -28,7 +28,8 @@ from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.program.console import run_program
 
 WIDTHS = (64, 192)
-REMADE = (1.0, 0.0)
+ARCHIVES = ((1.0, 1.0), (0.0, 1.0), (0.0, 0.0))
+"""`remade` and `measured` of the run file."""
 POLL_S = 0.5
 LIMIT_S = 600.0
 MB = 10**6
@@ -68,7 +69,9 @@ source = "found"
 bytes_max = 300000
 [archive]
 rounds = 2
+snapshots = 0
 remade = {remade}
+measured = {measured}
 [leaderboard]
 serve = false
 [node]
@@ -83,6 +86,7 @@ class Row:
 
     parameters: int
     remade: float
+    measured: float
     rounds: int
     contributions: int
     """That the versions of one round count."""
@@ -130,11 +134,11 @@ class Scene(LocalSwarm):
             await asyncio.sleep(POLL_S)
 
 
-async def measured(place: Path, *, width: int, remade: float, peers: int, rounds: int) -> Row:
+async def play_one(place: Path, *, width: int, remade: float, measured: float, peers: int, rounds: int) -> Row:
     """Play one run."""
     place.mkdir(parents=True)
     scene = Scene(place, place / "light.toml")
-    scene.run_file.write_text(RUN.format(width=width, remade=remade))
+    scene.run_file.write_text(RUN.format(width=width, remade=remade, measured=measured))
     try:
         await scene.open()
         await scene.begin(volunteers(peers))
@@ -147,6 +151,7 @@ async def measured(place: Path, *, width: int, remade: float, peers: int, rounds
         return Row(
             parameters=sum(snapshots.values()) // 4,
             remade=remade,
+            measured=measured,
             rounds=last - first,
             contributions=round(sum(len(one["shares"]) for one in counted) / (last - first)),
             in_bytes=(after["bytes_down"] - before["bytes_down"]) / (last - first),
@@ -162,20 +167,23 @@ def main(
     folder: Disks = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Play a run at each size, with a full and a light archive, and count the coordinator's bytes."""
+    """Play a run at each size, with a full archive and light ones, and count the coordinator's bytes."""
     rows: list[Row] = []
 
     async def play(place: Path) -> None:
         for width in WIDTHS:
-            for remade in REMADE:
-                print(f"width {width}, remade {remade:g} ...", file=sys.stderr)
-                name = f"{width}-{remade:g}"
-                rows.append(await measured(place / name, width=width, remade=remade, peers=peers, rounds=rounds))
+            for remade, measured in ARCHIVES:
+                name = f"{width}-{remade:g}-{measured:g}"
+                print(f"width {width}, remade {remade:g}, measured {measured:g} ...", file=sys.stderr)
+                played = play_one(
+                    place / name, width=width, remade=remade, measured=measured, peers=peers, rounds=rounds
+                )
+                rows.append(await played)
 
     with tempfile.TemporaryDirectory() as made:
         place = folder or Path(made)
         code = run_program(lambda: play(place))
-    columns = ("parameters", "remade", "contributions a round", "MB in", "MB out")
+    columns = ("parameters", "remade", "measured", "contributions a round", "MB in", "MB out")
     show(
         table(
             "the coordinator's line, for each round",
@@ -184,6 +192,7 @@ def main(
                 (
                     f"{row.parameters:,}",
                     f"{row.remade:g}",
+                    f"{row.measured:g}",
                     str(row.contributions),
                     f"{row.in_bytes / MB:.3f}",
                     f"{row.out_bytes / MB:.3f}",

@@ -156,8 +156,15 @@ class ArchiveConfig:
     remade: float = bounded(1.0, low=0.0, high=1.0)
     """The share of versions that the coordinator recomputes before it signs them. It signs the others once a quorum of
     their owners has recomputed them, so their contributions do not come to its line and its disk."""
+    measured: float = bounded(1.0, low=0.0, high=1.0)
+    """The share of the paths' held-out losses that the coordinator measures itself after each round. With less than 1,
+    volunteers measure the others, and parameters come to its line only where it needs them."""
 
     def __post_init__(self) -> None:
+        if self.remade == 1 and self.measured < 1:
+            hint = "leave `measured` out, or say `remade = 0`"
+            message = f"`remade = 1` and `measured = {self.measured:g}` in [archive]"
+            raise ConfigError(f"{message}: a coordinator that recomputes every version has its parameters", hint=hint)
         if self.keepers and self.remade < 1:
             hint = "leave `keepers` out, or say `remade = 1`"
             message = f"`keepers = {self.keepers}` and `remade = {self.remade:g}` in [archive]"

@@ -14,6 +14,7 @@ from typing import Any
 
 from dipaco_p2p.core.model.engine import Engine
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, SwarmError
+from dipaco_p2p.node.measuring import Measuring
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.owner.leadership import Leadership
@@ -25,7 +26,7 @@ from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.topology import ModuleId, PathId
 
 from .decrees import Obeying
-from .evaluation.between_rounds import Evaluating, Scoring
+from .evaluation.between_rounds import Evaluating, Measurer, Scoring
 from .path.assignment import Assignment
 from .path.claiming import Claiming
 from .path.contribute import Contributor
@@ -83,7 +84,9 @@ class Volunteer:
             watchdog=self._watchdog,
         )
         self._scoring = Scoring(node, device=device, is_stopping=lambda: self._is_ending)
-        self._evaluating = Evaluating(node, device=device, is_stopping=lambda: self._is_ending) if evaluate else None
+        measuring = Measuring(node, device=device, is_stopping=lambda: self._is_ending)
+        self._measurer = Measurer(node, measuring)
+        self._evaluating = Evaluating(node, measuring) if evaluate else None
         node.watch.concerns.held = ownership.held
         self._look_every_s = heartbeat_interval_s(node.run.config.liveness) / 2
         self.is_stopping = False
@@ -161,6 +164,7 @@ class Volunteer:
                 await self._node.clock.sleep(STAND_BY_S)
         if not self._is_ending:
             await self._scoring.at_the_end(say=self._say_scoring)
+            await self._measurer.at_the_end(say=self._say_measuring)
             if self._evaluating is not None:
                 await self._evaluating.at_the_end(say=self._say_checking)
         self._status.is_complete = not self._is_ending
@@ -272,6 +276,7 @@ class Volunteer:
                     return event
                 assignment.heard(self._node.watch.rounds)
                 doubted_s = await self._doubt(assignment, doubted_s)
+                await self._measurer.while_waiting(assignment.standing.progress, say=self._say_measuring)
                 await done_or_later(waiting, self._node.clock, self._look_every_s)
             if waiting.done():
                 await waiting
@@ -424,6 +429,9 @@ class Volunteer:
 
     def _say_scoring(self, path: PathId) -> None:
         self.say("scoring", waits_for=f"the next router: how well {path} predicts")
+
+    def _say_measuring(self, path: PathId) -> None:
+        self.say("evaluating", waits_for=f"the loss of a round: how well {path} predicts")
 
     def _say_checking(self, path: PathId) -> None:
         self.say("evaluating", waits_for=f"a second measurement of how well {path} predicts")

@@ -358,7 +358,9 @@ class SeedMachine(Machine):
             make_evaluator=cast(Any, NoEvaluator),
             measure=toy_gains,
             retention=Retention(
-                keepers=KEEPERS_WANTED if self.world.plan.has_keepers else 0, remade=self.world.plan.remade
+                keepers=KEEPERS_WANTED if self.world.plan.has_keepers else 0,
+                remade=self.world.plan.remade,
+                measured=self.world.plan.measured,
             ),
         )
         stage.begin()

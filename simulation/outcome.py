@@ -102,7 +102,7 @@ def _archive(world: World) -> tuple[dict[str, tuple[Link, ...]], tuple[str, ...]
         reports = verify_run(run, store, archive)
         if world.plan.remade < 1:  # its archive has no contributions; the witness has them
             whole = world.witness.beside(store.folder, world.folder / "witness")
-            archive = SeedArchive(run, whole)
+            store, archive = whole, SeedArchive(run, whole)
             reports += verify_run(run, whole, archive)
     except DipacoError as error:
         empty: dict[str, tuple[Link, ...]] = {str(module): () for module in world.run.topology.modules()}

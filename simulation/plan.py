@@ -43,6 +43,8 @@ KEEPING = "lying keeper"
 KEEPING_SHARE = 0.15
 LIGHT_SHARE = 0.2
 """Of the seeds without a lying keeper, which needs a full archive; where a leader lies, all of these."""
+BARE_SHARE = 0.5
+"""Of the light archives: they have parameters only where they need them."""
 LYING = "lying leader"
 LYING_SHARE = 0.1
 REMADE = (0.0, 0.0, 0.3)
@@ -78,6 +80,8 @@ class Plan:
     faults: tuple[PlannedFault, ...]
     remade: float = 1.0
     """The share of versions that the coordinator makes again; below 1 its archive is light."""
+    measured: float = 1.0
+    """Likewise of the losses that it measures; below 1 its archive has parameters only where it needs them."""
     is_narrow: bool = False
     """Whether peers know as little of each other as in a swarm of thousands: buckets split when they have a few
     members, and nobody reads the swarm whole."""
@@ -117,7 +121,8 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
         loss=chance.choice(LOSSES),
         faulty_s=faulty_s,
         faults=tuple(sorted(found, key=lambda fault: fault.at_s)),
-        remade=_remade(seed, {fault.name for fault in found}),
+        remade=(remade := _remade(seed, {fault.name for fault in found})),
+        measured=0.0 if remade < 1 and random.Random(f"measured {seed}").random() < BARE_SHARE else 1.0,
         is_narrow=is_narrow(seed) or any(fault.name in OF_LARGE_SWARMS for fault in found),
     )
 

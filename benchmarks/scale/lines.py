@@ -2,7 +2,8 @@
 
 A module is counted through which most paths go, when everybody trains. Its leader takes in each contribution that a
 version counts, and sends it on to its mirrors and the archive. A light archive takes the updates of all modules
-instead; what it makes again itself (`remade`) is not counted here (owner/archive.py). Versions went to every trainer
+instead; what it makes again itself (`remade`) is not counted here (owner/archive.py). Where volunteers measure for it,
+it takes the signed documents, and the parameters of every `SNAPSHOTS`-th version. Versions went to every trainer
 from the leader, the mirrors and the coordinator, which shared that evenly, before trainers had turns; now an owner
 sends at most two copies, and the coordinator none.
 """
@@ -19,6 +20,12 @@ from peers.path.claiming import DRAWN
 
 COPIES = 2
 """Of a version that an owner sends (protocol/fan_out.py)."""
+SHARE_BYTES, SIGNED_BYTES = 430, 1000
+"""Of a share in a version's document; of an appraisal or a check (node/calls.py)."""
+JUDGES = MEASURERS = 2
+FLOAT_BYTES = 4
+SNAPSHOTS = 50
+"""Every so many versions the default run file has a light archive keep the parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +54,10 @@ class Load:
     """Contributions to all modules that its archive takes."""
     light_in: float
     """Updates of all modules that a light one takes instead."""
+    bare_in: float
+    """What one takes that has parameters where it needs them alone."""
+    measuring: float
+    """Parameters that a volunteer fetches, and another sends, to measure for it: the mean of all."""
     light_out: float
     """What the leader sends in all beside one."""
 
@@ -80,7 +91,8 @@ def load(
     def mbit(bytes_: float) -> float:
         return bytes_ * 8 / 1e6 / round_s
 
-    shared = trainers / (owners + 1)
+    shared, modules = trainers / (owners + 1), sum(widths)
+    signed = modules * contributions * (SHARE_BYTES + JUDGES * SIGNED_BYTES) + paths * MEASURERS * SIGNED_BYTES
     return Load(
         volunteers=volunteers,
         values=values,
@@ -93,9 +105,11 @@ def load(
         leader_work=mbit(contributions * payload * owners),
         leader_before=mbit(shared * update),
         leader_now=mbit(min(COPIES, trainers / owners) * update),
-        coordinator_before=mbit(shared * update * sum(widths)),
-        coordinator_in=mbit(contributions * payload * sum(widths)),
-        light_in=mbit(update * sum(widths)),
+        coordinator_before=mbit(shared * update * modules),
+        coordinator_in=mbit(contributions * payload * modules),
+        light_in=mbit(update * modules),
+        bare_in=mbit(signed + FLOAT_BYTES * values * modules / SNAPSHOTS),
+        measuring=mbit(MEASURERS * paths * len(widths) * FLOAT_BYTES * values / volunteers),
         light_out=mbit(contributions * payload * (owners - 1) + min(COPIES, trainers / owners) * update),
     )
 
@@ -116,6 +130,6 @@ def rows(loads: Sequence[Load], *, up_mbit: float) -> Iterator[str]:
             f"  {one.coordinator_before:29.1f}  {0:3d}  |  {verdict}"
         )
         yield (
-            f"            coordinator: in {one.coordinator_in:.1f}; with a light archive {one.light_in:.2f}, and the"
-            f" leader sends {one.light_out:.1f}"
+            f"            coordinator: in {one.coordinator_in:.1f}; with a light archive {one.light_in:.2f}, where"
+            f" volunteers measure {one.bare_in:.2f} (each {one.measuring:.2f}); the leader sends {one.light_out:.1f}"
         )

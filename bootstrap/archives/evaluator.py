@@ -45,6 +45,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.topology import ModuleId, PathId
 from dipaco_p2p.use.tokenizer import Tokenizer
@@ -118,6 +119,8 @@ class Evaluator:
         self.held_out = {name: self._read(getattr(run.manifest, name)) for name in PARTS}
         self._features: dict[str, Flat] = {}
         self._texts = tuple(texts)
+        self._trainers: dict[PathId, set[PeerId]] = {}
+        self._looked: dict[ModuleId, int] = {}
 
     def complete_version(self) -> int:
         """The newest version that all modules have reached."""
@@ -126,15 +129,52 @@ class Evaluator:
     def evaluate(self, version: int, *, signed: int | None = None) -> RoundEvaluation:
         """Judge one round, by the sharding that a `signed` judgement of it names if there is one already; raises
         IntegrityError if a snapshot or that sharding is missing, or damaged."""
-        sharding = self.run.sharding_at(max(version - 1, 0)) if signed is None else signed
-        if sharding and self.run.sharding(sharding) is None:
-            raise IntegrityError(f"sharding {sharding} is not known here")
+        sharding = self.sharding(version, signed=signed)
         assigned = {name: self.assign(name, sharding, version=version) for name in PARTS}
         found = {path: self._nats(path, version, assigned) for path in self.run.topology.paths()}
         paths = {
             path: PathLosses(**{name: self._evaluation(own) for name, own in zip(PARTS, nats, strict=True)})
             for path, nats in found.items()
         }
+        texts = self._apart(assigned["validation"], [nats for nats, _ in found.values()])
+        return self.summary(version, sharding, paths, texts=texts)
+
+    def sharding(self, version: int, *, signed: int | None) -> int:
+        """By which one a round is judged; raises IntegrityError if a `signed` judgement names one that is not known."""
+        sharding = self.run.sharding_at(max(version - 1, 0)) if signed is None else signed
+        if sharding and self.run.sharding(sharding) is None:
+            raise IntegrityError(f"sharding {sharding} is not known here")
+        return sharding
+
+    def counts(self, sharding: int, version: int) -> dict[PathId, int]:
+        """How many validation sequences each path is judged on."""
+        assigned = self.assign("validation", sharding, version=version)
+        numbers = np.bincount(assigned, minlength=self.run.topology.path_count)
+        return {path: int(numbers[self.run.topology.number(path)]) for path in self.run.topology.paths()}
+
+    def measure(self, path: PathId, version: int, sharding: int, snapshots: Sequence[bytes]) -> Evaluation:
+        """One path on its validation sequences, from parameters that are not in the archive."""
+        chosen = self.assign("validation", sharding, version=version) == self.run.topology.number(path)
+        flats = [
+            decode_module(data, self.run.layout(module)) for data, module in zip(snapshots, path.modules(), strict=True)
+        ]
+        found = self._evaluation(self._windows(flats, self.held_out["validation"].tokens[chosen]).sum(axis=1))
+        assert found is not None, "a path that nothing is routed to is not measured"
+        return found
+
+    def trainers(self) -> Mapping[PathId, set[PeerId]]:
+        """Whose work of each path a version counts, or has counted; only versions that are new are read."""
+        for module, ledger in self._archive.ledgers.items():
+            for sealed in ledger.versions[self._looked.get(module, 0) :]:
+                for share in sealed.document.shares:
+                    self._trainers.setdefault(share.path, set()).add(share.peer)
+            self._looked[module] = len(ledger.versions)
+        return self._trainers
+
+    def summary(
+        self, version: int, sharding: int, paths: Mapping[PathId, PathLosses], *, texts: tuple[Evaluation, ...] = ()
+    ) -> RoundEvaluation:
+        """A round whose paths are measured."""
         judged = {path: found.validation for path, found in paths.items() if found.validation}
         through = {
             module: [found for path, found in judged.items() if module in path.modules()]
@@ -145,8 +185,8 @@ class Evaluator:
             sharding=sharding,
             routed=total(list(judged.values())),
             modules={module: total(part) for module, part in through.items() if part},
-            paths=paths,
-            texts=self._apart(assigned["validation"], [nats for nats, _ in found.values()]),
+            paths=dict(paths),
+            texts=texts,
         )
 
     def assign(self, part: str, sharding: int, *, version: int) -> Indices:
@@ -162,6 +202,11 @@ class Evaluator:
         chains = [self._archive.ledgers[module].versions[:version] for module in witnesses(topology)]
         found = trained_paths(topology, (sealed.document for chain in chains for sealed in chain))
         return [topology.number(path) for path in found]
+
+    def untrained(self, version: int) -> tuple[PathId, ...]:
+        """The others."""
+        usable = set(self.usable(version))
+        return tuple(path for path in self.run.topology.paths() if self.run.topology.number(path) not in usable)
 
     def router(self, sharding: int) -> Router:
         """The router of a sharding; raises IntegrityError if it does not fit the run."""
@@ -203,7 +248,10 @@ class Evaluator:
 
     def score(self, path: PathId, version: int, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
         """Nats (n, J) of one path at one version, from the archive's snapshots."""
-        model, flats = self.run.config.model, self.flats(path, version)
+        return self._windows(self.flats(path, version), tokens)
+
+    def _windows(self, flats: Sequence[Flat], tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+        model = self.run.config.model
         return on_device(self.device, lambda device: window_nats(path_model(model, flats).to(device), tokens))
 
     def _nats(self, path: PathId, version: int, assigned: dict[str, Indices]) -> list[NDArray[np.float64]]:

@@ -142,13 +142,16 @@ class Checks:
         *,
         judged: Callable[[int], Judgement | None],
         is_alive: Callable[[PeerId], bool],
+        was_asked: Callable[[PeerId, Sealed[Check]], bool] = lambda sender, sealed: False,
     ) -> None:
-        """`judged` gives the judgement of a round; `is_alive` says whether a peer's heartbeat is heard."""
+        """`judged` gives the judgement of a round; `is_alive` says whether a peer's heartbeat is heard; `was_asked`
+        takes what the coordinator wants to judge a round by."""
         self._run = run
         self._store = store
         self._archive = archive
         self._judged = judged
         self._is_alive = is_alive
+        self._was_asked = was_asked
         self._numbers: list[int] = []
         self._next = 0
         self._kept: dict[tuple[int, PathId], dict[PeerId, str]] = {}
@@ -170,12 +173,16 @@ class Checks:
             GiveCheck.serve(swarm, self._on_check)
 
     async def _on_check(self, sender: PeerId, request: GiveCheck) -> Done:
-        sealed = request.check
+        if not self._was_asked(sender, request.check):
+            self.take(sender, request.check)
+        return Done()
+
+    def take(self, sender: PeerId, sealed: Sealed[Check]) -> None:
+        """Keep a check, if it is news; raises Refused for what is not kept."""
         if self._judge(sender, sealed):
             self._store.write_document(_check_name(self._next), canonical_bytes(sealed.to_dict()))
             self._note(sealed, self._next)
             self._next += 1
-        return Done()
 
     async def _on_checks(self, sender: PeerId, request: GetChecks) -> CheckPage:
         place = bisect.bisect_left(self._numbers, request.from_)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -328,7 +328,7 @@ class Seed:
 
 def retention_of(archive: ArchiveConfig) -> Retention:
     """What a run file says of its archive."""
-    return Retention(rounds=archive.rounds, snapshots=archive.snapshots, keepers=archive.keepers, remade=archive.remade)
+    return Retention(**asdict(archive))
 
 
 def serve_earlier(run: Run, swarm: Swarm, store: Store, *, clock: Clock) -> None:

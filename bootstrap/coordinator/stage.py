@@ -7,6 +7,7 @@ so a restart goes on where it stopped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.core.model.engine import spare_device
-from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError
+from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError, Refused
 from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.calls import GetServing, Serving
 from dipaco_p2p.node.decree_news import serve_decrees
@@ -43,13 +44,14 @@ from dipaco_p2p.topology import ModuleId, PathId
 from dipaco_p2p.use.best_rounds import number_of, read_evaluations, serving_header
 
 from ..archives.early_stopping import jump
-from ..archives.evaluator import Evaluator, RoundEvaluation, append_evaluation, judge_finished, told_texts
+from ..archives.evaluator import Evaluator, PathLosses, RoundEvaluation, append_evaluation, judge_finished, told_texts
 from ..archives.records import Checks, PublicRecords
 from ..archives.writing import PageWords
 from ..control.view import Seen
 from ..recovery.catching_up import CatchingUp
 from ..recovery.rejoin import Met
 from ..text.sequences import Sequences
+from .measurements import Measurements
 from .resharding import Resharding
 from .terms import Terms
 
@@ -135,6 +137,10 @@ class SeedStage:
             self._archive,
             judged=self._records.judgement,
             is_alive=lambda peer: peer in self._node.watch.heartbeats,
+            was_asked=lambda sender, check: self._measurements.take(sender, check),
+        )
+        self._measurements = Measurements(
+            self._node, self._evaluator, share=retention.measured, workers=lambda: self.workers
         )
         self._resharding = Resharding(self._node, self._evaluator, sequences)
         self.complete = asyncio.Event()
@@ -174,6 +180,7 @@ class SeedStage:
         self._challenges.serve()
         self._chains.listen(self._on_version)
         self._resharding.serve()
+        self._measurements.serve()
         self._records.serve(self._node.swarm)
         self._checks.serve(self._node.swarm)
         GetServing.serve(self._node.swarm, self._on_serving)
@@ -369,7 +376,7 @@ class SeedStage:
                 try:
                     known = self._records.judgement(version)  # who died after signing did not write it down
                     signed = None if known is None else known.sharding
-                    evaluation = await asyncio.to_thread(self._evaluator.evaluate, version, signed=signed)
+                    evaluation = await self._measured(version, signed=signed)
                     self._sign(evaluation)
                     append_evaluation(path, evaluation)
                     rows.append(evaluation.to_dict())
@@ -391,6 +398,15 @@ class SeedStage:
                     await self._judge_finished()
             await self._new_version.wait()
 
+    async def _measured(self, version: int, *, signed: int | None) -> RoundEvaluation:
+        """What the genesis predicts is always measured here: its parameters are."""
+        if not (version and self._measurements.is_on):
+            return await asyncio.to_thread(self._evaluator.evaluate, version, signed=signed)
+        sharding = self._evaluator.sharding(version, signed=signed)
+        found = await self._measurements.of(version, sharding)
+        paths = {path: PathLosses(validation=found.get(path), holdout=None) for path in self.run.topology.paths()}
+        return self._evaluator.summary(version, sharding, paths)
+
     def _note_rows(self, rows: list[dict[str, Any]]) -> None:
         if rows:
             self._serving, self._judged = serving_header(rows), rows[-1]
@@ -398,7 +414,8 @@ class SeedStage:
 
     async def _let_write(self, judged: RoundEvaluation) -> None:
         """For the page, and only after the newest round: texts must not keep the judging from catching up."""
-        if self._words is None or judged.version < self._evaluator.complete_version():
+        is_late = judged.version < self._evaluator.complete_version()
+        if self._words is None or is_late or (judged.version and self._measurements.is_on):
             return
         try:
             await asyncio.to_thread(self._words.add, self._evaluator, judged)
@@ -408,6 +425,9 @@ class SeedStage:
     def _sign(self, evaluation: RoundEvaluation) -> None:
         now_s = self._node.clock.now_s()
         self._records.judge(self._node.swarm.signer, self._evaluator, evaluation, at_s=now_s)
+        for sealed in self._measurements.checks:
+            with contextlib.suppress(Refused):
+                self._checks.take(sealed.document.author, sealed)
 
     async def _on_serving(self, sender: PeerId, request: GetServing) -> Serving:
         """The round that each path is served with (early_stopping.py); none before the first was judged."""

@@ -9,7 +9,7 @@ import asyncio
 import fcntl
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dipaco_p2p.config import ADAMW
@@ -75,7 +75,7 @@ def planned_of(
         text_bytes=text_bytes_of(file) if text_bytes is None else text_bytes,
         line=line,
         volunteers=volunteers,
-        retention=Retention(rounds=file.archive.rounds, snapshots=file.archive.snapshots, remade=file.archive.remade),
+        retention=Retention(**asdict(file.archive)),
         tokens_per_s=tokens_per_s,
     )
 

@@ -330,12 +330,15 @@ def _versions(config: RunConfig, retention: Retention) -> int:
     with. Each path may be served with a round of its own."""
     rounds, found = config.rounds.rounds, 0
     whole = min(rounds, retention.versions(config)) if retention.rounds else rounds
+    if not retention.has_all_params:
+        whole = 1
     rest, marked = range(1, rounds - whole + 1), set(config.routing.reshard_rounds)
     if retention.snapshots:
         marked.update(range(retention.snapshots, rounds, retention.snapshots))
     marked.intersection_update(rest)
     for module, (snapshot, others) in zip(config.topology.modules(), _version_bytes(config), strict=True):
         served = min(len(rest) - len(marked), len(config.topology.paths_through(module)))
+        served *= retention.has_all_params
         found += whole * (snapshot + others) + (len(marked) + served) * snapshot
     path = sum(module_size(config, module) for module in config.topology.path(0).modules())
     return found + snapshot_bytes(path) + MOMENTS_BYTES_A_VALUE * path

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ..canonical import is_digest
+from ..config import LEVELS_MAX, MODULES_MAX
 from ..errors import ConfigError
 from ..protocol.decrees import DECREES_MAX, Decree
 from ..protocol.documents import (
@@ -125,9 +126,27 @@ class GetJudgements(Request[Page[Judgement]]):
     ),
 )
 class GiveCheck(Request[Done]):
-    """A check of a judged round, to be kept."""
+    """A check of a judged round, to be kept; or what `run.measure` asked for."""
 
     check: Sealed[Check]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to measure: a path, composed of these snapshots, on what the router of a sharding gives it where untrained
+    paths get nothing. Empty when nothing is wanted."""
+
+    path: PathId | None = None
+    version: int = bounded(0, low=0)
+    sharding: int = bounded(0, low=0)
+    snapshots: tuple[BlobRef, ...] = bounded((), items=LEVELS_MAX)
+    untrained: tuple[PathId, ...] = bounded((), items=MODULES_MAX)
+    wait: bool | None = None  # more will be wanted later
+
+
+@call("run.measure", by="the coordinator's seed")
+class GetMeasure(Request[Wanted]):
+    """A path of the coordinator's choice, for a round that volunteers measure for it."""
 
 
 @call("run.checks", by=SEED)
@@ -351,12 +370,7 @@ class Kept:
 @call(
     "mirror.contribution",
     by=MIRRORS,
-    refuses=(
-        Reason.NOT_LEADER,
-        Reason.PAYLOAD_MISSING,
-        Reason.WRONG_RUN,
-        Reason.WRONG_MODULE,
-    ),
+    refuses=(Reason.NOT_LEADER, Reason.PAYLOAD_MISSING, Reason.WRONG_RUN, Reason.WRONG_MODULE),
 )
 class KeepContribution(ChainRequest[Kept]):
     """Have it on disk before there is a receipt."""
@@ -415,11 +429,7 @@ class Follow(ChainRequest[Done]):
 class GetContributions(Request[Page[Contribution]]):
     """Those of these contributions that are here, in this order."""
 
-    ids: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.ids) > IDS_MAX:
-            raise ConfigError(f"`ids` are {len(self.ids)} contributions, limit {IDS_MAX}")
+    ids: tuple[str, ...] = bounded(items=IDS_MAX)
 
 
 @call("archive.evidence", by=SEED, refuses=(Reason.WRONG_MODULE,))

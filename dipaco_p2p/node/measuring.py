@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +36,7 @@ from ..topology import ModuleId, PathId, Topology
 from .calls import GetChecks, GiveCheck
 from .items import read_items
 from .node import Reader, ask, fetch
-from .reading import extend_chain
+from .reading import extend_chain, holders_of, meet_trainers
 from .shardings import learn_shardings
 
 log = logging.getLogger(__name__)
@@ -74,27 +74,36 @@ class Measuring:
         self._features: NDArray[np.float32] | None = None
         self._routers: dict[int, Router] = {}
 
-    async def measure(self, judgement: Judgement, path: PathId) -> Measured:
-        """`path` at the judgement's round, from the versions and by the sharding that it names. Raises IntegrityError
-        if the chains have other versions or the sharding was not for that round, Interrupted when it is not wanted any
-        more, and DipacoError for what is not to be had."""
-        run, version = self._node.run, judgement.version
-        await learn_shardings(self._node)
-        sharding = self._sharding(judgement)
+    async def measure_again(self, judgement: Judgement, path: PathId) -> Measured:
+        """`path` at the judgement's round, from the versions and by the sharding that it names. Raises as
+        `measure`, and IntegrityError if the chains have other versions."""
+        version, digests = judgement.version, {found.module: found.digest for found in judgement.modules}
         made = [await self._version(module, version) for module in path.modules()]
-        digests = {found.module: found.digest for found in judgement.modules}
         for one in made:
             if digests.get(one.module, one.digest) != one.digest:
                 raise IntegrityError(
                     f"round {version} was judged with another version of {one.module} than its chain's"
                 )
-        chosen = await self._assigned(sharding, version) == run.topology.number(path)
+        usable = await self._trained(version)
+        return await self.measure(path, version, judgement.sharding, [one.snapshot for one in made], usable=usable)
+
+    async def measure(
+        self, path: PathId, version: int, sharding: int, snapshots: Sequence[BlobRef], *, usable: Collection[PathId]
+    ) -> Measured:
+        """`path`, composed of `snapshots`, at a round, on what the router of a sharding gives it among the `usable`
+        paths. Raises IntegrityError if the sharding was not for that round, Interrupted when it is not wanted any more,
+        and DipacoError for what is not to be had."""
+        run, modules = self._node.run, path.modules()
+        await learn_shardings(self._node)
+        self._require_sharding(sharding, version)
+        chosen = await self._assigned(sharding, usable) == run.topology.number(path)
         found: Evaluation | None = None
         if chosen.any():
-            blobs = [await self._blob(one.snapshot) for one in made]
+            pairs = zip(modules, snapshots, strict=True)
+            blobs = [await self._snapshot(module, version, ref) for module, ref in pairs]
             tokens = (await self._held_out()).tokens[chosen]
             found = await asyncio.to_thread(self._evaluate, path, blobs, tokens)
-        names = tuple(one.digest for one in made)
+        names = tuple(ref.digest for ref in snapshots)
         return Measured(path=path, version=version, sharding=sharding, modules=names, evaluation=found)
 
     async def trainers(self, path: PathId, version: int) -> set[PeerId]:
@@ -105,12 +114,11 @@ class Measuring:
 
     # -- what it is made from
 
-    def _sharding(self, judgement: Judgement) -> int:
-        """The judgement's own, not the newest: that may have been published after the round was judged."""
-        number, known = judgement.sharding, self._node.run.sharding(judgement.sharding)
-        if number and (known is None or known.document.from_round > max(judgement.version - 1, 0)):
-            raise IntegrityError(f"round {judgement.version} was judged by sharding {number}, which was not for it")
-        return number
+    def _require_sharding(self, number: int, version: int) -> None:
+        """It need not be the newest: that may have been published after the round was judged."""
+        known = self._node.run.sharding(number)
+        if number and (known is None or known.document.from_round > max(version - 1, 0)):
+            raise IntegrityError(f"round {version} was judged by sharding {number}, which was not for it")
 
     async def _chain(self, module: ModuleId, version: int) -> Chain:
         """Up to `version`; what is known is not asked for again."""
@@ -127,13 +135,17 @@ class Measuring:
             return genesis_version(self._node.run.manifest, module)
         return (await self._chain(module, version))[-1].document
 
-    async def _assigned(self, sharding: int, version: int) -> NDArray[np.int64]:
+    async def _trained(self, version: int) -> list[PathId]:
+        """The paths that were trained up to a round."""
+        run = self._node.run
+        chains = [await self._chain(module, version) for module in witnesses(run.topology)]
+        return trained_paths(run.topology, (sealed.document for chain in chains for sealed in chain))
+
+    async def _assigned(self, sharding: int, usable: Collection[PathId]) -> NDArray[np.int64]:
         """The path number of each held-out sequence, as the coordinator's evaluator has it."""
         run, part = self._node.run, await self._held_out()
         if run.manifest.router is None:
             return np.zeros(len(part), dtype=np.int64)
-        chains = [await self._chain(module, version) for module in witnesses(run.topology)]
-        usable = trained_paths(run.topology, (sealed.document for chain in chains for sealed in chain))
         router, vectors = await self._router(sharding), await self._vectors(part)
         return assign(router, vectors, [run.topology.number(path) for path in usable])
 
@@ -168,12 +180,16 @@ class Measuring:
             self._part = decode_held_out(data, vocab_size=model.vocab_size, context=model.context)
         return self._part
 
+    async def _snapshot(self, module: ModuleId, version: int, ref: BlobRef) -> bytes:
+        """Of the archives last: a light one may have no parameters."""
+        if self._node.store.size(ref.digest) is None:
+            await meet_trainers(self._node, module)
+        return await fetch(self._node, ref, holders=holders_of(self._node, module, version))
+
     async def _blob(self, ref: BlobRef) -> bytes:
-        """Seed nodes keep everything; leaders have the newest versions."""
-        watch = self._node.watch
-        leaders = [watch.leader(module) for module in watch.heads]
-        likely = [self._node.run.manifest.author, *watch.seeds(), *leaders]
-        return await fetch(self._node, ref, holders=list(dict.fromkeys(peer for peer in likely if peer is not None)))
+        """What the manifest and the shardings name: seed nodes have it."""
+        likely = [self._node.run.manifest.author, *self._node.watch.seeds()]
+        return await fetch(self._node, ref, holders=list(dict.fromkeys(likely)))
 
     def _evaluate(self, path: PathId, blobs: Sequence[bytes], tokens: NDArray[np.int32]) -> Evaluation:
         model, nats = self._model(path, blobs), list[float]()

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..canonical import digest
 from ..clock import Clock, SystemClock
 from ..errors import IntegrityError, Refused, SwarmError, Unreachable
 from ..protocol.documents import ModuleVersion, Rejection, Sealed, rejected
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 REJECTIONS_MAX = 1024
 """Of one module: a leader keeps fewer."""
+NEAR_MAX = 4
+"""Peers that are asked for parameters before the owners are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,27 @@ def chain_tellers(node: Observer, module: ModuleId) -> Iterator[Teller]:
     grant = node.mandates.grant(module)
     for peer in grant.mirrors if grant is not None else ():
         yield peer, GetChain
+
+
+async def meet_trainers(node: Observer, module: ModuleId) -> None:
+    """In a large swarm, where those who train a module are seldom our neighbours: look some of them up."""
+    if not node.watch.neighbourhood.is_all:
+        paths = node.run.topology.paths_through(module)
+        path = min(paths, key=lambda path: digest(f"{node.peer} {path}".encode()))
+        await node.watch.read_claims([path])
+        await node.watch.find(*sorted(node.watch.claims[path])[:NEAR_MAX])
+
+
+def holders_of(node: Observer, module: ModuleId, version: int) -> list[PeerId]:
+    """Who may have the parameters of a version: first some who train from it and the module's mirrors, in an order of
+    this peer's own, so that many who ask share the work; then its leader and the archives."""
+    watch, grant, coordinator = node.watch, node.mandates.grant(module), node.run.manifest.author
+    claims = [claim for path, claims in watch.claims.items() if module in path.modules() for claim in claims.items()]
+    training = {peer for peer, claim in claims if 0 <= claim.round - version <= 1}
+    near = (training & watch.heartbeats.keys()) | set(grant.mirrors if grant is not None else ())
+    first = sorted(near, key=lambda peer: digest(f"{node.peer} {peer}".encode()))[:NEAR_MAX]
+    owners = [*(grant.group if grant is not None else ()), *filter(None, [watch.leader(module)])]
+    return [peer for peer in dict.fromkeys([*first, *owners, coordinator, *watch.seeds()]) if peer != node.peer]
 
 
 async def ask_chain(

@@ -18,6 +18,7 @@ from ..topology import PathId
 from .calls import GetShardings, GetWork, GiveScores
 from .items import Page, items_reply, read_items
 from .node import CALL_TIMEOUT_S, Reader, ask
+from .run import Run
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ async def ask_work(node: Reader, path: PathId | None) -> tuple[Work | None, bool
             if reply.sharding is None or reply.path is None or reply.snapshots is None:
                 return None, reply.wait is True
             work = Work(sharding=reply.sharding, path=reply.path, snapshots=reply.snapshots)
-            return (work, True) if _is_sound(node, work) else (None, False)
+            return (work, True) if is_composed_of(node.run, work.path, work.snapshots) else (None, False)
         except (SwarmError, Refused, IntegrityError) as error:
             log.info("no work from a seed node: %s", error)
     return None, False
@@ -106,7 +107,8 @@ async def send_scores(node: Reader, work: Work, table: bytes) -> bool:
     return False
 
 
-def _is_sound(node: Reader, work: Work) -> bool:
-    modules = work.path.modules()
-    sizes = [ref.size <= node.run.snapshot_bytes_max(m) for ref, m in zip(work.snapshots, modules, strict=False)]
-    return work.path in node.run.topology and len(sizes) == len(modules) == len(work.snapshots) and all(sizes)
+def is_composed_of(run: Run, path: PathId, snapshots: Sequence[BlobRef]) -> bool:
+    """Whether a path of this run can be composed of blobs that somebody names."""
+    modules = path.modules()
+    sizes = [ref.size <= run.snapshot_bytes_max(module) for ref, module in zip(snapshots, modules, strict=False)]
+    return path in run.topology and len(sizes) == len(modules) == len(snapshots) and all(sizes)

@@ -12,6 +12,10 @@ again, among them the mirror that the coordinator chose, the archive checks what
 its update, as a trainer does. It asks the leader for the contributions to a share of the versions, `remade`, and makes
 these again itself. The archive's own signature over module and number decides which: nobody else can foresee it, and a
 version with other contents gets the same lot. It also makes every version again that has no quorum.
+
+An archive may have **parameters where it needs them** alone (`measured` below 1): of every so many versions as the run
+file says, of those that text is sharded at, of the last one, and of all while fewer than `DISKS_MIN` volunteers live.
+Of the others it keeps the signed documents, and fetches the parameters again if it has to make the next version.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from ..core.model.layout import decode_module
 from ..errors import BlobMissing, IntegrityError, Refused
 from ..node.ledger import Ledger, RemoteLedger
 from ..node.node import Member, fetch_kept
+from ..node.reading import holders_of
 from ..node.run import Run
 from ..node.store import Store
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, unseal
@@ -45,6 +50,8 @@ log = logging.getLogger(__name__)
 
 LOT_DIGITS = 13
 """Hexadecimal digits of a digest that a lot is read from."""
+DISKS_MIN = 3
+"""Volunteers whose disks, together, are trusted to have the parameters."""
 
 
 class SeedArchive:
@@ -198,17 +205,29 @@ class ArchiveChain(ModuleChain):
     async def _take_settled(self, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
         """What its quorum has settled: all is checked but what its contributions give."""
         node, version, led_by = self.node, sealed.document, self._led_by()
-        await self._follow_params(version, holders=[*sorted(sealed.cosignatures), source])
-        self._require_led_by(led_by)
+        if self._needs_params(version.version):
+            await self._follow_params(version, holders=[*sorted(sealed.cosignatures), source])
+            self._require_led_by(led_by)
         self._claim(version)
         self.append_vouched(sealed.cosigned({node.swarm.signer.peer: cosign(node.swarm.signer, sealed)}))
+
+    def _needs_params(self, number: int) -> bool:
+        retention, run = self._archive_chains.archive.thinning.retention, self.node.run
+        return (
+            retention.has_all_params
+            or len(self.node.watch.volunteers()) < DISKS_MIN
+            or retention.keeps_params(number)
+            or number in (run.rounds, *run.config.routing.reshard_rounds)
+        )
 
     async def _follow_params(self, version: ModuleVersion, *, holders: Sequence[PeerId]) -> None:
         """Apply the update, which is a fraction of the parameters' size. The outer state is fetched only for a stage's
         last version: a grid that grows goes on from it. Raises BlobMissing."""
         node, parent = self.node, self.ledger.head
         if version.update is None or node.store.size(parent.digest) is None:
-            await fetch_kept(node, version.snapshot, holders=holders)
+            await fetch_kept(
+                node, version.snapshot, holders=[*holders, *holders_of(node, self.module, version.version)]
+            )
         else:
             blob = await fetch_kept(node, version.update, holders=holders)
             async with node.averaging:

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import math
@@ -20,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from ..canonical import Parts
-from ..errors import BlobMissing, DipacoError, Refused
+from ..errors import DipacoError, Refused
 from ..node.ledger import Ledger, RemoteLedger
 from ..node.node import Member, fetch_kept
 from ..node.shardings import learn_shardings
@@ -410,7 +409,7 @@ class ModuleChain:
         common, theirs = await remote.meet(ledger.versions, until=until)
         vouched = self._vouched(theirs)
         if vouched or not self.keeps_everything:  # first: who stops here still has a whole chain
-            await self._fetch_head(vouched[-1].document if vouched else ledger.head, remote.peer)
+            await self.state.fetch(vouched[-1].document if vouched else ledger.head, remote.peer)
         kept = await remote.kept()
         self._require_led_by(led_by)
         if common < ledger.head.version and (theirs or until is not None):
@@ -475,13 +474,6 @@ class ModuleChain:
                 self.add(sealed)
             except DipacoError as error:
                 log.info("%s: contribution %s was not copied: %s", self.module, sealed.id[:8], error)
-
-    async def _fetch_head(self, version: ModuleVersion, peer: PeerId) -> None:
-        """What the next version is made from; a trainer, from whom we may have it, has no outer state."""
-        await fetch_kept(self.node, version.snapshot, holders=[peer])
-        if version.state is not None:
-            with contextlib.suppress(BlobMissing):
-                await fetch_kept(self.node, version.state, holders=[peer])
 
     def _drop_payloads(self, names: Iterable[str]) -> None:
         self.chains.drop_payloads(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from ..core.model.layout import decode_module
 from ..core.outer.outer_step import OuterState
 from ..errors import BlobMissing, IntegrityError
 from ..node.node import Reader, fetch_kept
+from ..node.reading import holders_of
 from ..protocol.documents import ModuleVersion
 from ..protocol.signing import PeerId
 
@@ -33,6 +35,19 @@ class KeptState:
     def is_here(self, version: ModuleVersion) -> bool:
         """Whether momentum and residual after `version` are on this disk."""
         return version.state is None or self._node.store.size(version.state.digest) is not None
+
+    async def fetch(self, version: ModuleVersion, peer: PeerId) -> None:
+        """Have on this disk what the next version is made from, of `peer` if it has that: an archive may have no
+        parameters, and a trainer has no outer state. Raises BlobMissing without parameters."""
+        try:
+            await fetch_kept(self._node, version.snapshot, holders=[peer])
+        except BlobMissing:
+            await fetch_kept(
+                self._node, version.snapshot, holders=holders_of(self._node, version.module, version.version)
+            )
+        if version.state is not None:
+            with contextlib.suppress(BlobMissing):
+                await fetch_kept(self._node, version.state, holders=[peer])
 
     async def read(self, version: ModuleVersion, *, holders: Sequence[PeerId] = ()) -> OuterState | None:
         """Parameters, momentum and residual after `version`; None if the last two are nowhere to be had.

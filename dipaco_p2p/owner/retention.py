@@ -42,11 +42,23 @@ class Retention:
     """How many volunteers must have proved that they keep what is dropped (challenges.py); 0: nobody."""
     remade: float = 1.0
     """The share of versions that the archive makes again itself (archive.py)."""
+    measured: float = 1.0
+    """The share of the paths' losses that the coordinator measures itself; below 1 it has parameters only where it
+    needs them."""
 
     @property
     def is_light(self) -> bool:
         """Whether contributions come to the archive only where it makes a version again."""
         return self.remade < 1
+
+    @property
+    def has_all_params(self) -> bool:
+        """Whether the parameters of every version come to the archive."""
+        return self.measured >= 1
+
+    def keeps_params(self, version: int) -> bool:
+        """Whether those of this version stay for good."""
+        return bool(self.snapshots) and version % self.snapshots == 0
 
     @property
     def drops(self) -> bool:
@@ -66,12 +78,12 @@ class Thinned:
     contributions: int = 0
     """The payloads of the contributions to the versions up to this one."""
     versions: int = 0
-    """Updates and outer states of the versions up to this one, and their parameters."""
+    """The parameters of the versions up to this one, and of those that nothing is based on any more the rest."""
     snapshots: tuple[int, ...] = ()
     """Which of these versions' parameters are here nevertheless, rising."""
 
     def lacks(self, version: int) -> bool:
-        """Whether the parameters of `version` were dropped; those of version 0 never are."""
+        """Whether the parameters of `version` are not kept; those of version 0 always are."""
         return 0 < version <= self.versions and version not in self.snapshots
 
     def kept_before(self, version: int) -> int:
@@ -107,6 +119,8 @@ class Thinning:
         self._thinned: dict[ModuleId, Thinned] = {}
         self._kept: dict[ModuleId, dict[int, frozenset[str]]] = {}
         """Payloads of the versions that are not thinned: anybody may send another's once more."""
+        self._done: dict[ModuleId, int] = {}
+        """Up to which version updates and outer states were dropped since this program began."""
 
     def of(self, module: ModuleId) -> Thinned:
         """What was dropped of a module."""
@@ -125,11 +139,16 @@ class Thinning:
         elsewhere = final if self.kept_elsewhere is None or is_light else self.kept_elsewhere(module)
         contributions = max(before.contributions, min(final, elsewhere, head if is_light else head - rounds))
         # The versions that are kept whole are made again from the one before them, with its outer state.
-        oldest = min(contributions - 1, head - self.retention.versions(self._config)) if rounds else 0
-        versions = max(before.versions, oldest)
-        passed = [*before.snapshots, *range(before.versions + 1, versions + 1)]
-        needed, every = set(self.needed(module)).union(self._config.routing.reshard_rounds), self.retention.snapshots
-        stay = [version for version in passed if version in needed or (every and version % every == 0)]
+        recent, has_all = head - self.retention.versions(self._config), self.retention.has_all_params
+        oldest = max(min(contributions - 1, recent), 0) if rounds else 0
+        versions = max(before.versions, oldest if has_all else final)
+        begin = before.versions if has_all else min(before.versions, max(recent, 0))
+        passed = sorted({*before.snapshots, *range(begin + 1, versions + 1)})
+        needed = set(self.needed(module)).union(self._config.routing.reshard_rounds)
+        stay = [one for one in passed if one in needed or self.retention.keeps_params(one)]
+        if not has_all:  # they may have never come; where they have, something may be based on the newest
+            stay = [one for one in passed if one in stay or one > recent]
+            stay = [one for one in stay if self._store.size(ledger.at(one).digest) is not None]
         after = Thinned(contributions=contributions, versions=versions, snapshots=tuple(stay))
         kept = self._kept.setdefault(module, {})
         for version in range(contributions + 1, head + 1):
@@ -139,7 +158,7 @@ class Thinning:
             return []
         self._store.write_document(_name(module), canonical_bytes(asdict(after) | {"snapshots": stay}))
         self._thinned[module] = after
-        self._drop_blobs(ledger, before, after, lost=set(passed).difference(stay))
+        self._drop_blobs(ledger, after, until=versions if has_all else oldest, lost=set(passed).difference(stay))
         gone = range(before.contributions + 1, contributions + 1)
         counted = [kept.pop(version) if version in kept else self._payloads(ledger.at(version)) for version in gone]
         return self.free(frozenset().union(*counted))
@@ -154,12 +173,14 @@ class Thinning:
     def _payloads(self, version: ModuleVersion) -> frozenset[str]:
         return frozenset(name for share in version.shares if (name := self._payload(share.contribution)) is not None)
 
-    def _drop_blobs(self, ledger: Ledger, before: Thinned, after: Thinned, *, lost: Collection[int]) -> None:
-        """A rollback has an earlier version's parameters: what another version names that is kept, stays."""
-        states = [ledger.at(version) for version in range(before.versions + 1, after.versions + 1)]
+    def _drop_blobs(self, ledger: Ledger, after: Thinned, *, until: int, lost: Collection[int]) -> None:
+        """Updates and outer states of the versions `until` this one, and the parameters of those `lost`. A rollback has
+        an earlier version's parameters: what another version names that is kept, stays."""
+        done, self._done[ledger.module] = self._done.get(ledger.module, 0), until
+        states = [ledger.at(version) for version in range(done + 1, until + 1)]
         named = [ref.digest for one in states for ref in (one.update, one.state) if ref is not None]
         named += [ledger.at(version).snapshot.digest for version in lost]
-        whole = [ledger.at(version) for version in range(after.versions + 1, ledger.head.version + 1)]
+        whole = [ledger.at(version) for version in range(until + 1, ledger.head.version + 1)]
         stay = {ref.digest for one in whole for ref in (one.snapshot, one.update, one.state) if ref is not None}
         stay |= {ledger.at(version).snapshot.digest for version in (0, *after.snapshots)}
         for name in set(named) - stay:

@@ -1,7 +1,8 @@
-"""Work for others between rounds of one's own: scoring paths for the next router, and measuring judged rounds again.
+"""Work for others between rounds of one's own: scoring paths for the next router, and measuring rounds.
 
-The seed node fits the next routers on the scores (DiPaCo, arXiv 2403.10616, section 2.4.2). With `dipaco-peer join
---evaluate` a volunteer also takes a path that nobody, or hardly anybody, has checked, and that it has no work in;
+The seed node fits the next routers on the scores (DiPaCo, arXiv 2403.10616, section 2.4.2). A coordinator that has no
+parameters has volunteers measure each round (bootstrap/coordinator/measurements.py). With `dipaco-peer join --evaluate`
+a volunteer also takes a path that nobody, or hardly anybody, has checked, and that it has no work in;
 measures it as the coordinator did (node/measuring.py), and gives its finding, signed, to the seed nodes.
 """
 
@@ -20,10 +21,11 @@ from dipaco_p2p.core.model.shards import HeldOut, decode_held_out
 from dipaco_p2p.core.model.transformer import PathModel, load_modules
 from dipaco_p2p.core.routing.evaluate import encode_scores, window_nats
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError, Interrupted, SwarmError
+from dipaco_p2p.node.calls import GetMeasure, Wanted
 from dipaco_p2p.node.measuring import Measuring, check_of, read_checks, send_check
-from dipaco_p2p.node.node import Member, fetch
+from dipaco_p2p.node.node import CONTROL_TIMEOUT_S, Member, ask, fetch
 from dipaco_p2p.node.reading import fetch_judgements
-from dipaco_p2p.node.shardings import Work, ask_work, is_scoring_due, learn_shardings, send_scores
+from dipaco_p2p.node.shardings import Work, ask_work, is_composed_of, is_scoring_due, learn_shardings, send_scores
 from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.protocol.judgement import OF_AUTHOR_MAX, Judgement, PathLoss, agrees
 from dipaco_p2p.protocol.signing import PeerId
@@ -99,6 +101,82 @@ class Scoring:
 
 SHARE_MAX = 0.1
 """Of a volunteer's time."""
+
+
+class Measurer:
+    """What one volunteer measures for the coordinator of one stage: the path and the round are the coordinator's
+    choice, and no path that the volunteer has trained."""
+
+    def __init__(self, node: Member, measuring: Measuring) -> None:
+        self._node = node
+        self._measuring = measuring
+        self._began_s = node.clock.now_s()
+        self._spent_s = 0.0
+        self._last_s = 0.0
+        self._asked = -1
+
+    async def while_waiting(self, round_number: int, *, say: Callable[[PathId], None]) -> None:
+        """Until a round begins, and once for each: measure what is wanted, as long as there is time for it. Others wait
+        as well, and still have the parameters that their last round began with."""
+        if round_number == self._asked:
+            return
+        self._asked = round_number
+        while self._has_time():
+            wanted = await self._ask()
+            if wanted is None or wanted.path is None:
+                return
+            await self._do(wanted, wanted.path, say)
+
+    async def at_the_end(self, *, say: Callable[[PathId], None]) -> None:
+        """When training is over: until nothing is wanted any more, or others have had time enough."""
+        clock, rounds = self._node.clock, self._node.run.config.rounds
+        until_s = clock.now_s() + rounds.deadline_s
+        while clock.now_s() < until_s and (wanted := await self._ask()) is not None:
+            if wanted.path is not None:
+                await self._do(wanted, wanted.path, say)
+            elif wanted.wait:
+                await clock.sleep(WAIT_S)
+            else:
+                return
+
+    def _has_time(self) -> bool:
+        lived_s = self._node.clock.now_s() - self._began_s
+        return self._spent_s + self._last_s <= SHARE_MAX * lived_s
+
+    async def _ask(self) -> Wanted | None:
+        """None unless there is a coordinator whose archive is light: others measure all themselves."""
+        watch = self._node.watch
+        for seed in watch.coordinators():
+            if seed in watch.heartbeats and watch.heartbeats[seed].light:
+                try:
+                    return await ask(self._node, seed, GetMeasure(), timeout_s=CONTROL_TIMEOUT_S)
+                except DipacoError as error:
+                    log.info("the coordinator does not say what to measure: %s", error)
+        return None
+
+    async def _do(self, wanted: Wanted, path: PathId, say: Callable[[PathId], None]) -> None:
+        node, began_s = self._node, self._node.clock.now_s()
+        try:
+            if not is_composed_of(node.run, path, wanted.snapshots):
+                raise IntegrityError("the coordinator asks for a path that this run has not")
+            say(path)
+            usable = [each for each in node.run.topology.paths() if each not in wanted.untrained]
+            found = await self._measuring.measure(
+                path, wanted.version, wanted.sharding, wanted.snapshots, usable=usable
+            )
+            sealed = check_of(node, found)
+            if sealed is not None:
+                await send_check(node, sealed, node.run.manifest.author)
+                node.history.add("measured", path=str(path), version=wanted.version, loss=sealed.document.loss)
+        except EnvironmentUnfit:
+            raise
+        except DipacoError as error:
+            log.info("%s was not measured at round %d: %s", path, wanted.version, error)
+        finally:
+            self._last_s = node.clock.now_s() - began_s
+            self._spent_s += self._last_s
+
+
 WANTED = 3
 """Checks of one path at one round: that many of different peers say enough."""
 
@@ -108,10 +186,9 @@ Place = tuple[int, PathId]
 class Evaluating:
     """What one volunteer checks in one stage."""
 
-    def __init__(self, node: Member, *, device: str, is_stopping: Callable[[], bool] = lambda: False) -> None:
-        """`is_stopping` is asked between batches."""
+    def __init__(self, node: Member, measuring: Measuring) -> None:
         self._node = node
-        self._measuring = Measuring(node, device=device, is_stopping=is_stopping)
+        self._measuring = measuring
         self._began_s = node.clock.now_s()
         self._spent_s = 0.0
         self._last_s = 0.0
@@ -200,7 +277,7 @@ class Evaluating:
     async def _check(self, version: int, path: PathId) -> None:
         self._done.add((version, path))
         judgement = self._judgements[version]
-        sealed = check_of(self._node, await self._measuring.measure(judgement, path))
+        sealed = check_of(self._node, await self._measuring.measure_again(judgement, path))
         if sealed is None:
             return
         said = next(found.loss for found in judgement.paths if found.path == path)

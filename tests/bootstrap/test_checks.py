@@ -18,6 +18,7 @@ from bootstrap.archives.records import Checks, PublicRecords
 from bootstrap.coordinator.resharding import Resharding
 from dipaco_p2p.config import WarmupConfig
 from dipaco_p2p.errors import ConfigError, IntegrityError, Refused, Unreachable
+from dipaco_p2p.node.measuring import Measuring
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import Sealed, seal, unseal
@@ -283,7 +284,7 @@ async def test_evaluating_takes_no_more_than_its_share_of_the_time(tmp_path: Pat
     clock = VirtualClock()
     run, swarm = make_run(Store(tmp_path), tiny_config()), MemoryNetwork(0, clock).join(signer(1))
     node = node_of(run, swarm, tmp_path / "volunteer", clock, Heartbeat())
-    evaluating, began_s = Slow(node, device="cpu"), clock.now_s()
+    evaluating, began_s = Slow(node, Measuring(node)), clock.now_s()
     for _ in range(300):
         await clock.sleep(1.0)
         await evaluating.between_rounds(say=lambda path: None)

@@ -145,6 +145,22 @@ def deaf(member: GroupMember | World, method: str) -> None:
     swarm._dispatcher._handlers[method] = refuse
 
 
+def asked(world: World) -> list[str]:
+    """The methods that the seed node is called by, from now on."""
+    calls: list[str] = []
+    handlers = world.seed.swarm._dispatcher._handlers
+
+    def noting(method: str, handler: Any) -> Any:
+        async def noted(*request: Any) -> Any:
+            calls.append(method)
+            return await handler(*request)
+
+        return noted
+
+    handlers.update({method: noting(method, handler) for method, handler in handlers.items()})
+    return calls
+
+
 def document(world: World, ledger: Ledger, author: Member, payload: bytes, *, path: PathId = PATH) -> Contribution:
     """An honest contribution to the head of `ledger`."""
     base = {"base_version": ledger.head.version, "base_digest": ledger.head.digest}

@@ -190,6 +190,18 @@ CASES = {
         ),
         Case(request=calls.GiveScores(scores=SCORES), header={"scores": SCORES.to_dict()}),
         Case(request=calls.GetJudgements(from_=3), header={"from": 3}, reply=PAGE),
+        Case(
+            request=calls.GetMeasure(),
+            header={},
+            reply=calls.Wanted(path=PATH, version=2, sharding=1, snapshots=(BLOB, BLOB), untrained=(PATH,)),
+            replied={
+                "path": "P0-1",
+                "version": 2,
+                "sharding": 1,
+                "snapshots": 2 * [{"digest": BLOB.digest, "size": BLOB.size}],
+                "untrained": ["P0-1"],
+            },
+        ),
         Case(request=calls.GiveCheck(check=CHECK), header={"check": CHECK.to_dict()}),
         Case(
             request=calls.GetChecks(from_=3),
@@ -356,7 +368,7 @@ def unsound(kind: Any, header: dict[str, Any], more: dict[str, tuple[Any, ...]])
 
 
 def test_every_call_has_a_case() -> None:
-    assert CASES.keys() == CALLS.keys() and len(CALLS) == 37
+    assert CASES.keys() == CALLS.keys() and len(CALLS) == 38
 
 
 @pytest.mark.parametrize("method", CASES)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_harness import MODULE, Group, GroupMember, contribute, deaf, expired, make_versions, of_group
+from group_harness import MODULE, Group, GroupMember, asked, contribute, deaf, expired, make_versions, of_group
 from mirror_harness import ONE, OTHER, Shelf, on_shelf, refusal
 from runtime_harness import World
 from tiny_run import granted, signer
@@ -46,22 +46,6 @@ async def lighten(world: World, group: Group, *, remade: float) -> None:
     await world.seed.node.presence.say(light=True)
     seed = world.seed.node.peer
     await eventually(lambda: all(member.node.watch.heartbeats[seed].light for member in group.members))
-
-
-def asked(world: World) -> list[str]:
-    """The methods that the seed node is called by, from now on."""
-    calls: list[str] = []
-    handlers = world.seed.swarm._dispatcher._handlers
-
-    def noting(method: str, handler: Any) -> Any:
-        async def noted(*request: Any) -> Any:
-            calls.append(method)
-            return await handler(*request)
-
-        return noted
-
-    handlers.update({method: noting(method, handler) for method, handler in handlers.items()})
-    return calls
 
 
 def hang(member: GroupMember, method: str) -> None:

@@ -1,0 +1,128 @@
+"""A light archive with parameters where it needs them alone: versions are final without, and no module is stuck."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from group_harness import MODULE, Group, deaf, make_versions, of_group
+from runtime_harness import World
+from virtual_time import eventually
+
+from bootstrap.archives.verify import verify_run
+from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.retention import Retention, Thinned, read_thinned
+
+BARE = Retention(rounds=1, remade=0.0, measured=0.0)
+
+
+@asynccontextmanager
+async def bare_group(
+    folder: Path, *, retention: Retention = BARE, rounds: int = 30
+) -> AsyncIterator[tuple[World, Group, Member]]:
+    async with of_group(folder, rounds=rounds) as (world, group, author):
+        await strip(world, group, retention)
+        yield world, group, author
+
+
+async def strip(world: World, group: Group, retention: Retention = BARE) -> None:
+    world.seed.archive.thinning.retention = retention
+    await world.seed.node.presence.say(light=True)
+    seed = world.seed.node.peer
+    await eventually(lambda: all(member.node.watch.heartbeats[seed].light for member in group.members))
+    await world.seed.node.watch.refresh()
+
+
+async def archived(world: World, version: int) -> None:
+    await eventually(lambda: world.seed.archive.ledgers[MODULE].final == version)
+
+
+def here(world: World) -> list[int]:
+    """Of which versions the archive has the parameters."""
+    store, ledger = world.seed.node.store, world.seed.archive.ledgers[MODULE]
+    return [one.document.version for one in ledger.versions if store.size(one.document.digest) is not None]
+
+
+async def test_versions_are_final_without_their_parameters(tmp_path: Path) -> None:
+    async with bare_group(tmp_path) as (world, group, author):
+        await make_versions(world, group.leader, author, 4, seed=1)
+        await archived(world, 4)
+        assert here(world) == []
+        assert read_thinned(world.seed.node.store, MODULE) == Thinned(contributions=4, versions=4)
+        [report] = [
+            one for one in verify_run(world.run, world.seed.node.store, world.seed.archive) if one.module == MODULE
+        ]
+        assert (report.versions, report.signed, report.problem) == (4, 4, "")
+
+
+async def test_those_of_every_so_many_versions_and_of_the_last_come_and_stay(tmp_path: Path) -> None:
+    retention = Retention(rounds=1, snapshots=2, remade=0.0, measured=0.0)
+    async with bare_group(tmp_path, retention=retention, rounds=7) as (world, group, author):
+        await make_versions(world, group.leader, author, 7, seed=1)
+        await archived(world, 7)
+        assert here(world) == [2, 4, 6, 7]
+        assert world.seed.archive.thinning.of(MODULE).snapshots == (2, 4, 6, 7)
+        state = world.seed.archive.ledgers[MODULE].head.state
+        assert state is not None and world.seed.node.store.size(state.digest) is not None, "a grid that grows needs it"
+
+
+async def test_with_few_volunteers_the_archive_has_them_all(tmp_path: Path) -> None:
+    async with bare_group(tmp_path) as (world, group, author):
+        await group.kill(group.mirrors[-1])
+        await eventually(lambda: len(world.seed.node.watch.volunteers()) < 3)
+        await make_versions(world, group.leader, author, 3, seed=1)
+        await archived(world, 3)
+        assert 3 in here(world)
+
+
+async def test_what_has_no_quorum_is_made_again_from_parameters_that_are_fetched_for_it(tmp_path: Path) -> None:
+    async with bare_group(tmp_path) as (world, group, author):
+        await make_versions(world, group.leader, author, 2, seed=1)
+        await archived(world, 2)
+        assert here(world) == []
+        for mirror in group.mirrors:
+            deaf(mirror, "mirror.version")
+        await make_versions(world, group.leader, author, 1, seed=2)
+        await archived(world, 3)
+        assert 3 in here(world), "it was made here"
+
+
+async def test_what_was_fetched_to_make_a_version_is_dropped_again(tmp_path: Path) -> None:
+    retention = Retention(rounds=1, remade=1 - 1e-9, measured=0.0)
+    async with bare_group(tmp_path, retention=retention) as (world, group, author):
+        await make_versions(world, group.leader, author, 6, seed=1)
+        await archived(world, 6)
+        store, ledger = world.seed.node.store, world.seed.archive.ledgers[MODULE]
+        old = [sealed.document for sealed in ledger.versions[: -retention.versions(world.run.config)]]
+        assert old and 6 in here(world)
+        named = {ref.digest for one in old for ref in (one.snapshot, one.update, one.state) if ref is not None}
+        assert [name for name in named if store.size(name) is not None] == []
+
+
+async def test_who_follows_the_archives_chain_has_the_parameters_from_an_owner(tmp_path: Path) -> None:
+    """The archive's chain is the best that anybody tells, and it has none of them."""
+    async with bare_group(tmp_path) as (world, group, author):
+        await make_versions(world, group.leader, author, 2, seed=1)
+        await archived(world, 2)
+        newcomer = group.join(53)
+        await newcomer.node.watch.refresh()
+        assert here(world) == []
+        await newcomer.chain.follow(world.seed.node.peer)
+        assert newcomer.ledger.head.version == 2
+        assert newcomer.node.store.size(newcomer.ledger.head.digest) is not None
+
+
+async def test_an_archive_that_was_away_goes_on_without_them(tmp_path: Path) -> None:
+    async with bare_group(tmp_path) as (world, group, author):
+        await make_versions(world, group.leader, author, 2, seed=1)
+        await archived(world, 2)
+        await group.seed_away()
+        await make_versions(world, group.leader, author, 2, seed=2)
+        world.start_seed().archive.thinning.retention = BARE
+        world.seed.node.presence.note(light=True)
+        await world.seed.node.presence.beat()
+        await archived(world, 4)
+        assert Store(world.seed.node.store.folder).documents("thinned-")
+        assert not any(event for member in group.members for event in member.said("gave_up"))

@@ -146,6 +146,11 @@ class Evaluator:
             raise IntegrityError(f"sharding {sharding} is not known here")
         return sharding
 
+    def has(self, path: PathId, version: int) -> bool:
+        """Whether the parameters of a path at a round are in the archive."""
+        digests = (self.version(module, version).digest for module in path.modules())
+        return all(self._store.size(digest) is not None for digest in digests)
+
     def counts(self, sharding: int, version: int) -> dict[PathId, int]:
         """How many validation sequences each path is judged on."""
         assigned = self.assign("validation", sharding, version=version)

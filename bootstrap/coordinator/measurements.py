@@ -1,13 +1,14 @@
 """The loss of every path at a round, measured by volunteers for a coordinator that has no parameters.
 
-A volunteer asks for a path, and gets one at random of those that are wanted most: never one that it has trained, and
-none unless a version counts its work. So nobody chooses what it measures, and a new key measures nothing. A loss is
-known once two volunteers agree in it (`agrees`). Where two differ, where nobody came in time, and of a share of paths
-that a lot draws, the coordinator fetches the path's parameters and measures itself: its own figure counts then, and who
-said another one is asked for nothing any more. The lot is the coordinator's own signature, which nobody can foresee.
+A volunteer asks for a path, and gets one at random of those that are wanted most, and none unless a version counts its
+work. So nobody chooses what it measures, and a new key measures nothing. Who has trained a path measures it only where
+there are not enough others. A loss is known once two volunteers agree in it (`agrees`). Where two differ, where nobody
+came in time, and of a share of paths that a lot draws, the coordinator fetches the path's parameters and measures
+itself: its own figure counts then, and who said another one is asked for nothing any more. The lot is the coordinator's
+own signature, which nobody can foresee.
 
-Only the loss on the validation part is measured, so paths are served with the newest round: early stopping would need
-the parameters of earlier ones as well.
+Paths whose parameters are all in the archive are measured here, too. Only the loss on the validation part is measured,
+so paths are served with the newest round: early stopping would need the parameters of earlier ones as well.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from dipaco_p2p.canonical import digest
@@ -48,6 +49,8 @@ class _Path:
     """One path at the round that is being measured."""
 
     sequences: int
+    may: frozenset[PeerId]
+    """Who may measure it."""
     given: dict[PeerId, float] = field(default_factory=dict)
     """Who was asked for it, and until when it has time."""
     found: dict[PeerId, Sealed[Check]] = field(default_factory=dict)
@@ -73,7 +76,7 @@ class Measurements:
     """Of one stage, one round after the other."""
 
     def __init__(
-        self, node: Member, evaluator: Evaluator, *, share: float, workers: Callable[[], Collection[PeerId]]
+        self, node: Member, evaluator: Evaluator, *, share: float, workers: Callable[[], frozenset[PeerId]]
     ) -> None:
         """`share` of the paths of a round are measured here, whoever else measures them. `workers` are the peers whose
         work versions count and that forged none."""
@@ -85,9 +88,6 @@ class Measurements:
         self._paths: dict[PathId, _Path] = {}
         """What is wanted now."""
         self._untrained: tuple[PathId, ...] = ()
-        self._asked: frozenset[PeerId] = frozenset()
-        """Who is asked for these."""
-        self._trainers: Mapping[PathId, Collection[PeerId]] = {}
         self._wrong: set[PeerId] = set()
         """Who said something else than the coordinator measured."""
         self._is_over = False
@@ -112,14 +112,22 @@ class Measurements:
         counts = await asyncio.to_thread(self._evaluator.counts, sharding, version)
         clock = self._node.clock
         self._version, self._sharding = version, sharding
-        self._asked, self._trainers = frozenset(self._workers()), self._evaluator.trainers()
         self._untrained = await asyncio.to_thread(self._evaluator.untrained, version)
-        self._paths = {path: _Path(count) for path, count in counts.items() if count}
+        wanted, trainers = [path for path, count in counts.items() if count], self._evaluator.trainers()
+        asked = frozenset(peer for peer in self._workers() - self._wrong if self._node.decrees.reason(peer) is None)
+        self._paths = {
+            path: _Path(counts[path], self._fit(asked, trainers.get(path, ())))
+            for path in wanted
+            if not self._evaluator.has(path, version)
+        }
         until_s = clock.now_s() + config.deadline_s
         late = version + min(ROUNDS_MAX, config.staleness + 1)
-        while clock.now_s() < until_s and self._evaluator.complete_version() < late and self._is_open():
+        while clock.now_s() < until_s and (newest := self._evaluator.complete_version()) < late and self._is_open():
+            if newest > version and not any(wanted.given for wanted in self._paths.values()):
+                break  # all had time to ask
             await clock.sleep(POLL_S)
         paths, self._paths = self._paths, {}
+        paths |= {path: _Path(counts[path], frozenset()) for path in wanted if path not in paths}
         self.checks = [sealed for wanted in paths.values() for sealed in wanted.found.values()]
         self._is_over = version >= self._node.run.rounds
         return {path: await self._result(path, wanted) for path, wanted in paths.items()}
@@ -159,12 +167,10 @@ class Measurements:
 
     def _chosen(self, sender: PeerId, now_s: float) -> PathId | None:
         """One of the paths that fewest have measured, at random."""
-        if sender in self._wrong or sender not in self._asked or self._node.decrees.reason(sender) is not None:
-            return None
         counts = {
             path: wanted.under_way(now_s)
             for path, wanted in self._paths.items()
-            if sender not in wanted.given and sender not in self._trainers.get(path, ())
+            if sender in wanted.may and sender not in wanted.given
         }
         least = min(counts.values(), default=AGREEING)
         return secrets.choice([path for path, count in counts.items() if count == least]) if least < AGREEING else None
@@ -177,10 +183,18 @@ class Measurements:
         wanted, now_s = self._paths[path], self._node.clock.now_s()
         if wanted.agreed is not None or wanted.is_disputed:
             return False
-        alive = self._asked & self._node.watch.heartbeats.keys()
         late = {peer for peer, until_s in wanted.given.items() if until_s <= now_s}
-        others = alive - self._wrong - late - wanted.found.keys() - set(self._trainers.get(path, ()))
-        return len(wanted.found) + len(others) >= AGREEING
+        return len(wanted.found) + len(self._alive(wanted.may - late - wanted.found.keys())) >= AGREEING
+
+    def _fit(self, asked: frozenset[PeerId], trainers: Collection[PeerId]) -> frozenset[PeerId]:
+        """Those who did not train the path, if there are enough of them."""
+        others = asked.difference(trainers)
+        return others if len(self._alive(others)) >= AGREEING else asked
+
+    def _alive(self, peers: frozenset[PeerId]) -> frozenset[PeerId]:
+        """In a large swarm, where most are not seen to live, all of them may."""
+        watch = self._node.watch
+        return peers & watch.heartbeats.keys() if watch.neighbourhood.is_all else peers
 
     def _draws(self, path: PathId) -> bool:
         signed = self._node.swarm.signer.sign("measure", f"{self._node.run.id}|{path}|{self._version}".encode())

@@ -38,7 +38,7 @@ from peers.evaluation.between_rounds import SHARE_MAX, Measurer
 from peers.evaluation.evaluate import Compared, evaluate
 
 VOLUNTEERS = (1, 2, 3, 4)
-ROUNDS = 6
+ROUNDS = 8
 
 
 @dataclass
@@ -115,7 +115,7 @@ def test_their_figures_are_kept_for_everybody(played: Played) -> None:
     by_place: dict[tuple[int, PathId], set[PeerId]] = {}
     for check in checks:
         by_place.setdefault((check.version, check.path), set()).add(check.author)
-    assert len(by_place) >= ROUNDS and max(map(len, by_place.values())) == 2
+    assert len(by_place) >= ROUNDS // 2 and max(map(len, by_place.values())) == 2
     assert played.said("measured_wrong") == []
 
 
@@ -188,16 +188,10 @@ def test_of_two_that_lie_alike_only_the_draw_finds_out(tmp_path: Path) -> None:
 def test_without_anybody_to_measure_the_coordinator_does(tmp_path: Path) -> None:
     """Late, and with parameters that it fetches for it."""
 
-    async def silent(self: Measuring, *values: Any, **named: Any) -> Measured:
-        raise ConfigError("does not measure")
+    async def silent(self: Measurer) -> None:
+        return None
 
-    async def again(self: Measuring, judgement: Judgement, path: PathId) -> Measured:
-        usable = await self._trained(judgement.version)
-        made = [(await self._version(module, judgement.version)).snapshot for module in path.modules()]
-        return await measure(self, path, judgement.version, judgement.sharding, made, usable=usable)
-
-    measure = Measuring.measure
-    with mock.patch.object(Measuring, "measure", silent), mock.patch.object(Measuring, "measure_again", again):
+    with mock.patch.object(Measurer, "_ask", silent):
         played = play_measured(tmp_path)
     assert sorted(played.judgements()) == list(range(ROUNDS + 1))
     assert all(row.is_same for rows in played.compared.values() for row in rows)

@@ -2,7 +2,7 @@
 
 Real processes on this machine: a coordinator and volunteers, at two sizes of the model. The bytes are the coordinator's
 own count (`dipaco-bootstrap status --json`), between the round in which volunteers lead every module and a later one.
-Judging is off: in so small a swarm the judges would be too few, and the seed node would fetch most work to judge it.
+Rounds last some seconds, so that volunteers can measure them in a tenth of their time. Judging is off: in so small a swarm the judges would be too few, and the seed node would fetch most work to judge it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ blocks = 2
 modules = 2
 blocks = 2
 [inner]
-steps = 2
+steps = 20
 batch = 2
 [rounds]
 rounds = 100000
@@ -90,6 +90,7 @@ class Row:
     rounds: int
     contributions: int
     """That the versions of one round count."""
+    round_s: float
     in_bytes: float
     out_bytes: float
 
@@ -154,6 +155,7 @@ async def play_one(place: Path, *, width: int, remade: float, measured: float, p
             measured=measured,
             rounds=last - first,
             contributions=round(sum(len(one["shares"]) for one in counted) / (last - first)),
+            round_s=(after["running_s"] - before["running_s"]) / (last - first),
             in_bytes=(after["bytes_down"] - before["bytes_down"]) / (last - first),
             out_bytes=(after["bytes_up"] - before["bytes_up"]) / (last - first),
         )
@@ -183,7 +185,7 @@ def main(
     with tempfile.TemporaryDirectory() as made:
         place = folder or Path(made)
         code = run_program(lambda: play(place))
-    columns = ("parameters", "remade", "measured", "contributions a round", "MB in", "MB out")
+    columns = ("parameters", "remade", "measured", "contributions a round", "s a round", "MB in", "MB out")
     show(
         table(
             "the coordinator's line, for each round",
@@ -194,6 +196,7 @@ def main(
                     f"{row.remade:g}",
                     f"{row.measured:g}",
                     str(row.contributions),
+                    f"{row.round_s:.1f}",
                     f"{row.in_bytes / MB:.3f}",
                     f"{row.out_bytes / MB:.3f}",
                 )

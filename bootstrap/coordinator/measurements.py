@@ -41,6 +41,9 @@ AGREEING = 2
 POLL_S = 0.5
 ROUNDS_MAX = 2
 """Volunteers measure between rounds: after so many the coordinator itself does, while owners have the parameters."""
+ALONE_SHARE, ALONE_EVERY = 64, 16
+"""What few volunteers have measured: the coordinator fetches one path and one of 64, or all every 16 rounds; of other
+rounds no loss is known. So a swarm that does not measure costs its line little."""
 LOT_DIGITS = 13
 
 
@@ -121,12 +124,16 @@ class Measurements:
             if not self._evaluator.has(path, version)
         }
         until_s = clock.now_s() + config.deadline_s
+        is_ours = version % ALONE_EVERY == 0
         late = version + min(ROUNDS_MAX, config.staleness + 1)
         while clock.now_s() < until_s and (newest := self._evaluator.complete_version()) < late and self._is_open():
-            if newest > version and not any(wanted.given for wanted in self._paths.values()):
-                break  # all had time to ask
+            if newest > version and is_ours and not any(wanted.given for wanted in self._paths.values()):
+                break  # while owners have the parameters
             await clock.sleep(POLL_S)
         paths, self._paths = self._paths, {}
+        left = [path for path, one in paths.items() if one.agreed is None and not one.is_disputed]
+        if len(left) > len(paths) // ALONE_SHARE + 1 and not is_ours:
+            raise IntegrityError(f"volunteers have measured {len(paths) - len(left)} of {len(paths)} paths in time")
         paths |= {path: _Path(counts[path], frozenset()) for path in wanted if path not in paths}
         self.checks = [sealed for wanted in paths.values() for sealed in wanted.found.values()]
         self._is_over = version >= self._node.run.rounds
@@ -217,7 +224,10 @@ class Measurements:
         node, version = self._node, self._version
         made = [self._evaluator.version(module, version) for module in path.modules()]
         try:
-            blobs = [await fetch(node, one.snapshot, holders=holders_of(node, one.module, version)) for one in made]
+            blobs = [  # kept for the next path, until the archive drops old versions
+                await fetch(node, one.snapshot, holders=holders_of(node, one.module, version), keep=True)
+                for one in made
+            ]
         except SwarmError as error:
             raise IntegrityError(
                 f"{path} is measured by nobody, and its parameters are not to be had: {error}"

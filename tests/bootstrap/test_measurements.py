@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from tiny_run import make_run, signer, tiny_config
 from virtual_time import VirtualClock, play
 
 from bootstrap.archives.verify import verify_run
+from bootstrap.coordinator import measurements
 from bootstrap.runfile import ArchiveConfig
 from dipaco_p2p.config import WarmupConfig
 from dipaco_p2p.core.routing.evaluate import Evaluation
@@ -39,6 +40,8 @@ from peers.evaluation.evaluate import Compared, evaluate
 
 VOLUNTEERS = (1, 2, 3, 4)
 ROUNDS = 8
+MARKED = (1, 3, ROUNDS)
+"""Rounds whose parameters the archive has in any case: text is sharded there, or they are the last."""
 
 
 @dataclass
@@ -66,7 +69,8 @@ class Played:
         return self.folder / "run" / GRID
 
 
-def play_measured(folder: Path, *, measured: float = 0.0) -> Played:
+def play_measured(folder: Path, *, measured: float = 0.0, judged: Sequence[int] | None = None) -> Played:
+    """A stranger measures again the rounds that are to be `judged`: all of them unless some are named."""
     found = Played(folder)
     file = run_file(write_corpus(folder / "corpus.jsonl"), warmup=WarmupConfig(rounds=0))
     rounds = replace(file.run.rounds, rounds=ROUNDS)
@@ -82,7 +86,7 @@ def play_measured(folder: Path, *, measured: float = 0.0) -> Played:
         def is_judged(version: int) -> bool:
             return (found.grid / "documents" / f"judgement-{version:08d}.json").exists()
 
-        for version in range(1, ROUNDS + 1):  # while its parameters are still there
+        for version in judged or range(1, ROUNDS + 1):  # while its parameters are still there
             await eventually(lambda version=version: is_judged(version))
             _, (_, rows) = await evaluate(
                 reader, home.coordinator, home.clock, folder / f"reader-{version}", round_number=version
@@ -180,20 +184,22 @@ def test_a_liar_changes_no_figure_and_is_asked_for_nothing_any_more(tmp_path: Pa
 
 def test_of_two_that_lie_alike_only_the_draw_finds_out(tmp_path: Path) -> None:
     with lying(*(signer(number).peer for number in VOLUNTEERS), nats=1.0):
-        played = play_measured(tmp_path, measured=1 - 1e-9)
+        played = play_measured(tmp_path, measured=1 - 1e-9, judged=MARKED)
     assert all(row.is_same for rows in played.compared.values() for row in rows)
     assert {event["peer"] for event in played.said("measured_wrong")} >= {signer(1).peer}
 
 
-def test_without_anybody_to_measure_the_coordinator_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [1, ROUNDS // 2 + 1])
+def test_without_anybody_to_measure_the_coordinator_does_now_and_then(tmp_path: Path, every: int) -> None:
     """Late, and with parameters that it fetches for it."""
 
     async def silent(self: Measurer) -> None:
         return None
 
-    with mock.patch.object(Measurer, "_ask", silent):
-        played = play_measured(tmp_path)
-    assert sorted(played.judgements()) == list(range(ROUNDS + 1))
+    with mock.patch.object(Measurer, "_ask", silent), mock.patch.object(measurements, "ALONE_EVERY", every):
+        played = play_measured(tmp_path, judged=MARKED if every > 1 else None)
+    found = set(played.judgements())
+    assert found >= {*MARKED, every} and (every == 1) == (found == set(range(ROUNDS + 1)))
     assert all(row.is_same for rows in played.compared.values() for row in rows)
     assert played.documents("check") == []
 

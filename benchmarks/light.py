@@ -2,7 +2,8 @@
 
 Real processes on this machine: a coordinator and volunteers, at two sizes of the model. The bytes are the coordinator's
 own count (`dipaco-bootstrap status --json`), between the round in which volunteers lead every module and a later one.
-Rounds last some seconds, so that volunteers can measure them in a tenth of their time. Judging is off: in so small a swarm the judges would be too few, and the seed node would fetch most work to judge it.
+Rounds last some seconds, so that volunteers can measure them in a tenth of their time. Judging is off: in so small a
+swarm the judges would be too few, and the seed node would fetch most work to judge it.
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ class Row:
     rounds: int
     contributions: int
     """That the versions of one round count."""
+    judged: int
+    """Of the rounds but the last two, which may not be measured yet."""
     round_s: float
     in_bytes: float
     out_bytes: float
@@ -126,6 +129,10 @@ class Scene(LocalSwarm):
         """The newest version that all modules have."""
         return min((one["version"] for one in self.newest()), default=0)
 
+    def is_judged(self, version: int) -> bool:
+        """Whether the coordinator has signed the losses of a round."""
+        return (self.folder / "grid" / "documents" / f"judgement-{version:08d}.json").exists()
+
     async def until(self, holds: Callable[[], bool], what: str) -> None:
         until_s = time.monotonic() + LIMIT_S
         while not holds():
@@ -155,6 +162,7 @@ async def play_one(place: Path, *, width: int, remade: float, measured: float, p
             measured=measured,
             rounds=last - first,
             contributions=round(sum(len(one["shares"]) for one in counted) / (last - first)),
+            judged=sum(map(scene.is_judged, range(first, last - 1))),
             round_s=(after["running_s"] - before["running_s"]) / (last - first),
             in_bytes=(after["bytes_down"] - before["bytes_down"]) / (last - first),
             out_bytes=(after["bytes_up"] - before["bytes_up"]) / (last - first),
@@ -185,7 +193,7 @@ def main(
     with tempfile.TemporaryDirectory() as made:
         place = folder or Path(made)
         code = run_program(lambda: play(place))
-    columns = ("parameters", "remade", "measured", "contributions a round", "s a round", "MB in", "MB out")
+    columns = ("parameters", "remade", "measured", "contributions a round", "s a round", "judged", "MB in", "MB out")
     show(
         table(
             "the coordinator's line, for each round",
@@ -197,6 +205,7 @@ def main(
                     f"{row.measured:g}",
                     str(row.contributions),
                     f"{row.round_s:.1f}",
+                    f"{row.judged} of {row.rounds - 1}",
                     f"{row.in_bytes / MB:.3f}",
                     f"{row.out_bytes / MB:.3f}",
                 )

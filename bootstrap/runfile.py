@@ -161,6 +161,10 @@ class ArchiveConfig:
     volunteers measure the others, and parameters come to its line only where it needs them."""
 
     def __post_init__(self) -> None:
+        if self.rounds == 0 and self.measured < 1:
+            message = f"`rounds = 0` and `measured = {self.measured:g}` in [archive]"
+            hint = "leave `measured` out, or say `rounds = 2`"
+            raise ConfigError(f"{message}: an archive that keeps all rounds has their parameters", hint=hint)
         if self.remade == 1 and self.measured < 1:
             hint = "leave `measured` out, or say `remade = 0`"
             message = f"`remade = 1` and `measured = {self.measured:g}` in [archive]"

@@ -276,7 +276,9 @@ class Volunteer:
                     return event
                 assignment.heard(self._node.watch.rounds)
                 doubted_s = await self._doubt(assignment, doubted_s)
-                await self._measurer.while_waiting(assignment.standing.progress, say=self._say_measuring)
+                await self._measurer.while_waiting(
+                    assignment.standing.progress, is_due=waiting.done, say=self._say_measuring
+                )
                 await done_or_later(waiting, self._node.clock, self._look_every_s)
             if waiting.done():
                 await waiting

@@ -359,6 +359,7 @@ class SeedMachine(Machine):
             measure=toy_gains,
             retention=Retention(
                 keepers=KEEPERS_WANTED if self.world.plan.has_keepers else 0,
+                rounds=0 if self.world.plan.measured == 1 else 1,
                 remade=self.world.plan.remade,
                 measured=self.world.plan.measured,
             ),

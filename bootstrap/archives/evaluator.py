@@ -151,6 +151,11 @@ class Evaluator:
         digests = (self.version(module, version).digest for module in path.modules())
         return all(self._store.size(digest) is not None for digest in digests)
 
+    def forget(self, version: int) -> None:
+        """Drop parameters of a round that were fetched to measure it, unless the archive keeps them."""
+        for ledger in self._archive.ledgers.values():
+            self._archive.thinning.forget(ledger, version)
+
     def counts(self, sharding: int, version: int) -> dict[PathId, int]:
         """How many validation sequences each path is judged on."""
         assigned = self.assign("validation", sharding, version=version)

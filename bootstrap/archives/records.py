@@ -11,10 +11,11 @@ protocol/judgement.py.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from dipaco_p2p.canonical import canonical_bytes
@@ -183,6 +184,13 @@ class Checks:
             self._store.write_document(_check_name(self._next), canonical_bytes(sealed.to_dict()))
             self._note(sealed, self._next)
             self._next += 1
+
+    def take_asked(self, checks: Iterable[Sealed[Check]]) -> None:
+        """Keep what the coordinator asked for, as long as most of the room is left to others."""
+        for sealed in checks:
+            if len(self._numbers) < IN_ALL_MAX // 4:
+                with contextlib.suppress(Refused):
+                    self.take(sealed.document.author, sealed)
 
     async def _on_checks(self, sender: PeerId, request: GetChecks) -> CheckPage:
         place = bisect.bisect_left(self._numbers, request.from_)

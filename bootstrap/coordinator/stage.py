@@ -7,7 +7,6 @@ so a restart goes on where it stopped.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.core.model.engine import spare_device
-from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError, Refused
+from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.calls import GetServing, Serving
 from dipaco_p2p.node.decree_news import serve_decrees
@@ -140,7 +139,11 @@ class SeedStage:
             was_asked=lambda sender, check: self._measurements.take(sender, check),
         )
         self._measurements = Measurements(
-            self._node, self._evaluator, share=retention.measured, workers=lambda: self.workers
+            self._node,
+            self._evaluator,
+            share=retention.measured,
+            workers=lambda: self.workers,
+            is_over=lambda: self.told.is_set(),
         )
         self._resharding = Resharding(self._node, self._evaluator, sequences)
         self.complete = asyncio.Event()
@@ -425,9 +428,7 @@ class SeedStage:
     def _sign(self, evaluation: RoundEvaluation) -> None:
         now_s = self._node.clock.now_s()
         self._records.judge(self._node.swarm.signer, self._evaluator, evaluation, at_s=now_s)
-        for sealed in self._measurements.checks:
-            with contextlib.suppress(Refused):
-                self._checks.take(sealed.document.author, sealed)
+        self._checks.take_asked(self._measurements.checks)
 
     async def _on_serving(self, sender: PeerId, request: GetServing) -> Serving:
         """The round that each path is served with (early_stopping.py); none before the first was judged."""

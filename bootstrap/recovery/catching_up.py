@@ -179,13 +179,14 @@ class Filling:
 
     async def _fill_chain(self, ledger: Ledger) -> int:
         missing, versions = 0, ledger.versions
-        thinned = self._archive.thinning.of(ledger.module)
+        thinned, retention = self._archive.thinning.of(ledger.module), self._archive.thinning.retention
         for sealed in versions[self._whole[ledger.module] :]:
             version = sealed.document.version
             # A version of which blobs are kept, but no contributions, is the one that those after it are made from.
             if version <= thinned.versions:
-                lacking = 0
-            elif self._archive.thinning.retention.is_light and version <= thinned.contributions:
+                is_needed = not retention.has_all_params and self._archive.thinning.wants(version, self._node.run)
+                lacking = await self._fill_params(sealed.document) if is_needed else 0
+            elif retention.is_light and version <= thinned.contributions:
                 lacking = await self._fill_params(sealed.document)
             else:
                 lacking = await self._fill_version(sealed.document)

@@ -15,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..config import RoundsConfig
 from ..core.model.layout import decode_module
 from ..core.model.shards import HeldOut, decode_held_out
 from ..core.model.transformer import PathModel, load_modules
@@ -102,7 +104,11 @@ class Measuring:
             pairs = zip(modules, snapshots, strict=True)
             blobs = [await self._snapshot(module, version, ref) for module, ref in pairs]
             tokens = (await self._held_out()).tokens[chosen]
-            found = await asyncio.to_thread(self._evaluate, path, blobs, tokens)
+            end = threading.Event()
+            try:
+                found = await asyncio.to_thread(self._evaluate, path, blobs, tokens, end=end)
+            finally:
+                end.set()  # else the thread would go on when nobody waits for it any more
         names = tuple(ref.digest for ref in snapshots)
         return Measured(path=path, version=version, sharding=sharding, modules=names, evaluation=found)
 
@@ -168,7 +174,8 @@ class Measuring:
 
             def work() -> NDArray[np.float32]:
                 has_counts = run.config.routing.has_counts
-                return document_features(self._model(path, blobs), part.tokens, has_counts=has_counts)
+                # Not on a device: a document between two paths then goes to the same one everywhere.
+                return document_features(self._model(path, blobs, device="cpu"), part.tokens, has_counts=has_counts)
 
             self._features = await asyncio.to_thread(work)
         return self._features
@@ -191,10 +198,12 @@ class Measuring:
         likely = [self._node.run.manifest.author, *self._node.watch.seeds()]
         return await fetch(self._node, ref, holders=list(dict.fromkeys(likely)))
 
-    def _evaluate(self, path: PathId, blobs: Sequence[bytes], tokens: NDArray[np.int32]) -> Evaluation:
-        model, nats = self._model(path, blobs), list[float]()
+    def _evaluate(
+        self, path: PathId, blobs: Sequence[bytes], tokens: NDArray[np.int32], *, end: threading.Event
+    ) -> Evaluation:
+        model, nats = self._model(path, blobs, device=self._device), list[float]()
         for first in range(0, len(tokens), BATCH):
-            if self._is_stopping():
+            if end.is_set() or self._is_stopping():
                 raise Interrupted("the measurement is not wanted any more")
             nats += losses(model, tokens[first : first + BATCH], batch=BATCH).tolist()
         return Evaluation(
@@ -202,12 +211,17 @@ class Measuring:
             tokens=len(tokens) * counted_tokens(self._node.run.config.model.context),
         )
 
-    def _model(self, path: PathId, blobs: Sequence[bytes]) -> PathModel:
+    def _model(self, path: PathId, blobs: Sequence[bytes], *, device: str) -> PathModel:
         run = self._node.run
-        model = PathModel(run.config.model).to(self._device)
+        model = PathModel(run.config.model).to(device)
         flats = [decode_module(data, run.layout(module)) for data, module in zip(blobs, path.modules(), strict=True)]
         load_modules(model, flats)
         return model
+
+
+def measuring_s(rounds: RoundsConfig) -> float:
+    """How long a volunteer may take for one path that the coordinator wants measured."""
+    return rounds.deadline_s / 4
 
 
 # -- what was measured, said and asked for

@@ -185,7 +185,7 @@ class ArchiveChain(ModuleChain):
                 with contextlib.suppress(BlobMissing):  # after we were away its owners may have dropped the update
                     return await self._take_settled(sealed, source=source)
                 self._require_led_by(led_by)
-        await self._fetch_state(source)
+        await self._fetch_base(source)
         self._require_led_by(led_by)
         await super()._take(sealed, source=source)
 
@@ -205,20 +205,20 @@ class ArchiveChain(ModuleChain):
     async def _take_settled(self, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
         """What its quorum has settled: all is checked but what its contributions give."""
         node, version, led_by = self.node, sealed.document, self._led_by()
-        if self._needs_params(version.version):
+        if await self._needs_params(version.version, source):
             await self._follow_params(version, holders=[*sorted(sealed.cosignatures), source])
             self._require_led_by(led_by)
         self._claim(version)
         self.append_vouched(sealed.cosigned({node.swarm.signer.peer: cosign(node.swarm.signer, sealed)}))
 
-    def _needs_params(self, number: int) -> bool:
-        retention, run = self._archive_chains.archive.thinning.retention, self.node.run
-        return (
-            retention.has_all_params
-            or len(self.node.watch.volunteers()) < DISKS_MIN
-            or retention.keeps_params(number)
-            or number in (run.rounds, *run.config.routing.reshard_rounds)
-        )
+    async def _needs_params(self, number: int, source: PeerId) -> bool:
+        """Also while we have been away: the versions that follow have no parameters anywhere any more, except the one
+        that was the last to be final, so any that must be made again here needs all before it to be made here."""
+        if self._archive_chains.archive.thinning.wants(number, self.node.run):
+            return True
+        head = (await RemoteLedger(self.node, source, self.module).branch()).version
+        is_late = head > number + self.node.run.config.rounds.staleness
+        return is_late or len(self.node.watch.volunteers()) < DISKS_MIN
 
     async def _follow_params(self, version: ModuleVersion, *, holders: Sequence[PeerId]) -> None:
         """Apply the update, which is a fraction of the parameters' size. The outer state is fetched only for a stage's
@@ -240,15 +240,16 @@ class ArchiveChain(ModuleChain):
         params = decode_module(store.get(parent.digest) or b"", run.layout(self.module))
         store.keep(version.snapshot, *updated(run, params, blob, version)[1])
 
-    async def _fetch_state(self, source: PeerId) -> None:
-        """Have the outer state that the next version is made from, if anybody has it: also so that nobody can say that
-        it is lost when it is not."""
-        state = self.ledger.head.state
-        if state is not None and not self.state.is_here(self.ledger.head):
-            alive = sorted(self.node.watch.heartbeats.keys() - {self.node.peer, source})
-            owners = [peer for peer in alive if peer in self.node.mandates.peers(self.module)]
-            with contextlib.suppress(BlobMissing):
-                await fetch_kept(self.node, state, holders=[source, *owners])
+    async def _fetch_base(self, source: PeerId) -> None:
+        """Have what the next version is made from, if anybody has it: also so that nobody can say that the outer state
+        is lost when it is not."""
+        head = self.ledger.head
+        alive = sorted(self.node.watch.heartbeats.keys() - {self.node.peer, source})
+        owners = [peer for peer in alive if peer in self.node.mandates.peers(self.module)]
+        for ref in (head.snapshot, head.state):
+            if ref is not None and self.node.store.size(ref.digest) is None:
+                with contextlib.suppress(BlobMissing):
+                    await fetch_kept(self.node, ref, holders=[source, *owners])
 
     def _note_settled(self, sealed: Sealed[ModuleVersion]) -> bool:
         """A quorum has settled this version; whether it is the first that we hear of with its number. Any other one is

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from ..canonical import Parts
-from ..errors import DipacoError, Refused
+from ..errors import BlobMissing, DipacoError, Refused
 from ..node.ledger import Ledger, RemoteLedger
 from ..node.node import Member, fetch_kept
 from ..node.shardings import learn_shardings
@@ -28,14 +28,14 @@ from ..protocol.admission import judge
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, is_cosigned
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
-from ..protocol.versions import blobs_of, is_final, states_after, up_to_last
+from ..protocol.versions import bases_after, blobs_of, is_final, up_to_last
 from ..topology import ModuleId
 from .evidence import Evidence
 from .intake import admission_rules
 from .kept_appraisals import Appraiser, copy_kept, measure_nothing, names_of, read_kept
 from .originals import Originals
 from .outer_state import KeptState
-from .rollback import undo_again
+from .rollback import due_after, undo_again
 from .timing import Timing
 from .version import Admitted, Made, PayloadLost, made_and_kept, make_again, stored
 
@@ -409,7 +409,7 @@ class ModuleChain:
         common, theirs = await remote.meet(ledger.versions, until=until)
         vouched = self._vouched(theirs)
         if vouched or not self.keeps_everything:  # first: who stops here still has a whole chain
-            await self.state.fetch(vouched[-1].document if vouched else ledger.head, remote.peer)
+            await self._fetch_head(vouched, remote.peer)
         kept = await remote.kept()
         self._require_led_by(led_by)
         if common < ledger.head.version and (theirs or until is not None):
@@ -475,6 +475,14 @@ class ModuleChain:
             except DipacoError as error:
                 log.info("%s: contribution %s was not copied: %s", self.module, sealed.id[:8], error)
 
+    async def _fetch_head(self, vouched: Sequence[Sealed[ModuleVersion]], peer: PeerId) -> None:
+        """Have what the next version is made from; a rollback that is due is made from an earlier one."""
+        try:
+            await self.state.fetch(vouched[-1].document if vouched else self.ledger.head, peer)
+        except BlobMissing:
+            if due_after(self.node, self.ledger, vouched) is None:
+                raise
+
     def _drop_payloads(self, names: Iterable[str]) -> None:
         self.chains.drop_payloads(names)
 
@@ -485,7 +493,7 @@ class ModuleChain:
         names = {name for sealed in versions[self._pruned : oldest] for name in blobs_of(sealed.document)}
         names |= self._orphans | names_of(versions[self._settled : settled])
         names -= {name for sealed in versions[oldest:] for name in blobs_of(sealed.document)}
-        held = states_after(versions, self.ledger.final)
+        held = bases_after(versions, self.ledger.final)
         self._orphans, self._settled = names & held, max(self._settled, settled)
         for name in names - self._orphans:
             self.node.store.drop(name)

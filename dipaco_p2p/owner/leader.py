@@ -128,8 +128,8 @@ class Leader:
             tasks.create_task(again(self._catch_up, self._expelling.gather))
 
     def _goes_on(self) -> bool:
-        """Whether we still lead. Once we do not, it is for good, even if the newest mandate names us again: one of the
-        loops has ended, and a leader that closes no rounds would be waited for without an end."""
+        """Whether we still lead. Once we do not, it is for good, even if the newest mandate names us again: one of our
+        loops has ended, and rounds would never close."""
         self._is_leading = self.is_leading
         return self._is_leading
 
@@ -466,12 +466,12 @@ class Leader:
         """Begin the round after the head anew, with all that is open here."""
         await learn_shardings(self._node)  # what is taken over may be of any
         holders = [self.head.author, *self._node.watch.heartbeats]
-        self._state = await self._chain.state.read_patiently(self.head, holders=holders)
-        self._is_fresh = self._state is None
-        if self._is_fresh and is_patient:
+        undoes, state = due(self._node, self._ledger), self._chain.state  # the head's own may be lost then
+        base = self._ledger.at(undoes.document.to) if undoes else self.head
+        self._state = None if undoes else await state.read_patiently(base, holders=holders)
+        if (is_fresh := self._state is None) and is_patient and undoes is None:
             raise Unreachable(f"the outer state of {self.module} is not to be had")
-        if self._state is None:
-            self._state = await self._chain.state.read_params(self.head, holders=holders)
+        self._is_fresh, self._state = is_fresh, self._state or await state.read_params(base, holders=holders)
         self._chain.originals.take_over()
         self._intake = Intake(self._node.run, self._node.store, self._ledger, self._chain.originals)
         self.trials.clear()

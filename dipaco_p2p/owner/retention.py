@@ -25,6 +25,7 @@ from ..canonical import canonical_bytes
 from ..config import RunConfig
 from ..errors import IntegrityError
 from ..node.ledger import DAMAGED_HINT, Ledger
+from ..node.run import Run
 from ..node.store import Store
 from ..protocol.documents import ModuleVersion
 from ..topology import ModuleId
@@ -122,6 +123,11 @@ class Thinning:
         self._done: dict[ModuleId, int] = {}
         """Up to which version updates and outer states were dropped since this program began."""
 
+    def wants(self, version: int, run: Run) -> bool:
+        """Whether the parameters of this version are to come here, once they exist."""
+        marked = version in (run.rounds, *self._config.routing.reshard_rounds)
+        return marked or self.retention.has_all_params or self.retention.keeps_params(version)
+
     def of(self, module: ModuleId) -> Thinned:
         """What was dropped of a module."""
         if module not in self._thinned:
@@ -142,13 +148,12 @@ class Thinning:
         recent, has_all = head - self.retention.versions(self._config), self.retention.has_all_params
         oldest = max(min(contributions - 1, recent), 0) if rounds else 0
         versions = max(before.versions, oldest if has_all else final)
-        begin = before.versions if has_all else min(before.versions, max(recent, 0))
-        passed = sorted({*before.snapshots, *range(begin + 1, versions + 1)})
+        passed = sorted({*before.snapshots, *range(min(before.versions, max(recent, 0)) + 1, versions + 1)})
         needed = set(self.needed(module)).union(self._config.routing.reshard_rounds)
-        stay = [one for one in passed if one in needed or self.retention.keeps_params(one)]
-        if not has_all:  # they may have never come; where they have, something may be based on the newest
-            stay = [one for one in passed if one in stay or one > recent]
-            stay = [one for one in stay if self._store.size(ledger.at(one).digest) is not None]
+        stay = [one for one in passed if one in needed or self.retention.keeps_params(one) or one > recent]
+        known = set(range(before.versions + 1, versions + 1)).union(before.snapshots) if has_all else set()
+        # Others may have never come, or have come again when they were needed.
+        stay = [one for one in stay if one in known or self._store.size(ledger.at(one).digest) is not None]
         after = Thinned(contributions=contributions, versions=versions, snapshots=tuple(stay))
         kept = self._kept.setdefault(module, {})
         for version in range(contributions + 1, head + 1):
@@ -162,6 +167,12 @@ class Thinning:
         gone = range(before.contributions + 1, contributions + 1)
         counted = [kept.pop(version) if version in kept else self._payloads(ledger.at(version)) for version in gone]
         return self.free(frozenset().union(*counted))
+
+    def forget(self, ledger: Ledger, version: int) -> None:
+        """Drop parameters that came again after they were passed; those of the newest versions `thin` looks at."""
+        thinned, recent = self.of(ledger.module), ledger.head.version - self.retention.versions(self._config)
+        if version <= recent and version <= ledger.head.version and thinned.lacks(version):
+            self._store.drop(ledger.at(version).digest)
 
     def free(self, payloads: Iterable[str]) -> list[str]:
         """Those of `payloads` that no version names which is still kept whole."""

@@ -8,6 +8,7 @@ expires. The version shows the decree, so that whoever makes it again needs noth
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from ..core.model.layout import decode_module, module_parts
 from ..core.outer.outer_step import OuterState, state_parts
@@ -26,10 +27,17 @@ log = logging.getLogger(__name__)
 def due(node: Member, ledger: Ledger) -> Sealed[Decree] | None:
     """The decree that is to be carried out next: the newest, if the chain has what it undoes and has not undone it.
     The last version of a run is never undone."""
+    return due_after(node, ledger, [])
+
+
+def due_after(node: Member, ledger: Ledger, versions: Sequence[Sealed[ModuleVersion]]) -> Sealed[Decree] | None:
+    """The same, when the chain will have these versions as well."""
+    heads = [ledger.head, *(one.document for one in versions)]
     sealed = node.decrees.rollback(node.run.id, ledger.module)
-    if sealed is None or sealed.document.number <= ledger.rolled_back_by:
+    done = (one.rollback.decree.number for one in heads if one.rollback is not None)
+    if sealed is None or sealed.document.number <= max([ledger.rolled_back_by, *done]):
         return None
-    is_time = sealed.document.after <= ledger.head.version < node.run.rounds
+    is_time = sealed.document.after <= heads[-1].version < node.run.rounds
     return sealed if is_time else None
 
 

@@ -291,8 +291,8 @@ def blobs_of(version: ModuleVersion) -> list[str]:
     return [ref.digest for ref in (version.snapshot, version.update, version.state) if ref is not None]
 
 
-def states_after(versions: Sequence[Sealed[ModuleVersion]], final: int) -> set[str]:
-    """The outer states that an archive may ask for which has none: it makes what follows the newest final version
-    again, or what follows the next one, if its last answer was lost."""
-    kept = versions[max(final - 1, 0) : final + 1]
-    return {sealed.document.state.digest for sealed in kept if sealed.document.state is not None}
+def bases_after(versions: Sequence[Sealed[ModuleVersion]], final: int) -> set[str]:
+    """The parameters and outer states that an archive may ask for which has none: it makes what follows the newest
+    final version again, or what follows the next one, if its last answer was lost."""
+    kept = [sealed.document for sealed in versions[max(final - 1, 0) : final + 1]]
+    return {ref.digest for one in kept for ref in (one.snapshot, one.state) if ref is not None}

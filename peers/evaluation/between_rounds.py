@@ -22,10 +22,11 @@ from dipaco_p2p.core.model.transformer import PathModel, load_modules
 from dipaco_p2p.core.routing.evaluate import encode_scores, window_nats
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, IntegrityError, Interrupted, SwarmError
 from dipaco_p2p.node.calls import GetMeasure, Wanted
-from dipaco_p2p.node.measuring import Measuring, check_of, read_checks, send_check
+from dipaco_p2p.node.measuring import Measuring, check_of, measuring_s, read_checks, send_check
 from dipaco_p2p.node.node import CONTROL_TIMEOUT_S, Member, ask, fetch
 from dipaco_p2p.node.reading import fetch_judgements
 from dipaco_p2p.node.shardings import Work, ask_work, is_composed_of, is_scoring_due, learn_shardings, send_scores
+from dipaco_p2p.program.tasks import done_or_later
 from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.protocol.judgement import OF_AUTHOR_MAX, Judgement, PathLoss, agrees
 from dipaco_p2p.protocol.signing import PeerId
@@ -105,7 +106,7 @@ SHARE_MAX = 0.1
 
 class Measurer:
     """What one volunteer measures for the coordinator of one stage: the path and the round are the coordinator's
-    choice, and no path that the volunteer has trained."""
+    choice."""
 
     def __init__(self, node: Member, measuring: Measuring) -> None:
         self._node = node
@@ -115,33 +116,46 @@ class Measurer:
         self._last_s = 0.0
         self._asked = -1
 
-    async def while_waiting(self, round_number: int, *, say: Callable[[PathId], None]) -> None:
-        """Until a round begins, and once for each: measure what is wanted, as long as there is time for it. Others wait
-        as well, and still have the parameters that their last round began with."""
+    async def while_waiting(
+        self, round_number: int, *, is_due: Callable[[], bool], say: Callable[[PathId], None]
+    ) -> None:
+        """Until a round begins, and once for each: measure what is wanted, as long as there is time for it and the
+        round is not due. Others wait as well, and still have the parameters that their last round began with."""
         if round_number == self._asked:
             return
         self._asked = round_number
-        while self._has_time():
-            wanted = await self._ask()
-            if wanted is None or wanted.path is None:
+        while not is_due() and self._has_time():
+            if not await self._one(say):
                 return
-            await self._do(wanted, wanted.path, say)
 
     async def at_the_end(self, *, say: Callable[[PathId], None]) -> None:
         """When training is over: until nothing is wanted any more, or others have had time enough."""
         clock, rounds = self._node.clock, self._node.run.config.rounds
         until_s = clock.now_s() + rounds.deadline_s
-        while clock.now_s() < until_s and (wanted := await self._ask()) is not None:
-            if wanted.path is not None:
-                await self._do(wanted, wanted.path, say)
-            elif wanted.wait:
+        while clock.now_s() < until_s and (is_done := await self._one(say)) is not None:
+            if not is_done:
                 await clock.sleep(WAIT_S)
-            else:
-                return
 
     def _has_time(self) -> bool:
         lived_s = self._node.clock.now_s() - self._began_s
         return self._spent_s + self._last_s <= SHARE_MAX * lived_s
+
+    async def _one(self, say: Callable[[PathId], None]) -> bool | None:
+        """Ask, and measure; whether that was done, and None if nothing will be wanted any more."""
+        node, began_s = self._node, self._node.clock.now_s()
+        try:
+            wanted = await self._ask()
+            if wanted is None or wanted.path is None:
+                return False if wanted is not None and wanted.wait else None
+            measuring = asyncio.ensure_future(self._do(wanted, wanted.path, say))
+            try:
+                await done_or_later(measuring, node.clock, measuring_s(node.run.config.rounds))
+                return measuring.done() and measuring.result()
+            finally:
+                measuring.cancel()
+        finally:
+            self._last_s = node.clock.now_s() - began_s
+            self._spent_s += self._last_s
 
     async def _ask(self) -> Wanted | None:
         """None unless there is a coordinator whose archive is light: others measure all themselves."""
@@ -154,8 +168,9 @@ class Measurer:
                     log.info("the coordinator does not say what to measure: %s", error)
         return None
 
-    async def _do(self, wanted: Wanted, path: PathId, say: Callable[[PathId], None]) -> None:
-        node, began_s = self._node, self._node.clock.now_s()
+    async def _do(self, wanted: Wanted, path: PathId, say: Callable[[PathId], None]) -> bool:
+        """Whether the coordinator has the figure."""
+        node = self._node
         try:
             if not is_composed_of(node.run, path, wanted.snapshots):
                 raise IntegrityError("the coordinator asks for a path that this run has not")
@@ -165,16 +180,16 @@ class Measurer:
                 path, wanted.version, wanted.sharding, wanted.snapshots, usable=usable
             )
             sealed = check_of(node, found)
-            if sealed is not None:
-                await send_check(node, sealed, node.run.manifest.author)
-                node.history.add("measured", path=str(path), version=wanted.version, loss=sealed.document.loss)
+            if sealed is None:
+                return False
+            await send_check(node, sealed, node.run.manifest.author)
+            node.history.add("measured", path=str(path), version=wanted.version, loss=sealed.document.loss)
+            return True
         except EnvironmentUnfit:
             raise
         except DipacoError as error:
             log.info("%s was not measured at round %d: %s", path, wanted.version, error)
-        finally:
-            self._last_s = node.clock.now_s() - began_s
-            self._spent_s += self._last_s
+            return False
 
 
 WANTED = 3

@@ -221,25 +221,53 @@ class Busy(Measurer):
         self.asked += 1
         return Wanted(path=PathId((0, 0, 0)))
 
-    async def _do(self, *values: Any) -> None:
-        self.done += 1
+    async def _do(self, *values: Any) -> bool:
         await self._node.clock.sleep(9.0)
-        self._last_s = 9.0
-        self._spent_s += 9.0
+        self.done += 1
+        return True
+
+
+def busy(folder: Path, *, deadline_s: float = 40.0) -> tuple[Busy, VirtualClock]:
+    clock = VirtualClock()
+    config = tiny_config()
+    config = replace(config, rounds=replace(config.rounds, deadline_s=deadline_s))
+    run, swarm = make_run(Store(folder), config), MemoryNetwork(0, clock).join(signer(1))
+    node = node_of(run, swarm, folder / "volunteer", clock, Heartbeat())
+    return Busy(node, Measuring(node)), clock
+
+
+def ignore(path: PathId) -> None:
+    pass
 
 
 async def test_measuring_takes_no_more_than_its_share_of_the_time(tmp_path: Path) -> None:
-    clock = VirtualClock()
-    run, swarm = make_run(Store(tmp_path), tiny_config()), MemoryNetwork(0, clock).join(signer(1))
-    node = node_of(run, swarm, tmp_path / "volunteer", clock, Heartbeat())
-    measurer, began_s = Busy(node, Measuring(node)), clock.now_s()
+    measurer, clock = busy(tmp_path)
+    began_s = clock.now_s()
     for second in range(300):
         await clock.sleep(1.0)
         for _ in range(5):  # while it waits for a round it may look often
-            await measurer.while_waiting(second // 10, say=lambda path: None)
+            await measurer.while_waiting(second // 10, is_due=lambda: False, say=ignore)
     lived_s = clock.now_s() - began_s
     assert 2 <= measurer.done <= 1 + SHARE_MAX * lived_s / 9.0
     assert measurer.asked <= 30 + measurer.done, "once for each round, and after each path"
+
+
+async def test_a_round_that_is_due_waits_for_one_path_at_most(tmp_path: Path) -> None:
+    measurer, clock = busy(tmp_path)
+    await clock.sleep(3600.0)  # much time is left to spend
+    await measurer.while_waiting(0, is_due=lambda: True, say=ignore)
+    assert measurer.asked == 0
+    began_s = clock.now_s()
+    await measurer.while_waiting(1, is_due=lambda: clock.now_s() > began_s + 1.0, say=ignore)
+    assert measurer.done == 1 and clock.now_s() - began_s < 10.0
+
+
+async def test_a_path_that_takes_too_long_is_left(tmp_path: Path) -> None:
+    measurer, clock = busy(tmp_path, deadline_s=20.0)
+    await clock.sleep(3600.0)
+    began_s = clock.now_s()
+    await measurer.while_waiting(0, is_due=lambda: False, say=ignore)
+    assert measurer.done == 0 and clock.now_s() - began_s == pytest.approx(5.0)
 
 
 async def test_a_coordinator_that_measures_itself_is_not_asked(tmp_path: Path) -> None:
@@ -247,11 +275,11 @@ async def test_a_coordinator_that_measures_itself_is_not_asked(tmp_path: Path) -
         GetMeasure.serve(world.seed.swarm, nothing)
         calls, measurer = asked(world), Measurer(author, Measuring(author))
         await author.watch.refresh()
-        await measurer.while_waiting(0, say=lambda path: None)
+        await measurer.while_waiting(0, is_due=lambda: False, say=ignore)
         assert "run.measure" not in calls
         await world.seed.node.presence.say(light=True)
         await author.watch.refresh()
-        await measurer.while_waiting(1, say=lambda path: None)
+        await measurer.while_waiting(1, is_due=lambda: False, say=ignore)
         assert calls.count("run.measure") == 1
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from group_harness import MODULE, Group, deaf, make_versions, of_group
+import pytest
+from group_harness import MODULE, Group, deaf, make_versions, of_group, sees
 from runtime_harness import World
+from tiny_run import SEED_NUMBER, signer
 from virtual_time import eventually
 
 from bootstrap.archives.verify import verify_run
 from dipaco_p2p.node.node import Member
-from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.retention import Retention, Thinned, read_thinned
 
 BARE = Retention(rounds=1, remade=0.0, measured=0.0)
@@ -114,15 +116,78 @@ async def test_who_follows_the_archives_chain_has_the_parameters_from_an_owner(t
         assert newcomer.node.store.size(newcomer.ledger.head.digest) is not None
 
 
-async def test_an_archive_that_was_away_goes_on_without_them(tmp_path: Path) -> None:
+# -- what must not be stuck
+
+
+async def back(world: World, group: Group, retention: Retention = BARE) -> None:
+    world.start_seed().archive.thinning.retention = retention
+    world.seed.node.presence.note(light=True)
+    await world.seed.node.presence.beat()
+    await eventually(lambda: all(member.node.watch.seeds() for member in group.members))
+
+
+@pytest.mark.parametrize("away", [2, 6])
+@pytest.mark.parametrize("snapshots", [0, 4])
+async def test_an_archive_that_was_away_goes_on(tmp_path: Path, snapshots: int, away: int) -> None:
+    """Owners have dropped the parameters of what it missed, also of the fourth version, which it is to have."""
+    retention = replace(BARE, snapshots=snapshots)
+    async with bare_group(tmp_path, retention=retention) as (world, group, author):
+        await make_versions(world, group.leader, author, 2, seed=1)
+        await archived(world, 2)
+        await group.seed_away()
+        await make_versions(world, group.leader, author, away, seed=2)
+        await back(world, group, retention)
+        await archived(world, 2 + away)
+        assert not snapshots or 4 in here(world)
+        assert not any(event for member in group.members for event in member.said("gave_up"))
+
+
+async def test_what_a_group_made_that_granted_itself_the_term_becomes_final(tmp_path: Path) -> None:
+    """It has no quorum, so the archive makes it again: of the parameters of the last version that was final."""
+    async with bare_group(tmp_path) as (world, group, author):
+        fourth = group.join(54)
+        await fourth.node.watch.refresh()
+        await make_versions(world, group.leader, author, 2, seed=1)
+        await archived(world, 2)
+        await group.seed_away()
+        await group.kill(group.leader)
+        await eventually(lambda: len(group.leading) == 1)
+        await group.formed()
+        await sees(author, group.leader)
+        await make_versions(world, group.leader, author, 6, seed=2)
+        await back(world, group)
+        await archived(world, 8)
+
+
+async def test_with_few_volunteers_left_what_was_made_while_it_was_away_becomes_final(tmp_path: Path) -> None:
     async with bare_group(tmp_path) as (world, group, author):
         await make_versions(world, group.leader, author, 2, seed=1)
         await archived(world, 2)
         await group.seed_away()
-        await make_versions(world, group.leader, author, 2, seed=2)
-        world.start_seed().archive.thinning.retention = BARE
-        world.seed.node.presence.note(light=True)
-        await world.seed.node.presence.beat()
-        await archived(world, 4)
-        assert Store(world.seed.node.store.folder).documents("thinned-")
-        assert not any(event for member in group.members for event in member.said("gave_up"))
+        await make_versions(world, group.leader, author, 6, seed=2)
+        await group.kill(group.mirrors[-1])
+        await back(world, group)
+        await archived(world, 8)
+
+
+async def test_a_module_whose_newest_parameters_are_lost_is_rolled_back(tmp_path: Path) -> None:
+    """All who had them are gone for good; the archive has those of the fourth version."""
+    async with bare_group(tmp_path, retention=replace(BARE, snapshots=2)) as (world, group, author):
+        await make_versions(world, group.leader, author, 5, seed=1)
+        await archived(world, 5)
+        assert here(world) == [2, 4]
+        for member in list(group.members):
+            await group.kill(member)
+        for number in (77, 78, 79):
+            group.join(number)
+        order = {"stage": world.run.id, "module": MODULE, "to": 4, "after": 5}
+        coordinator = signer(SEED_NUMBER)
+        world.seed.node.decrees.issue(coordinator, "rollback", at_s=0.0, reason="its parameters are lost", **order)
+        await world.seed.node.presence.say()
+        await archived(world, 6)
+        ledger = world.seed.archive.ledgers[MODULE]
+        assert ledger.head.rollback is not None and ledger.head.digest == ledger.at(4).digest
+        [report] = [
+            one for one in verify_run(world.run, world.seed.node.store, world.seed.archive) if one.module == MODULE
+        ]
+        assert not report.problem

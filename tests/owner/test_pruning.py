@@ -18,9 +18,9 @@ from dipaco_p2p.topology import ModuleId
 
 MODULE = ModuleId(1, 0)
 KEEP = 1
-NEXT_FINAL = 1
-"""Of the version after the final ones the outer state stays: it may be final, and an archive without it may ask for it.
-"""
+NEXT_FINAL = 2
+"""Of the version after the final ones parameters and outer state stay: it may be final, and an archive without them may
+ask for them."""
 
 
 @pytest.fixture

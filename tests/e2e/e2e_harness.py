@@ -300,6 +300,7 @@ def write_run(
     keep_snapshots: int = 0,
     keepers: int = 0,
     remade: float = 1.0,
+    measured: float = 1.0,
 ) -> Path:
     """A run file whose preparation takes no time: two paths of one tiny block each."""
     path.write_text(f"""\
@@ -340,6 +341,7 @@ rounds = {keep_rounds}
 snapshots = {keep_snapshots}
 keepers = {keepers}
 remade = {remade}
+measured = {measured}
 [leaderboard]
 serve = {str(has_page).lower()}
 port = 0

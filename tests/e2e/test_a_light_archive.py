@@ -1,4 +1,7 @@
-"""A coordinator that takes no contributions: what it has not led itself it signs on the word of a quorum."""
+"""A coordinator that takes no contributions: what it has not led itself it signs on the word of a quorum.
+
+And one that takes no parameters either: volunteers measure the rounds for it.
+"""
 
 from __future__ import annotations
 
@@ -45,5 +48,44 @@ def test_versions_are_final_without_a_contribution_in_the_coordinators_folder(
         assert len(bare) >= SETTLED, (len(bare), len(made))
         assert all(each["snapshot"]["digest"] in blobs for each in bare), "it judges them"
     assert [each.end() for each in (*volunteers, coordinator)] == [0, 0, 0, 0]
+    verified = programs.run("dipaco-bootstrap", "verify", folder)
+    assert verified.wait() == 0 and "as the coordinator signed them" in " ".join(verified.said.split()), verified.said
+
+
+def test_volunteers_measure_for_a_coordinator_that_has_no_parameters_and_is_killed(
+    programs: Programs, corpus: Path, endless_prepared: tuple[Path, Path]
+) -> None:
+    folder = copy_prepared(endless_prepared[1], programs.folder / "coordinator")
+    archive = {"keep_rounds": 1, "remade": 0.0, "measured": 0.0}
+    file = programs.folder / "endless.toml"
+    run_file = write_run(file, corpus, rounds=100_000, min_paths=1, port=free_port(), **archive)  # type: ignore[arg-type]
+    coordinator = programs.coordinator(run_file, folder)
+    details = coordinator.wait_address()
+    volunteers = [
+        programs.volunteer(details["ticket"], name, "--grace", "10") for name in ("one", "two", "three", "four")
+    ]
+
+    def bare(of: Program) -> list[int]:
+        """How many versions of each module it has signed without ever having their parameters."""
+        blobs = {path.name for path in folder.glob("grid/blobs/*/*")}
+        made = [each for each in settled(of, author=details["peer"]) if each["snapshot"]["digest"] not in blobs]
+        return [sum(each["module"] == module for each in made) for module in MODULES]
+
+    def measured() -> set[str]:
+        return {each.home.name for each in volunteers if each.events("measured")}
+
+    eventually(lambda: min(bare(coordinator)) >= SETTLED, within_s=120, what=lambda: coordinator.complaint[-2000:])
+    eventually(lambda: len(measured()) >= 2, within_s=120, what=lambda: str(measured()))
+    before = bare(coordinator)
+    coordinator.kill()
+    coordinator = programs.coordinator(run_file, folder)
+    coordinator.wait_address()
+
+    def goes_on() -> bool:
+        return all(now > then + SETTLED for now, then in zip(bare(coordinator), before, strict=True))
+
+    eventually(goes_on, within_s=120, what=lambda: f"{before}, {bare(coordinator)}: {coordinator.complaint[-2000:]}")
+    assert [each.end() for each in (*volunteers, coordinator)] == [0, 0, 0, 0, 0]
+    assert list(folder.glob("grid/documents/judgement-*.json"))
     verified = programs.run("dipaco-bootstrap", "verify", folder)
     assert verified.wait() == 0 and "as the coordinator signed them" in " ".join(verified.said.split()), verified.said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,8 +120,13 @@ def test_a_measurement_for_others_ends_before_its_next_batch(tmp_path: Path) -> 
 
     measuring = Measuring(cast(Any, SimpleNamespace(run=run)), is_stopping=is_stopping)
     with pytest.raises(Interrupted, match="not wanted any more"):
-        measuring._evaluate(PATH, blobs, tokens)
+        measuring._evaluate(PATH, blobs, tokens, end=threading.Event())
     assert len(batches) == 3, "two of them were measured"
+    nobody_waits = threading.Event()
+    nobody_waits.set()
+    with pytest.raises(Interrupted, match="not wanted any more"):
+        measuring._evaluate(PATH, blobs, tokens, end=nobody_waits)
+    assert len(batches) == 3
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,8 @@ class Plan:
     line: Line
     training: Training | None = None
     """None where it is not known how fast volunteers are."""
+    coordinator_down_bytes: int = 0
+    """What comes to the coordinator's archive for each round of the grid, besides signed documents."""
 
     @property
     def line_s(self) -> float:
@@ -211,6 +213,7 @@ def plan(
         disk=disk,
         line=line,
         training=_training(config, line_s=each.line_s, volunteers=volunteers, tokens_per_s=tokens_per_s),
+        coordinator_down_bytes=_coordinator_down(config, volunteers, retention or Retention()),
     )
 
 
@@ -311,6 +314,22 @@ def _seed_disk(config: RunConfig, *, tokens: int, volunteers: int, retention: Re
     return {**found, "seed": seed, "seed_round": grown, "seed_whole": whole["seed_whole"]}
 
 
+def _coordinator_down(config: RunConfig, volunteers: int, retention: Retention) -> int:
+    """A full archive takes all contributions; a light one a share of them, and updates, or the parameters that it needs
+    where volunteers measure for it."""
+    contributions = _contributions(config, volunteers)
+    if not retention.is_light:
+        return contributions
+    modules = [module_size(config, each) for each in config.topology.modules()]
+    updates = sum(bytes_max(size, config.compression.downlink) for size in modules)
+    if not retention.has_all_params:
+        path = sum(module_size(config, module) for module in config.topology.path(0).modules())
+        measured = retention.measured * config.topology.path_count * snapshot_bytes(path)
+        kept = sum(map(snapshot_bytes, modules)) / retention.snapshots if retention.snapshots else 0.0
+        updates = math.ceil(measured + kept)
+    return math.ceil(retention.remade * contributions) + updates
+
+
 def _kept_rounds(config: RunConfig, retention: Retention) -> int:
     rounds = config.rounds.rounds
     if retention.is_light:
@@ -388,6 +407,7 @@ def _line_rows(planned: Plan) -> Iterator[tuple[str, str]]:
     yield "  down by codec", _by(each.down_bytes_by_codec)
     speed = f"{line.up_mbit:g} Mbit/s up and {line.down_mbit:g} down"
     yield "  line", f"{_time(each.line_s)} at {speed}; a round waits {each.deadline_s:g} s at most for who is missing"
+    yield "  coordinator", f"{in_bytes(planned.coordinator_down_bytes)} down for its archive, and signed documents"
     yield "whole run", f"{_time(planned.line_s)} of each volunteer's line, besides training"
     if (training := planned.training) is not None:
         pace = f"at {training.tokens_per_s:,.0f} tokens/s of each volunteer"

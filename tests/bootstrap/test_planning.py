@@ -372,3 +372,19 @@ def test_a_torch_without_the_runs_optimizer_is_5(file: Path, monkeypatch: pytest
     assert found.exit_code == 5 and "torch>=2.9" in found.output, found.output
     with pytest.raises(EnvironmentUnfit, match="Muon"):
         prepare(load_run_file(file), RunFolder(file.parent / "new"), signer(SEED_NUMBER))
+
+
+def test_what_comes_to_the_coordinators_line_follows_from_its_archive() -> None:
+    def down(volunteers: int, **archive: Any) -> int:
+        retention = Retention(**{"rounds": 2, **archive})
+        made = plan(RunConfig(), text_bytes=10**7, line=LINE, volunteers=volunteers, retention=retention)
+        return made.coordinator_down_bytes
+
+    assert down(400) == 100 * down(4), "all contributions"
+    light = down(4, remade=0.0)
+    assert down(400, remade=0.0) == light < down(4)
+    assert down(400, remade=0.5) == light + down(400) // 2
+    none = down(400, remade=0.0, measured=0.0)
+    assert none == 0 and down(400, remade=0.0, measured=0.0, snapshots=50) > 0
+    half = down(400, remade=0.0, measured=0.5)
+    assert half == pytest.approx(PLAN.paths * PLAN.path_parameters * 4 / 2, rel=0.01)

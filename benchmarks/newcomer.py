@@ -1,7 +1,7 @@
 """`python -m benchmarks.newcomer`: what a volunteer fetches until it trains, in a run that is a thousand rounds old.
 
-Real processes on this machine: a coordinator and two volunteers play the rounds, with a tiny model and without judges,
-and then one more comes through the public command, at each of the ages. Its bytes are its own count (as `dipaco-peer
+Real processes on this machine: a coordinator and three volunteers play the rounds, with a tiny model and no judges, and
+then one more comes through the public command, at each of the ages. Its bytes are its own count (as `dipaco-peer
 status` tells it) when it first says that it trains; records of the DHT are not in it. What does not grow with the run
 is named beside it: the parameters of its path, and the blobs that the manifest names.
 """
@@ -26,6 +26,8 @@ from dipaco_p2p.program.control.client import ask
 from peers.control.control import Request
 
 AGES = "50,1000"
+PEERS = 3
+"""As many as own a module: else the newcomer becomes a mirror, and reads the whole chain of each."""
 POLL_S = 0.1
 MB = 10**6
 ALLOWED_MB = 5.0
@@ -85,7 +87,7 @@ async def play(place: Path, ages: list[int]) -> list[Row]:
     rows = []
     try:
         await scene.open()
-        await scene.begin(volunteers(2))
+        await scene.begin(volunteers(PEERS))
         for number, age in enumerate(ages):
             await _grow(scene, age)
             rows.append(await newcomer(scene, f"newcomer-{number}"))

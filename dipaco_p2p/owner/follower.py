@@ -87,6 +87,7 @@ class Follower:
 
         Waits through leaders that die and successors that take over; ends early only by cancellation.
         """
+        is_first = self.params is None
         while True:
             began = None if self.params is not None or self.version.version else await self._begin_late()
             versions = began
@@ -101,7 +102,8 @@ class Follower:
                 if self._doubted_s is not None:  # does whoever should have signed still live?
                     await self._node.watch.read_peers()
             elif not versions and began is None and not self._must_wait(after):
-                await self._read_earlier()
+                if not is_first:  # who comes late trains first: a page can have a thousand versions
+                    await self._read_earlier()
                 return
 
     async def _begin_late(self) -> list[Sealed[ModuleVersion]] | None:

@@ -20,8 +20,8 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.light import RUN, Scene
-from benchmarks.report import Disks, JsonFile, run_benchmark, show, table, write_json
+from benchmarks.light import Scene, run_text
+from benchmarks.report import Disks, JsonFile, require_known, run_benchmark, show, table, write_json
 from benchmarks.swarm_faults.check import check, lost_receipts
 from benchmarks.swarm_faults.evidence import gather
 from benchmarks.swarm_faults.schedule import SEED_NODE, Verb, volunteers
@@ -105,8 +105,7 @@ async def play(place: Path, archive: str, *, minutes: float) -> Row:
     """One run."""
     place.mkdir(parents=True)
     scene, (remade, measured) = Scene(place, place / "away.toml"), ARCHIVES[archive]
-    text = RUN.format(width=64, remade=remade, measured=measured).replace("steps = 20", f"steps = {STEPS}")
-    scene.run_file.write_text(text.replace("port = 0", f"port = {_free_port()}"))
+    scene.run_file.write_text(run_text(width=64, remade=remade, measured=measured, steps=STEPS, port=_free_port()))
     try:
         await scene.open()
         await scene.begin(volunteers(PEERS))
@@ -192,6 +191,7 @@ def main(
     json_file: JsonFile = None,
 ) -> None:
     """Play a run with each archive; exit code 1 if a promise was broken, or signing took too long."""
+    require_known("archive", archives.split(","), ARCHIVES)
     rows: list[Row] = []
 
     async def play_all(place: Path) -> None:

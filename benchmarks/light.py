@@ -54,7 +54,7 @@ blocks = 2
 modules = 2
 blocks = 2
 [inner]
-steps = 20
+steps = {steps}
 batch = 2
 [rounds]
 rounds = 100000
@@ -77,8 +77,13 @@ measured = {measured}
 serve = false
 [node]
 host = "127.0.0.1"
-port = 0
+port = {port}
 """
+
+
+def run_text(*, width: int, remade: float = 1.0, measured: float = 1.0, steps: int = 20, port: int = 0) -> str:
+    """A run file; port 0 is any."""
+    return RUN.format(width=width, remade=remade, measured=measured, steps=steps, port=port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +131,12 @@ class Scene(LocalSwarm):
         return bool(newest) and all(one["author"] != peer and one["version"] > 3 for one in newest)
 
     def complete(self) -> int:
-        """The newest version that all modules have."""
-        return min((one["version"] for one in self.newest()), default=0)
+        """The newest version that all modules have; by names, since there may be thousands of documents."""
+        numbers: dict[str, int] = {}
+        for path in (self.folder / "grid" / "documents").glob("version-*.json"):
+            module, _, number = path.stem.removeprefix("version-").rpartition("-")
+            numbers[module] = max(numbers.get(module, 0), int(number))
+        return min(numbers.values()) if len(numbers) == MODULES else 0
 
     def is_judged(self, version: int) -> bool:
         """Whether the coordinator has signed the losses of a round."""
@@ -146,7 +155,7 @@ async def play_one(place: Path, *, width: int, remade: float, measured: float, p
     """Play one run."""
     place.mkdir(parents=True)
     scene = Scene(place, place / "light.toml")
-    scene.run_file.write_text(RUN.format(width=width, remade=remade, measured=measured))
+    scene.run_file.write_text(run_text(width=width, remade=remade, measured=measured))
     try:
         await scene.open()
         await scene.begin(volunteers(peers))

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.light import LIMIT_S, RUN, Scene
+from benchmarks.light import LIMIT_S, Scene, run_text
 from benchmarks.report import Disks, JsonFile, run_benchmark, show, table, write_json
 from benchmarks.swarm_faults.schedule import volunteers
 from dipaco_p2p.errors import DipacoError
@@ -83,7 +83,7 @@ async def play(place: Path, ages: list[int]) -> list[Row]:
     """Of one run, a newcomer at each age."""
     place.mkdir(parents=True, exist_ok=True)
     scene = Scene(place, place / "newcomer.toml")
-    scene.run_file.write_text(RUN.format(width=16, remade=1.0, measured=1.0).replace("steps = 20", "steps = 1"))
+    scene.run_file.write_text(run_text(width=16, steps=1))
     rows = []
     try:
         await scene.open()
@@ -99,7 +99,7 @@ async def play(place: Path, ages: list[int]) -> list[Row]:
 async def _grow(scene: Scene, age: int) -> None:
     """Until the run has so many rounds."""
     reached, moved_s = 0, time.monotonic()
-    while (complete := _newest(scene)) < age:
+    while (complete := scene.complete()) < age:
         scene.require_up()
         if complete > reached:
             reached, moved_s = complete, time.monotonic()
@@ -108,25 +108,18 @@ async def _grow(scene: Scene, age: int) -> None:
         await asyncio.sleep(1.0)
 
 
-def _newest(scene: Scene) -> int:
-    """The newest version that all modules have; by names, since there are thousands of documents."""
-    numbers: dict[str, int] = {}
-    for path in (scene.folder / "grid" / "documents").glob("version-*.json"):
-        module, _, number = path.stem.removeprefix("version-").rpartition("-")
-        numbers[module] = max(numbers.get(module, 0), int(number))
-    return min(numbers.values(), default=0)
-
-
 def main(
     ages: Annotated[str, typer.Option(help="Rounds after which a newcomer comes, separated by commas.")] = AGES,
     folder: Disks = None,
     json_file: JsonFile = None,
 ) -> None:
     """Play a run, let newcomers come, and count what they fetch; exit code 1 above the allowed bytes."""
+    if not all(age.isdecimal() for age in ages.split(",")):
+        raise typer.BadParameter(f"`{ages}` are no rounds: say them as {AGES}")
     rows: list[Row] = []
 
     async def play_all(place: Path) -> None:
-        rows.extend(await play(place, sorted(int(age) for age in ages.split(","))))
+        rows.extend(await play(place, sorted(map(int, ages.split(",")))))
 
     with tempfile.TemporaryDirectory() as made:
         place = folder or Path(made)

@@ -45,7 +45,6 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion
-from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.topology import ModuleId, PathId
 from dipaco_p2p.use.tokenizer import Tokenizer
@@ -119,8 +118,6 @@ class Evaluator:
         self.held_out = {name: self._read(getattr(run.manifest, name)) for name in PARTS}
         self._features: dict[str, Flat] = {}
         self._texts = tuple(texts)
-        self._trainers: dict[PathId, set[PeerId]] = {}
-        self._looked: dict[ModuleId, int] = {}
 
     def complete_version(self) -> int:
         """The newest version that all modules have reached."""
@@ -156,30 +153,14 @@ class Evaluator:
         for ledger in self._archive.ledgers.values():
             self._archive.thinning.forget(ledger, version)
 
-    def counts(self, sharding: int, version: int) -> dict[PathId, int]:
-        """How many validation sequences each path is judged on."""
-        assigned = self.assign("validation", sharding, version=version)
-        numbers = np.bincount(assigned, minlength=self.run.topology.path_count)
-        return {path: int(numbers[self.run.topology.number(path)]) for path in self.run.topology.paths()}
-
-    def measure(self, path: PathId, version: int, sharding: int, snapshots: Sequence[bytes]) -> Evaluation:
-        """One path on its validation sequences, from parameters that are not in the archive."""
-        chosen = self.assign("validation", sharding, version=version) == self.run.topology.number(path)
-        flats = [
-            decode_module(data, self.run.layout(module)) for data, module in zip(snapshots, path.modules(), strict=True)
-        ]
+    def measure(self, path: PathId, assigned: Indices, snapshots: Sequence[bytes]) -> Evaluation:
+        """One path on the validation sequences that are `assigned` to it, from parameters that need not be in the
+        archive."""
+        modules, chosen = path.modules(), assigned == self.run.topology.number(path)
+        flats = [decode_module(data, self.run.layout(module)) for data, module in zip(snapshots, modules, strict=True)]
         found = self._evaluation(self._windows(flats, self.held_out["validation"].tokens[chosen]).sum(axis=1))
         assert found is not None, "a path that nothing is routed to is not measured"
         return found
-
-    def trainers(self) -> Mapping[PathId, set[PeerId]]:
-        """Whose work of each path a version counts, or has counted; only versions that are new are read."""
-        for module, ledger in self._archive.ledgers.items():
-            for sealed in ledger.versions[self._looked.get(module, 0) :]:
-                for share in sealed.document.shares:
-                    self._trainers.setdefault(share.path, set()).add(share.peer)
-            self._looked[module] = len(ledger.versions)
-        return self._trainers
 
     def summary(
         self, version: int, sharding: int, paths: Mapping[PathId, PathLosses], *, texts: tuple[Evaluation, ...] = ()

@@ -42,7 +42,7 @@ from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.calls import Done
-from dipaco_p2p.topology import ModuleId, PathId
+from dipaco_p2p.topology import PathId
 
 from .evaluator import Evaluator, RoundEvaluation
 
@@ -158,8 +158,6 @@ class Checks:
         self._kept: dict[tuple[int, PathId], dict[PeerId, str]] = {}
         """Ids by author, by round and path."""
         self._of_author: dict[tuple[int, PeerId], int] = {}
-        self._workers: set[PeerId] = set()
-        self._looked: dict[ModuleId, int] = {}
         for name in store.documents("check-"):
             self._next = int(name.removeprefix("check-")) + 1
             try:
@@ -224,10 +222,11 @@ class Checks:
             if kept[check.author] != id_:
                 raise Refused(f"{check.path} was checked at round {check.version}", reason=Reason.ALREADY_CONTRIBUTED)
             return False
-        is_worker = check.author in self._all_workers()
+        workers = set[PeerId]().union(*self._archive.trainers().values())
+        is_worker = check.author in workers
         if not is_worker and not self._is_alive(check.author):
             raise Refused("this peer has sent no heartbeat and no work", reason=Reason.UNKNOWN_PEER)
-        strangers = sum(author not in self._workers for author in kept)
+        strangers = sum(author not in workers for author in kept)
         if (
             len(kept) >= OF_PATH_MAX
             or len(self._numbers) >= (IN_ALL_MAX if is_worker else IN_ALL_MAX // 2)
@@ -236,14 +235,6 @@ class Checks:
         ):
             raise Refused(f"there are enough checks of {check.path} at round {check.version}", reason=Reason.ENOUGH)
         return True
-
-    def _all_workers(self) -> set[PeerId]:
-        """Whose contributions a version counts; only versions that are new since the last look are read."""
-        for module, ledger in self._archive.ledgers.items():
-            for sealed in ledger.versions[self._looked.get(module, 0) :]:
-                self._workers.update(share.peer for share in sealed.document.shares)
-            self._looked[module] = len(ledger.versions)
-        return self._workers
 
     def _note(self, sealed: Sealed[Check], number: int) -> None:
         check = sealed.document

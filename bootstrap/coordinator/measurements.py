@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import math
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from dipaco_p2p.canonical import digest
+import numpy as np
+
 from dipaco_p2p.core.routing.evaluate import Evaluation, counted_tokens
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
 from dipaco_p2p.node.calls import GetMeasure, Wanted
@@ -37,8 +37,6 @@ from dipaco_p2p.topology import PathId
 
 from ..archives.evaluator import Evaluator
 
-log = logging.getLogger(__name__)
-
 AGREEING = 2
 """Volunteers whose figures make a path's loss known."""
 POLL_S = 0.5
@@ -49,7 +47,6 @@ ALONE_SHARE, ALONE_EVERY = 64, 16
 rounds no loss is known. So a swarm that does not measure costs its line little."""
 REST_ROUNDS = 8
 """For which nobody is asked that was asked in vain."""
-LOT_DIGITS = 13
 
 
 @dataclass(slots=True)
@@ -97,16 +94,21 @@ class Measurements:
         *,
         share: float,
         workers: Callable[[], frozenset[PeerId]],
+        trainers: Callable[[], Mapping[PathId, Collection[PeerId]]],
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """`share` of the paths of a round are measured here, whoever else measures them. `workers` are the peers whose
-        work versions count and that forged none; `is_over` says whether the last round is judged."""
+        work versions count and that forged none, `trainers` those whose work of a path any version counts; `is_over`
+        says whether the last round is judged."""
         self._node = node
         self._evaluator = evaluator
         self._share = share
         self._workers = workers
+        self._trainers = trainers
         self._is_over = is_over
         self._version = self._sharding = 0
+        self._assigned = np.zeros(0, dtype=np.int64)
+        """The number of the path that each validation sequence is routed to."""
         self._paths: dict[PathId, _Path] = {}
         """What is wanted now."""
         self._untrained: tuple[PathId, ...] = ()
@@ -134,18 +136,11 @@ class Measurements:
         config, newest = self._node.run.config.rounds, self._evaluator.complete_version()
         if version < newest - config.staleness - 1:
             raise IntegrityError(f"it was not measured in time: round {newest} is complete")
-        counts = await asyncio.to_thread(self._evaluator.counts, sharding, version)
+        self._assigned = await asyncio.to_thread(self._evaluator.assign, "validation", sharding, version=version)
         clock = self._node.clock
         self._version, self._sharding = version, sharding
         self._untrained = await asyncio.to_thread(self._evaluator.untrained, version)
-        wanted, trainers = [path for path, count in counts.items() if count], self._evaluator.trainers()
-        asked = frozenset(filter(self._may_be_asked, self._workers()))
-        self._most = 1 + math.ceil(AGREEING * len(wanted) / max(1, len(asked)))
-        self._paths = {
-            path: _Path(counts[path], self._fit(asked, trainers.get(path, ())))
-            for path in wanted
-            if not self._evaluator.has(path, version)
-        }
+        self._paths = self._wanted(version)
         until_s = clock.now_s() + config.deadline_s
         is_ours = version % ALONE_EVERY == 0
         late = version + min(ROUNDS_MAX, config.staleness + 1)
@@ -158,9 +153,23 @@ class Measurements:
         for one in paths.values():
             self._rests |= {peer: version + REST_ROUNDS for peer in one.given if one.is_late(peer, clock.now_s())}
         try:
-            return await self._results({path: paths.get(path, _Path(counts[path], frozenset())) for path in wanted})
+            return await self._results(paths)
         finally:
             self._evaluator.forget(version)
+
+    def _wanted(self, version: int) -> dict[PathId, _Path]:
+        """Every path to which anything is assigned, and who may measure it: nobody, if its parameters are here."""
+        topology, trainers = self._node.run.topology, self._trainers()
+        counts = np.bincount(self._assigned, minlength=topology.path_count).tolist()
+        asked, paths = frozenset(filter(self._may_be_asked, self._workers())), topology.paths()
+        wanted = {path: count for path in paths if (count := counts[topology.number(path)])}
+        self._most = 1 + math.ceil(AGREEING * len(wanted) / max(1, len(asked)))
+
+        def may(path: PathId) -> frozenset[PeerId]:
+            is_here = self._evaluator.has(path, version)
+            return frozenset() if is_here else self._fit(asked, trainers.get(path, ()))
+
+        return {path: _Path(count, may(path)) for path, count in wanted.items()}
 
     async def _results(self, paths: dict[PathId, _Path]) -> dict[PathId, Evaluation]:
         """First what must be measured here: it shows whose figures count for nothing."""
@@ -246,8 +255,8 @@ class Measurements:
         return peers & watch.heartbeats.keys() if watch.neighbourhood.is_all else peers
 
     def _draws(self, path: PathId) -> bool:
-        signed = self._node.swarm.signer.sign("measure", f"{self._node.run.id}|{path}|{self._version}".encode())
-        return int(digest(signed.encode())[:LOT_DIGITS], 16) / 16.0**LOT_DIGITS < self._share
+        lot = self._node.swarm.signer.lot("measure", f"{self._node.run.id}|{path}|{self._version}".encode())
+        return lot < self._share
 
     async def _measured_here(self, path: PathId, wanted: _Path) -> Evaluation:
         """Of parameters that are fetched for it; they stay for the next path, until the round is measured."""
@@ -260,7 +269,7 @@ class Measurements:
             ]
         except SwarmError as error:
             raise IntegrityError(f"{path}, which must be measured here: {error}") from None
-        found = await asyncio.to_thread(self._evaluator.measure, path, version, self._sharding, blobs)
+        found = await asyncio.to_thread(self._evaluator.measure, path, self._assigned, blobs)
         for peer, sealed in wanted.found.items():
             loss = sealed.document.loss
             if not agrees(loss, found.loss) and peer not in self._wrong:

@@ -143,6 +143,7 @@ class SeedStage:
             self._evaluator,
             share=retention.measured,
             workers=lambda: self.workers,
+            trainers=self._archive.trainers,
             is_over=lambda: self.told.is_set(),
         )
         self._resharding = Resharding(self._node, self._evaluator, sequences)

@@ -99,15 +99,20 @@ async def meet_trainers(node: Observer, module: ModuleId) -> None:
         await node.watch.find(*sorted(node.watch.claims[path])[:NEAR_MAX])
 
 
+def trainers_of(node: Observer, module: ModuleId, version: int) -> set[PeerId]:
+    """Who trains from this version by its claim, or is about to train from the next."""
+    claims = (claims for path, claims in node.watch.claims.items() if module in path.modules())
+    return {peer for each in claims for peer, claim in each.items() if 0 <= claim.round - version <= 1}
+
+
 def holders_of(node: Observer, module: ModuleId, version: int) -> list[PeerId]:
     """Who may have the parameters of a version: first some who train from it and the module's mirrors, in an order of
     this peer's own, so that many who ask share the work; then its leader and the archives."""
     watch, grant, coordinator = node.watch, node.mandates.grant(module), node.run.manifest.author
-    claims = [claim for path, claims in watch.claims.items() if module in path.modules() for claim in claims.items()]
-    training = {peer for peer, claim in claims if 0 <= claim.round - version <= 1}
-    near = (training & watch.heartbeats.keys()) | set(grant.mirrors if grant is not None else ())
+    mirrors, group = (grant.mirrors, grant.group) if grant is not None else ((), ())
+    near = (trainers_of(node, module, version) & watch.heartbeats.keys()).union(mirrors)
     first = sorted(near, key=lambda peer: digest(f"{node.peer} {peer}".encode()))[:NEAR_MAX]
-    owners = [*(grant.group if grant is not None else ()), *filter(None, [watch.leader(module)])]
+    owners = [*group, *filter(None, [watch.leader(module)])]
     return [peer for peer in dict.fromkeys([*first, *owners, coordinator, *watch.seeds()]) if peer != node.peer]
 
 

@@ -25,9 +25,9 @@ import contextlib
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ..canonical import canonical_bytes, digest, is_digest
+from ..canonical import canonical_bytes, is_digest
 from ..core.model.layout import decode_module
 from ..errors import BlobMissing, IntegrityError, Refused
 from ..node.ledger import Ledger, RemoteLedger
@@ -40,7 +40,7 @@ from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
 from ..protocol.verdicts import Verdicts, read_appraisals
 from ..protocol.versions import is_final
-from ..topology import ModuleId
+from ..topology import ModuleId, PathId
 from .chain import Chains, ModuleChain
 from .kept_appraisals import read_kept
 from .retention import Thinning
@@ -48,8 +48,6 @@ from .version import Made, check_sizes, check_told, updated
 
 log = logging.getLogger(__name__)
 
-LOT_DIGITS = 13
-"""Hexadecimal digits of a digest that a lot is read from."""
 DISKS_MIN = 3
 """Volunteers whose disks, together, are trusted to have the parameters."""
 
@@ -65,6 +63,17 @@ class SeedArchive:
         self.ledgers = {
             module: Ledger(run, store, module, must_be_whole=must_be_whole) for module in run.topology.modules()
         }
+        self._trainers: dict[PathId, set[PeerId]] = {}
+        self._looked: dict[ModuleId, int] = {}
+
+    def trainers(self) -> Mapping[PathId, set[PeerId]]:
+        """Whose work of each path a version counts, or has counted; only versions that are new are read."""
+        for module, ledger in self.ledgers.items():
+            for sealed in ledger.versions[self._looked.get(module, 0) :]:
+                for share in sealed.document.shares:
+                    self._trainers.setdefault(share.path, set()).add(share.peer)
+            self._looked[module] = len(ledger.versions)
+        return self._trainers
 
     def contribution(self, contribution_id: str) -> Sealed[Contribution]:
         """A contribution by id, also long after it was counted; raises IntegrityError if it is not here."""
@@ -133,8 +142,7 @@ class ArchiveChains(Chains):
         doubted module are."""
         if self.node.store.read_document(_doubt(version.module)) is not None:
             return True
-        signed = self.node.swarm.signer.sign("remake", f"{version.run}|{version.module}|{version.version}".encode())
-        lot = int(digest(signed.encode())[:LOT_DIGITS], 16) / 16.0**LOT_DIGITS
+        lot = self.node.swarm.signer.lot("remake", f"{version.run}|{version.module}|{version.version}".encode())
         return lot < self.archive.thinning.retention.remade
 
     def tell(self, version: ModuleVersion) -> None:

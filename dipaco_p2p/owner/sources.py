@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from ..errors import DipacoError, IntegrityError, Refused, SwarmError
 from ..node.node import CONTROL_TIMEOUT_S, Member, ask, fetch
+from ..node.reading import trainers_of
 from ..program.tasks import done_or_later
 from ..protocol import fan_out
 from ..protocol.documents import BlobRef, ModuleVersion
@@ -93,17 +94,10 @@ class Sources:
         return list(dict.fromkeys([*owners, *self._trainers(version), *archives]))
 
     def _trainers(self, version: ModuleVersion) -> list[PeerId]:
-        """Who trains from this version by its claim, or is about to train from the next; each of us begins with another
-        one, so that they share the work."""
+        """Some of them that can be dialled; each of us begins with another one, so that they share the work."""
         watch, me = self._node.watch, self._node.peer
         reachable = {peer for peer, beat in watch.heartbeats.items() if beat.addresses and peer != me}
-        found = {
-            peer
-            for path, claims in watch.claims.items()
-            if self._module in path.modules()
-            for peer, claim in claims.items()
-            if peer in reachable and 0 <= claim.round - version.version <= 1
-        }
+        found = trainers_of(self._node, self._module, version.version) & reachable
         return sorted(found, key=lambda peer: (peer < me, peer))[:TRAINERS_MAX]
 
     # -- our turn

@@ -13,7 +13,7 @@ from typing import NewType
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from ..canonical import is_digest
+from ..canonical import digest, is_digest
 from ..errors import ConfigError, IntegrityError
 
 PeerId = NewType("PeerId", str)
@@ -21,6 +21,8 @@ PeerId = NewType("PeerId", str)
 KEY_BYTES = 32
 SIGNATURE_CHARS = 128
 PEER_ID_CHARS_MAX = 64
+LOT_DIGITS = 13
+"""Hexadecimal digits of a digest that a lot is read from."""
 KEYS_REMEMBERED_MAX = 4096
 """Keys of peers that were read from their ids lately: a leaderboard meets the same few thousand again and again."""
 _DOMAIN = b"dipaco-p2p/1/"
@@ -43,6 +45,10 @@ class Signer:
     def sign(self, kind: str, data: bytes) -> str:
         """The signature of `data` as something of `kind`: 128 lower-case hex digits."""
         return self._key.sign(_signed_bytes(kind, data)).hex()
+
+    def lot(self, kind: str, data: bytes) -> float:
+        """A number from 0 to 1 that is always the same for the same `data`, and that nobody else can foresee."""
+        return int(digest(self.sign(kind, data).encode())[:LOT_DIGITS], 16) / 16.0**LOT_DIGITS
 
     def __repr__(self) -> str:
         return f"Signer({self.peer})"

@@ -9,13 +9,15 @@ measures it as the coordinator did (node/measuring.py), and gives its finding, s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from dipaco_p2p.canonical import digest
+from dipaco_p2p.clock import Clock
 from dipaco_p2p.core.model.layout import decode_module
 from dipaco_p2p.core.model.shards import HeldOut, decode_held_out
 from dipaco_p2p.core.model.transformer import PathModel, load_modules
@@ -104,6 +106,31 @@ SHARE_MAX = 0.1
 """Of a volunteer's time."""
 
 
+class Budget:
+    """How much of a volunteer's time one kind of work for others has taken, and may take."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began_s = clock.now_s()
+        self._spent_s = 0.0
+        self._last_s = 0.0
+
+    @property
+    def is_left(self) -> bool:
+        """Whether there is time for as much again as last time."""
+        return self._spent_s + self._last_s <= SHARE_MAX * (self._clock.now_s() - self._began_s)
+
+    @contextlib.contextmanager
+    def spent(self) -> Iterator[None]:
+        """What the block takes is taken from it."""
+        began_s = self._clock.now_s()
+        try:
+            yield
+        finally:
+            self._last_s = self._clock.now_s() - began_s
+            self._spent_s += self._last_s
+
+
 class Measurer:
     """What one volunteer measures for the coordinator of one stage: the path and the round are the coordinator's
     choice."""
@@ -111,9 +138,7 @@ class Measurer:
     def __init__(self, node: Member, measuring: Measuring) -> None:
         self._node = node
         self._measuring = measuring
-        self._began_s = node.clock.now_s()
-        self._spent_s = 0.0
-        self._last_s = 0.0
+        self._budget = Budget(node.clock)
         self._asked = -1
 
     async def while_waiting(
@@ -124,7 +149,7 @@ class Measurer:
         if round_number == self._asked:
             return
         self._asked = round_number
-        while not is_due() and self._has_time():
+        while not is_due() and self._budget.is_left:
             if not await self._one(say):
                 return
 
@@ -136,14 +161,10 @@ class Measurer:
             if not is_done:
                 await clock.sleep(WAIT_S)
 
-    def _has_time(self) -> bool:
-        lived_s = self._node.clock.now_s() - self._began_s
-        return self._spent_s + self._last_s <= SHARE_MAX * lived_s
-
     async def _one(self, say: Callable[[PathId], None]) -> bool | None:
         """Ask, and measure; whether that was done, and None if nothing will be wanted any more."""
-        node, began_s = self._node, self._node.clock.now_s()
-        try:
+        node = self._node
+        with self._budget.spent():
             wanted = await self._ask()
             if wanted is None or wanted.path is None:
                 return False if wanted is not None and wanted.wait else None
@@ -153,9 +174,6 @@ class Measurer:
                 return measuring.done() and measuring.result()
             finally:
                 measuring.cancel()
-        finally:
-            self._last_s = node.clock.now_s() - began_s
-            self._spent_s += self._last_s
 
     async def _ask(self) -> Wanted | None:
         """None unless there is a coordinator whose archive is light: others measure all themselves."""
@@ -204,9 +222,7 @@ class Evaluating:
     def __init__(self, node: Member, measuring: Measuring) -> None:
         self._node = node
         self._measuring = measuring
-        self._began_s = node.clock.now_s()
-        self._spent_s = 0.0
-        self._last_s = 0.0
+        self._budget = Budget(node.clock)
         self._judgements: dict[int, Judgement] = {}
         self._checks: Counter[Place] = Counter()
         self._from: dict[PeerId, int] = {}
@@ -216,8 +232,7 @@ class Evaluating:
 
     async def between_rounds(self, *, say: Callable[[PathId], None]) -> None:
         """Check one path, if there is time for it and one that wants it."""
-        lived_s = self._node.clock.now_s() - self._began_s
-        if self._spent_s + self._last_s <= SHARE_MAX * lived_s:
+        if self._budget.is_left:
             await self._one(say)
 
     async def at_the_end(self, *, say: Callable[[PathId], None]) -> None:
@@ -232,22 +247,19 @@ class Evaluating:
 
     async def _one(self, say: Callable[[PathId], None]) -> bool:
         """Whether there was something to check."""
-        began_s = self._node.clock.now_s()
         try:
-            await self._look()
-            place = await self._next()
-            if place is not None:
-                say(place[1])
-                await self._check(*place)
-            return place is not None
+            with self._budget.spent():
+                await self._look()
+                place = await self._next()
+                if place is not None:
+                    say(place[1])
+                    await self._check(*place)
+                return place is not None
         except EnvironmentUnfit:
             raise
         except DipacoError as error:
             log.info("nothing was checked: %s", error)
             return False
-        finally:
-            self._last_s = self._node.clock.now_s() - began_s
-            self._spent_s += self._last_s
 
     async def _look(self) -> None:
         """What is judged, and what others have checked since."""

@@ -14,7 +14,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tiny_run import make_run, signer, tiny_config
 from virtual_time import VirtualClock
 
@@ -41,7 +43,6 @@ class Evaluator:
 
     run: Run
     complete: int = 1
-    trained: dict[PathId, set[str]] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -50,8 +51,8 @@ class Evaluator:
     def complete_version(self) -> int:
         return self.complete
 
-    def counts(self, sharding: int, version: int) -> dict[PathId, int]:
-        return dict.fromkeys(self.run.topology.paths(), SEQUENCES)
+    def assign(self, part: str, sharding: int, *, version: int) -> NDArray[np.int64]:
+        return np.repeat(np.arange(self.run.topology.path_count), SEQUENCES)
 
     def untrained(self, version: int) -> tuple[PathId, ...]:
         return ()
@@ -62,13 +63,10 @@ class Evaluator:
     def forget(self, version: int) -> None:
         pass
 
-    def trainers(self) -> dict[PathId, set[str]]:
-        return self.trained
-
     def version(self, module: ModuleId, version: int) -> ModuleVersion:
         return genesis_version(self.run.manifest, module)
 
-    def measure(self, path: PathId, version: int, sharding: int, snapshots: object) -> Evaluation:
+    def measure(self, path: PathId, assigned: object, snapshots: object) -> Evaluation:
         return Evaluation(nats_total=TRUTH * self.tokens, tokens=self.tokens)
 
 
@@ -160,7 +158,7 @@ async def scene(folder: Path, *, volunteers: int, share: float = 0.0) -> AsyncIt
         history=SimpleNamespace(add=lambda ev, **facts: wrong.append(facts["peer"])),
     )
     evaluator = Evaluator(run)
-    found = Measurements(cast(Any, node), cast(Any, evaluator), share=share, workers=lambda: peers)
+    found = Measurements(cast(Any, node), cast(Any, evaluator), share=share, workers=lambda: peers, trainers=dict)
     with (
         mock.patch.object(measurements, "fetch", fetch),
         mock.patch.object(measurements, "holders_of", lambda *_: []),

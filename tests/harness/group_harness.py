@@ -18,6 +18,7 @@ from dipaco_p2p.errors import Refused, Unreachable
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.owner.leader import Leader
+from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Reply
@@ -143,6 +144,20 @@ def deaf(member: GroupMember | World, method: str) -> None:
 
     swarm = member.seed.swarm if isinstance(member, World) else member.swarm
     swarm._dispatcher._handlers[method] = refuse
+
+
+async def lighten(world: World, group: Group, retention: Retention) -> None:
+    """The seed's archive keeps what `retention` says, and all members have heard that it is light."""
+    world.seed.archive.thinning.retention = retention
+    await world.seed.node.presence.say(light=retention.is_light)
+    seed = world.seed.node.peer
+    await eventually(lambda: all(_hears(member, seed) == retention.is_light for member in group.members))
+    await world.seed.node.watch.refresh()
+
+
+def _hears(member: GroupMember, seed: PeerId) -> bool | None:
+    beat = member.node.watch.heartbeats.get(seed)
+    return None if beat is None else beat.light
 
 
 def asked(world: World) -> list[str]:

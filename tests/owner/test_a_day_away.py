@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from group_harness import MODULE, Group, make_versions, sees
+from group_harness import MODULE, Group, lighten, make_versions, sees
 from runtime_harness import World
 from tiny_run import tiny_config
 from virtual_time import eventually, play
@@ -27,18 +27,6 @@ ARCHIVES = {
     "full": Retention(),
     "without parameters": Retention(rounds=1, remade=0.0, measured=0.0),
 }
-
-
-async def lighten(world: World, group: Group, retention: Retention) -> None:
-    world.seed.archive.thinning.retention = retention
-    await world.seed.node.presence.say(light=retention.is_light)
-    seed = world.seed.node.peer
-    await eventually(
-        lambda: all(
-            seed in member.node.watch.heartbeats and member.node.watch.heartbeats[seed].light == retention.is_light
-            for member in group.members
-        )
-    )
 
 
 @pytest.mark.parametrize("archive", ARCHIVES)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from group_harness import MODULE, Group, deaf, make_versions, of_group, sees
+from group_harness import MODULE, Group, deaf, lighten, make_versions, of_group, sees
 from runtime_harness import World
 from tiny_run import SEED_NUMBER, signer
 from virtual_time import eventually
@@ -25,16 +25,8 @@ async def bare_group(
     folder: Path, *, retention: Retention = BARE, rounds: int = 30
 ) -> AsyncIterator[tuple[World, Group, Member]]:
     async with of_group(folder, rounds=rounds) as (world, group, author):
-        await strip(world, group, retention)
+        await lighten(world, group, retention)
         yield world, group, author
-
-
-async def strip(world: World, group: Group, retention: Retention = BARE) -> None:
-    world.seed.archive.thinning.retention = retention
-    await world.seed.node.presence.say(light=True)
-    seed = world.seed.node.peer
-    await eventually(lambda: all(member.node.watch.heartbeats[seed].light for member in group.members))
-    await world.seed.node.watch.refresh()
 
 
 async def archived(world: World, version: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_harness import MODULE, Group, GroupMember, asked, contribute, deaf, expired, make_versions, of_group
+from group_harness import MODULE, Group, GroupMember, asked, contribute, deaf, expired, lighten, make_versions, of_group
 from mirror_harness import ONE, OTHER, Shelf, on_shelf, refusal
 from runtime_harness import World
 from tiny_run import granted, signer
@@ -37,15 +37,8 @@ async def light_group(
 ) -> AsyncIterator[tuple[World, Group, Member]]:
     """A group whose coordinator's archive is light."""
     async with of_group(folder, rounds=rounds) as (world, group, author):
-        await lighten(world, group, remade=remade)
+        await lighten(world, group, Retention(remade=remade))
         yield world, group, author
-
-
-async def lighten(world: World, group: Group, *, remade: float) -> None:
-    world.seed.archive.thinning.retention = Retention(remade=remade)
-    await world.seed.node.presence.say(light=True)
-    seed = world.seed.node.peer
-    await eventually(lambda: all(member.node.watch.heartbeats[seed].light for member in group.members))
 
 
 def hang(member: GroupMember, method: str) -> None:

@@ -31,14 +31,15 @@ class Unsynced:
     """What a power cut could take back from one machine."""
 
     files: dict[Path, None] = field(default_factory=dict)
-    names: deque[tuple[Path, bytes | None]] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
-    """Paths whose name changed, and what was there before."""
+    names: deque[dict[Path, bytes | None]] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
+    """Changes of names in one folder: what was there before. Those of one change are lost together."""
 
     def cut_power(self, chance: random.Random) -> None:
         """Lose some of it."""
-        for path, before in reversed(self.names):
+        for change in reversed(self.names):
             if chance.random() < 0.5:
-                _restore(path, before)
+                for path, before in change.items():
+                    _restore(path, before)
         for path in self.files:
             if path.exists() and chance.random() < 0.5:
                 data = path.read_bytes()
@@ -70,22 +71,23 @@ class SimulatedDisk(Disk):
 
     def rename(self, old: Path, new: Path) -> None:
         mine = self._mine()
-        mine.names.append((new, _bytes_of(new)))
+        is_document = old.suffix != ".tmp"
+        mine.names.append({new: _bytes_of(new)} | ({old: _bytes_of(old)} if is_document else {}))
         super().rename(old, new)
         if old in mine.files:
             del mine.files[old]
             mine.files[new] = None
 
-    def remove(self, path: Path) -> None:
+    def remove(self, path: Path, *, aside: Path) -> None:
         mine = self._mine()
         before = _bytes_of(path)
         if before is not None:
-            mine.names.append((path, before))
-            super().remove(path)
+            mine.names.append({path: before})
+            path.unlink()
 
     def sync_folder(self, path: Path) -> None:
         mine = self._mine()
-        kept = [change for change in mine.names if change[0].parent != path] if mine.names else []
+        kept = [change for change in mine.names if next(iter(change)).parent != path] if mine.names else []
         if len(kept) < len(mine.names):
             mine.names.clear()
             mine.names.extend(kept)

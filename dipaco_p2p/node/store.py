@@ -4,11 +4,13 @@
 
 blobs/ab/<digest>          immutable; the name is the SHA-256 of the bytes, checked on every whole read
 partial/<peer>-<digest>    an upload or a download that is not complete
+removed/                   what is on its way out
 documents/<name>.json      small, replaced atomically
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -119,7 +121,7 @@ class Store:
         named.update(name.encode() for name in but)
         unnamed = [path for path in (self.folder / "blobs").glob("*/*") if path.name.encode() not in named]
         for path in unnamed:
-            files.disk.remove(path)
+            self._remove(path)
         return len(unnamed)
 
     def partial_path(self, name: str) -> Path:
@@ -152,7 +154,7 @@ class Store:
             if is_right:
                 rename(path, blob)
                 return
-            files.disk.remove(path)
+            self._remove(path)
         except FileNotFoundError:  # others' transfers may take its place at any time
             raise IntegrityError(f"the transfer of blob {name[:8]} is gone", hint="it starts again") from None
         except OSError as error:
@@ -187,6 +189,12 @@ class Store:
         except FileNotFoundError:
             return 0
 
+    def rename_document(self, name: str, new: str) -> None:
+        """Keep it under another name, in place of what had that; nothing to do if it is not here."""
+        if not self._is_read_only:
+            with contextlib.suppress(FileNotFoundError):
+                rename(_document_path(self.folder, name), _document_path(self.folder, new))
+
     def drop_document(self, name: str) -> None:
         self._remove(_document_path(self.folder, name))
 
@@ -195,7 +203,7 @@ class Store:
 
     def _remove(self, path: Path) -> None:
         if not self._is_read_only:
-            files.disk.remove(path)
+            files.disk.remove(path, aside=self.folder / "removed")
 
     def _write(self, path: Path, *parts: bytes | memoryview, is_cold: bool = False) -> None:
         assert not self._is_read_only, "a reader changes nothing"
@@ -208,7 +216,7 @@ class Store:
             raise
 
     def _sweep(self) -> None:
-        for path in self.folder.rglob("*.tmp"):
+        for path in (*self.folder.rglob("*.tmp"), *self.folder.glob("removed/*")):
             path.unlink(missing_ok=True)
 
 

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
@@ -31,6 +32,7 @@ PIECE_BYTES = 4 * 1024 * 1024
 """Of what nobody reads soon, written before the disk begins with it."""
 ELSEWHERE = "choose another folder (--home of a volunteer, --dir of a coordinator)"
 _writes = itertools.count()
+_removing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="removing")
 
 Listener = Callable[[str], None]
 
@@ -58,9 +60,18 @@ class Disk:
     def rename(self, old: Path, new: Path) -> None:
         old.replace(new)
 
-    def remove(self, path: Path) -> None:
-        """Nothing to do if it is not there."""
-        path.unlink(missing_ok=True)
+    def remove(self, path: Path, *, aside: Path) -> None:
+        """Take a file out of its folder; nothing to do if it is not there. To free its blocks can take the system long,
+        and whoever removes it must not wait: another thread removes what now lies in the folder `aside`."""
+        gone = aside / f"{os.getpid()}-{next(_writes)}"
+        try:
+            path.replace(gone)
+        except FileNotFoundError:
+            if aside.is_dir():
+                return
+            make_folder(aside)
+            return self.remove(path, aside=aside)
+        _removing.submit(gone.unlink, missing_ok=True)
 
     def sync_folder(self, path: Path) -> None:
         """The names in a folder are safe."""

@@ -183,6 +183,36 @@ def test_documents_are_listed_by_prefix_in_order(tmp_path: Path) -> None:
     assert store.documents("version-L1.M0-") == ["version-L1.M0-00000002"]
 
 
+def test_a_dropped_blob_is_gone_at_once_and_its_bytes_soon(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    ref, again = store.put(b"0123456789"), store.put(b"again")
+    store.drop(ref.digest)
+    store.drop(again.digest)
+    assert store.size(ref.digest) is None and store.put(b"again") == again, "the new one is not what is removed"
+    files_module._removing.submit(lambda: None).result(10.0)  # it takes one after the other
+    assert files(tmp_path) == [f"blobs/{again.digest[:2]}/{again.digest}"]
+
+
+def test_what_a_crash_left_half_removed_goes_with_the_next_start(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    ref = store.put(b"0123456789")
+    (tmp_path / "removed").mkdir()
+    (tmp_path / "blobs" / ref.digest[:2] / ref.digest).rename(tmp_path / "removed" / "1-1")
+    Store(tmp_path, is_read_only=True)
+    assert files(tmp_path) == ["removed/1-1"], "a reader changes nothing"
+    assert Store(tmp_path).size(ref.digest) is None and files(tmp_path) == []
+
+
+def test_a_document_goes_under_another_name_and_a_reader_renames_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write_document("open-a", b"{}")
+    Store(tmp_path, is_read_only=True).rename_document("open-a", "kept-a")
+    assert store.read_document("kept-a") is None
+    store.rename_document("open-a", "kept-a")
+    store.rename_document("open-b", "kept-a")
+    assert (store.read_document("open-a"), store.read_document("kept-a")) == (None, b"{}")
+
+
 def test_unfinished_transfers_make_room_from_the_oldest(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for number in range(PARTIALS_MAX):

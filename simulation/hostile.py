@@ -275,7 +275,7 @@ async def willing_owner(stranger: Stranger) -> None:
 
 async def replayed_contribution(stranger: Stranger) -> None:
     """Somebody else's contribution, once more."""
-    documents = sorted((stranger.world.seed.folder / "documents").glob("contribution-*.json"))
+    documents = sorted((stranger.world.seed.folder / "documents").glob("open-*.json"))
     found = await stranger.head(stranger.module())
     if documents and found is not None:
         sealed = json.loads(stranger.chance.choice(documents).read_bytes())

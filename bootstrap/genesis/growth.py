@@ -28,9 +28,9 @@ from dipaco_p2p.core.routing.grown import (
 )
 from dipaco_p2p.core.routing.router import Paths, Router, decode_router
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import GenesisRef, ModuleVersion, ShardRef
 from dipaco_p2p.protocol.manifest import STAGES
 from dipaco_p2p.protocol.signing import Signer
@@ -56,7 +56,8 @@ def grow(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
     tokenizer, texts = texts_of(file, folder, name)
     sequences, fresh = joined(texts), texts[-1] if before.growth.corpus else None
     store = folder.store(name)
-    ended = {module: _end(before, old, module) for module in before.topology.modules()}
+    archive = SeedArchive(before, old)
+    ended = {module: _end(before, archive, module) for module in before.topology.modules()}
     parents = {module: ended[config.topology.parent(module, before.topology)] for module in config.topology.modules()}
     genesis = tuple(_inherited(store, old, module, parent) for module, parent in parents.items())
     flats = _Flats(before, old, parents)
@@ -146,8 +147,8 @@ class _Flats:
         return [decode_module(_blob(self._old, one.digest), self._before.layout(one.module)) for one in found]
 
 
-def _end(before: Run, store: Store, module: ModuleId) -> ModuleVersion:
-    ledger = Ledger(before, store, module)
+def _end(before: Run, archive: SeedArchive, module: ModuleId) -> ModuleVersion:
+    ledger = archive.ledgers[module]
     if ledger.head.version < before.rounds:
         raise IntegrityError(f"{module} is not through its stage: version {ledger.head.version} is the newest here")
     return ledger.at(before.rounds)

@@ -21,9 +21,9 @@ from dipaco_p2p.core.model.optimizer import check_optimizer
 from dipaco_p2p.core.model.shards import Shard, encode_held_out, encode_shard
 from dipaco_p2p.core.model.transformer import initial_modules, path_model
 from dipaco_p2p.errors import ConfigError, IntegrityError
-from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, ShardRef, seal
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.topology import Topology
@@ -100,7 +100,8 @@ def fork(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
     warmup, store = folder.open(WARMUP), folder.store(WARMUP)
     assert warmup is not None, "nothing to fork from"
     tokenizer, sequences = prepare_sequences(file, folder.root)
-    flats = [_head(warmup, store, level) for level in range(len(file.run.model.levels))]
+    archive = SeedArchive(warmup, store)
+    flats = [_head(warmup, store, archive, level) for level in range(len(file.run.model.levels))]
     start = Start(config=file.run, signer=signer, tokenizer=tokenizer, sequences=sequences, flats=flats)
     return _open_grid(start, folder.store(GRID), origin=warmup.id)
 
@@ -122,9 +123,9 @@ def _require_same(config: RunConfig, folder: RunFolder) -> None:
         )
 
 
-def _head(warmup: Run, store: Store, level: int) -> Flat:
+def _head(warmup: Run, store: Store, archive: SeedArchive, level: int) -> Flat:
     module = warmup.topology.path(0).modules()[level]
-    head = Ledger(warmup, store, module).head
+    head = archive.ledgers[module].head
     data = store.get(head.digest)
     if data is None or head.version < warmup.rounds:
         raise IntegrityError(f"{module} is not through the warm-up: version {head.version} is the newest here")

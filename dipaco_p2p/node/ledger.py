@@ -19,7 +19,7 @@ import contextlib
 import itertools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar
@@ -77,11 +77,21 @@ class _Gone(IntegrityError):
 class Ledger:
     """The chain from version 1 on, and what the next version will be made of."""
 
-    def __init__(self, run: Run, store: Store, module: ModuleId, *, must_be_whole: bool = False) -> None:
-        """What was damaged on disk is left out, since others have it; `must_be_whole` raises IntegrityError instead."""
+    def __init__(
+        self,
+        run: Run,
+        store: Store,
+        module: ModuleId,
+        *,
+        must_be_whole: bool = False,
+        archived_name: Callable[[str], str] | None = None,
+    ) -> None:
+        """What was damaged on disk is left out, since others have it; `must_be_whole` raises IntegrityError instead. An
+        archive gives the name under which a contribution stays that no later version needs."""
         self._run = run
         self._store = store
         self._must_be_whole = must_be_whole
+        self._archived_name = archived_name
         self.module = module
         self.versions: list[Sealed[ModuleVersion]] = []
         self.open: dict[str, Sealed[Contribution]] = {}
@@ -233,14 +243,20 @@ class Ledger:
         """A contribution that may be needed, kept until a final version counts it; adding it twice changes nothing."""
         place = self.spent if sealed.id in self.counted else self.open
         if sealed.id not in place and self.counted.get(sealed.id, self.final + 1) > self.final:
-            self._store.write_document(self._open_name(sealed.id), canonical_bytes(sealed.to_dict()))
+            self._store.write_document(self.open_name(sealed.id), canonical_bytes(sealed.to_dict()))
             place[sealed.id] = sealed
 
     def drop(self, contribution: str) -> None:
         """Nobody needs this contribution from here any more."""
         self.open.pop(contribution, None)
         self.spent.pop(contribution, None)
-        self._store.drop_document(self._open_name(contribution))
+        self._put_away(contribution)
+
+    def _put_away(self, contribution: str) -> None:
+        if self._archived_name is None:
+            self._store.drop_document(self.open_name(contribution))
+        else:
+            self._store.rename_document(self.open_name(contribution), self._archived_name(contribution))
 
     def _sort(self) -> list[str]:
         """Have each contribution where the versions now say that it is; ids of those that are open again."""
@@ -286,10 +302,9 @@ class Ledger:
                 self._store.drop_document(name)
 
     def _place(self, sealed: Sealed[Contribution]) -> None:
-        if self.counted.get(sealed.id, self.final + 1) <= self.final:  # a crash came before it was dropped
-            self._store.drop_document(self._open_name(sealed.id))
-        else:
-            (self.spent if sealed.id in self.counted else self.open)[sealed.id] = sealed
+        """One that a final version counts, since a crash came before it was put away, waits for `settle`: whoever reads
+        a chain changes nothing."""
+        (self.spent if sealed.id in self.counted else self.open)[sealed.id] = sealed
 
     def _tell(self, error: IntegrityError) -> None:
         if self._must_be_whole:
@@ -308,7 +323,8 @@ class Ledger:
     def _version_name(self, version: int) -> str:
         return f"version-{self.module}-{version:08d}"
 
-    def _open_name(self, contribution: str) -> str:
+    def open_name(self, contribution: str) -> str:
+        """The document of a contribution that may be needed."""
         return f"open-{self.module}-{contribution}"
 
 

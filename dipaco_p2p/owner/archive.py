@@ -1,6 +1,6 @@
 """The archive of a run: every version, and what it was made of, kept for ever or as the run file says (retention.py).
 
-    documents/contribution-<id>.json     a sealed contribution, also long after it was counted
+    documents/contribution-<id>.json     a sealed contribution, also long after it was counted; `open-` before that
 
 `SeedArchive` reads it, for whoever verifies or evaluates a run. `ArchiveChains` fill it: mirrors of all modules that
 make every version again before they sign, and drop nothing before that. The coordinator's signature makes a version
@@ -61,7 +61,8 @@ class SeedArchive:
         self.thinning = Thinning(store, run.config, self._payload)
         """What is dropped here; at first nothing is."""
         self.ledgers = {
-            module: Ledger(run, store, module, must_be_whole=must_be_whole) for module in run.topology.modules()
+            module: Ledger(run, store, module, must_be_whole=must_be_whole, archived_name=_name)
+            for module in run.topology.modules()
         }
         self._trainers: dict[PathId, set[PeerId]] = {}
         self._looked: dict[ModuleId, int] = {}
@@ -99,8 +100,13 @@ class SeedArchive:
 
     def find(self, contribution_id: str) -> Sealed[Contribution] | None:
         """The same, or None; anybody may ask for anything."""
-        data = self._store.read_document(_name(contribution_id)) if is_digest(contribution_id) else None
-        return unseal(Contribution, json.loads(data)) if data is not None else None
+        if not is_digest(contribution_id):
+            return None
+        archived, opens = _name(contribution_id), [each.open_name(contribution_id) for each in self.ledgers.values()]
+        for name in (archived, *opens, archived):  # whoever works beside this reader may rename it meanwhile
+            if (data := self._store.read_document(name)) is not None:
+                return unseal(Contribution, json.loads(data))
+        return None
 
     def _payload(self, contribution_id: str) -> str | None:
         found = self.find(contribution_id)
@@ -158,10 +164,13 @@ class ArchiveChain(ModuleChain):
     def __init__(self, chains: ArchiveChains, module: ModuleId) -> None:
         super().__init__(chains, module, chains.archive.ledgers[module])
         self._archive_chains = chains
+        self._head = 0
+        """The newest version that a leader has told of."""
 
     def add(self, sealed: Sealed[Contribution]) -> None:
-        self._archive_chains.archive.keep(sealed)
         super().add(sealed)
+        if self._archive_chains.archive.find(sealed.id) is None:  # a final version counts it
+            self._archive_chains.archive.keep(sealed)
 
     def append(self, sealed: Sealed[ModuleVersion], made: Made) -> None:
         """Signed at once: who has the next signature takes it for granted that we gave this one, and never asks."""

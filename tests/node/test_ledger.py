@@ -175,6 +175,7 @@ def test_a_crash_after_the_version_leaves_nothing_open(run: Run, store: Store) -
     assert not again.open and list(again.spent) == [one[0].id] and again.head.version == 1
     again.cosign(1, cosigned(version, signer(SEED_NUMBER)))
     last = Ledger(run, store, MODULE)  # and now it is not needed any more
+    last.settle()
     assert not last.kept and not store.documents("open-")
 
 

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tiny_run import contribution_of, gradient_bytes, make_run, signer, tiny_config, version_of
+from tiny_run import SEED_NUMBER, contribution_of, gradient_bytes, make_run, signer, tiny_config, version_of
 
+from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.owner.chain import Chains, ModuleChain
 from dipaco_p2p.owner.version import Made
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed, seal
@@ -97,3 +99,20 @@ def test_a_payload_that_another_contribution_has_too_stays(chain: ModuleChain, r
     chain.ledger.drop(sealed.id)
     chain._drop_payloads([name])
     assert store.size(name) is None
+
+
+@pytest.mark.parametrize("is_read_only", [True, False])
+def test_an_archive_finds_a_contribution_that_was_not_put_away_yet(run: Run, store: Store, is_read_only: bool) -> None:
+    """Its version is final, and then the program ended. Whoever reads the folder changes nothing, and finds it."""
+    archive, (sealed, payload) = SeedArchive(run, store), contribution(run, 1, base=0)
+    store.put(payload)
+    archive.ledgers[MODULE].add(sealed)
+    version, _ = version_of(run, signer(SEED_NUMBER), [(sealed, payload)], term=1)
+    archive.ledgers[MODULE].append(version)
+    Ledger(run, store, MODULE)  # as somebody opens it who knows nothing of archives
+    again = SeedArchive(run, Store(store.folder, is_read_only=is_read_only))
+    assert again.ledgers[MODULE].final == 1 and store.documents("contribution-") == []
+    assert again.contribution(sealed.id) == sealed
+    again.ledgers[MODULE].settle()
+    assert (store.documents("contribution-") == []) == is_read_only
+    assert SeedArchive(run, store).contribution(sealed.id) == sealed

@@ -91,7 +91,7 @@ class SeedArchive:
         return data
 
     def keep(self, sealed: Sealed[Contribution]) -> None:
-        """From now on it can be found."""
+        """From now on it can be found, whoever needs it."""
         self._store.write_document(_name(sealed.id), canonical_bytes(sealed.to_dict()))
 
     def drop(self, contribution_id: str) -> None:
@@ -198,8 +198,11 @@ class ArchiveChain(ModuleChain):
             await self._check_told(version, source=source)
             self._require_led_by(led_by)
             is_first = self._note_settled(sealed)
-            if is_first and self.node.mandates.has_quorum(sealed) and not chains.draws(version):  # still: bans may come
-                with contextlib.suppress(BlobMissing):  # after we were away its owners may have dropped the update
+            is_late = await self._is_late(version.version, source)
+            self._require_led_by(led_by)
+            has_quorum = self.node.mandates.has_quorum(sealed)  # still: bans may come
+            if is_first and has_quorum and not is_late and not chains.draws(version):
+                with contextlib.suppress(BlobMissing):
                     return await self._take_settled(sealed, source=source)
                 self._require_led_by(led_by)
         await self._fetch_base(source)
@@ -222,20 +225,25 @@ class ArchiveChain(ModuleChain):
     async def _take_settled(self, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
         """What its quorum has settled: all is checked but what its contributions give."""
         node, version, led_by = self.node, sealed.document, self._led_by()
-        if await self._needs_params(version.version, source):
+        if self._needs_params(version.version):
             await self._follow_params(version, holders=[*sorted(sealed.cosignatures), source])
             self._require_led_by(led_by)
         self._claim(version)
         self.append_vouched(sealed.cosigned({node.swarm.signer.peer: cosign(node.swarm.signer, sealed)}))
 
-    async def _needs_params(self, number: int, source: PeerId) -> bool:
-        """Also while we have been away: the versions that follow have no parameters anywhere any more, except the one
-        that was the last to be final, so any that must be made again here needs all before it to be made here."""
-        if self._archive_chains.archive.thinning.wants(number, self.node.run):
-            return True
-        head = (await RemoteLedger(self.node, source, self.module).branch()).version
-        is_late = head > number + self.node.run.config.rounds.staleness
-        return is_late or len(self.node.watch.volunteers()) < DISKS_MIN
+    async def _is_late(self, number: int, source: PeerId) -> bool:
+        """Whether we were away when this version was made. Its owners have dropped its update by now, and its outer
+        state is nowhere, without which no later version can be made again: so all of these are. Who has no parameters
+        must know; others find out by the update."""
+        newest, told = number + self.node.run.config.rounds.staleness, self.node.watch.heads[self.module].get(source)
+        self._head = max(self._head, told.version if told is not None else 0)
+        if self._head <= newest and not self._archive_chains.archive.thinning.retention.has_all_params:
+            self._head = (await RemoteLedger(self.node, source, self.module).branch()).version
+        return self._head > newest
+
+    def _needs_params(self, number: int) -> bool:
+        is_wanted = self._archive_chains.archive.thinning.wants(number, self.node.run)
+        return is_wanted or len(self.node.watch.volunteers()) < DISKS_MIN
 
     async def _follow_params(self, version: ModuleVersion, *, holders: Sequence[PeerId]) -> None:
         """Apply the update, which is a fraction of the parameters' size. The outer state is fetched only for a stage's

@@ -334,6 +334,8 @@ class Replica:
         self.final = 0
         """The newest version of which it knows that it is final."""
         self._said: set[str] = set()
+        self._was_away = False
+        """Whether it lacked what an older version counts: then it lacks the same of the next ones."""
         self.is_unprovable = False
         self.is_diverged = False
         """Whether it is the archive, and has another branch than we: then that one goes on."""
@@ -433,13 +435,16 @@ class Replica:
             self._ledger.cosign(place + 1, {self.peer: signature})
 
     async def _cosign(self, sealed: Sealed[ModuleVersion]) -> str:
-        try:
-            signature = await self._ask_cosign(sealed)
-            self.is_unprovable = False
-            return signature
-        except Refused as refused:
-            if refused.reason != Reason.CONTRIBUTION_MISSING:
-                raise
+        is_late = sealed.document.version < self._ledger.head.version - self._node.run.config.rounds.staleness
+        if not (is_late and self._was_away):
+            try:
+                signature = await self._ask_cosign(sealed)
+                self.is_unprovable = False
+                return signature
+            except Refused as refused:
+                if refused.reason != Reason.CONTRIBUTION_MISSING:
+                    raise
+        self._was_away = is_late
         await self._chain.recover({share.contribution for share in sealed.document.shares})
         try:
             await read_kept(self._node, sealed.document, holders=sorted(self._node.watch.heartbeats))

@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from group_harness import MODULE, Group, lighten, make_versions, sees
+from group_harness import MODULE, Group, asked, lighten, make_versions, sees
 from runtime_harness import World
 from tiny_run import tiny_config
 from virtual_time import eventually, play
 
 from dipaco_p2p.config import LivenessConfig
+from dipaco_p2p.node.calls import KeepVersion
 from dipaco_p2p.owner.retention import Retention
 
 HOURS = float(os.environ.get("DIPACO_HOURS_AWAY", "0.25"))
@@ -58,9 +59,11 @@ async def away(folder: Path, archive: str) -> None:
         assert group.leader.ledger.head.version == 2 + 2 * STEPS and group.leader.ledger.final == 2
         world.start_seed().archive.thinning.retention = ARCHIVES[archive]
         world.seed.node.presence.note(light=ARCHIVES[archive].is_light)
-        back_s = world.clock.now_s()
+        back_s, calls = world.clock.now_s(), asked(world)
         await world.seed.node.presence.beat()
         await eventually(lambda: world.seed.archive.ledgers[MODULE].final == 2 + 2 * STEPS)
         assert world.clock.now_s() - back_s < 60.0
+        often = calls.count(KeepVersion.METHOD) - 2 * STEPS
+        assert often <= config.rounds.staleness + 2, "only the first and the last are asked for before what they count"
         shares = (share for sealed in world.seed.archive.ledgers[MODULE].versions for share in sealed.document.shares)
         assert {share.contribution for share in shares} >= set(ids), "nothing with a receipt is lost"

@@ -33,7 +33,8 @@ def main(
     compare: Annotated[
         str | None,
         typer.Option(
-            help="Instead: lost-work, compression, compression-long, compression-mixed, overlap or muon, of a 2x2 grid."
+            help="Instead: lost-work, compression, compression-long, compression-mixed, "
+            "compression-curve, overlap or muon, of a 2x2 grid."
         ),
     ] = None,
     rounds: Annotated[

@@ -4,6 +4,7 @@
     compression         codecs of outer gradients and updates
     compression-long    the same in long runs, where top128 belongs
     compression-mixed   top128 with int4 in the first or last rounds
+    compression-curve   bytes against loss: every codec with the outer steps that suit it, what a round sends, and owes
     overlap             rounds that begin from an estimate of the next version
     muon                AdamW and Muon as inner optimizers, each with every inner rate and outer momentum of one grid
 
@@ -20,8 +21,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from benchmarks.report import spread, table
@@ -29,6 +32,7 @@ from dipaco_p2p.config import ADAMW
 from dipaco_p2p.config import MUON as MUON_OPTIMIZER
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.model.shards import Shard
+from dipaco_p2p.core.outer.compress import Sent
 from dipaco_p2p.core.outer.outer_step import Course, weights
 from dipaco_p2p.topology import ModuleId
 
@@ -162,6 +166,29 @@ COMPRESSION_MIXED = Comparison(
 """Of 60 rounds 12 in int4 make a run's contributions 30 times smaller than float32, top128 alone 108 times."""
 
 
+_SHORT_STEP, _LONG_STEP = {"lr": 0.8, "momentum": 0.7}, {"lr": 1.0, "momentum": 0.5}
+COMPRESSION_CURVE = Comparison(
+    variations={
+        FLOAT32: _FP32,
+        FLOAT32_SHORT: {**_FP32, "momentum": 0.8},
+        "int4 both ways": _INT4,
+        "int2 up, int4 down": {"codec": "int2", "down": "int4"},
+        "int2 both ways": {"codec": "int2", "down": "int2"},
+        **{
+            f"{codec}, {name}": {"codec": codec, "down": "int4", **step}
+            for codec in ("top512", "top256")
+            for name, step in (("lr 0.8, momentum 0.7", _SHORT_STEP), ("lr 1, momentum 0.5", _LONG_STEP))
+        },
+        "top512 by tensor, lr 0.8, momentum 0.7": {"codec": "top512", "down": "int4", "by_tensor": True, **_SHORT_STEP},
+        "top512 both ways, lr 0.8, momentum 0.7": {"codec": "top512", "down": "top512", **_SHORT_STEP},
+    },
+    references=(FLOAT32, FLOAT32_SHORT),
+    rounds=60,
+    points=10,
+)
+"""Bytes against loss. Of a run of `COMPRESSION_LONG`'s length, which has `top128`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Known:
     """What a path knows of one module when its inner steps have ended."""
@@ -185,6 +212,10 @@ ESTIMATES: Mapping[str, Callable[[Known], Floats]] = {
     "others' last gradients, own fresh one": lambda known: known.ahead(
         known.own if known.others is None else known.others + known.own * known.weight
     ),
+    "on, with half the own gradient": lambda known: known.ahead(known.own * np.float32(0.5)),
+    "halfway between the estimate and the own parameters": lambda known: (
+        (known.ahead(known.own) + known.course.params - known.own) * np.float32(0.5)
+    ),
     "own gradient, no momentum": lambda known: known.course.params - known.own * known.job.lr,
     "own parameters": lambda known: known.course.params - known.own,
     "the version before, as it is": lambda known: known.course.params,
@@ -195,7 +226,7 @@ OVERLAP = Comparison(
     variations={OFF: _INT4} | {name: {**_INT4, "estimate": name} for name in ESTIMATES}, references=(OFF,)
 )
 
-RATES, MOMENTA = (1.0, 2.0, 4.0), (0.9, 0.6)
+RATES, MOMENTA = (2.0, 4.0, 8.0), (0.6, 0.3)
 """Times the usual inner rate; and of the outer step: the default, and what MuLoCo (arXiv 2505.23725) takes for Muon."""
 
 
@@ -226,6 +257,7 @@ COMPARISONS: Mapping[str, Comparison] = {
     "compression": COMPRESSION,
     "compression-long": COMPRESSION_LONG,
     "compression-mixed": COMPRESSION_MIXED,
+    "compression-curve": COMPRESSION_CURVE,
     "overlap": OVERLAP,
     "muon": MUON,
 }
@@ -282,14 +314,19 @@ def curves_of(results: Mapping[str, Sequence[Mapping[str, Any]]], steps: int) ->
     return curves
 
 
-def tables(comparison: Comparison, curves: Curves) -> Iterator[Table]:
-    """What each variation costs at the end, which rule of a pair is better, and the costs by the number of rounds."""
+def tables(
+    comparison: Comparison, curves: Curves, sent: Mapping[str, Sequence[Sent]] = MappingProxyType({})
+) -> Iterator[Table]:
+    """What each variation costs at the end, which rule of a pair is better, the costs by the number of rounds, and what
+    its messages said, of the first seed."""
     losses = {name: [curve[max(curve)] for curve in found] for name, found in curves.items()}
     yield costs_table(comparison, losses)
     if comparison.pairs:
         yield pairs_table(comparison, losses)
     if comparison.points > 1:
         yield curve_table(comparison, curves)
+        if any(sent.values()):
+            yield sent_table(comparison, sent)
     if comparison.rivals is not None:
         yield rivals_table(comparison, comparison.rivals, curves)
 
@@ -331,6 +368,18 @@ def curve_table(comparison: Comparison, curves: Curves) -> Table:
         rows.append((name, *(f"{cost:+.3f}" for cost in costs)))
     title = f"Over {comparison.references[0]}, by rounds of {comparison.steps} steps"
     return table(title, ("", *map(str, rounds)), rows)
+
+
+def sent_table(comparison: Comparison, sent: Mapping[str, Sequence[Sent]]) -> Table:
+    """What a round captures of the squared length of what it was to send, and what it owes after that, over an outer
+    gradient, in percent."""
+    rounds = [(place + 1) * comparison.rounds // comparison.points for place in range(comparison.points)]
+    rows = [
+        (name, *(f"{found[each - 1].captured:.0%}, {found[each - 1].owed:.0%}" for each in rounds))
+        for name, found in sent.items()
+        if found
+    ]
+    return table("Captured, and owed, by rounds", ("", *map(str, rounds)), rows)
 
 
 def rivals_table(comparison: Comparison, rivals: tuple[Sequence[str], Sequence[str]], curves: Curves) -> Table:

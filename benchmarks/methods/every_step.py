@@ -22,6 +22,7 @@ from dipaco_p2p.core.model.layout import module_layout
 from dipaco_p2p.core.model.optimizer import InnerState, make_optimizer
 from dipaco_p2p.core.model.shards import Shard, batch
 from dipaco_p2p.core.model.transformer import PathModel, load_modules, read_module
+from dipaco_p2p.core.outer.compress import Sent
 from dipaco_p2p.core.outer.outer_step import Share, weights
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.topology import ModuleId
@@ -41,6 +42,8 @@ class EveryStep:
         self.agreement: dict[int, list[float]] = {}
         """Always empty: there are no outer gradients to compare."""
         self.shards = list(shards)
+        self.sent: list[Sent] = []
+        """Always empty: nothing is compressed."""
         self._paths = list(self.topology.paths())
         self._models = [PathModel(job.model) for _ in self._paths]
         self._modules = self._shared(start)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import show, write_json
+from dipaco_p2p.core.outer.compress import Sent
 from dipaco_p2p.errors import ConfigError
 
 from .comparisons import COMPARISONS, curves_of, tables
@@ -127,7 +128,8 @@ def run_comparison(name: str, choice: Choice, out: Path, *, rounds: int | None, 
     curves = curves_of(results, comparison.steps)
     told = {"comparison": name, "seeds": list(seeds), "rounds": rounds, "steps": comparison.steps, "losses": curves}
     write_json(folder.root / f"{name}.json", told)
-    show(*tables(comparison, curves))
+    sent = {each: [Sent(**one) for one in found[0].get("sent", [])] for each, found in results.items()}
+    show(*tables(comparison, curves, sent))
 
 
 def _opened(

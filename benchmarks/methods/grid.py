@@ -16,14 +16,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dipaco_p2p.config import MUON, ModelConfig
-from dipaco_p2p.core.arrays import Floats, to_bfloat16
+from dipaco_p2p.core.arrays import Array, Floats, to_bfloat16
 from dipaco_p2p.core.model.inner import InnerLoop
-from dipaco_p2p.core.model.layout import module_layout
+from dipaco_p2p.core.model.layout import Layout, module_layout
 from dipaco_p2p.core.model.optimizer import BUFFER, MEAN, SEPARATOR, InnerState, is_hidden
 from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.model.transformer import PathModel
-from dipaco_p2p.core.outer.codec import BLOCK, Blocks, Compressed
-from dipaco_p2p.core.outer.compress import CODECS, beginning, compress
+from dipaco_p2p.core.outer.codec import Compressed
+from dipaco_p2p.core.outer.compress import CODECS, Sent, beginning, compress
+from dipaco_p2p.core.outer.compress import sent as sent_of
 from dipaco_p2p.core.outer.outer_step import OuterState, Share, average, nesterov, outer_gradient, outer_step, weights
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -36,13 +37,19 @@ Gradient = Compressed | Floats
 class Sender:
     """What one worker sends of one module, round after round; with `feedback` nothing is lost for good."""
 
-    def __init__(self, codec: str, *, feedback: bool, decay: float = 1.0, goes_on: bool = True) -> None:
-        """`decay` is the share of what was lost that is tried again; without `goes_on` rounds begin at the versions."""
+    def __init__(
+        self, codec: str, *, feedback: bool, decay: float = 1.0, goes_on: bool = True, layout: Layout | None = None
+    ) -> None:
+        """`decay` is the share of what was lost that is tried again; without `goes_on` rounds begin at the versions.
+        With the `layout` of the module, places are chosen in each of its tensors."""
         self._codec = codec
+        self._layout = layout
         self._feedback = feedback
         self._goes_on = goes_on
         self._decay = np.float32(decay)
         self._residual: Floats | None = None
+        self.told: list[Sent] = []
+        """How much each message said."""
 
     def beginning(self, version: Floats) -> Floats:
         """Where the inner steps begin."""
@@ -53,27 +60,68 @@ class Sender:
         codec = "int4" if is_dense else self._codec
         if codec == "fp32":
             return values
-        if codec in CODECS:
-            sent, residual = compress(values, self._residual, codec=codec)
+        wanted = values if self._residual is None else values + self._residual
+        if codec not in CODECS:
+            sent = _largest(wanted)
+        elif self._layout is None or is_dense:
+            sent = compress(wanted, codec=codec)[0]
         else:
-            wanted = values if self._residual is None else values + self._residual
-            sent = _two_bits(wanted) if codec == "int2" else _largest(wanted)
-            residual = wanted - sent.expand()
+            sent = _by_tensor(wanted, codec, self._layout)
+        residual = wanted - sent.expand()
         self._residual = residual * self._decay if self._feedback else None
+        self.told.append(sent_of(float(np.linalg.norm(values)), sent, residual))
         return sent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plain(Compressed):
+    """Values as they are, for what no codec does."""
+
+    values: Floats
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        return self.values.size
+
+    @property
+    def codec(self) -> str:
+        return "plain"
+
+    def expand(self) -> Floats:
+        return self.values
+
+    def add_to(self, total: Floats, factor: float) -> None:
+        total += self.values * np.float32(factor)
+
+    def less(self, before: Floats, *, out: Floats) -> None:
+        np.subtract(before, self.values, out=out)
+
+    def norm(self) -> float:
+        return math.sqrt(self.dot(self))
+
+    def dot(self, other: Plain) -> float:
+        return float(np.dot(self.values.astype(np.float64), other.values))
+
+    def thinned(self, every: int, first: int) -> Plain:
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, Array]:
+        raise NotImplementedError
+
+
+def _by_tensor(values: Floats, codec: str, layout: Layout) -> Compressed:
+    """Each matrix in the codec by itself, and what is no matrix, which is norms, in int8."""
+    found = np.empty_like(values)
+    views = layout.split(found)
+    for name, tensor in layout.split(values).items():
+        own = codec if tensor.ndim > 1 else "int8"
+        views[name][...] = compress(tensor.reshape(-1), codec=own)[0].expand().reshape(tensor.shape)
+    return Plain(found)
 
 
 def received(gradient: Gradient) -> Floats:
     """The values (N,) that a gradient stands for."""
     return gradient.expand() if isinstance(gradient, Compressed) else gradient
-
-
-def _two_bits(values: Floats) -> Compressed:
-    """Codes from -1 to 1, the largest value of a block being 1: coarser than the swarm's."""
-    blocks = np.pad(values, (0, -values.size % BLOCK)).reshape(-1, BLOCK)
-    scales = np.abs(blocks).max(axis=1).astype(np.float32)
-    codes = np.rint(blocks / np.where(scales == 0, np.float32(1), scales)[:, None])
-    return Blocks(bits=8, size=values.size, codes=codes.astype(np.int8).reshape(-1)[: values.size], scales=scales)
 
 
 def _largest(values: Floats) -> Compressed:
@@ -141,8 +189,10 @@ class Worker:
         self._is_attacker = job.attack and number == 0
         self._loop = InnerLoop(job.inner, total_steps, job.model, device=device, seed=seed, fast=fast)
         self._loop.load_state(start.state(self._loop.path, job.optimizer))
-        self._senders = [
-            Sender(job.codec, feedback=job.feedback, decay=job.decay, goes_on=job.goes_on) for _ in job.model.levels
+        layouts = [module_layout(job.model, level) if job.by_tensor else None for level in range(len(job.model.levels))]
+        self.senders = [
+            Sender(job.codec, feedback=job.feedback, decay=job.decay, goes_on=job.goes_on, layout=layout)
+            for layout in layouts
         ]
         self.own: list[Floats] = []
         """Its last outer gradients, one per level, as they were before compression."""
@@ -150,7 +200,7 @@ class Worker:
     def train(self, flats: Sequence[Floats], shard: Shard, number: int) -> list[Contribution]:
         """One contribution per level after the inner steps of round `number`."""
         first_step = WARMUP_STEPS + number * self._job.round_steps
-        flats = [sender.beginning(flat) for sender, flat in zip(self._senders, flats, strict=True)]
+        flats = [sender.beginning(flat) for sender, flat in zip(self.senders, flats, strict=True)]
         result = self._loop.run(flats, shard, first_step=first_step, steps=self._job.round_steps)
         # Replicas of a path share its weight, so it does not matter that each sees a part of the shard only.
         size = shard.tokens.size if self._job.weighted else 1
@@ -161,7 +211,7 @@ class Worker:
         self.own = gradients
         job = self._job
         is_dense = number < job.dense_first or number >= job.rounds - job.dense_last
-        sent = [sender.send(one, is_dense=is_dense) for sender, one in zip(self._senders, gradients, strict=True)]
+        sent = [sender.send(one, is_dense=is_dense) for sender, one in zip(self.senders, gradients, strict=True)]
         return [Contribution(share=share, gradient=gradient) for gradient in sent]
 
 
@@ -181,6 +231,17 @@ class Grid:
         self._workers = [
             [Worker(job, path, replica, start, fast=fast, device=device) for replica in range(job.replicas)]
             for path in self.topology.paths()
+        ]
+
+    @property
+    def sent(self) -> list[Sent]:
+        """How much the messages of each round said, as means over workers and modules."""
+        senders = [sender for workers in self._workers for worker in workers for sender in worker.senders]
+        return [
+            Sent(
+                captured=statistics.fmean(one.captured for one in each), owed=statistics.fmean(one.owed for one in each)
+            )
+            for each in zip(*(sender.told for sender in senders), strict=True)
         ]
 
     def flats(self, number: int) -> list[Floats]:

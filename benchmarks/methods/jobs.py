@@ -23,7 +23,7 @@ ROUND_STEPS = 40
 _LATER: Mapping[str, object] = {
     **{"inner_lr": 1.0, "batch": InnerConfig().batch, "goes_on": True, "size": "small"},
     **{"late": 0.0, "untrained": False, "zero": False, "coasts": False, "estimate": "", "points": 3},
-    **{"dense_first": 0, "dense_last": 0},
+    **{"dense_first": 0, "dense_last": 0, "by_tensor": False},
     "optimizer": ADAMW,
 }
 """Fields that came later with their defaults: finished experiments find their results by keys without them."""
@@ -110,11 +110,13 @@ class Job:
     steps: int = STEPS
     round_steps: int = ROUND_STEPS
     codec: str = "int8"
-    """Of the outer gradients: int8, int4, top128 as in a run file; int2, top3 (the largest 3 %), or fp32."""
+    """Of the outer gradients: as in a run file; top3 (the largest 3 %); or fp32."""
     feedback: bool = True
     """Whether what the codec lost is added to the next outer gradient."""
     decay: float = 1.0
     """The share of it that is."""
+    by_tensor: bool = False
+    """A sparse codec chooses its places in each tensor alone, and norms go as int8."""
     dense_first: int = 0
     """In so many first rounds outer gradients are sent as int4, whatever the codec."""
     dense_last: int = 0
@@ -122,7 +124,7 @@ class Job:
     goes_on: bool = True
     """Inner steps with top128 begin where the path is, as in the swarm; else at the versions."""
     down: str = "int8"
-    """Of the updates: int8 or int4. Not with fp32, where modules are stepped as they are."""
+    """Of the updates. Not with fp32, where modules are stepped as they are."""
     reshard: tuple[int, ...] = ()
     """Before these rounds all paths score the router split, and a router fitted on who was best cuts new shards."""
     balance: str = "equal"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -159,6 +159,7 @@ def train(bench: Bench, job: Job) -> dict[str, Any]:
         "curve": [*curve, [job.rounds * job.round_steps, result["report"]["loss"]]],
         "agreement": {str(count): float(np.mean(values)) for count, values in grid.agreement.items()},
         "moved": moved,
+        "sent": [asdict(each) for each in grid.sent],
         "wall_s": time.perf_counter() - began_s,
     }
 

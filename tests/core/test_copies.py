@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dipaco_p2p.core.outer import copies
-from dipaco_p2p.core.outer.codec import BLOCK, CHUNK, Compressed
+from dipaco_p2p.core.outer.blocks import BLOCK
+from dipaco_p2p.core.outer.codec import Compressed
 from dipaco_p2p.core.outer.compress import CODECS, compress, decode_compressed, encode_compressed
 from dipaco_p2p.core.outer.copies import ALIKE, alike, counted
+from dipaco_p2p.core.outer.sparse import CHUNK
+from dipaco_p2p.core.outer.two_bits import WIDTH
 
 SIZE = 3 * CHUNK + 777
 
@@ -152,6 +155,17 @@ def test_every_block_is_in_one_part() -> None:
     whole = packed(vector(0, 10 * BLOCK + 7), "int4")
     parts = [whole.thinned(3, first) for first in range(3)]
     assert math.fsum(part.norm() ** 2 for part in parts) == pytest.approx(whole.norm() ** 2, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [WIDTH, 3 * WIDTH, 10 * WIDTH + 7, 2 * WIDTH + 1])
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_every_block_of_two_bits_is_in_one_part_and_none_is_filled_up(size: int, every: int) -> None:
+    whole = packed(vector(0, size), "int2")
+    parts = [whole.thinned(every, first) for first in range(every)]
+    assert sum(part.size for part in parts) == size
+    assert math.fsum(part.norm() ** 2 for part in parts) == pytest.approx(whole.norm() ** 2, rel=1e-12)
+    found = np.concatenate([part.expand() for part in parts])
+    assert np.array_equal(np.sort(found), np.sort(whole.expand()))
 
 
 def test_every_chunk_is_in_one_part() -> None:

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dipaco_p2p.core.arrays import Floats, tree_norm
-from dipaco_p2p.core.outer.codec import BLOCK, SPAN, Compressed
+from dipaco_p2p.core.outer.blocks import BLOCK, SPAN
+from dipaco_p2p.core.outer.codec import Compressed
 from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.core.outer.outer_step import (
     Course,

@@ -8,6 +8,7 @@ What each codec costs is measured by `python -m benchmarks.compression`; see doc
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,9 +16,14 @@ from ...canonical import Parts
 from ...errors import IntegrityError
 from ..arrays import Floats
 from ..tensor_file import decode, encode_parts
-from .codec import Codec, Compressed, IntBlocks, Top128
+from .blocks import IntBlocks
+from .codec import Codec, Compressed
+from .sparse import TopK
+from .two_bits import QuarterBytes
 
-CODECS: Mapping[str, Codec] = {codec.name: codec for codec in (IntBlocks(8), IntBlocks(4), Top128())}
+CODECS: Mapping[str, Codec] = {
+    codec.name: codec for codec in (IntBlocks(8), IntBlocks(4), QuarterBytes(), TopK(512), TopK(256), TopK(128))
+}
 """By their names in a run file (config.py)."""
 INT8, INT4 = "int8", "int4"
 HEADER_BYTES_MAX = 4096
@@ -45,6 +51,23 @@ def compress(
         found.less(left[part], out=left[part])
 
     return CODECS[codec].make(values.size, bring, told), left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """How much one message said of what was to be sent."""
+
+    captured: float
+    """The share that went out, of the squared norm of values and residual."""
+    owed: float
+    """The norm of what is left, over that of the values."""
+
+
+def sent(norm: float, compressed: Compressed, left: Floats) -> Sent:
+    """Of values of that norm, as `compressed`, what is `left` being the new residual. The share is exact where each
+    code stands for the mean of its values, and else near."""
+    out, owed = compressed.norm() ** 2, float(np.linalg.norm(left))
+    return Sent(captured=out / (out + owed**2) if out else 0.0, owed=owed / norm if norm else 0.0)
 
 
 def beginning(version: Floats, owed: Floats | None, *, codec: str) -> Floats:

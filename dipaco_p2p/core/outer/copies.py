@@ -16,10 +16,12 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from .codec import TOP128, Compressed
-from .compress import INT4, INT8
+from .codec import Compressed
 
-ALIKE: Mapping[str, float] = {INT8: 0.999, INT4: 0.999, TOP128: 0.99}
+ALIKE: Mapping[str, float] = {
+    **{"int8": 0.999, "int4": 0.999},
+    **dict.fromkeys(("int2", "top512", "top256", "top128"), 0.99),
+}
 """From this cosine on two gradients in the codec are the same work. Honest replicas come near: in the first round, with
 batches of 640 sequences, to 0.988, and with one step of 1024 to 0.945 in top128 (docs/log.md, 2026-11-26). Lower bounds
 would take their credit, and cost a copier no more than a little more noise."""

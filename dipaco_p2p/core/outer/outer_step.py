@@ -24,7 +24,8 @@ from ...canonical import Parts
 from ...errors import IntegrityError
 from ..arrays import Floats, spans, spread, tree_norm
 from ..tensor_file import decode, encode_parts
-from .codec import SPAN, Compressed
+from .blocks import SPAN
+from .codec import Compressed
 from .compress import CODECS, INT8
 
 CANCELLED = 1e-4

@@ -35,6 +35,8 @@ STATE_SOURCES = {
 IN_PANEL = frozenset({"doing", "limited", "fetched"})
 """Events that the panel shows until the next of their kind, or that come with each round of each module: as lines they
 would push away those that are to stay."""
+MOST_OF_IT = 0.95
+"""Of the squared norm of its outer gradients: a round that sent so much needs no word about it."""
 STEPS_LINE_S = 10.0
 """A plain line about training at most this often."""
 
@@ -139,6 +141,7 @@ def words_for(event: Mapping[str, Any]) -> str:
         "round": lambda e: (
             f"round {e['round']} of {e['path']} done: loss {e['loss']:.3f}, {e['seconds']:.1f} s"
             + (f", cut short after {e['steps']} steps" if e["is_cut"] else "")
+            + (f", sent {e['captured']:.0%} of its work" if e.get("captured", 1.0) < MOST_OF_IT else "")
         ),
         "state": lambda e: STATE_SOURCES[e["source"]].format(path=e["path"], peer=e["peer"][-6:]),
         "failed": lambda e: f"{e['path']} cannot be trained here: {e['detail']}",

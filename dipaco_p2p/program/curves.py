@@ -210,6 +210,8 @@ def _of_volunteer(event: Mapping[str, Any]) -> dict[str, float | None]:
         f"loss/{event['path']}": event["loss"],  # with fewer volunteers than paths, one trains several in a round
         "tokens_per_s": event["tokens"] / training_s if training_s > 0 else None,
         "round_s": event["seconds"],
+        "captured": event.get("captured"),
+        "owed": event.get("owed"),
     }
 
 

@@ -24,7 +24,7 @@ from dipaco_p2p.core.model.engine import AUTO, Engine, at_first, choose, compili
 from dipaco_p2p.core.model.inner import InnerLoop, InnerResult, StepReport
 from dipaco_p2p.core.model.microbatch import MicroBatch
 from dipaco_p2p.core.model.shards import Shard
-from dipaco_p2p.core.outer.compress import beginning, compress, encode_compressed
+from dipaco_p2p.core.outer.compress import Sent, beginning, compress, encode_compressed, sent
 from dipaco_p2p.core.outer.outer_step import outer_gradient
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
@@ -138,6 +138,7 @@ class OuterGradient:
     module: ModuleId
     payload: bytes
     residual: Halves
+    sent: Sent
 
 
 class PathTrainer:
@@ -176,6 +177,8 @@ class PathTrainer:
             config.inner, run.total_steps, config.model, device=device, seed=seed, micro=micro, eight_bit=eight_bit
         )
         self._residuals: dict[ModuleId, Halves] = {}
+        self.sent = Sent(captured=0.0, owed=0.0)
+        """How much the newest outer gradients said, as means over the path's modules."""
         self._optimizer = optimizer
         self.state_ref: BlobRef | None = None
         """The state that it goes on from, as others can have it; None: that of the stage's start."""
@@ -223,9 +226,15 @@ class PathTrainer:
         made, settings = [], self._run.config.compression
         for module, old, new in zip(self.path.modules(), before, after, strict=True):
             gradient = outer_gradient(old, new)
+            norm = float(np.linalg.norm(gradient))
             compressed, left = compress(gradient, self._owed(module), codec=settings.uplink, out=gradient)
             payload = encode_compressed(compressed)
-            made.append(OuterGradient(module=module, payload=payload, residual=to_bfloat16(left)))
+            told = sent(norm, compressed, left)
+            made.append(OuterGradient(module=module, payload=payload, residual=to_bfloat16(left), sent=told))
+        self.sent = Sent(
+            captured=statistics.fmean(one.sent.captured for one in made),
+            owed=statistics.fmean(one.sent.owed for one in made),
+        )
         return made
 
     def owed(self) -> list[Flat | None]:

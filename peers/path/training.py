@@ -18,6 +18,7 @@ from typing import Protocol
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.config import LivenessConfig, RoundsConfig
 from dipaco_p2p.core.model.inner import StepReport
+from dipaco_p2p.core.outer.compress import Sent
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.watch import Watch
@@ -172,7 +173,7 @@ class Account:
             left = status.rounds - round_number + status.rounds_after
             status.eta_s = left * (now_s - began_s) / (round_number - first)
 
-    def end(self, path: PathId, work: Work) -> None:
+    def end(self, path: PathId, work: Work, sent: Sent) -> None:
         """A round is done, its push included: note what it took. Rounds whose steps began ahead overlap in time."""
         before, after = self._statistics, self._node.swarm.statistics()
         self._statistics = after
@@ -189,6 +190,8 @@ class Account:
             training_s=work.training_s,
             bytes_pushed=after.bytes_sent - before.bytes_sent,
             bytes_pulled=after.bytes_received - before.bytes_received,
+            captured=sent.captured,
+            owed=sent.owed,
         )
 
 
@@ -276,7 +279,7 @@ class Training:
             await self._contribute(assignment, work)
         assignment.contributed(work.bases)
         self._watchdog.end()
-        self._account.end(assignment.path, work)
+        self._account.end(assignment.path, work, assignment.trainer.sent)
 
     async def _begun(self, assignment: Assignment) -> Work | None:
         """The round's steps, if they were begun ahead."""

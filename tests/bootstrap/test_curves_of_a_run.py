@@ -60,6 +60,7 @@ def test_a_run_leaves_the_curves_of_its_coordinator_and_of_each_volunteer(tmp_pa
     assert set(one) - set(losses) <= {
         *("warmup/loss/P0-0", "warmup/receipts", "warmup/round_s", "warmup/tokens_per_s"),
         *("grid/receipts", "grid/round_s", "grid/tokens_per_s"),
+        *(f"{stage}/{name}" for stage in ("warmup", "grid") for name in ("captured", "owed")),
     }
     assert max(one["grid/receipts"].values()) == 2, "one of each module of a path"
 

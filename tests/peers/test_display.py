@@ -37,7 +37,10 @@ def test_who_leaves_before_the_end_is_told_how_to_go_on() -> None:
 
 
 RECEIPT = {"module": "L0.M0", "base": 7, "id": "abcdef0123"}
+ROUND = {"round": 3, "path": "P0-1", "loss": 2.5, "seconds": 4.0, "is_cut": False}
 LASTING = [
+    ("round", ROUND | {"captured": 0.31}, "round 3 of P0-1 done: loss 2.500, 4.0 s, sent 31% of its work"),
+    ("round", ROUND | {"captured": 0.99}, "round 3 of P0-1 done: loss 2.500, 4.0 s\n"),
     ("receipt", RECEIPT, "receipt for L0.M0 from version 7: abcdef01"),
     ("refused", {"module": "L0.M0", "reason": "norm", "detail": "too long"}, "refused: L0.M0: norm: too long"),
     ("stalled", {"path": "P0-1", "silent_s": 60.0}, "no progress for 60 s: P0-1 is given up until training gets on"),

@@ -304,6 +304,18 @@ def test_standing_still_owes_what_was_owed(tmp_path: Path) -> None:
         assert left <= owed
 
 
+@pytest.mark.parametrize(("codec", "least", "most"), [("int4", 0.97, 1.0), ("int2", 0.8, 0.95), ("top128", 0.1, 0.3)])
+def test_what_a_round_sends_and_owes_is_told(tmp_path: Path, codec: str, least: float, most: float) -> None:
+    trainer = trainer_of(tmp_path, config_of(codec))
+    [after, before] = [trained(FIRST), FIRST]
+    for gradient, old, new in zip(trainer.outer_gradients(before, after), before, after, strict=True):
+        values, left = old - new, from_bfloat16(gradient.residual)
+        assert gradient.sent.owed == pytest.approx(float(np.linalg.norm(left) / np.linalg.norm(values)), rel=0.01)
+        whole = 1 - float(np.linalg.norm(left) / np.linalg.norm(values)) ** 2
+        assert gradient.sent.captured == pytest.approx(whole, abs=0.02)
+    assert least < trainer.sent.captured < most and trainer.sent.owed > 0
+
+
 def test_codecs_that_lose_little_begin_at_the_version(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, config_of("int4"))
     for gradient in trainer.outer_gradients(FIRST, trained(FIRST)):

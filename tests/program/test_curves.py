@@ -27,8 +27,9 @@ from dipaco_p2p.program.history import History
 REPO = Path(__file__).parents[2]
 START_S = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 ROUND = {"path": "P0-1", "steps": 10, "is_cut": False, "tokens": 4000, "seconds": 5.0, "training_s": 4.0}
+ROUND |= {"captured": 0.25, "owed": 1.5}
 JUDGED = {"loss": 2.0, "perplexity": 7.5, "path_losses": {"P0": 1.0, "P1": 4.0, "P2": None}}
-OF_ROUND = {"loss/P0-1": 3.25, "tokens_per_s": 1000.0, "round_s": 5.0, "receipts": 2}
+OF_ROUND = {"loss/P0-1": 3.25, "tokens_per_s": 1000.0, "round_s": 5.0, "captured": 0.25, "owed": 1.5, "receipts": 2}
 OF_JUDGED = {
     "validation_loss": 2.0, "validation_perplexity": 7.5, "validation_loss_mean": 2.5, "validation_loss/P0": 1.0,
     "validation_loss/P1": 4.0, "volunteers_alive": 3, "paths_covered": 2,
@@ -128,7 +129,7 @@ def test_a_restart_appends_without_a_second_header(tmp_path: Path) -> None:
         program.round(number)
         program.curves.close()
     assert (tmp_path / "curves.csv").read_text().count(HEADER) == 1
-    assert [row["round"] for row in rows(tmp_path / "curves.csv")] == ["1"] * 4 + ["2"] * 4
+    assert [row["round"] for row in rows(tmp_path / "curves.csv")] == ["1"] * len(OF_ROUND) + ["2"] * len(OF_ROUND)
 
 
 @pytest.mark.parametrize("kept", [0, 3, len(HEADER), len(HEADER) + 1, len(HEADER) + 20, -3, -1])
@@ -144,8 +145,8 @@ def test_a_row_that_a_crash_cut_short_is_removed_by_the_next_start(tmp_path: Pat
     second.round(2)
     second.curves.close()
     text = path.read_text().splitlines(keepends=True)
-    assert text[0] == HEADER + "\n" and text[1:-4] == whole.decode().splitlines(keepends=True)[1:lines]
-    assert [row["round"] for row in rows(path)][-4:] == ["2"] * 4
+    assert text[0] == HEADER + "\n" and text[1 : -len(OF_ROUND)] == whole.decode().splitlines(keepends=True)[1:lines]
+    assert [row["round"] for row in rows(path)][-len(OF_ROUND) :] == ["2"] * len(OF_ROUND)
 
 
 # -- Weights & Biases, which is not installed here

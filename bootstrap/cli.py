@@ -22,8 +22,7 @@ EPILOG = """Exit codes: 0 done; 1 the demo's promises do not all hold; 2 a wrong
 DECREE_CODES = """Exit codes: 0 done; 2 a wrong value, or a decree that makes no sense now: nothing is written;
 3 no coordinator runs and no folder is named; 4 it does not answer; 5 this machine cannot (folder in use, disk);
 6 it is of another version; 8 damaged data; 130 Ctrl-C."""
-CHECK_CODES = """Exit codes: 0 it can start; 2 the run file or the corpus; 5 this machine (disk, port); 8 damaged data;
-130 Ctrl-C."""
+CHECK_CODES = "Exit codes: 0 it can start; 2 run file or corpus; 5 this machine; 8 damaged data; 130 Ctrl-C."
 PLAN_CODES = "Exit codes: 0 done; 2 a wrong flag or run file."
 RECOVERY_CODES = """Exit codes: 0 done; 2 a wrong flag, folder or file; 4 nobody answers;
 5 this machine cannot (disk, port, clock); 6 another run or version; 8 damaged data; 130 Ctrl-C."""
@@ -33,9 +32,9 @@ Peer = Annotated[str, typer.Argument(help="The peer's id, or the end of it, as `
 Undo = Annotated[bool, typer.Option("--undo", help="Take each module back to before the first work of the peer.")]
 RunFilePath = Annotated[Path, typer.Argument(help="A run file, as `init` writes one.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")]
-RunFolderOption = Annotated[
-    Path | None,
-    typer.Option("--dir", help="Where the run is or would be kept. Default: as `start` would choose."),
+RunFolderOption = Annotated[Path | None, typer.Option("--dir", help="Where the run is kept. Default: as `start` does.")]
+RunKeys = Annotated[
+    list[str] | None, typer.Option("--set", help='A key of the run file: compression.uplink="int2". Repeatable.')
 ]
 
 app = typer.Typer(
@@ -192,13 +191,16 @@ def demo(
     export: Annotated[
         Path | None, typer.Option(help="Leave the leaderboard here, as files that any browser opens.")
     ] = None,
+    keys: RunKeys = None,
 ) -> None:
     """Train a small model with a real swarm of processes on this machine, kill a volunteer, and show the result."""
 
     async def main() -> int:
         from .demo import DemoConfig, run_demo
 
-        config = DemoConfig(peers=peers, grid=grid, rounds=rounds, steps=steps, kills=kills, corpus=corpus, seed=seed)
+        config = DemoConfig(
+            peers=peers, grid=grid, rounds=rounds, steps=steps, kills=kills, corpus=corpus, seed=seed, keys=keys or ()
+        )
         return 1 if await run_demo(config, folder=folder, json_file=json_file, export=export) else 0
 
     end_program(main)

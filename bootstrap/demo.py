@@ -11,10 +11,11 @@ import contextlib
 import json
 import math
 import random
+import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from leaderboard.places import SAID
 from .demo_report import Baseline, DemoResult, Kill, measure, print_result, problems, train_beside
 from .processes import Child, Children, pass_on, require_alive
 from .progress import stage
+from .runfile import load_run_file
 
 T = TypeVar("T")
 
@@ -71,6 +73,8 @@ class DemoConfig:
     blocks: int = 4
     """Of a path."""
     bytes_max: int = 12_000_000
+    keys: Sequence[str] = ()
+    """Further keys of the run file, as in `compression.uplink="int2"`."""
 
 
 async def run_demo(
@@ -108,6 +112,7 @@ async def _measured(config: DemoConfig, work: Path, is_stopped: threading.Event)
     """Play the demo; its parts in the order of time."""
     run_file = work / "run.toml"
     run_file.write_text(run_text(config))
+    load_run_file(run_file)  # here, where a key that is wrong ends in one line
     demo = Demo(config, work, children=Children(threads=config.threads))
     training = asyncio.create_task(demo.train_dense(is_stopped))
     try:
@@ -205,7 +210,7 @@ def run_text(config: DemoConfig) -> str:
     blocks = max(1, config.blocks // len(widths))
     path = "".join(f"{key} = {value}\n" for key, value in config.path.items())
     levels = "".join(f"\n[[model.levels]]\nmodules = {width}\nblocks = {blocks}\n" for width in widths)
-    return f"""\
+    text = f"""\
 [run]
 name = "demo"
 seed = {config.seed}
@@ -251,6 +256,18 @@ rounds = 0
 [leaderboard]
 port = 0
 """
+    return with_keys(text, config.keys)
+
+
+def with_keys(text: str, keys: Sequence[str]) -> str:
+    """A run file with further keys, each as `section.key=value`; raises ConfigError for other words."""
+    for each in keys:
+        match = re.fullmatch(r"(\w+)\.(\w+)\s*=\s*(\S.*)", each)
+        if match is None:
+            raise ConfigError(f"`{each}` is not a key of a run file", hint='write it like compression.uplink="int2"')
+        section, line = f"[{match[1]}]\n", f"{match[2]} = {match[3]}\n"
+        text = text.replace(section, section + line, 1) if section in text else text + section + line
+    return text
 
 
 def warmup_rounds(config: DemoConfig) -> int:

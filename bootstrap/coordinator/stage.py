@@ -340,13 +340,16 @@ class SeedStage:
         if (found := jump(rows)) is None:
             return
         modules = {module: round(nats, 3) for module, nats in found.modules.items()}
+        thinning = self._archive.thinning  # without the parameters of each round it goes back a little further
+        of_worst = [thinning.of(ModuleId.parse(module)) for module in modules]
+        kept = min((thinned.kept_before(found.best) for thinned in of_worst), default=found.best)
         self._node.history.add(
-            "rollback_proposed", version=found.version, to=found.best, nats=round(found.nats, 3), modules=modules
+            "rollback_proposed", version=found.version, to=kept, nats=round(found.nats, 3), modules=modules
         )
         worst = ", ".join(f"{module} by {nats:.2f}" for module, nats in list(found.modules.items())[:3])
         print(
             f"round {found.version} did damage: the held-out loss is {found.nats:.2f} nats above round {found.best}'s "
-            f"({worst}); `dipaco-bootstrap rollback MODULE {found.best}` goes back",
+            f"({worst}); `dipaco-bootstrap rollback MODULE {kept}` goes back",
             flush=True,
         )
 

@@ -39,6 +39,7 @@ from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import ConfigError, IntegrityError, Unreachable
 from dipaco_p2p.node.stages import Stages
+from dipaco_p2p.owner.retention import Thinned
 from dipaco_p2p.program.history import History
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
@@ -378,11 +379,18 @@ def test_a_jump_of_the_loss_is_told_once_with_the_round_to_go_back_to(
         assert found.version == len(losses) - 1 and list(found.modules) == ["L1.M1"]
 
 
-def test_the_coordinator_is_told_what_to_go_back_to(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("thinned", "to"), [(Thinned(), 1), (Thinned(versions=1), 0), (Thinned(versions=1, snapshots=(1,)), 1)]
+)
+def test_the_coordinator_is_told_what_to_go_back_to(
+    capsys: pytest.CaptureFixture[str], thinned: Thinned, to: int
+) -> None:
+    """The best round before the damage, or the newest before that one of which the archive has the parameters."""
     events: list[dict[str, Any]] = []
     history = History(None, SystemClock())
     history.listen(events.append)
-    stage: Any = SimpleNamespace(_node=SimpleNamespace(history=history))
+    archive = SimpleNamespace(thinning=SimpleNamespace(of=lambda module: thinned))
+    stage: Any = SimpleNamespace(_node=SimpleNamespace(history=history), _archive=archive)
     SeedStage._propose_rollback(stage, rows(5.0, 4.0, 4.2))
     assert (events, capsys.readouterr().out) == ([], "")
     SeedStage._propose_rollback(stage, rows(5.0, 4.0, 4.5))
@@ -390,9 +398,9 @@ def test_the_coordinator_is_told_what_to_go_back_to(capsys: pytest.CaptureFixtur
     assert events[0] == {
         "ev": "rollback_proposed",
         "version": 2,
-        "to": 1,
+        "to": to,
         "nats": 0.5,
         "modules": {"L1.M1": 0.5},
     }
     told = capsys.readouterr().out
-    assert "round 2 did damage" in told and "(L1.M1 by 0.50)" in told and "rollback MODULE 1" in told
+    assert "round 2 did damage" in told and "(L1.M1 by 0.50)" in told and f"rollback MODULE {to}`" in told

@@ -33,6 +33,7 @@ from benchmarks.methods.comparisons import (
     percents,
     rivals_table,
     rounds_to,
+    sent_table,
     tables,
 )
 from benchmarks.methods.data import own_documents
@@ -40,6 +41,7 @@ from benchmarks.methods.grid import Arrived, Grid, missing, untrained_path
 from dipaco_p2p.core.arrays import Floats, from_bfloat16
 from dipaco_p2p.core.model.inner import InnerLoop
 from dipaco_p2p.core.model.optimizer import BUFFER, MEAN, SEPARATOR, is_hidden
+from dipaco_p2p.core.outer.compress import Sent
 from dipaco_p2p.topology import ModuleId, PathId
 
 ALL = MODEL.topology.modules()
@@ -190,6 +192,14 @@ def test_losses_are_shown_by_rounds_and_elsewhere_in_a_row_of_its_own() -> None:
     whole = {name: [{6: 4.0}] for name in (*LOST_WORK.variations, *(pair[0] for pair in LOST_WORK.pairs))}
     assert [shown.row_count for shown in tables(LOST_WORK, whole)] == [len(whole), len(LOST_WORK.pairs)]
     assert pairs_table(LOST_WORK, {name: [4.0, 4.1] for name in whole}).row_count == len(LOST_WORK.pairs)
+
+
+def test_what_rounds_sent_is_shown_where_the_loss_is() -> None:
+    comparison = replace(COMPRESSION_LONG, rounds=4, points=2)
+    told = [Sent(captured=number / 10, owed=float(number)) for number in range(1, 5)]
+    shown = sent_table(comparison, {"sparse": told, FLOAT32: []})
+    assert [column.header for column in shown.columns] == ["", "2", "4"]
+    assert [cells(shown, place) for place in range(3)] == [["sparse"], ["20%, 200%"], ["40%, 400%"]]
 
 
 def test_the_projects_own_text_is_its_files_and_no_hidden_ones(tmp_path: Path) -> None:

@@ -193,3 +193,24 @@ def test_the_key_names_what_decides_the_result():
     assert faster.key != job.key and faster.inner.lr == 2 * job.inner.lr
     larger = replace(job, batch=32)
     assert larger.key not in (job.key, faster.key) and larger.inner.batch == 32 != job.inner.batch
+
+
+def test_places_can_be_chosen_in_each_tensor_with_norms_as_whole_numbers():
+    layout = module_layout(MODEL, 1)
+    values = np.random.default_rng(1).standard_normal(layout.size).astype(np.float32)
+    found = layout.split(received(Sender("top512", feedback=False, layout=layout).send(values)))
+    for name, tensor in layout.split(values).items():
+        if tensor.ndim == 1:
+            np.testing.assert_allclose(found[name], tensor, atol=float(np.abs(tensor).max()) / 200)
+        else:
+            assert np.count_nonzero(found[name]) == -(-tensor.size // 8), name
+
+
+def test_what_was_captured_and_is_owed_is_kept_for_each_round():
+    grid = tiny_grid(tiny_job(codec="top128"))
+    for number in range(grid.job.rounds):
+        grid.round(number)
+    assert len(grid.sent) == grid.job.rounds == 2 and all(0 < one.captured < 0.9 for one in grid.sent)
+    owed = [one.owed for one in grid.sent]
+    assert owed == sorted(owed), "it grows at first"
+    assert tiny_grid(tiny_job(codec="fp32")).sent == []

@@ -127,7 +127,7 @@ def main(
         list[int] | None, typer.Option(min=3, help="Volunteers; more than once. Default: 12 and 48.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Courses of each.")] = 200,
-    audited: Annotated[int, typer.Option(min=1, help="As in [judging].")] = 10,
+    audited: Annotated[int, typer.Option(min=1, help="As `judging.audited` of a run file.")] = 10,
     json: JsonFile = None,
 ) -> None:
     """Play friends among the auditors: from the first round on, and after 60 honest rounds."""

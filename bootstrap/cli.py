@@ -295,7 +295,7 @@ def grow(
     levels: Annotated[str, typer.Option("--levels", help="How many modules each level has afterwards, as 1,2,4.")],
     folder: Folder = None,
     at_round: Annotated[int, typer.Option(min=0, help="The last round before. Default: the soonest.")] = 0,
-    corpus: Annotated[str, typer.Option(help="New text for the new paths: what `source` of [corpus] may be.")] = "",
+    corpus: Annotated[str, typer.Option(help="New text for the new paths: all that `corpus.source` may be.")] = "",
     reason: Why = "",
 ) -> None:
     """Give the grid more modules and paths after a round: each begins as a module there was, with its outer state.
@@ -466,7 +466,7 @@ def seed(
     ] = 0.0,
     down_mbit: Annotated[float, typer.Option(min=0, help="The same of the downlink.")] = 0.0,
     rounds: Annotated[
-        int, typer.Option(min=0, help="Of how many last rounds it keeps everything, as `rounds` of [archive]; 0: all.")
+        int, typer.Option(min=0, help="Of how many last rounds it keeps everything: `archive.rounds`; 0: all.")
     ] = 2,
     snapshots: Annotated[
         int, typer.Option(min=0, help="Every how many rounds it keeps the parameters for good; 0: never.")

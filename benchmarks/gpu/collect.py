@@ -58,7 +58,7 @@ def main(
     cuda: Annotated[str, typer.Option(help="CUDA of the torch there: 130 is 13.0.")] = "130",
     python: Annotated[str, typer.Option(help="The Python there.")] = "3.12",
     text: Annotated[
-        list[str] | None, typer.Option(help="Also make data.npz of this text, as in [corpus] source; may be repeated.")
+        list[str] | None, typer.Option(help="Also make data.npz of this text, as `corpus.source`; may be repeated.")
     ] = None,
     text_mb: Annotated[int, typer.Option(min=1, help="At most so many MB of text: data.npz takes about as much.")] = 20,
 ) -> None:

@@ -87,6 +87,18 @@ def shown(text: str, *, starts: tuple[str, ...]) -> Iterator[str]:
             yield piece
 
 
+def test_no_words_in_brackets_are_lost_from_a_help() -> None:
+    """A terminal takes them for colours, and shows nothing in their place."""
+    lost = re.compile(r"(?<!\\)\[[a-z][a-z ./#=]*\]")
+    texts = {title: node.help or "" for title, node in COMMANDS.items()}
+    texts |= {
+        f"{title} {parameter.name}": getattr(parameter, "help", None) or ""
+        for title, node in COMMANDS.items()
+        for parameter in node.params
+    }
+    assert len(texts) > 100 and {name: text for name, text in texts.items() if lost.search(text)} == {}
+
+
 # -- the reference
 
 

@@ -42,6 +42,7 @@ from .jobs import SIZES, Job
 ELSEWHERE = "; its documents routed elsewhere"
 CLEAN, OFF = "clean", "off"
 FLOAT32, FLOAT32_SHORT = "float32 both ways", "float32, momentum 0.8"
+FLOAT32_SHORTER = "float32, lr 0.8, momentum 0.7"
 
 Fields = Mapping[str, object]
 Losses = Mapping[str, Sequence[float]]
@@ -166,23 +167,31 @@ COMPRESSION_MIXED = Comparison(
 """Of 60 rounds 12 in int4 make a run's contributions 30 times smaller than float32, top128 alone 108 times."""
 
 
-_SHORT_STEP, _LONG_STEP = {"lr": 0.8, "momentum": 0.7}, {"lr": 1.0, "momentum": 0.5}
+_SHORT_STEP = {"lr": 0.8, "momentum": 0.7}
+_STEPS = {
+    "momentum 0.8": {"momentum": 0.8},
+    "lr 0.8, momentum 0.7": _SHORT_STEP,
+    "lr 1, momentum 0.5": {"lr": 1.0, "momentum": 0.5},
+}
 COMPRESSION_CURVE = Comparison(
     variations={
         FLOAT32: _FP32,
         FLOAT32_SHORT: {**_FP32, "momentum": 0.8},
+        FLOAT32_SHORTER: {**_FP32, **_SHORT_STEP},
         "int4 both ways": _INT4,
+        "int4 both ways, momentum 0.8": {**_INT4, "momentum": 0.8},
+        "int2 up, int4 down, momentum 0.8": {"codec": "int2", "down": "int4", "momentum": 0.8},
         "int2 up, int4 down": {"codec": "int2", "down": "int4"},
         "int2 both ways": {"codec": "int2", "down": "int2"},
         **{
             f"{codec}, {name}": {"codec": codec, "down": "int4", **step}
             for codec in ("top512", "top256")
-            for name, step in (("lr 0.8, momentum 0.7", _SHORT_STEP), ("lr 1, momentum 0.5", _LONG_STEP))
+            for name, step in _STEPS.items()
         },
         "top512 by tensor, lr 0.8, momentum 0.7": {"codec": "top512", "down": "int4", "by_tensor": True, **_SHORT_STEP},
         "top512 both ways, lr 0.8, momentum 0.7": {"codec": "top512", "down": "top512", **_SHORT_STEP},
     },
-    references=(FLOAT32, FLOAT32_SHORT),
+    references=(FLOAT32, FLOAT32_SHORT, FLOAT32_SHORTER),
     rounds=60,
     points=10,
 )

@@ -32,6 +32,7 @@ from dipaco_p2p.swarm.blobs.bandwidth import MBIT_BYTES
 from dipaco_p2p.topology import ModuleId
 
 from ..genesis.prepare import WARMUP_REPLICAS
+from .advice import Advice, advise
 
 if TYPE_CHECKING:
     from .probe import Probe
@@ -52,6 +53,10 @@ class Line:
 
     up_mbit: float
     down_mbit: float
+
+    def seconds(self, up: int, down: int) -> float:
+        """For so many bytes, one way after the other."""
+        return up / (self.up_mbit * MBIT_BYTES) + down / (self.down_mbit * MBIT_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,11 +164,13 @@ class Plan:
     """None where it is not known how fast volunteers are."""
     coordinator_down_bytes: int = 0
     """What comes to the coordinator's archive for each round of the grid, besides signed documents."""
+    advice: Advice | None = None
+    """Which codecs suit that pace; None where it is not known."""
 
     @property
     def line_s(self) -> float:
         """What one volunteer's line is busy over the whole run."""
-        first_s = self.first_down_bytes / (self.line.down_mbit * MBIT_BYTES)
+        first_s = self.line.seconds(0, self.first_down_bytes)
         return first_s + (self.rounds + self.warmup_rounds) * self.round.line_s
 
     def document(self) -> dict[str, Any]:
@@ -214,7 +221,15 @@ def plan(
         line=line,
         training=_training(config, line_s=each.line_s, volunteers=volunteers, tokens_per_s=tokens_per_s),
         coordinator_down_bytes=_coordinator_down(config, volunteers, retention or Retention()),
+        advice=_advice(config, each, line, steps_s=_tokens_a_round(config) / tokens_per_s) if tokens_per_s else None,
     )
+
+
+def _advice(config: RunConfig, each: Round, line: Line, *, steps_s: float) -> Advice:
+    def line_s(uplink: str, downlink: str) -> float:
+        return line.seconds(each.up_bytes_by_codec[uplink], each.down_bytes_by_codec[downlink])
+
+    return advise(config, line_s, steps_s=steps_s)
 
 
 def _training(config: RunConfig, *, line_s: float, volunteers: int, tokens_per_s: float) -> Training | None:
@@ -265,7 +280,7 @@ def _round(config: RunConfig, levels: tuple[Level, ...], *, up: int, down: int, 
         down_bytes=down,
         up_bytes_by_codec={codec: sent(codec) for codec in CODECS},
         down_bytes_by_codec={codec: sent(codec) for codec in DOWNLINKS},
-        line_s=up / (line.up_mbit * MBIT_BYTES) + down / (line.down_mbit * MBIT_BYTES),
+        line_s=line.seconds(up, down),
         deadline_s=config.rounds.deadline_s,
     )
 
@@ -412,6 +427,9 @@ def _line_rows(planned: Plan) -> Iterator[tuple[str, str]]:
     if (training := planned.training) is not None:
         pace = f"at {training.tokens_per_s:,.0f} tokens/s of each volunteer"
         yield "  time", f"{_time(training.round_s)} a round, {_time(training.run_s)} in all, {pace}"
+    if (advice := planned.advice) is not None:
+        yield "  advice", advice.words
+        yield from (("", reason) for reason in advice.why)
 
 
 def _memory_rows(memory: Memory) -> Iterator[tuple[str, str]]:

@@ -236,7 +236,7 @@ OVERLAP = Comparison(
 )
 
 RATES, MOMENTA = (2.0, 4.0, 8.0), (0.6, 0.3)
-"""Times the usual inner rate; and of the outer step: the default, and what MuLoCo (arXiv 2505.23725) takes for Muon."""
+"""Times the usual inner rate; and of the outer step: what MuLoCo (arXiv 2505.23725) takes for Muon, and half of it."""
 
 
 def _tuned(optimizer: str) -> dict[str, Fields]:

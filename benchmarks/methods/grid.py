@@ -24,7 +24,6 @@ from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.model.transformer import PathModel
 from dipaco_p2p.core.outer.codec import Compressed
 from dipaco_p2p.core.outer.compress import CODECS, Sent, beginning, compress
-from dipaco_p2p.core.outer.compress import sent as sent_of
 from dipaco_p2p.core.outer.outer_step import OuterState, Share, average, nesterov, outer_gradient, outer_step, weights
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -69,7 +68,7 @@ class Sender:
             sent = _by_tensor(wanted, codec, self._layout)
         residual = wanted - sent.expand()
         self._residual = residual * self._decay if self._feedback else None
-        self.told.append(sent_of(float(np.linalg.norm(values)), sent, residual))
+        self.told.append(Sent.of(float(np.linalg.norm(values)), sent, residual))
         return sent
 
 

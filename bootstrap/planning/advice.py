@@ -18,8 +18,8 @@ BUSY = 0.2
 ROUNDS = 60
 OVERLAP_FROM = 0.3
 """Of a round on the line: what overlap hides is then worth what it costs."""
-OVERLAP_COSTS = 12.2
-"""Of perplexity, in percent, after `ROUNDS` rounds."""
+OVERLAP_COSTS, OVERLAP_ROUNDS = 12.2, 6
+"""Of perplexity, in percent, and after how many rounds; nobody has measured it in a longer run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,5 +82,5 @@ def advise(config: RunConfig, line_s: Callable[[str, str], float], *, steps_s: f
         why.append(f"with rounds of {steps:,} steps {exact.uplink} would do")
     overlap = busy[chosen] > OVERLAP_FROM and rounds >= ROUNDS
     if overlap:
-        why.append(f"overlap cost {OVERLAP_COSTS:g} % in {ROUNDS} rounds, and hides the line behind the steps")
+        why.append(f"overlap hides the line behind the steps; it cost {OVERLAP_COSTS:g} % in {OVERLAP_ROUNDS} rounds")
     return Advice(uplink=chosen.uplink, downlink=chosen.downlink, overlap=overlap, busy=busy[chosen], why=tuple(why))

@@ -250,9 +250,6 @@ class Ledger:
         """Nobody needs this contribution from here any more."""
         self.open.pop(contribution, None)
         self.spent.pop(contribution, None)
-        self._put_away(contribution)
-
-    def _put_away(self, contribution: str) -> None:
         if self._archived_name is None:
             self._store.drop_document(self.open_name(contribution))
         else:

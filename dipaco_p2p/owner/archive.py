@@ -169,7 +169,7 @@ class ArchiveChain(ModuleChain):
 
     def add(self, sealed: Sealed[Contribution]) -> None:
         super().add(sealed)
-        if self._archive_chains.archive.find(sealed.id) is None:  # a final version counts it
+        if sealed.id not in self.ledger.kept:  # a final version counts it
             self._archive_chains.archive.keep(sealed)
 
     def append(self, sealed: Sealed[ModuleVersion], made: Made) -> None:

@@ -24,7 +24,7 @@ from dipaco_p2p.core.model.engine import AUTO, Engine, at_first, choose, compili
 from dipaco_p2p.core.model.inner import InnerLoop, InnerResult, StepReport
 from dipaco_p2p.core.model.microbatch import MicroBatch
 from dipaco_p2p.core.model.shards import Shard
-from dipaco_p2p.core.outer.compress import Sent, beginning, compress, encode_compressed, sent
+from dipaco_p2p.core.outer.compress import Sent, beginning, compress, encode_compressed
 from dipaco_p2p.core.outer.outer_step import outer_gradient
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
@@ -229,7 +229,7 @@ class PathTrainer:
             norm = float(np.linalg.norm(gradient))
             compressed, left = compress(gradient, self._owed(module), codec=settings.uplink, out=gradient)
             payload = encode_compressed(compressed)
-            told = sent(norm, compressed, left)
+            told = Sent.of(norm, compressed, left)
             made.append(OuterGradient(module=module, payload=payload, residual=to_bfloat16(left), sent=told))
         self.sent = Sent(
             captured=statistics.fmean(one.sent.captured for one in made),

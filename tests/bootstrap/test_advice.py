@@ -76,7 +76,7 @@ def test_overlap_is_for_long_runs_whose_line_stays_busy(share: float, rounds: in
     last = max(place for place, choice in enumerate(CHOICES) if rounds >= choice.rounds_min)
     found = advised(smallest_s * 2**last, run=run_of(rounds=rounds))
     assert found.overlap == overlap and found.busy == pytest.approx(busy)
-    assert any("overlap cost" in why for why in found.why) == overlap
+    assert any("overlap hides" in why for why in found.why) == overlap
 
 
 def test_what_a_choice_costs_is_what_the_docs_measured() -> None:

@@ -24,7 +24,6 @@ from dipaco_p2p.core.outer.compress import (
     compress,
     decode_compressed,
     encode_compressed,
-    sent,
 )
 from dipaco_p2p.core.outer.sparse import CHUNK
 from dipaco_p2p.core.outer.two_bits import WIDTH
@@ -126,12 +125,12 @@ def _exact(compressed: object) -> list[Fraction]:
 def test_what_was_captured_and_what_is_owed(codec: str) -> None:
     wanted, residual = values(3 * CHUNK, 4), values(3 * CHUNK, 5, scale=0.5)
     compressed, left = compress(wanted, residual, codec=codec)
-    told = sent(float(np.linalg.norm(wanted)), compressed, left)
+    told = Sent.of(float(np.linalg.norm(wanted)), compressed, left)
     lost = float(np.linalg.norm(left) / np.linalg.norm(wanted + residual)) ** 2
     assert told.captured == pytest.approx(1 - lost, abs=0.02)
     assert told.owed == pytest.approx(float(np.linalg.norm(left) / np.linalg.norm(wanted)))
     zeros = np.zeros(300, np.float32)
-    assert sent(0.0, *compress(zeros, codec=codec)) == Sent(captured=0.0, owed=0.0)
+    assert Sent.of(0.0, *compress(zeros, codec=codec)) == Sent(captured=0.0, owed=0.0)
 
 
 # -- blocks

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -62,12 +63,12 @@ class Sent:
     owed: float
     """The norm of what is left, over that of the values."""
 
-
-def sent(norm: float, compressed: Compressed, left: Floats) -> Sent:
-    """Of values of that norm, as `compressed`, what is `left` being the new residual. The share is exact where each
-    code stands for the mean of its values, and else near."""
-    out, owed = compressed.norm() ** 2, float(np.linalg.norm(left))
-    return Sent(captured=out / (out + owed**2) if out else 0.0, owed=owed / norm if norm else 0.0)
+    @classmethod
+    def of(cls, norm: float, compressed: Compressed, left: Floats) -> Self:
+        """Of values of that norm, as `compressed`, what is `left` being the new residual. The share is exact where each
+        code stands for the mean of its values, and else near."""
+        out, owed = compressed.norm() ** 2, float(np.linalg.norm(left))
+        return cls(captured=out / (out + owed**2) if out else 0.0, owed=owed / norm if norm else 0.0)
 
 
 def beginning(version: Floats, owed: Floats | None, *, codec: str) -> Floats:

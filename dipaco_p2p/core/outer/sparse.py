@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from ...errors import IntegrityError
 from ..arrays import Array, Floats
-from .codec import SCALE_MIN, Codec, Compressed, check_range, check_scales, require_finite, take
-from .two_bits import LEVELS, pack_codes, unpack_codes
+from .codec import SCALE_MIN, Codec, Compressed, check_range, require_finite, take
+from .two_bits import LEVELS, norm_of, pack_codes, take_magnitudes, unpack_codes
 
 CHUNK = 4096
 
@@ -61,9 +61,7 @@ class Sparse(Compressed):
 
     def norm(self) -> float:
         cells = self.places // CHUNK * LEVELS + (self.codes & 1)
-        counts = np.bincount(cells, minlength=self.scales.size).tolist()
-        scales = self.scales.ravel().tolist()
-        return math.sqrt(math.fsum(n * (scale * scale) for n, scale in zip(counts, scales, strict=True)))
+        return norm_of(np.bincount(cells, minlength=self.scales.size), self.scales)
 
     def dot(self, other: Sparse) -> float:
         _, ours, theirs = np.intersect1d(self.places, other.places, assume_unique=True, return_indices=True)
@@ -117,15 +115,12 @@ class TopK(Codec):
         lows = take(tensors, "lows", np.dtype(np.uint8), -(-total * low_bits // 8))
         places = groups * self._every + _unpack_lows(lows, total, low_bits)
         codes = unpack_codes(take(tensors, "codes", np.dtype(np.uint8), -(-total // 4)), total)
-        scales = take(tensors, "scales", np.dtype(np.float32), LEVELS * chunks)
-        check_scales(scales)
-        if (scales[0::LEVELS] > scales[1::LEVELS]).any():
-            raise IntegrityError("a compressed vector whose two magnitudes of a chunk are not in order")
+        scales = take_magnitudes(tensors, chunks)
         if total and (places[-1] >= size or (np.diff(places) <= 0).any()):
             raise IntegrityError("a compressed vector whose places do not rise, or lie beyond its end")
         if (np.bincount(places // CHUNK, minlength=chunks)[: size // CHUNK] != self._kept).any():
             raise IntegrityError(f"a compressed vector with a chunk of which not {self._kept} values are kept")
-        return Sparse(size=size, every=self._every, places=places, codes=codes, scales=scales.reshape(chunks, LEVELS))
+        return Sparse(size=size, every=self._every, places=places, codes=codes, scales=scales)
 
     def tensor_bytes(self, size: int) -> int:
         kept = -(-size // self._every)

@@ -54,8 +54,7 @@ class TwoBits(Dense):
         counts[-1:] -= -self.size % WIDTH
         greater = np.count_nonzero(_in_rows(self.codes & 1), axis=1)
         counts = np.stack([counts - greater, greater], axis=1).ravel()
-        pairs = zip(counts.tolist(), self.scales.ravel().tolist(), strict=True)
-        return math.sqrt(math.fsum(count * (scale * scale) for count, scale in pairs))
+        return norm_of(counts, self.scales)
 
     def dot(self, other: TwoBits) -> float:
         """Of each block and each pair of magnitudes the number of equal signs less that of others is a whole number,
@@ -125,11 +124,7 @@ class QuarterBytes(Codec):
 
     def read(self, tensors: dict[str, Array], *, size: int) -> Compressed:
         codes = unpack_codes(take(tensors, "codes", np.dtype(np.uint8), -(-size // 4)), size)
-        scales = take(tensors, "scales", np.dtype(np.float32), LEVELS * -(-size // WIDTH))
-        check_scales(scales)
-        if (scales[0::LEVELS] > scales[1::LEVELS]).any():
-            raise IntegrityError("a compressed vector whose two magnitudes of a block are not in order")
-        return TwoBits(size=size, codes=codes, scales=scales.reshape(-1, LEVELS))
+        return TwoBits(size=size, codes=codes, scales=take_magnitudes(tensors, -(-size // WIDTH)))
 
     def tensor_bytes(self, size: int) -> int:
         return -(-size // 4) + 4 * LEVELS * -(-size // WIDTH)
@@ -173,6 +168,21 @@ def _in_rows(values: Array) -> Array:
     """Rows (blocks, WIDTH), the last one filled up with zeros."""
     missing = -values.size % WIDTH
     return (np.pad(values, (0, missing)) if missing else values).reshape(-1, WIDTH)
+
+
+def norm_of(counts: npt.NDArray[np.int64], scales: Floats) -> float:
+    """Of a vector in which so many values have each of the magnitudes, from an exact sum."""
+    pairs = zip(counts.tolist(), scales.ravel().tolist(), strict=True)
+    return math.sqrt(math.fsum(count * (scale * scale) for count, scale in pairs))
+
+
+def take_magnitudes(tensors: dict[str, Array], count: int) -> Floats:
+    """`scales` as so many pairs (count, 2); raises IntegrityError unless the smaller of each comes first."""
+    scales = take(tensors, "scales", np.dtype(np.float32), LEVELS * count)
+    check_scales(scales)
+    if (scales[0::LEVELS] > scales[1::LEVELS]).any():
+        raise IntegrityError("a compressed vector with two magnitudes that are not in order")
+    return scales.reshape(count, LEVELS)
 
 
 def pack_codes(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -28,7 +28,7 @@ PREFIX_TOKENS = 32
 """A document is routed by its first 32 tokens, and these count in no evaluation (DiPaCo section 2.4)."""
 COUNT_BUCKETS_MAX = 1024
 """Where routers count tokens, a larger vocabulary shares this many buckets: each costs one weight per path."""
-UPLINKS = ("int8", "int4", "int2", "top512", "top256", "top128")
+UPLINKS = ("int8", "int4", "int2", "ternary640", "ternary320", "ternary160", "top128")
 """The codecs (core/outer/compress.py) that outer gradients may be sent in."""
 DOWNLINKS = ("int8", "int4", "int2")
 """Those for updates: one that leaves most values out would leave the followers behind."""
@@ -199,7 +199,7 @@ class CompressionConfig:
     """What outer gradients and updates take on the line; docs/performance.md says what each costs."""
 
     uplink: str = bounded("int4", choices=UPLINKS)
-    """Of outer gradients: 8, 4 or 2 bits a value, or of 4096 values the largest 512, 256 or 128 at 2 bits each."""
+    """Of outer gradients: 8, 4 or 2 bits a value; or of 4096 the largest 640, 320 or 160 by sign, or 128 in 2 bits."""
     downlink: str = bounded("int4", choices=DOWNLINKS)
     """Of the updates from one version of a module to the next."""
     error_decay: float = bounded(1.0, low=0.0, high=1.0)

@@ -34,7 +34,7 @@ def main(
         str | None,
         typer.Option(
             help="Instead: lost-work, compression, compression-long, compression-mixed, "
-            "compression-curve, overlap or muon, of a 2x2 grid."
+            "compression-curve, density, repair, overlap or muon, of a 2x2 grid."
         ),
     ] = None,
     rounds: Annotated[

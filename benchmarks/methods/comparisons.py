@@ -5,6 +5,8 @@
     compression-long    the same in long runs, where top128 belongs
     compression-mixed   top128 with int4 in the first or last rounds
     compression-curve   bytes against loss: every codec with the outer steps that suit it, what a round sends, and owes
+    density             sparser outer gradients for the module that more paths share
+    repair              forged work that is found after it counted: kept, rolled back, or rebuilt without it
     overlap             rounds that begin from an estimate of the next version
     muon                AdamW and Muon as inner optimizers, each with every inner rate and outer momentum of one grid
 
@@ -38,11 +40,12 @@ from dipaco_p2p.topology import ModuleId
 
 from .grid import Arrived, Grid, WarmStart
 from .jobs import SIZES, Job
+from .repair import KEPT, REBUILT, REFUSED, ROLLED_BACK
+from .repair import ROUNDS as FORGED_ROUNDS
 
 ELSEWHERE = "; its documents routed elsewhere"
-CLEAN, OFF = "clean", "off"
+CLEAN, OFF, OFF_SHORT = "clean", "off", "off, momentum 0.8"
 FLOAT32, FLOAT32_SHORT = "float32 both ways", "float32, momentum 0.8"
-FLOAT32_SHORTER = "float32, lr 0.8, momentum 0.7"
 
 Fields = Mapping[str, object]
 Losses = Mapping[str, Sequence[float]]
@@ -167,17 +170,17 @@ COMPRESSION_MIXED = Comparison(
 """Of 60 rounds 12 in int4 make a run's contributions 30 times smaller than float32, top128 alone 108 times."""
 
 
-_SHORT_STEP = {"lr": 0.8, "momentum": 0.7}
-_STEPS = {
+_STEPS: Mapping[str, Fields] = {
     "momentum 0.8": {"momentum": 0.8},
-    "lr 0.8, momentum 0.7": _SHORT_STEP,
-    "lr 1, momentum 0.5": {"lr": 1.0, "momentum": 0.5},
+    "lr 0.8, momentum 0.7": {"lr": 0.8, "momentum": 0.7},
+    "lr 0.9, momentum 0.7": {"lr": 0.9, "momentum": 0.7},
 }
+_FLOAT32_STEPS = {f"float32, {name}": {**_FP32, **step} for name, step in _STEPS.items()}
+_TERNARY = {"codec": "ternary640", "down": "int4", **_STEPS["lr 0.9, momentum 0.7"]}
 COMPRESSION_CURVE = Comparison(
     variations={
         FLOAT32: _FP32,
-        FLOAT32_SHORT: {**_FP32, "momentum": 0.8},
-        FLOAT32_SHORTER: {**_FP32, **_SHORT_STEP},
+        **_FLOAT32_STEPS,
         "int4 both ways": _INT4,
         "int4 both ways, momentum 0.8": {**_INT4, "momentum": 0.8},
         "int2 up, int4 down, momentum 0.8": {"codec": "int2", "down": "int4", "momentum": 0.8},
@@ -185,17 +188,41 @@ COMPRESSION_CURVE = Comparison(
         "int2 both ways": {"codec": "int2", "down": "int2"},
         **{
             f"{codec}, {name}": {"codec": codec, "down": "int4", **step}
-            for codec in ("top512", "top256")
+            for codec in ("ternary640", "ternary320", "ternary160")
             for name, step in _STEPS.items()
         },
-        "top512 by tensor, lr 0.8, momentum 0.7": {"codec": "top512", "down": "int4", "by_tensor": True, **_SHORT_STEP},
-        "top512 both ways, lr 0.8, momentum 0.7": {"codec": "top512", "down": "top512", **_SHORT_STEP},
+        "ternary640 by tensor, lr 0.9, momentum 0.7": {**_TERNARY, "by_tensor": True},
+        "ternary640, int4 in the last 2, lr 0.8, momentum 0.7": {
+            **_TERNARY,
+            **_STEPS["lr 0.8, momentum 0.7"],
+            "dense_last": 2,
+        },
+        **{
+            f"ternary640, updates of the gradient in {down}, lr 0.9, momentum 0.7": {
+                **_TERNARY,
+                "down": down,
+                "down_of": "gradient",
+            }
+            for down in ("fp32", "ternary640")
+        },
     },
-    references=(FLOAT32, FLOAT32_SHORT, FLOAT32_SHORTER),
+    references=(FLOAT32, *_FLOAT32_STEPS),
     rounds=60,
     points=10,
 )
 """Bytes against loss. Of a run of `COMPRESSION_LONG`'s length, which has `top128`."""
+
+_SHARED = {**_TERNARY, **_STEPS["lr 0.8, momentum 0.7"], "grid": "2x2 shared embedding"}
+DENSITY = Comparison(
+    variations={
+        f"{trunk} in the trunk, {rest} in the other modules": {**_SHARED, "codecs": (trunk, rest, rest)}
+        for trunk in ("ternary640", "ternary320")
+        for rest in ("ternary640", "ternary320")
+    },
+    references=("ternary640 in the trunk, ternary640 in the other modules",),
+    rounds=60,
+)
+"""Four paths share the trunk, two each other module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -216,12 +243,13 @@ class Known:
         return self.course.ahead(gradient, lr=self.job.lr, momentum=self.job.momentum)
 
 
+_HALF = "on, with half the own gradient"
 ESTIMATES: Mapping[str, Callable[[Known], Floats]] = {
     "on: the outer step with the own gradient": lambda known: known.ahead(known.own),
     "others' last gradients, own fresh one": lambda known: known.ahead(
         known.own if known.others is None else known.others + known.own * known.weight
     ),
-    "on, with half the own gradient": lambda known: known.ahead(known.own * np.float32(0.5)),
+    _HALF: lambda known: known.ahead(known.own * np.float32(0.5)),
     "halfway between the estimate and the own parameters": lambda known: (
         (known.ahead(known.own) + known.course.params - known.own) * np.float32(0.5)
     ),
@@ -231,12 +259,26 @@ ESTIMATES: Mapping[str, Callable[[Known], Floats]] = {
 }
 """The first is what a run does; the second is the eager update of arXiv 2502.12996."""
 
+_ON = next(iter(ESTIMATES))
+_ESTIMATED: dict[str, Fields] = {
+    f"{name}, lr {lr:g}, momentum {momentum:g}": {**_INT4, "lr": lr, "momentum": momentum, "estimate": name}
+    for name, steps in {
+        **dict.fromkeys(ESTIMATES, ((0.7, 0.5),)),
+        _HALF: ((0.7, 0.8), (0.7, 0.5)),
+        _ON: ((0.7, 0.8), (0.7, 0.5), (0.6, 0.7), (0.5, 0.7), (0.4, 0.7), (0.3, 0.8)),
+    }.items()
+    for lr, momentum in steps
+}
 OVERLAP = Comparison(
-    variations={OFF: _INT4} | {name: {**_INT4, "estimate": name} for name in ESTIMATES}, references=(OFF,)
+    variations={OFF: _INT4, OFF_SHORT: {**_INT4, "momentum": 0.8}, **_ESTIMATED},
+    references=(OFF, OFF_SHORT),
+    rounds=60,
+    points=10,
 )
+"""Steps from an estimate want a smaller outer step than those from a version."""
 
-RATES, MOMENTA = (2.0, 4.0, 8.0), (0.6, 0.3)
-"""Times the usual inner rate; and of the outer step: what MuLoCo (arXiv 2505.23725) takes for Muon, and half of it."""
+RATES, MOMENTA = (2.0, 4.0, 8.0, 16.0), (0.6, 0.3, 0.15)
+"""Times the usual inner rate; and of the outer step: what MuLoCo (arXiv 2505.23725) takes for Muon, and less."""
 
 
 def _tuned(optimizer: str) -> dict[str, Fields]:
@@ -261,12 +303,31 @@ MUON = Comparison(
     points=10,
 )
 
+_SHORTER = {**_INT4, "momentum": 0.8}
+REPAIR = Comparison(
+    variations={CLEAN: _SHORTER}
+    | {
+        f"{factor:g} times the negative in {FORGED_ROUNDS} rounds, {repair}": {
+            **_SHORTER,
+            "forged": factor,
+            "repair": repair,
+        }
+        for factor in (1.0, 3.0)
+        for repair in (REFUSED, KEPT, ROLLED_BACK, REBUILT)
+    },
+    references=(CLEAN,),
+    rounds=24,
+    points=12,
+)
+
 COMPARISONS: Mapping[str, Comparison] = {
     "lost-work": LOST_WORK,
     "compression": COMPRESSION,
     "compression-long": COMPRESSION_LONG,
     "compression-mixed": COMPRESSION_MIXED,
     "compression-curve": COMPRESSION_CURVE,
+    "density": DENSITY,
+    "repair": REPAIR,
     "overlap": OVERLAP,
     "muon": MUON,
 }

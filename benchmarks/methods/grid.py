@@ -188,10 +188,12 @@ class Worker:
         self._is_attacker = job.attack and number == 0
         self._loop = InnerLoop(job.inner, total_steps, job.model, device=device, seed=seed, fast=fast)
         self._loop.load_state(start.state(self._loop.path, job.optimizer))
-        layouts = [module_layout(job.model, level) if job.by_tensor else None for level in range(len(job.model.levels))]
+        levels = range(len(job.model.levels))
+        layouts = [module_layout(job.model, level) if job.by_tensor else None for level in levels]
+        codecs = job.codecs or [job.codec for _ in levels]
         self.senders = [
-            Sender(job.codec, feedback=job.feedback, decay=job.decay, goes_on=job.goes_on, layout=layout)
-            for layout in layouts
+            Sender(codec, feedback=job.feedback, decay=job.decay, goes_on=job.goes_on, layout=layout)
+            for codec, layout in zip(codecs, layouts, strict=True)
         ]
         self.own: list[Floats] = []
         """Its last outer gradients, one per level, as they were before compression."""
@@ -356,11 +358,21 @@ def next_state(
         paths = [c.share.path for c in contributions]
         clip_norms = None if clip_norm is None else [clip_norm] * len(alphas)
         gradient = average(compressed, alphas, rule=job.rule, paths=paths, clip_norms=clip_norms)
+        if job.down_of == "gradient":
+            if job.down == "fp32":
+                return _stepped(state, gradient, state.residual, job)
+            told, left = compress(gradient, state.residual, codec=job.down)
+            return _stepped(state, told.expand(), left, job)
         return outer_step(state, gradient, lr=job.lr, momentum=job.momentum, codec=job.down)[0]
     assert job.rule == "sqrt" and clip_norm is None and job.replicas == 1, "fp32 is there to compare codecs with"
     scale = 1 / math.sqrt(math.fsum(alpha * alpha for alpha in alphas))
     total = np.zeros_like(state.params)
     for values, alpha in zip(map(received, gradients), alphas, strict=True):
         total += values * np.float32(alpha * scale)
-    buffer, step = nesterov(state.momentum, total, lr=job.lr, momentum=job.momentum)
-    return OuterState(params=state.params - step, momentum=buffer, residual=state.residual)
+    return _stepped(state, total, state.residual, job)
+
+
+def _stepped(state: OuterState, gradient: Floats, residual: Floats, job: Job) -> OuterState:
+    """After the step that everybody makes of this gradient; `residual` is what updates could not say of it so far."""
+    buffer, step = nesterov(state.momentum, gradient, lr=job.lr, momentum=job.momentum)
+    return OuterState(params=state.params - step, momentum=buffer, residual=residual)

@@ -23,7 +23,8 @@ ROUND_STEPS = 40
 _LATER: Mapping[str, object] = {
     **{"inner_lr": 1.0, "batch": InnerConfig().batch, "goes_on": True, "size": "small"},
     **{"late": 0.0, "untrained": False, "zero": False, "coasts": False, "estimate": "", "points": 3},
-    **{"dense_first": 0, "dense_last": 0, "by_tensor": False},
+    **{"dense_first": 0, "dense_last": 0, "by_tensor": False, "codecs": (), "down_of": "step"},
+    **{"forged": 0.0, "repair": ""},
     "optimizer": ADAMW,
 }
 """Fields that came later with their defaults: finished experiments find their results by keys without them."""
@@ -111,6 +112,8 @@ class Job:
     round_steps: int = ROUND_STEPS
     codec: str = "int8"
     """Of the outer gradients: as in a run file; top3 (the largest 3 %); or fp32."""
+    codecs: tuple[str, ...] = ()
+    """Those of each level, if not the same."""
     feedback: bool = True
     """Whether what the codec lost is added to the next outer gradient."""
     decay: float = 1.0
@@ -125,6 +128,8 @@ class Job:
     """Inner steps with top128 begin where the path is, as in the swarm; else at the versions."""
     down: str = "int8"
     """Of the updates. Not with fp32, where modules are stepped as they are."""
+    down_of: str = "step"
+    """What an update says: the outer step, or the averaged gradient, of which everybody makes the step."""
     reshard: tuple[int, ...] = ()
     """Before these rounds all paths score the router split, and a router fitted on who was best cuts new shards."""
     balance: str = "equal"
@@ -150,6 +155,10 @@ class Job:
     """Path 0 sends ten times the negative of its outer gradients."""
     clip: bool = False
     """Contributions longer than twice the median of their module's are scaled down to that."""
+    forged: float = 0.0
+    """In some rounds path 0 sends so many times the negative of its outer gradients (repair.py)."""
+    repair: str = ""
+    """What is done about these when they are found."""
     train_share: float = 1.0
     """Share of the training text that is used at all."""
     inner_lr: float = 1.0

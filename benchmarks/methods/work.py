@@ -45,6 +45,7 @@ from .data import PARTS, Data, Ints, Part
 from .every_step import EveryStep
 from .grid import Grid, WarmStart, untrained_path
 from .jobs import SIZES, STEPS, WARMUP_STEPS, Job, path_model
+from .repair import RepairedGrid
 from .routing import Routes, first_routes, rerouted, router_features, shards
 from .store import Folder, load_model, load_warm, save_model, save_warm
 
@@ -131,7 +132,7 @@ def train(bench: Bench, job: Job) -> dict[str, Any]:
     if job.outer == "every step":
         grid = EveryStep(job, start, cut, fast=bench.fast)
     else:
-        kind = OverlappedGrid if job.estimate else Grid
+        kind = OverlappedGrid if job.estimate else RepairedGrid if job.forged else Grid
         grid = kind(job, start, cut, fast=bench.fast, device=bench.device)
     best: dict[int, tuple[float, list[Floats]]] = {}
     curve, moved = [], []

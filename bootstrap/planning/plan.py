@@ -418,8 +418,9 @@ def _line_rows(planned: Plan) -> Iterator[tuple[str, str]]:
     both = f"{in_bytes(each.up_bytes)} up, {in_bytes(each.down_bytes)} down"
     yield "at first", f"{in_bytes(planned.first_down_bytes)} down for each volunteer"
     yield "each round", f"{each.steps} steps, {each.tokens:,} tokens; {both}"
-    yield "  up by codec", _by(each.up_bytes_by_codec)
-    yield "  down by codec", _by(each.down_bytes_by_codec)
+    both_ways = each.down_bytes_by_codec
+    yield "  by codec", _by(both_ways)
+    yield "  up alone", _by({codec: size for codec, size in each.up_bytes_by_codec.items() if codec not in both_ways})
     speed = f"{line.up_mbit:g} Mbit/s up and {line.down_mbit:g} down"
     yield "  line", f"{_time(each.line_s)} at {speed}; a round waits {each.deadline_s:g} s at most for who is missing"
     yield "  coordinator", f"{in_bytes(planned.coordinator_down_bytes)} down for its archive, and signed documents"

@@ -63,7 +63,10 @@ def decode(
     _check_cover(spans, len(body))
     tensors = {}
     for name, (dtype, shape, begin, end) in spans.items():
-        tensor = np.frombuffer(body[begin:end], dtype=dtype).reshape(shape)
+        try:
+            tensor = np.frombuffer(body[begin:end], dtype=dtype).reshape(shape)
+        except ValueError:  # with a zero in it a shape needs no bytes, and may be larger than numpy takes
+            raise IntegrityError(f"tensor `{short(name)}` has a shape that no array has: {short(shape)}") from None
         tensors[name] = tensor if is_view and tensor.flags.aligned else tensor.copy()
     return tensors, metadata
 
@@ -87,6 +90,7 @@ def _split(data: bytes, header_bytes_max: int) -> tuple[dict[str, Any], memoryvi
     body_start = LENGTH_BYTES + length
     try:
         header = json.loads(data[LENGTH_BYTES:body_start].decode(), object_pairs_hook=_unique)
+        canonical_bytes(header)  # JSON may say what no bytes can, half a surrogate: whoever encodes it again would fail
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"a tensor header that is not JSON: {error}") from None
     if not isinstance(header, dict):

@@ -12,6 +12,7 @@ import pytest
 from methods_harness import PRIVATE, TinyJob, made_up_shards, start, tiny_job
 from tiny_run import MODEL, contribution_of, granted, initial, make_run, signer, tiny_config
 
+from benchmarks.methods import repair
 from benchmarks.methods.grid import Arrived, Contribution, Grid, Sender, next_state, received
 from benchmarks.methods.jobs import Job
 from dipaco_p2p.core.model.layout import module_layout
@@ -198,12 +199,19 @@ def test_the_key_names_what_decides_the_result():
 def test_places_can_be_chosen_in_each_tensor_with_norms_as_whole_numbers():
     layout = module_layout(MODEL, 1)
     values = np.random.default_rng(1).standard_normal(layout.size).astype(np.float32)
-    found = layout.split(received(Sender("top512", feedback=False, layout=layout).send(values)))
+    found = layout.split(received(Sender("ternary640", feedback=False, layout=layout).send(values)))
     for name, tensor in layout.split(values).items():
         if tensor.ndim == 1:
             np.testing.assert_allclose(found[name], tensor, atol=float(np.abs(tensor).max()) / 200)
         else:
-            assert np.count_nonzero(found[name]) == -(-tensor.size // 8), name
+            assert np.count_nonzero(found[name]) == -(-tensor.size * 640 // 4096), name
+
+
+def test_each_level_can_have_a_codec_of_its_own():
+    grid = tiny_grid(tiny_job(codecs=("ternary640", "top128", "top128")))
+    grid.round(0)
+    first, *others = (sender.told[0].captured for sender in grid._workers[0][0].senders)
+    assert first > 1.5 * max(others)
 
 
 def test_what_was_captured_and_is_owed_is_kept_for_each_round():
@@ -214,3 +222,37 @@ def test_what_was_captured_and_is_owed_is_kept_for_each_round():
     owed = [one.owed for one in grid.sent]
     assert owed == sorted(owed), "it grows at first"
     assert tiny_grid(tiny_job(codec="fp32")).sent == []
+
+
+def repaired(what: str, factor: float = 1.0) -> list[np.ndarray]:
+    job = tiny_job(forged=factor, repair=what, codec="int8")
+    grid = repair.RepairedGrid(job, start(), made_up_shards(job), fast=False)
+    for number in range(job.rounds):
+        grid.round(number)
+    return [state.params for state in grid.states.values()]
+
+
+def test_forged_work_is_kept_rolled_back_or_left_out_of_what_is_made_once_more(monkeypatch):
+    monkeypatch.setattr(repair, "FIRST", 1)
+    monkeypatch.setattr(repair, "ROUNDS", 1)
+    one_round = tiny_grid(tiny_job(codec="int8"))
+    one_round.round(0)
+    before = [state.params for state in one_round.states.values()]
+    assert all(same(repaired(repair.ROLLED_BACK), before))
+    assert all(same(repaired(repair.REBUILT, 3.0), repaired(repair.REFUSED))), "in the first forged round all fits"
+    forged = same(repaired(repair.KEPT), repaired(repair.REFUSED))
+    topology = one_round.topology
+    through = [topology.path(0) in topology.paths_through(module) for module in topology.modules()]
+    assert forged == [not is_forged for is_forged in through]
+
+
+def test_an_update_of_the_gradient_lets_everybody_make_the_step():
+    """Of a gradient that the codec says exactly it is the same step; what it cannot say comes with the next one."""
+    exact, coarse = (tiny_job(codec="int8", down=down, down_of="gradient") for down in ("fp32", "top128"))
+    state = OuterState.fresh(np.zeros(4096, np.float32))
+    gradient = compress(np.linspace(-1, 1, 4096, dtype=np.float32))[0]
+    sent = [Contribution(share=Share(path="P0-0-0", shard_size=1, tokens=1), gradient=gradient)]
+    stepped, told = (next_state(state, sent, job) for job in (exact, coarse))
+    np.testing.assert_allclose(stepped.momentum, gradient.expand(), rtol=1e-6)
+    assert np.count_nonzero(told.params) == np.count_nonzero(told.momentum) == 128
+    np.testing.assert_allclose(told.momentum + told.residual, gradient.expand(), atol=1e-6)

@@ -155,9 +155,11 @@ def test_a_state_of_another_model_is_refused():
 @pytest.mark.parametrize(
     ("kind", "value", "message"),
     [
-        ("step", np.array(-1, np.int64), "count of steps"),
-        ("step", np.zeros(3, np.int64), "count of steps"),
-        ("step", np.array(2.0, np.float32), "count of steps"),
+        ("step", np.array(-1, np.int64), "not a count of"),
+        ("step", np.array(2**24 + 1, np.int64), "not a count of"),
+        ("step", np.array(2**63 - 1, np.int64), "not a count of"),
+        ("step", np.zeros(3, np.int64), "not a count of"),
+        ("step", np.array(2.0, np.float32), "not a count of"),
         ("exp_avg", np.zeros(16, np.float32), "float32"),
         ("exp_avg_scales", np.zeros(2, np.float32), "shape"),
         ("exp_avg_sq_scales", np.full(1, -1e-9, np.float32), "negative"),

@@ -77,6 +77,9 @@ BAD = {
     "in a file with": file_of(HEADER, bytes(9)),
     "in a file with ": file_of(HEADER, bytes(4)),
     "recursion": file_of(b"[" * 100_000),
+    "no array has": file_of({"a": {"dtype": "F32", "shape": [0, 2**47, 2**47], "data_offsets": [0, 0]}}, b""),
+    "no array has ": file_of({"a": {"dtype": "F32", "shape": [2**47, 2**47, 0, 2**47], "data_offsets": [0, 0]}}, b""),
+    "surrogates": file_of(b'{"\\ud800": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'),
 }
 
 

@@ -16,7 +16,7 @@ MUON = 'inner.optimizer="muon"'
 CHOICES = {
     "muon": (MUON,),
     "two bits both ways": ('compression.uplink="int2"', 'compression.downlink="int2"'),
-    "the largest up": ('compression.uplink="top512"', "outer.lr=0.8", "outer.momentum=0.7"),
+    "the largest up": ('compression.uplink="ternary640"', "outer.lr=0.9", "outer.momentum=0.7"),
     "overlap": ("rounds.overlap=true", 'compression.uplink="int2"'),
 }
 

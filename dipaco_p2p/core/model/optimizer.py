@@ -166,6 +166,9 @@ SCALES = "_scales"
 KINDS = ("step", *FORMS, *(kind + SCALES for kind in FORMS))
 BUFFER = "momentum_buffer"
 """Muon's momentum, as torch calls it; kept in bfloat16."""
+STEPS_MAX = 1 << 24
+"""AdamW counts its steps in float32, which ends here. The steps of the run are no bound: a path whose work found no
+leader is trained again, and the moments keep count of that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -182,7 +185,7 @@ class InnerState:
         for name, parameter in model.named_parameters():
             state = optimizer.state.get(parameter, {})
             if "step" in state:
-                values[f"{name}{SEPARATOR}step"] = np.array(int(state["step"]), dtype=np.int64)
+                values[f"{name}{SEPARATOR}step"] = np.array(min(int(state["step"]), STEPS_MAX), dtype=np.int64)
             if BUFFER in state:
                 halves = state[BUFFER].detach().bfloat16()
                 values[f"{name}{SEPARATOR}{BUFFER}"] = halves.cpu().view(torch.int16).numpy().view(np.uint16)
@@ -273,8 +276,8 @@ def _check(value: Array, kind: str, key: str, *, shape: tuple[int, ...]) -> None
             raise IntegrityError(f"`{key}` of an optimizer state is not finite bfloat16 values of the shape {shape}")
         return
     if kind == "step":
-        if value.dtype != np.int64 or value.shape or value < 0:
-            raise IntegrityError(f"`{key}` of an optimizer state is not a count of steps")
+        if value.dtype != np.int64 or value.shape or not 0 <= value <= STEPS_MAX:
+            raise IntegrityError(f"`{key}` of an optimizer state is not a count of up to {STEPS_MAX} steps")
         return
     is_scales = kind.endswith(SCALES)
     dtype, wanted = (np.float32, (-(-math.prod(shape) // BLOCK),)) if is_scales else (np.uint8, shape)

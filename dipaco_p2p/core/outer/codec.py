@@ -99,7 +99,8 @@ class Codec(ABC):
     metadata: Mapping[str, str]
     """What says in a file how it is to be read."""
     goes_on: ClassVar[bool] = False
-    """Whether so much stays unsent that a path goes on from where it was, and not from the version."""
+    """Whether so much stays unsent that a path goes on from where it was, and not from the version: it would do what
+    waits again, round after round until its turn comes, and send it that many times over."""
 
     @abstractmethod
     def make(
@@ -115,16 +116,18 @@ class Codec(ABC):
 
     @abstractmethod
     def tensor_bytes(self, size: int) -> int:
-        """Of the tensors of `size` values."""
+        """Of the tensors of `size` values, at most."""
 
 
-def take(tensors: dict[str, Array], name: str, dtype: np.dtype[np.generic], length: int) -> Array:
-    """The tensor of this name, which must be flat, of this type and length; raises IntegrityError."""
+def take(tensors: dict[str, Array], name: str, dtype: np.dtype[np.generic], length: int | None) -> Array:
+    """The tensor of this name, which must be flat, of this type and, if that is known, length; raises
+    IntegrityError."""
     tensor = tensors.pop(name, None)
     if tensor is None:
         raise IntegrityError(f"a compressed vector without `{name}`")
-    if tensor.dtype != dtype or tensor.shape != (length,):
-        raise IntegrityError(f"`{name}` is {tensor.dtype} of shape {tensor.shape}, expected {dtype} of ({length},)")
+    expected = (tensor.size if length is None else length,)
+    if tensor.dtype != dtype or tensor.shape != expected:
+        raise IntegrityError(f"`{name}` is {tensor.dtype} of shape {tensor.shape}, expected {dtype} of {expected}")
     return tensor
 
 

@@ -19,11 +19,12 @@ from ..arrays import Floats
 from ..tensor_file import decode, encode_parts
 from .blocks import IntBlocks
 from .codec import Codec, Compressed
-from .sparse import TopK
+from .sparse import TernaryK, TopK
 from .two_bits import QuarterBytes
 
 CODECS: Mapping[str, Codec] = {
-    codec.name: codec for codec in (IntBlocks(8), IntBlocks(4), QuarterBytes(), TopK(512), TopK(256), TopK(128))
+    codec.name: codec
+    for codec in (IntBlocks(8), IntBlocks(4), QuarterBytes(), TernaryK(640), TernaryK(320), TernaryK(160), TopK(128))
 }
 """By their names in a run file (config.py)."""
 INT8, INT4 = "int8", "int4"

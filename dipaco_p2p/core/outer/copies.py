@@ -22,8 +22,9 @@ ALIKE: Mapping[str, float] = {
     "int8": 0.999,
     "int4": 0.999,
     "int2": 0.99,
-    "top512": 0.99,
-    "top256": 0.99,
+    "ternary640": 0.99,
+    "ternary320": 0.99,
+    "ternary160": 0.99,
     "top128": 0.99,
 }
 """From this cosine on two gradients in the codec are the same work. Honest replicas come near: in the first round, with

@@ -1,16 +1,21 @@
-"""The largest values of each chunk, at two bits each: of 4096 values the 128, 256 or 512 largest are kept (of a shorter
-last chunk the same share), each as its sign and one of two magnitudes of its chunk. What is left out comes back as the
+"""The largest values of each chunk of 4096, of a shorter last chunk the same share. What is left out comes back as the
 residual; without it, these codecs lose most of their input.
 
-Sources: SparseLoCo (arXiv 2508.15706): top-k in chunks, 2-bit values, error feedback. Elias and Fano for the places: of
-each the low bits, and for each group of values in unary how many are in it. Of one in 32 that is kept: 7 bits a place.
+`ternary640`, `ternary320` and `ternary160`: of each value that is kept its sign, times the one magnitude of its chunk;
+and its distance from the one before, in the code that is shortest for places taken by chance. `top128`: one of two
+magnitudes, and places in a code whose length is known beforehand. For the same bytes `ternary` captures more.
+
+Sources: sparse ternary compression (arXiv 1903.02891), with Rice's code where that has Golomb's. SparseLoCo (arXiv
+2508.15706): top-k in chunks, 2-bit values, error feedback. Elias and Fano for the places of `top128`: of each the low
+bits, and for each group of values in unary how many are in it.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -18,149 +23,139 @@ import numpy.typing as npt
 
 from ...errors import IntegrityError
 from ..arrays import Array, Floats
-from .codec import SCALE_MIN, Codec, Compressed, check_range, require_finite, take
-from .two_bits import LEVELS, norm_of, pack_codes, take_magnitudes, unpack_codes
+from .codec import SCALE_MIN, Codec, Compressed, check_range, check_scales, require_finite, take
+from .two_bits import norm_of, pack_codes, take_magnitudes, unpack_codes
 
 CHUNK = 4096
+
+Bytes = npt.NDArray[np.uint8]
+Places = npt.NDArray[np.int32]
+"""Half the memory of int64, and enough: the parameters of a module of 2^30 values would take 4 GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sparse(Compressed):
-    """`size` values of which one in `every` is not zero, K in all: places (K,) in the vector, rising; codes (K,): sign
-    and magnitude, and float32 magnitudes (chunks, 2), the smaller one first."""
+    """`size` values of which so many of each chunk are `kept`, K in all; the others are zero."""
 
+    family: ClassVar[str]
+    """What the names of its codecs begin with."""
     size: int
-    every: int
-    places: npt.NDArray[np.int64]
-    codes: npt.NDArray[np.uint8]
-    """0 and 1: plus the smaller and the greater magnitude of the chunk; 2 and 3: minus them."""
+    kept: int
+    places: Places
+    """(K,), rising."""
+    codes: Bytes
+    """(K,): the number of its magnitude; of a negative value as many more as a chunk has magnitudes."""
     scales: Floats
+    """The magnitudes (chunks, M), the smaller one first."""
 
     @property
     def codec(self) -> str:
-        return f"top{CHUNK // self.every}"
+        return f"{self.family}{self.kept}"
 
     def expand(self) -> Floats:
         values = np.zeros(self.size, dtype=np.float32)
-        values[self.places] = self.kept()
+        values[self.places] = self.values()
         return values
 
     def add_to(self, total: Floats, factor: float) -> None:
         # What is zero changes nothing.
-        total[self.places] += self.kept() * np.float32(factor)
+        total[self.places] += self.values() * np.float32(factor)
 
     def less(self, before: Floats, *, out: Floats) -> None:
         if out is not before:
             out[:] = before
-        out[self.places] -= self.kept()
+        out[self.places] -= self.values()
 
-    def kept(self) -> Floats:
-        """The values (K,) at `places`."""
-        magnitudes = self.scales[self.places // CHUNK, self.codes & 1]
-        return np.where(self.codes >= LEVELS, -magnitudes, magnitudes)
+    def values(self, chosen: slice | npt.NDArray[np.bool_] = slice(None)) -> Floats:
+        """Those (K,) at `places`, or the chosen of these."""
+        magnitudes = self.scales.ravel()[self._cells(chosen)]
+        return np.where(self.codes[chosen] >= self.scales.shape[1], -magnitudes, magnitudes)
+
+    def _cells(self, chosen: slice | npt.NDArray[np.bool_] = slice(None)) -> Places:
+        """Where each has its magnitude in all `scales`."""
+        levels = self.scales.shape[1]
+        cells: Places = self.places[chosen] // CHUNK * levels + self.codes[chosen] % levels
+        return cells
 
     def norm(self) -> float:
-        cells = self.places // CHUNK * LEVELS + (self.codes & 1)
-        return norm_of(np.bincount(cells, minlength=self.scales.size), self.scales)
+        return norm_of(np.bincount(self._cells(), minlength=self.scales.size), self.scales)
 
     def dot(self, other: Sparse) -> float:
-        _, ours, theirs = np.intersect1d(self.places, other.places, assume_unique=True, return_indices=True)
+        ours, theirs = other._has()[self.places], self._has()[other.places]  # places rise in both: in the same order
         # As float64 a product of two float32 is exact.
-        return math.fsum((self.kept()[ours].astype(np.float64) * other.kept()[theirs]).tolist())
+        return math.fsum((self.values(ours).astype(np.float64) * other.values(theirs)).tolist())
+
+    def _has(self) -> npt.NDArray[np.bool_]:
+        """Of each value (N,) whether it is kept."""
+        found = np.zeros(self.size, dtype=np.bool_)
+        found[self.places] = True
+        return found
 
     def thinned(self, every: int, first: int) -> Sparse:
         chosen = self.places // CHUNK % every == first
-        return Sparse(
-            size=self.size,
-            every=self.every,
-            places=self.places[chosen],
-            codes=self.codes[chosen],
-            scales=self.scales,
-        )
-
-    def tensors(self) -> dict[str, Array]:
-        """Of each place the low bits, and in which group it is; four codes to a byte."""
-        return {
-            "counts": _pack_counts(self.places // self.every),
-            "lows": _pack_lows((self.places % self.every).astype(np.uint8), _bits(self.every)),
-            "codes": pack_codes(self.codes),
-            "scales": self.scales.ravel(),
-        }
+        return replace(self, places=self.places[chosen], codes=self.codes[chosen])
 
 
-class TopK(Codec):
-    """What it has not sent yet is most of what a path did. A path that began every round at the version would do it
-    again, round after round until its turn comes, and send it that many times over: so it goes on from where it was."""
+class Largest(Codec):
+    """The largest values of each chunk, with so many magnitudes."""
 
     goes_on: ClassVar[bool] = True
+    _levels: ClassVar[int]
+    """Magnitudes of a chunk."""
+    _vector: ClassVar[type[Sparse]]
 
     def __init__(self, kept: int) -> None:
-        """So many of each chunk: a power of 2."""
-        self.name = f"top{kept}"
+        """So many of each chunk."""
+        self.name = f"{self._vector.family}{kept}"
         self.metadata = {"codec": self.name, "chunk": str(CHUNK), "kept": str(kept)}
-        self._kept, self._every = kept, CHUNK // kept
-        assert self._every == 1 << _bits(self._every)
+        self._kept = kept
+
+    def _total(self, size: int) -> int:
+        """What is kept of so many values."""
+        return size // CHUNK * self._kept + _share(size % CHUNK, self._kept)
 
     def make(
         self, size: int, bring: Callable[[slice], Floats], told: Callable[[slice, Compressed], None]
     ) -> Compressed:
-        whole = slice(0, size)
-        sparse = sparsify(require_finite(bring(whole)), every=self._every)
+        whole, full = slice(0, size), size // CHUNK * CHUNK
+        values = require_finite(bring(whole))
+        total, levels = self._total(size), self._levels
+        places, codes = np.empty(total, dtype=np.int32), np.empty(total, dtype=np.uint8)
+        scales = np.empty((-(-size // CHUNK), levels), dtype=np.float32)
+        for first, rows in ((0, values[:full].reshape(-1, CHUNK)), (full, values[full:].reshape(1, -1))):
+            if rows.size:
+                span = slice(self._total(first), self._total(first + rows.size))
+                found = _largest(rows, _share(rows.shape[1], self._kept), levels)
+                places[span] = (found[0] + (first + np.arange(len(rows)) * rows.shape[1])[:, None]).ravel()
+                codes[span] = found[1].ravel()
+                scales[first // CHUNK :][: len(rows)] = found[2]
+        sparse = self._vector(size=size, kept=self._kept, places=places, codes=codes, scales=scales)
         told(whole, sparse)
         return sparse
 
     def read(self, tensors: dict[str, Array], *, size: int) -> Compressed:
-        total, chunks, low_bits = -(-size // self._every), -(-size // CHUNK), _bits(self._every)
-        groups = _unpack_counts(take(tensors, "counts", np.dtype(np.uint8), -(-total // 4)), total)
-        lows = take(tensors, "lows", np.dtype(np.uint8), -(-total * low_bits // 8))
-        places = groups * self._every + _unpack_lows(lows, total, low_bits)
-        codes = unpack_codes(take(tensors, "codes", np.dtype(np.uint8), -(-total // 4)), total)
-        scales = take_magnitudes(tensors, chunks)
-        if total and (places[-1] >= size or (np.diff(places) <= 0).any()):
+        chunks = -(-size // CHUNK)
+        places, codes, scales = self._parts(tensors, size=size, total=self._total(size), chunks=chunks)
+        if places.size and (places[-1] >= size or (np.diff(places) <= 0).any()):
             raise IntegrityError("a compressed vector whose places do not rise, or lie beyond its end")
         if (np.bincount(places // CHUNK, minlength=chunks)[: size // CHUNK] != self._kept).any():
             raise IntegrityError(f"a compressed vector with a chunk of which not {self._kept} values are kept")
-        return Sparse(size=size, every=self._every, places=places, codes=codes, scales=scales)
+        return self._vector(size=size, kept=self._kept, places=places, codes=codes, scales=scales)
 
-    def tensor_bytes(self, size: int) -> int:
-        kept = -(-size // self._every)
-        return 2 * -(-kept // 4) + -(-kept * _bits(self._every) // 8) + 4 * LEVELS * -(-size // CHUNK)
-
-
-def _bits(every: int) -> int:
-    """The low bits of a place."""
-    return every.bit_length() - 1
+    @abstractmethod
+    def _parts(self, tensors: dict[str, Array], *, size: int, total: int, chunks: int) -> tuple[Places, Bytes, Floats]:
+        """Places, codes and magnitudes of so many chunks, with `total` values kept; raises IntegrityError."""
 
 
-def sparsify(values: Floats, *, every: int) -> Sparse:
-    """The largest of finite `values`, one in `every`; raises ValueError for values too large to scale."""
-    places, codes, scales = [], [], np.zeros((-(-values.size // CHUNK), LEVELS), dtype=np.float32)
-    full = values.size // CHUNK
-    if full:
-        found = _largest(values[: full * CHUNK].reshape(full, CHUNK), every)
-        places.append((found[0] + np.arange(full)[:, None] * CHUNK).ravel())
-        codes.append(found[1].ravel())
-        scales[:full] = found[2]
-    if values.size > full * CHUNK:
-        found = _largest(values[None, full * CHUNK :], every)
-        places.append(found[0].ravel() + full * CHUNK)
-        codes.append(found[1].ravel())
-        scales[full:] = found[2]
-    nothing = np.zeros(0, dtype=np.int64)
-    return Sparse(
-        size=values.size,
-        every=every,
-        places=np.concatenate([nothing, *places]),
-        codes=np.concatenate([nothing.astype(np.uint8), *codes]),
-        scales=scales,
-    )
+def _share(length: int, kept: int) -> int:
+    """How many values of a chunk this long a codec keeps that keeps `kept` of a whole one."""
+    return -(-length * kept // CHUNK)
 
 
-def _largest(rows: Floats, every: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8], Floats]:
-    """Of each row (R, L): places (R, K), rising; codes (R, K); magnitudes (R, 2). Of equal values the first are taken,
+def _largest(rows: Floats, kept: int, levels: int) -> tuple[Places, Bytes, Floats]:
+    """Of each row (R, L): places (R, K), rising; codes (R, K); magnitudes (R, M). Of equal values the first are taken,
     and sums are made from left to right, so that every machine finds the same."""
     length = rows.shape[1]
-    kept = -(-length // every)
     sizes = np.abs(rows)
     least = np.partition(sizes, length - kept, axis=1)[:, length - kept, None]
     chosen = sizes >= least
@@ -171,41 +166,151 @@ def _largest(rows: Floats, every: int) -> tuple[npt.NDArray[np.int64], npt.NDArr
         chosen[tied] = above | (is_least & (np.cumsum(is_least, axis=1) <= room))
     places = np.flatnonzero(chosen).reshape(-1, kept) % length
     found = np.take_along_axis(rows, places, axis=1)
-    sums = np.cumsum(np.sort(np.abs(found), axis=1), axis=1, dtype=np.float64)
-    half = kept // 2
-    below = sums[:, half - 1] if half else np.zeros(len(rows))
-    high = (sums[:, -1] - below) / (kept - half)
-    low = below / half if half else high
-    scales = np.stack([low, high], axis=1).astype(np.float32)
+    means = _means(np.abs(found), levels)
+    scales = means.astype(np.float32)
     check_range(scales)
     scales[scales < SCALE_MIN] = 0
-    is_high = np.abs(found) > ((low + high) / 2)[:, None]
-    codes = (is_high + LEVELS * (found < 0)).astype(np.uint8)
-    return places, codes, scales
+    is_high = (np.abs(found) > means.mean(axis=1)[:, None]) & (levels > 1)
+    return places, (is_high + levels * (found < 0)).astype(np.uint8), scales
 
 
-def _pack_counts(groups: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+def _means(sizes: Floats, levels: int) -> npt.NDArray[np.float64]:
+    """Of each row (R, K) the mean (R, 1), or those of its smaller and its greater half (R, 2)."""
+    kept = sizes.shape[1]
+    sums = np.cumsum(np.sort(sizes, axis=1), axis=1, dtype=np.float64)
+    half = kept // 2 if levels > 1 else 0
+    below = sums[:, half - 1] if half else np.zeros(len(sizes))
+    high = (sums[:, -1] - below) / (kept - half)
+    low = below / half if half else high
+    return np.stack([low, high][:levels], axis=1)
+
+
+# -- one magnitude, and gaps in Rice's code
+
+
+class Ternary(Sparse):
+    """Of each value its sign."""
+
+    __slots__ = ()
+    family = "ternary"
+
+    def tensors(self) -> dict[str, Array]:
+        """Of each gap the low bits; the rest of it in unary, as so many zeros and a 1; and a bit for each sign."""
+        gaps, low_bits = np.diff(self.places, prepend=np.int32(-1)) - 1, _gap_bits(self.kept)
+        flags = np.zeros(self.places.size + int((gaps >> low_bits).sum()), dtype=np.uint8)
+        flags[np.cumsum((gaps >> low_bits) + 1) - 1] = 1
+        return {
+            "gaps": np.packbits(flags, bitorder="little"),
+            "lows": _pack_lows(gaps, low_bits),
+            "signs": np.packbits(self.codes, bitorder="little"),
+            "scales": self.scales.ravel(),
+        }
+
+
+class TernaryK(Largest):
+    """`ternary640`, for one."""
+
+    _levels, _vector = 1, Ternary
+
+    def _parts(self, tensors: dict[str, Array], *, size: int, total: int, chunks: int) -> tuple[Places, Bytes, Floats]:
+        low_bits, rest = _gap_bits(self._kept), take(tensors, "gaps", np.dtype(np.uint8), None)
+        if rest.size > self._gap_bytes(size):
+            raise IntegrityError(f"a compressed vector of {size} values with {rest.size} bytes of gaps")
+        ends = np.flatnonzero(np.unpackbits(rest, bitorder="little")).astype(np.int32)
+        if ends.size != total or rest.size != (-(-(int(ends[-1]) + 1) // 8) if total else 0):
+            raise IntegrityError(f"a compressed vector with gaps that are not {total}, or end before their bytes do")
+        lows = take(tensors, "lows", np.dtype(np.uint8), -(-total * low_bits // 8))
+        steps = ((np.diff(ends, prepend=np.int32(-1)) - 1) << low_bits) + _unpack_lows(lows, total, low_bits) + 1
+        signs = np.unpackbits(take(tensors, "signs", np.dtype(np.uint8), -(-total // 8)), bitorder="little")
+        if signs[total:].any():
+            raise IntegrityError("a compressed vector with a sign beyond its end")
+        scales = take(tensors, "scales", np.dtype(np.float32), chunks)
+        check_scales(scales)
+        return np.cumsum(steps, dtype=np.int32) - 1, signs[:total], scales.reshape(-1, 1)
+
+    def _gap_bytes(self, size: int) -> int:
+        """At most."""
+        return -(-(self._total(size) + (size >> _gap_bits(self._kept))) // 8)
+
+    def tensor_bytes(self, size: int) -> int:
+        """At most, if the places are as far from chance as they can be; by chance a tenth less."""
+        kept = self._total(size)
+        return self._gap_bytes(size) + -(-kept * _gap_bits(self._kept) // 8) + -(-kept // 8) + 4 * -(-size // CHUNK)
+
+
+def _gap_bits(kept: int) -> int:
+    """The low bits of a gap that make its code the shortest, if so many of a chunk are kept by chance: half of all gaps
+    are then below the divisor."""
+    return round(math.log2(math.log(2) * CHUNK / kept))
+
+
+# -- two magnitudes, and places in a code of known length
+
+
+class Top(Sparse):
+    """Of each value its sign, and which magnitude it has."""
+
+    __slots__ = ()
+    family = "top"
+
+    def tensors(self) -> dict[str, Array]:
+        """Of each place the low bits, and in which group it is; four codes to a byte."""
+        every = CHUNK // self.kept
+        return {
+            "counts": _pack_counts(self.places // every),
+            "lows": _pack_lows(self.places, _bits(every)),
+            "codes": pack_codes(self.codes),
+            "scales": self.scales.ravel(),
+        }
+
+
+class TopK(Largest):
+    """`top128`: so many of each chunk, a power of 2."""
+
+    _levels, _vector = 2, Top
+
+    def _parts(self, tensors: dict[str, Array], *, size: int, total: int, chunks: int) -> tuple[Places, Bytes, Floats]:
+        every = CHUNK // self._kept
+        low_bits = _bits(every)
+        groups = _unpack_counts(take(tensors, "counts", np.dtype(np.uint8), -(-total // 4)), total)
+        lows = take(tensors, "lows", np.dtype(np.uint8), -(-total * low_bits // 8))
+        places = groups * every + _unpack_lows(lows, total, low_bits)
+        codes = unpack_codes(take(tensors, "codes", np.dtype(np.uint8), -(-total // 4)), total)
+        return places, codes, take_magnitudes(tensors, chunks)
+
+    def tensor_bytes(self, size: int) -> int:
+        kept = self._total(size)
+        return 2 * -(-kept // 4) + -(-kept * _bits(CHUNK // self._kept) // 8) + 8 * -(-size // CHUNK)
+
+
+def _bits(every: int) -> int:
+    """The low bits of a place."""
+    return every.bit_length() - 1
+
+
+def _pack_counts(groups: Places) -> Bytes:
     """By the group (K,) of each place: for each of the K groups a 1 for each of its places, then a 0."""
     bits = np.zeros(2 * groups.size, dtype=np.uint8)
     bits[groups + np.arange(groups.size)] = 1
     return np.packbits(bits, bitorder="little")
 
 
-def _unpack_counts(packed: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.int64]:
+def _unpack_counts(packed: Bytes, count: int) -> Places:
     found = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
     if found.size != count or (count and found[-1] >= 2 * count - 1):
         raise IntegrityError(f"a compressed vector whose groups have not {count} places in all")
-    return found - np.arange(count)
+    return (found - np.arange(count)).astype(np.int32)
 
 
-def _pack_lows(lows: npt.NDArray[np.uint8], low_bits: int) -> npt.NDArray[np.uint8]:
+def _pack_lows(places: Places, low_bits: int) -> Bytes:
+    lows = (places % (1 << low_bits)).astype(np.uint8)
     bits = np.unpackbits(lows[:, None], axis=1, count=low_bits, bitorder="little")
     return np.packbits(bits.ravel(), bitorder="little")
 
 
-def _unpack_lows(packed: npt.NDArray[np.uint8], count: int, low_bits: int) -> npt.NDArray[np.int64]:
+def _unpack_lows(packed: Bytes, count: int, low_bits: int) -> Places:
     bits = np.unpackbits(packed, bitorder="little")
     if bits[count * low_bits :].any():
         raise IntegrityError("a compressed vector with a place beyond its end")
     rows = bits[: count * low_bits].reshape(count, low_bits)
-    return np.packbits(rows, axis=1, bitorder="little").ravel().astype(np.int64)
+    return np.packbits(rows, axis=1, bitorder="little").ravel().astype(np.int32)

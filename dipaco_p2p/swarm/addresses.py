@@ -9,6 +9,7 @@ People type direct ones, and tickets hold only these. Peers announce both kinds.
 from __future__ import annotations
 
 import ipaddress
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ..protocol.signing import PeerId, public_key_of
 ADDRESS_CHARS_MAX = 400
 ADDRESSES_MAX = 16
 CIRCUIT = "/p2p-circuit"
+IPV6_BITS = 48
 GIVEN_MAX = 4
 """Addresses of one peer in a ticket: machines have some that lead nowhere."""
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*\.?")
@@ -42,6 +44,11 @@ def read_address(text: str) -> Address:
     except (ConfigError, IntegrityError):
         raise ConfigError(f"not the address of a peer: {text[:ADDRESS_CHARS_MAX]}", hint=_HINT) from None
     return Address(peer=PeerId(peer), place=place)
+
+
+def peer_at(address: str) -> PeerId:
+    """Who should be at `address`, which nobody has checked."""
+    return PeerId(address.rpartition("/p2p/")[2])
 
 
 def is_address(text: object) -> bool:
@@ -80,16 +87,9 @@ def places_of(peer: PeerId, addresses: Sequence[str]) -> list[str]:
     another's is left out."""
     places = []
     for text in addresses[:ADDRESSES_MAX]:
-        relay, is_relayed, _ = text.partition(f"{CIRCUIT}/p2p/")
-        try:
-            if is_relayed:
-                read_address(relay)
-            else:
-                read_address(text)
-        except ConfigError:
-            continue
         place, _, named = text.rpartition("/p2p/")
-        if named == peer:
+        relay = place.removesuffix(CIRCUIT)
+        if named == peer and is_address(text if relay == place else relay):
             places.append(place)
     return places
 
@@ -106,26 +106,46 @@ def worth_giving(addresses: Sequence[str], *, most: int = GIVEN_MAX) -> list[str
     return outside[:most] or direct[:1]
 
 
-def host_of(place: str) -> str:
-    """What of a caller's multiaddr costs somebody something: its IPv4 address, or the /64 network of its IPv6 address,
-    of which everybody has all; of a relayed connection that of the relay. Empty for this machine, and where there is
-    none."""
-    parts = place.split("/")
-    if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
-        return ""
+def worth_trying(addresses: Sequence[str], chance: random.Random, *, most: int) -> tuple[str, ...]:
+    """So many of them, at random: one that leads furthest, and others, those of the peer's own machine last."""
+    first = min(addresses, key=lambda address: (_nearness(address), chance.random()))
+    others = [address for address in addresses if address != first]
+    return (first, *sorted(others, key=lambda address: (_is_loopback(address), chance.random())))[:most]
+
+
+def ip_of(place: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Where a place or an address leads to first, of a relayed one to the relay; None for a name."""
+    kind, _, host = place.removeprefix("/").partition("/")
     try:
-        address = ipaddress.ip_address(parts[2].partition("%")[0])
+        address = ipaddress.ip_address(host.partition("/")[0].partition("%")[0])
     except ValueError:
-        return ""
+        return None
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    if address.is_loopback:
+        return address.ipv4_mapped
+    return address if kind in ("ip4", "ip6") else None
+
+
+def host_of(place: str) -> str:
+    """What of a caller's multiaddr costs somebody something: its IPv4 address, or the /48 network of its IPv6 address,
+    of which one home or one tunnel may have all; of a relayed connection that of the relay. Empty for this machine and
+    for a name."""
+    address = ip_of(place)
+    if address is None or address.is_loopback:
         return ""
-    return str(address if address.version == 4 else ipaddress.ip_network((address, 64), strict=False))
+    return str(address if address.version == 4 else ipaddress.ip_network((address, IPV6_BITS), strict=False))
+
+
+def _nearness(address: str) -> int:
+    """From where a peer can be reached there: from anywhere, by all that we can see, 0; from its network 1; from its
+    machine 2."""
+    host = ip_of(address)
+    if host is None:
+        return 0
+    return 2 if host.is_loopback else int(host.is_private or host.is_link_local)
 
 
 def _is_loopback(address: str) -> bool:
-    return "/ip4/127." in address or address.startswith("/ip6/::1/")
+    return (host := ip_of(address)) is not None and host.is_loopback
 
 
 def _is_host(kind: str, host: str) -> bool:
@@ -135,4 +155,4 @@ def _is_host(kind: str, host: str) -> bool:
         version = ipaddress.ip_address(host).version
     except ValueError:
         return False
-    return kind == f"ip{version}"
+    return kind == f"ip{version}" and "%" not in host  # no multiaddr holds the zone that Python takes

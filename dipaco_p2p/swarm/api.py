@@ -89,6 +89,10 @@ class Swarm(Protocol):
     def line(self) -> Line:
         """What blobs may take of this machine's line: of all that is moved over this swarm together."""
 
+    def host(self, peer: PeerId) -> str:
+        """Where a call that `peer` has open now comes from, as limits see it (frames.py): an address, or the network
+        that is as cheap as one, of a relayed call the relay's. Empty for this machine, and without such a call."""
+
     @property
     def offers_relay(self) -> bool:
         """Whether peers behind a NAT can be dialled through us."""

@@ -9,6 +9,7 @@ coroutine that reads exactly so many bytes.
 
 Calls that move blobs are *bulk*: they are counted apart, only a few are served at once, and the waiting peers take
 turns. So a peer that fetches and sends all it can still gets its heads, rounds and receipts answered, and so do others.
+A turn is for whose bytes come: one that is slower than a thin line loses it to a peer that has none.
 
 What one caller may have is a fixed fraction of what is *still free* (dynamic thresholds: Choudhury and Hahne, "Dynamic
 queue length thresholds for shared-memory packet switches", 1998). A caller alone gets all that one caller may have; the
@@ -24,6 +25,7 @@ import logging
 import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -55,11 +57,14 @@ _PREFIX = struct.Struct(">3sBBII")
 PREFIX_BYTES = _PREFIX.size
 HEADER_VALUES_MAX = 16 * 1024
 """Of the JSON values in a header, more or less: fifty bytes of memory each. Of the largest document about 12 000."""
+LATE_S, THIN_BYTES_S = 2.0, 31_250
+"""What a turn awaits may take so long, and its size at 0.25 Mbit/s besides, while a peer without a turn waits."""
 MESSAGE_CHARS_MAX = 400
 REASON_CHARS_MAX = 32
 BULK_METHODS = frozenset({ReadBlob.METHOD, WriteBlob.METHOD})
 
 ReadExactly = Callable[[int], Awaitable[bytes]]
+Awaiting = Callable[[int], AbstractAsyncContextManager[object]]
 
 
 class Kind(enum.IntEnum):
@@ -85,11 +90,6 @@ def encode_head(frame: Frame) -> bytes:
     assert len(header) <= HEADER_BYTES_MAX, f"a header of {len(header)} bytes; at most {HEADER_BYTES_MAX} fit"
     assert len(frame.body) <= BODY_BYTES_MAX, f"a body of {len(frame.body)} bytes; at most {BODY_BYTES_MAX} fit"
     return _PREFIX.pack(MAGIC, VERSION, frame.kind, len(header), len(frame.body)) + header
-
-
-def encode(frame: Frame) -> bytes:
-    """The whole frame as bytes."""
-    return encode_head(frame) + frame.body
 
 
 def size_bytes(frame: Frame) -> int:
@@ -190,6 +190,8 @@ class Dispatcher:
         self._bulk_turns = Turns(BULK_AT_ONCE, per_peer=BULK_AT_ONCE_PER_PEER)
         self.heads = Turns(INBOUND_CALLS_MAX, per_peer=INBOUND_CALLS_PER_PEER_MAX)
         """For reading what a call is."""
+        self._hosts: dict[PeerId, str] = {}
+        """Where the last of a peer's open calls comes from."""
         self._counts = counts
 
     def serve(self, method: str, handler: Handler) -> None:
@@ -203,20 +205,28 @@ class Dispatcher:
         entrance = Entrance(caller)
         try:
             entrance.take(self._open)
+            self._hosts[caller.peer] = caller.host
             yield entrance
         finally:
             entrance.leave()
+            if not self._open.held(caller):
+                self._hosts.pop(caller.peer, None)
+
+    def host(self, peer: PeerId) -> str:
+        """As `Swarm.host`."""
+        return self._hosts.get(peer, "")
 
     @contextlib.asynccontextmanager
-    async def turn(self, entrance: Entrance, header: dict[str, Any], body_bytes: int) -> AsyncIterator[None]:
-        """What a call is, is known now: if it is bulk it waits for its turn, before its body is read."""
+    async def turn(self, entrance: Entrance, header: dict[str, Any], body_bytes: int) -> AsyncIterator[Awaiting]:
+        """What a call is, is known now: if it is bulk it waits for its turn, before its body is read. Gives what its
+        body and its reply, of so many bytes, are awaited in."""
         if is_bulk(header, body_bytes):
             entrance.take(self._bulk)
             async with self._bulk_turns.turn(entrance.caller):
-                yield
+                yield self._bulk_turns.awaiting
         else:
             entrance.take(self._control)
-            yield
+            yield nullcontext
 
     async def answer(self, caller: PeerId, request: Frame) -> Frame:
         """The reply to `request`, whatever its handler does; only cancellation passes through."""
@@ -277,7 +287,7 @@ def is_bulk(header: dict[str, Any], body_bytes: int) -> bool:
 
 class Share:
     """Counts what callers hold of `in_all`: each peer at most `per_peer`, and at most a fraction of what is free; all
-    peers of one address together at most half, since keys cost nothing."""
+    peers of one address together at most half, and the less the fuller it is, since keys cost nothing."""
 
     def __init__(self, in_all: int, *, per_peer: int) -> None:
         assert 2 * per_peer <= in_all, "one caller could keep everybody else out"
@@ -290,7 +300,8 @@ class Share:
         """Take one for `caller`; False if it already has its share."""
         free = self._in_all - self._held.total()
         limit = min(self._per_peer, max(1, free // self._fraction))
-        if not free or self._held[caller.peer] >= limit or self._held_at[caller.host] >= self._in_all // 2:
+        limit_at = max(1, 2 * free * free // self._in_all)  # half for one alone; two that held half would hold all
+        if not free or self._held[caller.peer] >= limit or self._held_at[caller.host] >= limit_at:
             return False
         self._held[caller.peer] += 1
         self._held_at[caller.host] += bool(caller.host)
@@ -305,13 +316,28 @@ class Share:
         if not self._held_at[caller.host]:
             del self._held_at[caller.host]
 
+    @property
+    def is_full(self) -> bool:
+        return self._held.total() >= self._in_all
+
+    def held(self, caller: Caller) -> int:
+        """By the peer."""
+        return self._held[caller.peer]
+
+    def held_at(self, caller: Caller) -> int:
+        """By all peers of its address; 0 where no address counts."""
+        return self._held_at[caller.host]
+
 
 class Turns:
-    """Lets work through as the share allows; peers that have to wait take turns."""
+    """Lets work through as the share allows; peers that have to wait take turns, those of the address that has fewest
+    first."""
 
     def __init__(self, at_once: int, *, per_peer: int) -> None:
         self._share = Share(at_once, per_peer=per_peer)
         self._waiting: OrderedDict[Caller, deque[asyncio.Future[None]]] = OrderedDict()
+        self._due_s: dict[asyncio.Timeout, float] = {}
+        """When what is awaited of a turn is late."""
 
     @contextlib.asynccontextmanager
     async def turn(self, caller: Caller) -> AsyncIterator[None]:
@@ -323,11 +349,24 @@ class Turns:
             self._share.give_back(caller)
             self._wake()
 
+    @contextlib.asynccontextmanager
+    async def awaiting(self, size_bytes: int) -> AsyncIterator[None]:
+        """For a block in which whoever has a turn is to send or to take so much. Raises TimeoutError if that is late
+        while a peer without a turn waits for one."""
+        async with asyncio.timeout(None) as limit:
+            self._due_s[limit] = asyncio.get_running_loop().time() + LATE_S + size_bytes / THIN_BYTES_S
+            self._press()
+            try:
+                yield
+            finally:
+                del self._due_s[limit]
+
     async def _begin(self, caller: Caller) -> None:
         if caller not in self._waiting and self._share.take(caller):
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append(turn)
+        self._press()
         try:
             await turn
         except asyncio.CancelledError:
@@ -337,8 +376,9 @@ class Turns:
             raise
 
     def _wake(self) -> None:
-        """Give what is free to the peers that wait, one each; the one whose last turn is longest ago comes first."""
-        for caller in list(self._waiting):
+        """Give what is free to the peers that wait, one each: first at the address that holds the fewest, and there to
+        the one whose last turn is longest ago."""
+        for caller in sorted(self._waiting, key=self._share.held_at):
             turns = self._waiting[caller]
             while turns and turns[0].done():  # given up
                 turns.popleft()
@@ -347,3 +387,12 @@ class Turns:
                 self._waiting.move_to_end(caller)
             if not turns:
                 del self._waiting[caller]
+        self._press()
+
+    def _press(self) -> None:
+        """What is late is given up from now on if a peer without a turn waits for one, and no longer if none does."""
+        waiting = (caller for caller, turns in self._waiting.items() if not all(turn.done() for turn in turns))
+        is_pressed = self._share.is_full and any(not self._share.held(caller) for caller in waiting)
+        for limit, due_s in self._due_s.items():
+            if not limit.expired():
+                limit.reschedule(due_s if is_pressed else None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import hashlib
 import json
 import random
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 from ..clock import Clock
 from ..errors import ConfigError, IntegrityError, Refused, Unreachable
+from ..protocol import neighbours
 from ..protocol.reasons import Reason
 from ..protocol.records import TTL_MAX_S, Record
 from ..protocol.signing import PeerId, Signer, public_key_of, short
@@ -60,6 +60,8 @@ class MemoryNetwork:
         self.reordering = reordering
         self.ttl_max_s = ttl_max_s
         self.random = random.Random(seed)
+        self.hosts: dict[PeerId, str] = {}
+        """Where the calls of a peer come from, as limits see it."""
         self._nodes: dict[PeerId, MemorySwarm] = {}
         self._group_of: dict[PeerId, int] = {}
         self._cuts: set[tuple[PeerId, PeerId]] = set()
@@ -144,7 +146,7 @@ class MemoryNetwork:
             if node is not caller and node.running.is_set() and (not is_split or self.linked(caller, node))
         ]
         if len(nodes) > HOLDERS_MAX:
-            place = place_of(key)
+            place = neighbours.place(key)
             nodes = sorted(nodes, key=lambda node: node.place ^ place)[:HOLDERS_MAX]
         return nodes
 
@@ -175,7 +177,7 @@ class MemorySwarm:
         """Not set while the node is frozen."""
         self.running.set()
         self._ended: asyncio.Future[None] | None = None
-        self.place = place_of(signer.peer)
+        self.place = neighbours.place(signer.peer)
         """Where it is among the keys of a large network."""
         self._counts: Counter[str] = Counter()
         self._dispatcher = Dispatcher(self._counts)
@@ -196,6 +198,9 @@ class MemorySwarm:
     @property
     def addresses(self) -> tuple[str, ...]:
         return (ADDRESS_PREFIX + self.peer,)
+
+    def host(self, peer: PeerId) -> str:
+        return self._dispatcher.host(peer)
 
     @property
     def offers_relay(self) -> bool:
@@ -366,7 +371,7 @@ class MemorySwarm:
         try:
             if self._network.is_overloaded(self.peer):
                 raise Refused("more calls at once than one peer may have now", reason=Reason.BUSY)
-            with self._dispatcher.entered(Caller(caller)) as entrance:
+            with self._dispatcher.entered(Caller(caller, self._network.hosts.get(caller, ""))) as entrance:
                 async with self._dispatcher.turn(entrance, request.header, len(request.body)):
                     self._counts["bytes_received"] += size_bytes
                     reply, size_bytes = _carried(await self._dispatcher.answer(caller, request))
@@ -395,8 +400,3 @@ def _carried(frame: Frame) -> tuple[Frame, int]:
     head = frames.encode_head(frame)
     copy = Frame(kind=frame.kind, header=json.loads(head[frames.PREFIX_BYTES :]), body=bytes(frame.body))
     return copy, len(head) + len(frame.body)
-
-
-def place_of(name: str) -> int:
-    """Where a key or a peer is among 2^64 places."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")

@@ -74,23 +74,13 @@ class Circuit:
 
 
 @dataclass(slots=True)
-class RelayCounts:
-    """What a relay has done since it was opened."""
-
-    bytes: int = 0
-    """Passed on, both ways together."""
-    circuits: int = 0
-    refused: int = 0
-    """Questions for a slot or a circuit."""
-
-
-@dataclass(slots=True)
 class Slots:
     """Who has a slot, and which circuits are open."""
 
     clock: Clock
     limits: RelayLimits = field(default_factory=RelayLimits)
-    counts: RelayCounts = field(default_factory=RelayCounts)
+    passed_bytes: int = 0
+    """Both ways together, since this relay was opened."""
     _slots: dict[PeerId, Slot] = field(default_factory=dict)
     _circuits: set[Circuit] = field(default_factory=set)
     _guests_s: OrderedDict[PeerId, float] = field(default_factory=OrderedDict)
@@ -128,10 +118,10 @@ class Slots:
         at_host = [slot for slot in others if caller.host and slot.host == caller.host]
         is_guest = until_s < now_s + SLOT_S
         if len(others) >= self.limits.slots or len(at_host) >= self.limits.slots_per_host:
-            self._refuse("no slot is free", Reason.FULL)
+            raise Refused("no slot is free", reason=Reason.FULL)
         guests = sum(slot.is_guest for slot in others)
         if is_guest and (guests >= self.limits.slots // 4 or sum(s.is_guest for s in at_host) >= GUESTS_PER_HOST):
-            self._refuse("no slot is free for a newcomer", Reason.BUSY)
+            raise Refused("no slot is free for a newcomer", reason=Reason.BUSY)
         self._slots[caller.peer] = Slot(host=caller.host, place=place, until_s=until_s, is_guest=is_guest)
         return until_s
 
@@ -147,25 +137,24 @@ class Slots:
         """A circuit from `source` to `target`, to be closed by `close`. Raises Refused."""
         slots, now_s = self._live(), self.clock.now_s()
         if target not in slots or target in self._banned:
-            self._refuse("that peer has no slot here", Reason.UNREACHABLE)
+            raise Refused("that peer has no slot here", reason=Reason.UNREACHABLE)
         if source.peer in self._banned:
-            self._refuse("banned", Reason.BANNED)
+            raise Refused("banned", reason=Reason.BANNED)
         held = Counter(circuit.source.peer for circuit in self._circuits)
         at_host = sum(bool(source.host) and circuit.source.host == source.host for circuit in self._circuits)
         most = self.limits.circuits
         if len(self._circuits) >= most or held[source.peer] >= self.limits.circuits_per_peer or at_host >= most // 2:
-            self._refuse("no circuit is free", Reason.BUSY)
+            raise Refused("no circuit is free", reason=Reason.BUSY)
         until_s = now_s + self.limits.circuit_s
         circuit = Circuit(source, target, until_s, self.limits.circuit_bytes)
         self._circuits.add(circuit)
-        self.counts.circuits += 1
         return circuit
 
     def carry(self, circuit: Circuit, length: int) -> bool:
         """Count what goes through `circuit`; False if its time is over: after its bytes or its hours, or with the slot
         of a guest that did not become a member, or by a ban."""
         circuit.bytes_left -= length
-        self.counts.bytes += length
+        self.passed_bytes += length
         now_s = self.clock.now_s()
         is_banned = circuit.source.peer in self._banned or circuit.target in self._banned
         is_over = circuit.bytes_left <= 0 or now_s >= circuit.until_s
@@ -177,7 +166,7 @@ class Slots:
 
     def _until_s(self, peer: PeerId, now_s: float) -> float:
         if peer in self._banned:
-            self._refuse("banned", Reason.BANNED)
+            raise Refused("banned", reason=Reason.BANNED)
         if now_s - self._members_s.get(peer, -math.inf) < MEMBER_S:
             self._guests_s.pop(peer, None)
             return now_s + SLOT_S
@@ -188,14 +177,10 @@ class Slots:
             while len(self._guests_s) > GUESTS_REMEMBERED:
                 self._guests_s.popitem(last=False)
         if now_s - came_s >= GUEST_S:
-            self._refuse("this relay serves members of its run", Reason.UNKNOWN_PEER)
+            raise Refused("this relay serves members of its run", reason=Reason.UNKNOWN_PEER)
         return came_s + GUEST_S
 
     def _live(self) -> dict[PeerId, Slot]:
         now_s = self.clock.now_s()
         self._slots = {peer: slot for peer, slot in self._slots.items() if slot.until_s > now_s}
         return self._slots
-
-    def _refuse(self, message: str, reason: Reason) -> None:
-        self.counts.refused += 1
-        raise Refused(message, reason=reason)

@@ -52,6 +52,9 @@ class ScopedSwarm:
     def line(self) -> Line:
         return self._swarm.line
 
+    def host(self, peer: PeerId) -> str:
+        return self._swarm.host(peer)
+
     @property
     def offers_relay(self) -> bool:
         return self._swarm.offers_relay

@@ -40,8 +40,8 @@ async def exchange(reader: StreamReader, writer: StreamWriter, request: Frame) -
 
 
 class StreamServer:
-    """Serves calls on streams; reading a request and sending a reply may each take `timeout_s`, a handler answers for
-    its own time."""
+    """Serves calls on streams; reading a request and sending a reply may each take `timeout_s`, and less while peers
+    without a turn wait (`Turns`). A handler answers for its own time."""
 
     def __init__(self, dispatcher: Dispatcher, counts: Counter[str], *, timeout_s: float) -> None:
         self._dispatcher, self._counts, self._timeout_s = dispatcher, counts, timeout_s
@@ -96,14 +96,20 @@ class StreamServer:
     async def _answer_entered(
         self, entrance: Entrance, reader: StreamReader, writer: StreamWriter, is_relayed: bool
     ) -> None:
-        async with self._dispatcher.heads.turn(entrance.caller), asyncio.timeout(self._timeout_s):
-            head = await frames.read_head(reader.readexactly)
-        async with self._dispatcher.turn(entrance, head.header, head.body_bytes):
-            async with asyncio.timeout(self._timeout_s):
+        heads = self._dispatcher.heads
+
+        async def read_exactly(length: int) -> bytes:
+            async with heads.awaiting(length):
+                return await reader.readexactly(length)
+
+        async with heads.turn(entrance.caller), asyncio.timeout(self._timeout_s):
+            head = await frames.read_head(read_exactly)
+        async with self._dispatcher.turn(entrance, head.header, head.body_bytes) as awaiting:
+            async with asyncio.timeout(self._timeout_s), awaiting(head.body_bytes):
                 request = await head.frame(reader.readexactly)
             self._counts["bytes_received"] += (received := frames.size_bytes(request))
             reply = await self._dispatcher.answer(entrance.caller.peer, request)
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s), awaiting(len(reply.body)):
                 await send(writer, reply)
             self._counts["bytes_sent"] += (sent := frames.size_bytes(reply))
             self._counts["bytes_relayed"] += (received + sent) * is_relayed

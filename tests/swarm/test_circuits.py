@@ -6,19 +6,22 @@ import asyncio
 import contextlib
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hivemind.p2p import PeerID
 
-from dipaco_p2p.clock import SystemClock
+from dipaco_p2p.clock import ManualClock, SystemClock, settle
 from dipaco_p2p.errors import Refused, Unreachable
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.addresses import is_circuit, read_address
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.calls import DialBackMe
+from dipaco_p2p.swarm.frames import Caller
 from dipaco_p2p.swarm.hivemind import circuits
 from dipaco_p2p.swarm.hivemind.circuits import (
     HOP,
@@ -97,7 +100,7 @@ async def test_a_peer_without_an_address_of_its_own_is_called_through_a_relay(ne
         found = swarm.statistics()
         assert found.bytes_relayed == found.bytes_sent + found.bytes_received > 2 * MIB
     assert relay.statistics().bytes_relayed == 0
-    assert relay.relay.slots.counts.bytes > 2 * MIB and relay.relay.slots.open_circuits == 1
+    assert relay.relay.slots.passed_bytes > 2 * MIB and relay.relay.slots.open_circuits == 1
 
 
 async def test_who_has_no_slot_cannot_be_called_and_dialling_back_goes_to_nobody_through_a_relay(net: Net) -> None:
@@ -123,10 +126,10 @@ async def test_a_slot_is_sought_elsewhere_when_its_relay_goes_and_again_there_wh
     home = await net.home(first, second, third)
     await reachable(home)
     assert home.reservations is not None
-    held = set(home.reservations.held)
+    held = set(home.reservations._held)
     assert held == {first.peer, second.peer}, "two are kept"
     await second.close()
-    await until(lambda: home.reservations is not None and set(home.reservations.held) == {first.peer, third.peer})
+    await until(lambda: home.reservations is not None and set(home.reservations._held) == {first.peer, third.peer})
     client = await net.client(first)
     assert await client.call(home.peer, "echo", {}, timeout_s=10, addresses=home.addresses)
 
@@ -185,7 +188,7 @@ async def test_a_hostile_relay_costs_time_and_the_other_one_carries_on(
     monkeypatch.setattr("dipaco_p2p.swarm.hivemind.libp2p.Relay", kind)
     hostile = await net._open(relay=RelayLimits())
     home, client = await net.home(hostile, honest), await net.client(honest)
-    await until(lambda: home.reservations is not None and len(home.reservations.held) == 2)
+    await until(lambda: home.reservations is not None and len(home.reservations._held) == 2)
     body, calls = b"x" * (256 * 1024), 0
     deadline_s = time.monotonic() + 60
     while True:  # as callers do: another try after a while
@@ -235,8 +238,6 @@ class Relays:
     """What the keeper of reservations sees and does, on a clock of its own."""
 
     def __init__(self) -> None:
-        from dipaco_p2p.clock import ManualClock
-
         self.clock = ManualClock(1000.0)
         self.up: dict[str, float] = {}
         """For how long each relay that lives grants a slot."""
@@ -244,12 +245,21 @@ class Relays:
         self.hung_up: list[str] = []
         self.dead: set[str] = set()
         """Connected, as far as the daemon knows, and silent."""
-        self.kept = Reservations(PeerId("me"), self, ways=self.ways, clock=self.clock)
+        self.unspeakable: set[str] = set()
+        """At addresses that nobody foresaw."""
+        self.odd_looks = 0
+        """How many looks come upon a way that nobody foresaw."""
+        self.kept = Reservations(PeerId("me"), self, clock=self.clock)
 
     async def ways(self) -> Mapping[PeerId, Sequence[str]]:
+        if self.odd_looks:
+            self.odd_looks -= 1
+            raise ValueError("a way that nobody foresaw")
         return {PeerId(name): ["/ip4/45.0.0.1/tcp/4001"] for name in self.up}
 
-    async def connect(self, peer: PeerId, places: Sequence[str]) -> None: ...
+    async def connect(self, peer: PeerId, places: Sequence[str]) -> None:
+        if peer in self.unspeakable:
+            raise ValueError("no multiaddr")
 
     async def disconnect(self, peer: PeerId) -> None:
         self.hung_up.append(peer)
@@ -293,11 +303,11 @@ async def test_a_connection_that_is_dead_and_does_not_know_it_is_closed_and_dial
     for _ in range(int(RENEW_S) + 4):
         await relays.kept.look()
         await relays.clock.advance(1.0)
-    assert relays.hung_up == ["a"] and relays.kept.held == []
+    assert relays.hung_up == ["a"] and list(relays.kept._held) == []
     relays.dead = set()
     await relays.clock.advance(5.0)
     await relays.kept.look()
-    assert relays.kept.held == ["a"] and relays.hung_up == ["a"]
+    assert list(relays.kept._held) == ["a"] and relays.hung_up == ["a"]
 
 
 async def test_a_relay_that_restarts_is_asked_at_once_and_meanwhile_the_address_stays_announced(relays: Relays) -> None:
@@ -307,7 +317,7 @@ async def test_a_relay_that_restarts_is_asked_at_once_and_meanwhile_the_address_
     relays.up = {}
     await relays.clock.advance(1.0)
     await relays.kept.look()
-    assert relays.asked == ["a", "a"] and relays.kept.held == [] and relays.kept.addresses == before
+    assert relays.asked == ["a", "a"] and list(relays.kept._held) == [] and relays.kept.addresses == before
     await relays.clock.advance(LOST_S)
     await relays.kept.look()
     assert relays.kept.addresses == ()
@@ -329,7 +339,26 @@ async def test_a_relay_that_is_away_is_asked_soon_again_and_one_without_a_slot_l
     relays.up = {"a": 100.0}
     await relays.clock.advance(rest_s)
     await relays.kept.look()
-    assert relays.kept.held == ["a"]
+    assert list(relays.kept._held) == ["a"]
+
+
+async def test_whatever_goes_wrong_with_one_relay_the_slots_at_others_are_kept(relays: Relays) -> None:
+    relays.up, relays.unspeakable = {"b": 100.0}, {PeerId(Signer(bytes([7]) * 32).peer)}
+    [odd] = relays.unspeakable
+    relays.kept._relays = {PeerId(odd): (f"/ip4/45.0.0.1/tcp/4001/p2p/{odd}",), PeerId("b"): ()}
+    await relays.kept.look()
+    assert list(relays.kept._held) == ["b"] and relays.asked == ["b"]
+    await relays.clock.advance(RENEW_S)
+    await relays.kept.look()
+    assert relays.asked == ["b", "b"]
+
+
+async def test_looking_after_slots_goes_on_when_one_look_fails(relays: Relays) -> None:
+    relays.up, relays.odd_looks = {"a": 100.0}, 1
+    relays.kept.begin({PeerId("a"): ()})
+    await relays.clock.advance(2.0)
+    assert list(relays.kept._held) == ["a"]
+    await relays.kept.close()
 
 
 async def test_a_slot_that_is_said_to_last_for_ever_is_renewed_all_the_same(relays: Relays) -> None:
@@ -347,3 +376,72 @@ def test_a_place_at_a_relay_is_written_as_the_daemon_reads_it() -> None:
     place = f"/ip4/45.0.0.1/tcp/4001/p2p/{Signer(bytes(32)).peer}/p2p-circuit"
     assert str(Multiaddr(place_bytes(place))) == place
     assert Slots(SystemClock()).taken == 0
+
+
+class Ear:
+    """What a relay writes to, and what it said."""
+
+    def __init__(self) -> None:
+        self.heard = StreamReader()
+
+    def write(self, data: bytes) -> None:
+        self.heard.feed_data(data)
+
+    async def drain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def silent(relay: Relay, keys: int, streams: int) -> AsyncIterator[None]:
+    """So many open streams at one host that say nothing."""
+    readers = [StreamReader() for _ in range(streams)]
+    asked = [
+        asyncio.create_task(relay.answer(calling(number % keys, "45.0.0.9"), reader, Ear()))  # type: ignore[arg-type]
+        for number, reader in enumerate(readers)
+    ]
+    await settle()
+    yield
+    for reader in readers:
+        reader.feed_eof()
+    await asyncio.gather(*asked)
+
+
+def calling(number: int, host: str) -> Any:
+    peer = Signer(bytes([number + 1]) * 32).peer
+    return SimpleNamespace(addr=f"/ip4/{host}/tcp/4001", peer_id=PeerID.from_base58(peer))
+
+
+async def nobody(peer: PeerId, protocol: str) -> Any:
+    raise AssertionError("no circuit is asked for")
+
+
+@pytest.mark.parametrize("keys", [1, 200])
+async def test_streams_that_say_nothing_take_a_share_and_keep_no_member_out(keys: int) -> None:
+    relay = Relay(Slots(ManualClock()), nobody)
+    async with silent(relay, keys, 600):
+        question, answer = Ear(), Ear()
+        await write_message(question, HopMessage(type=circuits.RESERVE))  # type: ignore[arg-type]
+        question.heard.feed_eof()
+        await relay.answer(calling(250, "198.51.100.7"), question.heard, answer)  # type: ignore[arg-type]
+        assert (await read_message(HopMessage, answer.heard)).status == circuits.OK
+
+
+@pytest.mark.parametrize("is_banned", [False, True])
+async def test_a_circuit_that_carries_nothing_ends_all_the_same(is_banned: bool) -> None:
+    clock = ManualClock()
+    slots = Slots(clock, RelayLimits(circuit_s=10.0 * circuits.LOOK_S))
+    target = Signer(bytes([2]) * 32).peer
+    slots.note([target], ())
+    slots.reserve(Caller(target))
+    ends: Any = [(StreamReader(), Ear()) for _ in range(2)]
+    circuit = slots.open(Caller(Signer(bytes([1]) * 32).peer), target)
+    passing = asyncio.create_task(Relay(slots, nobody).pass_on(circuit, *ends))
+    await clock.advance(9.0 * circuits.LOOK_S)
+    assert not passing.done()
+    if is_banned:
+        slots.note([], [target])
+        await clock.advance(0.5 * circuits.LOOK_S)
+        assert not passing.done(), "it is looked at now and then"
+    await clock.advance(circuits.LOOK_S)
+    assert passing.done()

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.addresses import host_of
-from dipaco_p2p.swarm.api import INBOUND_CALLS_MAX, INBOUND_CALLS_PER_PEER_MAX
+from dipaco_p2p.swarm.api import (
+    BULK_CALLS_MAX,
+    BULK_CALLS_PER_PEER_MAX,
+    INBOUND_CALLS_MAX,
+    INBOUND_CALLS_PER_PEER_MAX,
+    OPEN_CALLS_MAX,
+    OPEN_CALLS_PER_PEER_MAX,
+)
 from dipaco_p2p.swarm.frames import Caller, Share, Turns
 
 PEERS = [Caller(Signer(bytes([number]) * 32).peer) for number in range(1, 60)]
@@ -54,15 +61,30 @@ def test_a_crowd_of_one_address_leaves_half_to_others() -> None:
 
 
 @pytest.mark.parametrize(
+    ("in_all", "per_peer"),
+    [
+        (OPEN_CALLS_MAX, OPEN_CALLS_PER_PEER_MAX),
+        (INBOUND_CALLS_MAX, INBOUND_CALLS_PER_PEER_MAX),
+        (BULK_CALLS_MAX, BULK_CALLS_PER_PEER_MAX),
+    ],
+)
+def test_beside_twenty_crowded_addresses_another_one_gets_in(in_all: int, per_peer: int) -> None:
+    share = Share(in_all, per_peer=per_peer)
+    for number in range(20):
+        assert filled(share, [Caller(PeerId(f"key {number}, {key}"), f"203.0.113.{number}") for key in range(in_all)])
+    assert share.take(Caller(PEERS[0].peer, "198.51.100.7"))
+
+
+@pytest.mark.parametrize(
     ("place", "host"),
     [
         ("/ip4/203.0.113.7/tcp/40000", "203.0.113.7"),
         ("/ip4/127.0.0.1/tcp/40000", ""),
         ("/ip6/::1/tcp/40000", ""),
-        ("/ip6/2001:db8:1:2:3:4:5:6/tcp/40000", "2001:db8:1:2::/64"),
-        ("/ip6/2001:db8:1:2::9/tcp/1", "2001:db8:1:2::/64"),
+        ("/ip6/2001:db8:1:2:3:4:5:6/tcp/40000", "2001:db8:1::/48"),
+        ("/ip6/2001:db8:1:2::9/tcp/1", "2001:db8:1::/48"),
         ("/ip6/::ffff:203.0.113.7/tcp/1", "203.0.113.7"),
-        ("/ip6/fe80::1%eth0/tcp/1", "fe80::/64"),
+        ("/ip6/fe80::1%eth0/tcp/1", "fe80::/48"),
         ("/ip4/198.51.100.2/tcp/4001/p2p/12D3KooWx/p2p-circuit", "198.51.100.2"),
         ("/dns4/example.org/tcp/1", ""),
         ("/ip4/nonsense/tcp/1", ""),
@@ -102,6 +124,25 @@ async def test_who_comes_late_waits_for_one_turn_of_the_others_not_for_all_their
     late = [asyncio.create_task(work(PEERS[1], "late")), asyncio.create_task(work(PEERS[2], "later"))]
     await asyncio.gather(*greedy, *late)
     assert len(order) == 22 and order.index("late") < 4 and order.index("later") < 6
+
+
+async def test_of_those_who_wait_the_address_that_has_fewest_turns_comes_first() -> None:
+    turns, order, leave = Turns(4, per_peer=1), list[str](), asyncio.Event()
+
+    async def work(number: int, host: str) -> None:
+        async with turns.turn(Caller(PEERS[number].peer, host)):
+            order.append(host)
+            await leave.wait()
+
+    hosts = ["a", "a", "b", "c", *"abc", "d"]
+    works = [asyncio.create_task(work(number, host)) for number, host in enumerate(hosts)]
+    await asyncio.sleep(0)
+    works[0].cancel()
+    await asyncio.wait(works[:1])
+    await asyncio.sleep(0)
+    assert order == ["a", "a", "b", "c", "d"]
+    leave.set()
+    await asyncio.gather(*works[1:])
 
 
 async def test_a_turn_that_nobody_wants_any_more_goes_to_the_next() -> None:

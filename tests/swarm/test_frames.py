@@ -34,8 +34,8 @@ def read(data: bytes) -> Frame:
 def test_a_frame_reads_back() -> None:
     for kind in Kind:
         frame = Frame(kind=kind, header={"a": [1, 2.5, None, "ü"]}, body=b"body")
-        assert read(frames.encode(frame)) == frame
-        assert len(frames.encode(frame)) == frames.size_bytes(frame)
+        data = frames.encode_head(frame) + frame.body
+        assert read(data) == frame and len(data) == frames.size_bytes(frame)
 
 
 @pytest.mark.parametrize("lengths", [(HEADER_BYTES_MAX + 1, 0), (0, BODY_BYTES_MAX + 1), (2**32 - 1, 2**32 - 1)])
@@ -76,4 +76,4 @@ def test_a_refusal_arrives_bounded_and_printable() -> None:
 
 def test_what_is_too_large_to_send_is_a_programmers_error() -> None:
     with pytest.raises(AssertionError):
-        frames.encode(Frame(kind=Kind.REPLY, body=bytes(BODY_BYTES_MAX + 1)))
+        frames.encode_head(Frame(kind=Kind.REPLY, body=bytes(BODY_BYTES_MAX + 1)))

@@ -148,7 +148,7 @@ async def test_a_wrong_clock_is_called_by_its_name(net: Any, monkeypatch: pytest
 async def test_what_is_given_up_keeps_no_connection_to_the_daemon(net: Any) -> None:
     seed, peer = await net.join(), await net.join()
     requests = [
-        peer.ways,
+        peer._daemon.ways,
         lambda: peer.connect(seed.addresses[0], timeout_s=5),
         lambda: peer.call(seed.peer, "echo", {}, timeout_s=5),
     ]

@@ -45,6 +45,18 @@ async def test_a_closed_scope_refuses_what_passes_and_serves_anew(ends: tuple[Sc
     assert await call(theirs, ours) == {"said": "hello"}
 
 
+async def test_a_scope_says_where_an_open_call_comes_from(ends: tuple[ScopedSwarm, MemorySwarm]) -> None:
+    ours, theirs = ends
+
+    async def where(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        return Reply({"said": ours.host(sender)})
+
+    ours.serve("say", where)
+    theirs._network.hosts[theirs.peer] = "192.0.2.1"
+    assert await call(theirs, ours) == {"said": "192.0.2.1"}
+    assert ours.host(theirs.peer) == ""
+
+
 async def test_what_is_being_answered_ends_in_a_refusal_before_the_scope_is_closed(
     ends: tuple[ScopedSwarm, MemorySwarm],
 ) -> None:

@@ -57,6 +57,11 @@ class Way:
         self._bucket = None if mbit is None else Bucket(mbit * MBIT_BYTES)
         self._clock = clock
 
+    @property
+    def bytes_per_s(self) -> float:
+        """The limit; infinite without one."""
+        return math.inf if self._bucket is None else self._bucket.bytes_per_s
+
     async def take(self, length: int) -> None:
         """Wait until `length` bytes may go; a caller that gives up waiting leaves its place to others."""
         if self._bucket is None or not length:

@@ -29,7 +29,7 @@ from ...errors import Refused, Unreachable
 from ...protocol.reasons import Reason
 from ...protocol.signing import PeerId, short
 from ..addresses import CIRCUIT, host_of, is_circuit
-from ..frames import Caller
+from ..frames import Caller, Share
 from ..relay_slots import Circuit, Slots
 from ..streams import wait_hang_up
 
@@ -40,8 +40,12 @@ P2P_CODE = b"\xa5\x03"
 MESSAGE_BYTES_MAX = 4096
 HANDSHAKE_S = 5.0
 CHUNK_BYTES = 64 * 1024
-HANDSHAKES_MAX = 64
-"""Streams whose question is not answered yet."""
+LOOK_S = 15.0
+"""How often a circuit is looked at through which nothing goes."""
+HANDSHAKES_MAX = 256
+"""Streams whose question has not come yet,"""
+HANDSHAKES_PER_PEER_MAX = 64
+"""and of one peer."""
 DATA_BYTES_MIN = 16 * 1024 * 1024
 """A relay that ends a circuit after less than that carries no module."""
 RESERVE, CONNECT, STATUS = 0, 1, 2
@@ -156,7 +160,7 @@ class Relay:
         """From those who dial, and to them."""
         self._ways_of: dict[Circuit, asyncio.Task[None]] = {}
         """One direction of each circuit: when it ends, so does the other."""
-        self._asking = 0
+        self._asking = Share(HANDSHAKES_MAX, per_peer=HANDSHAKES_PER_PEER_MAX)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def answer(self, info: Any, reader: StreamReader, writer: StreamWriter) -> None:
@@ -176,7 +180,7 @@ class Relay:
         place = str(info.addr)
         caller = Caller(PeerId(info.peer_id.to_base58()), host_of(place))
         try:
-            if is_circuit(place) or self._asking >= HANDSHAKES_MAX:  # relays are not chained
+            if is_circuit(place) or not self._asking.take(caller):  # relays are not chained
                 await write_message(writer, HopMessage(type=STATUS, status=DENIED))
             else:
                 await self._answer(caller, place, reader, writer)
@@ -187,7 +191,6 @@ class Relay:
             writer.close()
 
     async def _answer(self, caller: Caller, place: str, reader: StreamReader, writer: StreamWriter) -> None:
-        self._asking += 1
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 question = await read_message(HopMessage, reader)
@@ -205,7 +208,7 @@ class Relay:
                 await write_message(writer, HopMessage(type=STATUS, status=_CODES.get(refused.reason, DENIED)))
                 return
         finally:
-            self._asking -= 1
+            self._asking.give_back(caller)
         try:
             await self._join(circuit, reader, writer)
         finally:
@@ -237,6 +240,7 @@ class Relay:
         ways = [
             asyncio.create_task(self._pass(circuit, here[0], there[1], way=0)),
             asyncio.create_task(self._pass(circuit, there[0], here[1], way=1)),
+            asyncio.create_task(self._look_after(circuit)),
         ]
         self._ways_of[circuit] = ways[0]
         try:
@@ -246,6 +250,11 @@ class Relay:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
+
+    async def _look_after(self, circuit: Circuit) -> None:
+        """Until its time is over, though nothing goes through it."""
+        while self.slots.carry(circuit, 0):
+            await self.slots.clock.sleep(LOOK_S)
 
     async def _pass(self, circuit: Circuit, reader: StreamReader, writer: StreamWriter, *, way: int) -> None:
         with contextlib.suppress(OSError):

@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 from ...clock import Clock
 from ...errors import IntegrityError
-from ...protocol.records import CLOCK_SKEW_MAX_S, RECORD_BYTES_MAX, Record, check_record, read_record
+from ...protocol.records import CLOCK_SKEW_MAX_S, PREFIX, RECORD_BYTES_MAX, Record, check_record, read_record
 
-KEY_PREFIX = "dipaco/"
 FOREIGN_BYTES_MAX = 1024
 KNOWN_KEYS_MAX = 8192
 DICTIONARY_CODE = 0x50
@@ -40,7 +39,7 @@ class RecordGuard:
 
     def know(self, key: str) -> None:
         """Remember a key of ours: only signed records are let in under it."""
-        assert key.startswith(KEY_PREFIX), f"keys of ours begin with {KEY_PREFIX}: {key}"
+        assert key.startswith(PREFIX), f"keys of ours begin with {PREFIX}: {key}"
         self._known[self._hash_key(key)] = key
         if len(self._known) > KNOWN_KEYS_MAX:
             del self._known[next(iter(self._known))]
@@ -56,7 +55,7 @@ class RecordGuard:
     def allows(self, key_hash: bytes, owner: object, value: object, *, size_bytes: int, expires_s: float) -> bool:
         """Whether `value`, stored under a sub-key `owner` (None: without one) may be kept; never raises."""
         record = _read(value) if isinstance(value, bytes) else None
-        if record is not None and record.key.startswith(KEY_PREFIX):
+        if record is not None and record.key.startswith(PREFIX):
             allowed = self._allows_record(record, key_hash, owner, expires_s)
         else:
             allowed = key_hash not in self._known and size_bytes <= FOREIGN_BYTES_MAX and self._is_soon(expires_s)

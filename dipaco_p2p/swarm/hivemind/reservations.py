@@ -14,14 +14,14 @@ import logging
 import math
 from asyncio import StreamReader, StreamWriter
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 
 from ...clock import Clock
-from ...errors import DipacoError, Unreachable
+from ...errors import Refused
 from ...protocol.signing import PeerId, short
 from ..addresses import Address, circuit_through, is_circuit, places_of
 from .circuits import ask_slot
@@ -45,12 +45,12 @@ SLOT_S_MAX = 3600.0
 """Nobody's word that a slot lasts longer is believed."""
 _log = logging.getLogger(__name__)
 
-Ways = Callable[[], Awaitable[Mapping[PeerId, Sequence[str]]]]
-"""Where the connections with each peer lead to."""
-
 
 class Dials(Protocol):
     """What of the daemon is used here."""
+
+    async def ways(self) -> Mapping[PeerId, Sequence[str]]:
+        """Where the connections with each peer lead to; raises P2PDaemonError."""
 
     async def connect(self, peer: PeerId, places: Sequence[str]) -> None:
         """Raises P2PDaemonError."""
@@ -75,11 +75,11 @@ class Held:
 class Reservations:
     """Keeps them from `begin` to `close`."""
 
-    def __init__(self, me: PeerId, daemon: Dials, *, ways: Ways, clock: Clock) -> None:
+    def __init__(self, me: PeerId, daemon: Dials, *, clock: Clock) -> None:
         self._given: Mapping[PeerId, Sequence[str]] = {}
         self._relays: Mapping[PeerId, Sequence[str]] = {}
         """Who relays, with addresses; the first choice first."""
-        self._me, self._daemon, self._ways, self._clock = me, daemon, ways, clock
+        self._me, self._daemon, self._clock = me, daemon, clock
         self._held: dict[PeerId, Held] = {}
         self._rests: dict[PeerId, tuple[float, float]] = {}
         """Of relays that failed: how long they rest, and until when."""
@@ -97,11 +97,6 @@ class Reservations:
         if not self._held and self._clock.now_s() - self._had_s >= LOST_S:
             return ()
         return self._announced
-
-    @property
-    def held(self) -> list[PeerId]:
-        """The relays where we have a slot."""
-        return list(self._held)
 
     def begin(self, relays: Mapping[PeerId, Sequence[str]]) -> None:
         """Look for slots from now on: at these relays always, and at those that are noted."""
@@ -133,13 +128,13 @@ class Reservations:
         while True:
             try:
                 await self.look()
-            except (OSError, P2PDaemonError) as error:
+            except Exception as error:  # whatever it is: without this loop nobody can dial us any more
                 _log.info("slots at relays: %r", error)
             await self._clock.sleep(LOOK_S)
 
     async def look(self) -> None:
         """Drop what is lost, renew what is due, and ask for what is missing."""
-        ways, now_s = await self._ways(), self._clock.now_s()
+        ways, now_s = await self._daemon.ways(), self._clock.now_s()
         for relay, held in list(self._held.items()):
             if held.until_s <= now_s or not _direct(ways.get(relay, ())):
                 del self._held[relay]
@@ -160,18 +155,15 @@ class Reservations:
     async def _ask(self, relay: PeerId) -> None:
         given = _direct(places_of(relay, self._relays.get(relay, ())))
         try:
-            try:
-                async with asyncio.timeout(CONNECT_S):
-                    if given:
-                        await self._daemon.connect(relay, given)
-            except (TimeoutError, OSError, P2PDaemonError):
-                raise Unreachable(f"{short(relay)} is not there") from None
+            async with asyncio.timeout(CONNECT_S):
+                if given:
+                    await self._daemon.connect(relay, given)
             until_s = await ask_slot(self._daemon.open_stream, relay)
-        except DipacoError as error:
-            most_s = AWAY_REST_S if isinstance(error, Unreachable) else REFUSED_REST_S
+        except Exception as error:  # a stranger chose the address: whatever comes of it, the other relays are kept
+            most_s = REFUSED_REST_S if isinstance(error, Refused) else AWAY_REST_S
             rest_s = min(2 * self._rests.get(relay, (REST_S / 2, 0.0))[0], most_s)
             self._rests[relay] = (rest_s, self._clock.now_s() + rest_s)
-            _log.info("no slot: %s", error)
+            _log.info("no slot at %s: %r", short(relay), error)
             await self._note_silent(relay)
             return
         self._rests.pop(relay, None)
@@ -179,7 +171,7 @@ class Reservations:
         now_s = self._clock.now_s()
         until_s = min(until_s, now_s + SLOT_S_MAX)
         # What we reach it at comes first: behind a forwarded port it does not know its own address.
-        places = dict.fromkeys([*_direct((await self._ways()).get(relay, ())), *given])
+        places = dict.fromkeys([*_direct((await self._daemon.ways()).get(relay, ())), *given])
         addresses = [circuit_through(Address(peer=relay, place=place), self._me) for place in places]
         self._held[relay] = Held(
             renew_s=min((now_s + until_s) / 2, now_s + RENEW_S),
